@@ -1,0 +1,71 @@
+"""What an instance is, and the load it reports."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class InstanceState(StrEnum):
+    """What may be asked of an instance."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    """Finishes what it has and takes nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDescription:
+    """The facts about an instance that hold for one incarnation of it."""
+
+    instance_id: str
+    incarnation_id: str
+    """Fresh at every start, so that a restarted instance is never taken for its predecessor."""
+    address: str
+    """host:port of the worker's gRPC server."""
+    model: str
+    """The name that clients use."""
+    model_path: str
+    """Where tokenizer and chat template are found."""
+    engine: str
+    """vllm or simulated."""
+    block_tokens: int
+    """Tokens of one KV block; prompts are hashed in blocks of this size."""
+    kv_blocks: int
+    max_model_len_tokens: int
+    max_batch_requests: int
+    max_step_tokens: int
+    """Token budget of one engine step (chunked prefill)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """An instance's load right after an engine step.
+
+    LMetric's indicators (section 3) are these fields and what the scheduler adds for requests it has placed
+    but the instance has not reported yet.
+    """
+
+    running_requests: int = 0
+    queued_requests: int = 0
+    queued_prefill_tokens: int = 0
+    """Prompt tokens, of waiting and of partly prefilled requests, that are still to be computed."""
+    running_tokens: int = 0
+    """Context tokens (prompt + generated) of all running requests."""
+    kv_blocks_used: int = 0
+    """Blocks that running requests hold; cached blocks nobody uses do not count."""
+    generated_tokens_total: int = 0
+    prefilled_tokens_total: int = 0
+    preemptions_total: int = 0
+    step_ms: float = 0.0
+    """Duration of the last engine step."""
+    finished_requests_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """Change of an instance's prefix cache, in the mesh's own block hashes (see `prefix_hash`)."""
+
+    stored: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    cleared: bool = False
+    """Everything is gone; `stored` then lists what came after."""

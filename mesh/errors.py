@@ -1,0 +1,78 @@
+"""Every error that Penstock raises on purpose.
+
+PenstockError
++-- ConfigurationError      a setting is missing or contradicts another
++-- StoreError              the state store
+|   +-- StoreUnavailable    no answer within the deadline
+|   +-- StoreConflict       someone else wrote first
++-- RpcError                another process of the mesh
+|   +-- PeerUnavailable     not reachable, or gone while we were talking
+|   +-- DeadlineExceeded    no answer within the deadline
++-- EngineError             the engine inside a worker
+|   +-- EngineFailed        it cannot start, or died
+|   +-- RequestRefused      this one request cannot be served here
++-- PlacementError          no instance can take a request
+|   +-- UnknownModel        nobody serves the model
+|   +-- NoInstance          the model is known, but no instance of it is ready
++-- IllegalTransition       a state machine was asked for a step it does not have (a bug; tells the story)
+"""
+
+
+class PenstockError(Exception):
+    """Root of the tree: says what was wrong and what to do."""
+
+
+class ConfigurationError(PenstockError):
+    """A setting is missing or contradicts another."""
+
+
+class StoreError(PenstockError):
+    """The state store."""
+
+
+class StoreUnavailable(StoreError):
+    """No answer within the deadline."""
+
+
+class StoreConflict(StoreError):
+    """Someone else wrote first."""
+
+
+class RpcError(PenstockError):
+    """Another process of the mesh."""
+
+
+class PeerUnavailable(RpcError):
+    """Not reachable, or gone while we were talking."""
+
+
+class DeadlineExceeded(RpcError):
+    """No answer within the deadline."""
+
+
+class EngineError(PenstockError):
+    """The engine inside a worker."""
+
+
+class EngineFailed(EngineError):
+    """It cannot start, or died."""
+
+
+class RequestRefused(EngineError):
+    """This one request cannot be served here."""
+
+
+class PlacementError(PenstockError):
+    """No instance can take a request."""
+
+
+class UnknownModel(PlacementError):
+    """Nobody serves the model."""
+
+
+class NoInstance(PlacementError):
+    """The model is known, but no instance of it is ready."""
+
+
+class IllegalTransition(PenstockError):
+    """A state machine was asked for a step it does not have (a bug; tells the story)."""
