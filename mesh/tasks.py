@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 class TaskSet:
     """The background tasks of one owner.
 
-    asyncio keeps only weak references and reports a dead task when it is collected, if ever; asyncio.TaskGroup
+    asyncio keeps only weak references and reports a dead task when it is collected, if ever; a TaskGroup
     cancels all siblings when one fails, which is wrong for, say, one stream among many.
     """
 

@@ -13,7 +13,7 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, role, logger, message, whatever `extra` held, and the traceback."""
+    """One JSON object a line: time, level, role, logger, message, what `extra` held, and the traceback."""
 
     def __init__(self, role: str, member_id: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def set_up_logs(role: str, member_id: str, level: str) -> None:
 
 
 class MetricsPort:
-    """The Prometheus endpoint of one process, on a thread of its own so that a busy event loop is still seen."""
+    """The Prometheus endpoint of one process, on a thread of its own: a busy event loop is still seen."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         """Port 0 takes a free one."""

@@ -1,4 +1,4 @@
-"""Channels to other processes of the mesh: keep-alive, bounded messages, and a deadline on every unary call."""
+"""Channels to other processes of the mesh: keep-alive, bounded messages, a deadline on every unary call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from mesh.errors import DeadlineExceeded, PeerUnavailable, RpcError
 from mesh.rpc.limits import CHANNEL_OPTIONS, DEFAULT_DEADLINE_S
 
 
-class DefaultDeadline(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+class DefaultDeadline(grpc.aio.UnaryUnaryClientInterceptor):
     """Gives a unary call that brought no deadline the default one. Streams live as long as both ends do; what
     crosses them has deadlines of its own."""
 
@@ -31,7 +31,7 @@ def open_channel(address: str) -> grpc.aio.Channel:
 
 
 def rpc_error(error: grpc.aio.AioRpcError, peer: str) -> RpcError:
-    """The mesh's own error for a failed call to `peer` (a role and address, for the reader of the message)."""
+    """The mesh's own error for a failed call to `peer` (role and address, for the message)."""
     detail = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:

@@ -6,9 +6,9 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter
 
 
-class RpcMetrics(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """`penstock_rpc_calls_total{method}`: calls as they arrive. A stream counts once; what crosses it is counted
-    by the role that serves it, because wrapping every message would cost more than the message."""
+class RpcMetrics(grpc.aio.ServerInterceptor):
+    """`penstock_rpc_calls_total{method}`: calls as they arrive. A stream counts once; what crosses it is
+    counted by the role that serves it, because wrapping every message would cost more than the message."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._calls = Counter("penstock_rpc_calls", "Calls that arrived", ["method"], registry=registry)
