@@ -26,9 +26,7 @@ def run_dir() -> Path:
     path = Path(base) / "penstock" if base else Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.stat().st_uid != os.getuid():
-        raise ConfigurationError(
-            f"{path} belongs to another user; set XDG_RUNTIME_DIR to a directory of yours"
-        )
+        raise ConfigurationError(f"{path} belongs to another user; set XDG_RUNTIME_DIR to a directory of yours")
     return path
 
 

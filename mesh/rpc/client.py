@@ -37,8 +37,6 @@ def rpc_error(error: grpc.aio.AioRpcError, peer: str) -> RpcError:
         case grpc.StatusCode.UNAVAILABLE:
             return PeerUnavailable(f"{peer} cannot be reached ({detail}); is it running?")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceeded(
-                f"{peer} did not answer within the deadline; it may be overloaded or hung"
-            )
+            return DeadlineExceeded(f"{peer} did not answer within the deadline; it may be overloaded or hung")
         case code:
             return RpcError(f"{peer} answered {code.name}: {detail}")

@@ -24,17 +24,13 @@ class RpcServer:
         try:
             bound = self._server.add_insecure_port(bind)
         except RuntimeError as error:
-            raise ConfigurationError(
-                f"cannot listen on {bind}: is another process using port {port}?"
-            ) from error
+            raise ConfigurationError(f"cannot listen on {bind}: is another process using port {port}?") from error
         self.address = f"{host}:{bound}"
         self._services: list[str] = []
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def add(
-        self, add_servicer: Callable[[Any, grpc.aio.Server], None], servicer: Any, full_name: str
-    ) -> None:
+    def add(self, add_servicer: Callable[[Any, grpc.aio.Server], None], servicer: Any, full_name: str) -> None:
         """Serve `full_name` (such as penstock.v1.Worker) by `servicer`; before `start`."""
         add_servicer(servicer, self._server)
         self._services.append(full_name)
@@ -49,9 +45,7 @@ class RpcServer:
 
     async def set_serving(self, serving: bool) -> None:
         """Health of the process ("") and of each of its services."""
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._services):
             await self._health.set(name, status)
 

@@ -1,0 +1,181 @@
+"""The life of every role: logs, metrics, store, gRPC server, membership, drain on SIGTERM."""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from prometheus_client import CollectorRegistry, Info, ProcessCollector
+
+from mesh.membership import Announcement, Directory, Member
+from mesh.parent_death import end_with_parent_if_asked
+from mesh.rpc.metrics import RpcMetrics
+from mesh.rpc.server import RpcServer
+from mesh.store import open_store
+from mesh.store.interface import StateStore
+from mesh.telemetry import MetricsPort, set_up_logs
+
+log = logging.getLogger(__name__)
+
+SERVER_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSettings:
+    """What every role is told, whatever it does."""
+
+    store_url: str
+    member_id: str
+    bind_host: str = "127.0.0.1"
+    advertise_host: str = ""
+    """The host that others reach this one by; empty: `bind_host`."""
+    port: int = 0
+    """Of the gRPC server; 0 takes a free one."""
+    metrics_port: int = 0
+    drain_s: float = 30.0
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleContext:
+    """What a role is given to work with."""
+
+    role: str
+    member_id: str
+    incarnation_id: str
+    address: str
+    """host:port by which others reach this process."""
+    store: StateStore
+    directory: Directory
+    server: RpcServer
+    registry: CollectorRegistry
+
+
+class Role(Protocol):
+    """One of the seven roles. `run_role` calls its methods in the order in which they stand here."""
+
+    name: ClassVar[str]
+
+    async def start(self, context: RoleContext) -> Mapping[str, str]:
+        """Add servicers to `context.server` and start what runs in the background. Returns the attributes to
+        announce. The process is announced, and its health set to serving, once this returns."""
+
+    async def failed(self) -> None:
+        """Return, or raise the reason, when the role cannot go on; the process then ends with status 1."""
+
+    async def drain(self) -> None:
+        """SIGTERM arrived: take nothing new and return when what runs has ended (cut after `drain_s`)."""
+
+    async def stop(self) -> None:
+        """Free everything; also called when `start` failed halfway."""
+
+
+async def run_role(role: Role, settings: RoleSettings) -> int:
+    """Run `role` until SIGTERM or SIGINT (exit status 0) or until it fails (1); a second signal cuts a drain."""
+    end_with_parent_if_asked()
+    set_up_logs(role.name, settings.member_id, settings.log_level)
+    stop_asked, cut_asked = _signals()
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    server = RpcServer(f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
+    metrics = MetricsPort(settings.bind_host, settings.metrics_port, registry)
+    store = await open_store(settings.store_url)
+    directory = Directory(store)
+    context = RoleContext(
+        role=role.name,
+        member_id=settings.member_id,
+        incarnation_id=secrets.token_hex(8),
+        address=_advertised(server.address, settings),
+        store=store,
+        directory=directory,
+        server=server,
+        registry=registry,
+    )
+    try:
+        await directory.start()
+        attributes = await role.start(context)
+        await server.start()
+        announcement = await _announce(context, _advertised(metrics.address, settings), attributes)
+        await server.set_serving(True)
+        status = await _until_stopped(role, stop_asked)
+        await server.set_serving(False)
+        await announcement.withdraw()
+        if status == 0:
+            await _drain(role, settings.drain_s, cut_asked)
+        return status
+    except Exception:
+        log.exception("the role cannot run")
+        return 1
+    finally:
+        await role.stop()
+        await directory.stop()
+        await server.stop(SERVER_GRACE_S)
+        await store.close()
+        metrics.close()
+        log.info("ended")
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Events of the first and of the second SIGTERM or SIGINT."""
+    stop_asked, cut_asked = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (cut_asked if stop_asked.is_set() else stop_asked).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stop_asked, cut_asked
+
+
+def _advertised(address: str, settings: RoleSettings) -> str:
+    port = address.rpartition(":")[2]
+    return f"{settings.advertise_host or settings.bind_host}:{port}"
+
+
+async def _announce(context: RoleContext, metrics_address: str, attributes: Mapping[str, str]) -> Announcement:
+    Info("penstock_member", "Who this process is", registry=context.registry).info(
+        {"role": context.role, "member_id": context.member_id, "incarnation_id": context.incarnation_id}
+    )
+    member = Member(
+        role=context.role,
+        member_id=context.member_id,
+        incarnation_id=context.incarnation_id,
+        address=context.address,
+        metrics_address=metrics_address,
+        attributes={"pid": str(os.getpid()), **attributes},
+    )
+    announcement = Announcement(context.store, member)
+    await announcement.start()
+    log.info("serving", extra={"address": context.address, "metrics_address": metrics_address})
+    return announcement
+
+
+async def _until_stopped(role: Role, stop_asked: asyncio.Event) -> int:
+    """0 when asked to stop, 1 when the role failed by itself."""
+    stop = asyncio.create_task(stop_asked.wait())
+    failed = asyncio.create_task(role.failed())
+    await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not failed.done():
+        failed.cancel()
+        return 0
+    log.critical("the role failed and its process ends", exc_info=failed.exception())
+    return 1
+
+
+async def _drain(role: Role, drain_s: float, cut_asked: asyncio.Event) -> None:
+    log.info("draining", extra={"drain_s": drain_s})
+    drain = asyncio.create_task(role.drain())
+    cut = asyncio.create_task(cut_asked.wait())
+    await asyncio.wait((drain, cut), timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+    cut.cancel()
+    if not drain.done():
+        drain.cancel()
+        log.warning("the drain was cut; running requests are ended")
+    elif (error := drain.exception()) is not None:
+        log.error("the drain failed", exc_info=error)

@@ -1,0 +1,68 @@
+"""The `penstock` command. A subcommand's module is imported when it is called, so that each starts fast."""
+
+import importlib
+import sys
+
+import click
+
+from mesh.errors import ConfigurationError, PenstockError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+COMMANDS = {
+    "up": ("services.cli.up", "Start a whole mesh on this machine."),
+    "status": ("services.cli.status", "Show roles, instances, load, policy and leases."),
+    "explain": ("services.cli.explain", "Show why a request was placed where it was."),
+    "policy": ("services.cli.policy", "Show or switch the placement policy."),
+    "bench": ("services.cli.bench", "Replay a trace through an endpoint and report latency and goodput."),
+    "key": ("services.cli.key", "Make an API key."),
+    "serve": ("services.cli.serve", "Run one role of the mesh in this process."),
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its subcommands by name and one line; loads the module of the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, or None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{COMMANDS[cmd_name][0]}.command is no click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in --help, without importing every subcommand."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="penstock")
+def penstock() -> None:
+    """Penstock: one OpenAI-compatible endpoint in front of many stock vLLM instances.
+
+    Exit status: 0 done, 1 failed, 2 used wrongly.
+    """
+
+
+def main() -> None:
+    """Entry point: Penstock's own errors become one line and an exit status."""
+    try:
+        penstock.main(prog_name="penstock", standalone_mode=True)
+    except ConfigurationError as error:
+        click.echo(f"penstock: {error}", err=True)
+        sys.exit(EXIT_USAGE)
+    except PenstockError as error:
+        click.echo(f"penstock: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Runs and restarts the processes of a local mesh."""

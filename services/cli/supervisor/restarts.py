@@ -1,0 +1,30 @@
+"""When a process that ended is started again (pure)."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 10.0
+WINDOW_S = 120.0
+MAX_RESTARTS_IN_WINDOW = 8
+
+
+@dataclass(slots=True)
+class RestartHistory:
+    """The recent restarts of one process.
+
+    A process comes back after half a second, then after twice as long each time, and no more once it has ended
+    too often within the window: a worker that cannot start would otherwise burn a core for ever.
+    """
+
+    restarts_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS_IN_WINDOW))
+
+    def next_delay_s(self, now_s: float) -> float | None:
+        """Seconds to wait before starting again, counted as a restart; None: give up."""
+        while self.restarts_s and now_s - self.restarts_s[0] > WINDOW_S:
+            self.restarts_s.popleft()
+        if len(self.restarts_s) == MAX_RESTARTS_IN_WINDOW:
+            return None
+        delay_s = min(FIRST_BACKOFF_S * 2.0 ** len(self.restarts_s), MAX_BACKOFF_S)
+        self.restarts_s.append(now_s)
+        return delay_s

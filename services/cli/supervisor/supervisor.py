@@ -1,0 +1,135 @@
+"""Starts processes, restarts those that end, and leaves none behind."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mesh.parent_death import PARENT_VARIABLE
+from mesh.tasks import TaskSet
+from services.cli.supervisor.restarts import RestartHistory
+
+log = logging.getLogger(__name__)
+
+# Roles end in this order: no new requests first, then the engines, then those who place and store.
+STOP_ORDER = ("frontend", "worker", "cascade", "predictor", "planner", "scheduler", "monitor")
+KILL_AFTER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process of the mesh: what `penstock serve` is called with."""
+
+    name: str
+    role: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Running:
+    spec: ProcessSpec
+    process: asyncio.subprocess.Process | None = None
+    history: RestartHistory = field(default_factory=RestartHistory)
+    stopping: bool = False
+
+
+class Supervisor:
+    """Keeps the processes that were added running until they are removed.
+
+    `on_event` hears, in words, of every start, end and restart.
+    """
+
+    def __init__(self, log_dir: Path, on_event: Callable[[str], None]) -> None:
+        self._log_dir = log_dir
+        self._on_event = on_event
+        self._running: dict[str, _Running] = {}
+        self._tasks = TaskSet("supervisor")
+        log_dir.mkdir(parents=True, exist_ok=True)
+
+    async def add(self, spec: ProcessSpec) -> None:
+        """Start a process and keep it running. Raises ValueError for a name that is in use."""
+        if spec.name in self._running:
+            raise ValueError(f"a process called {spec.name!r} is running already")
+        entry = _Running(spec)
+        self._running[spec.name] = entry
+        await self._start(entry)
+        self._tasks.spawn(self._watch(entry), name=spec.name)
+
+    async def remove(self, name: str, kill_after_s: float = KILL_AFTER_S) -> None:
+        """Let a process drain and end; kill it after `kill_after_s`. Unknown names are an error (KeyError)."""
+        entry = self._running[name]
+        entry.stopping = True
+        process = entry.process
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), kill_after_s)
+            except TimeoutError:
+                self._on_event(f"{name} did not end within {kill_after_s:g} s and is killed")
+                self._kill_group(process)
+                await process.wait()
+        self._running.pop(name, None)
+
+    async def stop(self, kill_after_s: float = KILL_AFTER_S) -> None:
+        """End all, role after role."""
+        for role in STOP_ORDER:
+            names = [name for name, entry in self._running.items() if entry.spec.role == role]
+            await asyncio.gather(*(self.remove(name, kill_after_s) for name in names))
+        await asyncio.gather(*(self.remove(name, kill_after_s) for name in list(self._running)))
+        await self._tasks.cancel()
+
+    def kill(self) -> None:
+        """End all at once, without draining."""
+        for entry in self._running.values():
+            entry.stopping = True
+            if entry.process is not None and entry.process.returncode is None:
+                self._kill_group(entry.process)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of those that run now, by name."""
+        return {
+            name: entry.process.pid
+            for name, entry in self._running.items()
+            if entry.process is not None and entry.process.returncode is None
+        }
+
+    async def _start(self, entry: _Running) -> None:
+        spec = entry.spec
+        command = (sys.executable, "-m", "services.cli.main", "serve", spec.role, *spec.arguments)
+        environment = {**os.environ, **spec.environment, PARENT_VARIABLE: str(os.getpid())}
+        with (self._log_dir / f"{spec.name}.log").open("ab") as log_file:
+            # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which then drains them.
+            entry.process = await asyncio.create_subprocess_exec(
+                *command, stdout=log_file, stderr=log_file, env=environment, start_new_session=True
+            )
+
+    async def _watch(self, entry: _Running) -> None:
+        name = entry.spec.name
+        while not entry.stopping:
+            assert entry.process is not None
+            status = await entry.process.wait()
+            if entry.stopping:
+                return
+            self._kill_group(entry.process)
+            delay_s = entry.history.next_delay_s(asyncio.get_running_loop().time())
+            if delay_s is None:
+                log_path = self._log_dir / f"{name}.log"
+                self._on_event(f"{name} keeps ending (status {status}) and is given up; see {log_path}")
+                return
+            self._on_event(f"{name} ended (status {status}); starting it again in {delay_s:g} s")
+            await asyncio.sleep(delay_s)
+            if not entry.stopping:
+                await self._start(entry)
+
+    @staticmethod
+    def _kill_group(process: asyncio.subprocess.Process) -> None:
+        """Kill what the process may have left in its group (an engine's own child process)."""
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            log.debug("process group is gone already", extra={"pid": process.pid})
