@@ -7,7 +7,7 @@ import secrets
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector
 
@@ -29,15 +29,21 @@ class RoleSettings:
     """What every role is told, whatever it does."""
 
     store_url: str
+    """State store: etcd://HOST:PORT[,HOST:PORT], penstock://HOST:PORT or embedded:"""
     member_id: str
+    """Name of this process in the mesh, unique within its role; it stays the same over restarts."""
     bind_host: str = "127.0.0.1"
+    """Address to listen on."""
     advertise_host: str = ""
-    """The host that others reach this one by; empty: `bind_host`."""
+    """Host by which others reach this process; empty: the address it listens on."""
     port: int = 0
-    """Of the gRPC server; 0 takes a free one."""
+    """Port of the gRPC server; 0 takes a free one."""
     metrics_port: int = 0
+    """Port of the Prometheus endpoint; 0 takes a free one."""
     drain_s: float = 30.0
-    log_level: str = "info"
+    """Seconds that running work is given after SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe record that is logged."""
 
 
 @dataclass(frozen=True, slots=True)

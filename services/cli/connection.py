@@ -1,0 +1,69 @@
+"""How commands reach the processes of a running mesh."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import click
+import grpc
+
+from mesh.errors import PeerUnavailable
+from mesh.membership import Directory, Member
+from mesh.rpc.client import open_channel, rpc_error
+from mesh.run_file import find_store_url
+from mesh.store import open_store
+from mesh.store.interface import StateStore
+
+T = TypeVar("T")
+CALL_DEADLINE_S = 3.0
+
+
+def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The two options by which a command finds its mesh."""
+    mesh = click.option("--mesh", default="default", show_default=True, help="Name of a mesh on this machine.")
+    store = click.option("--store", help="State store of the mesh; default: PENSTOCK_STORE, then the local mesh's.")
+    return store(mesh(function))
+
+
+@asynccontextmanager
+async def mesh_store(store: str | None, mesh: str) -> AsyncIterator[StateStore]:
+    """The mesh's state store. Raises ConfigurationError if there is no mesh to be found."""
+    opened = await open_store(find_store_url(store, mesh))
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+@asynccontextmanager
+async def mesh_directory(store: StateStore) -> AsyncIterator[Directory]:
+    """The members of the mesh as of now."""
+    directory = Directory(store)
+    await directory.start()
+    try:
+        yield directory
+    finally:
+        await directory.stop()
+
+
+def only_member(directory: Directory, role: str) -> Member:
+    """Some member with the role. Raises PeerUnavailable if there is none."""
+    members = directory.members(role)
+    if not members:
+        raise PeerUnavailable(f"no {role} has joined the mesh; is `penstock serve {role}` running?")
+    return members[0]
+
+
+async def call(member: Member, stub_class: Callable[[Any], Any], method: str, request: Any) -> Any:
+    """One unary call to a member, with a deadline. Raises RpcError."""
+    async with open_channel(member.address) as channel:
+        try:
+            return await getattr(stub_class(channel), method)(request, timeout=CALL_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc_error(error, f"{member.role} {member.member_id} at {member.address}") from error
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine."""
+    return asyncio.run(work)

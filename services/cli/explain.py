@@ -1,0 +1,50 @@
+"""`penstock explain REQUEST`: the indicators and scores behind a placement."""
+
+import json
+from typing import Any
+
+import click
+
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.proto_json import plain
+
+
+@click.command()
+@click.argument("request_id")
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(request_id: str, store: str | None, mesh: str, as_json: bool) -> None:
+    """Show why REQUEST_ID (the x-request-id of a response) was placed where it was."""
+    explanation = run(_explain(store, mesh, request_id))
+    if as_json:
+        click.echo(json.dumps(explanation, indent=2))
+    else:
+        _print(explanation)
+
+
+async def _explain(store: str | None, mesh: str, request_id: str) -> dict[str, Any]:
+    async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
+        request = scheduler_pb2.ExplainRequest(request_id=request_id)
+        scheduler = only_member(directory, "scheduler")
+        return plain(await call(scheduler, scheduler_pb2_grpc.SchedulerStub, "Explain", request))
+
+
+def _print(explanation: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    scores = explanation["scores"]
+    indicators = list(dict.fromkeys(name for score in scores for name in score["indicators"]))
+    title = f"{explanation['request_id']}: {explanation['policy']} ({explanation['rule']})"
+    table = Table("instance", "score", *indicators, "", title=title, title_justify="left")
+    for score in sorted(scores, key=lambda score: (bool(score["excluded"]), score["score"])):
+        chosen = score["instance_id"] == explanation["chosen_instance_id"]
+        table.add_row(
+            score["instance_id"],
+            "-" if score["excluded"] else f"{score['score']:g}",
+            *(f"{score['indicators'].get(name, 0):g}" for name in indicators),
+            "chosen" if chosen else score["excluded"],
+            style="bold green" if chosen else None,
+        )
+    Console().print(table)

@@ -1,0 +1,18 @@
+"""`penstock key NAME`: make an API key."""
+
+import click
+
+from services.frontend.api_keys import new_key_line
+
+
+@click.command()
+@click.argument("name")
+def command(name: str) -> None:
+    """Make an API key for NAME.
+
+    The key goes to the terminal (stderr), once; the line with its hash goes to stdout, to be appended to the key file:
+    penstock key alice >> keys.txt
+    """
+    key, line = new_key_line(name)
+    click.echo(f"key for {name}, shown only now: {key}", err=True)
+    click.echo(line)

@@ -1,0 +1,119 @@
+"""Turns a settings dataclass into command-line options, so that each setting is declared and described once."""
+
+import ast
+import dataclasses
+import enum
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, Union
+
+import click
+
+Settings = TypeVar("Settings")
+Command = Callable[..., Any]
+
+
+def settings_options(cls: type[Any], *, hide: frozenset[str] = frozenset()) -> Callable[[Command], Command]:
+    """Decorate a click command with one option for each field of `cls` but those in `hide`.
+
+    A field's docstring becomes its help and its default the option's; a field without a default is required.
+    Understands bool, int, float, str, Path, enums, Literals, `X | None` and tuples of these; a field that is a
+    settings dataclass itself contributes its own fields under their own names.
+    """
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(_options(cls, hide)):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def settings_from(cls: type[Settings], values: Mapping[str, Any]) -> Settings:
+    """The settings that the options of `settings_options(cls)` were given."""
+    arguments: dict[str, Any] = {}
+    for field, annotation in _fields(cls):
+        if dataclasses.is_dataclass(annotation):
+            arguments[field.name] = settings_from(typing.cast(type[Any], annotation), values)
+        elif field.name in values:
+            value = values[field.name]
+            arguments[field.name] = tuple(value) if isinstance(value, list) else value
+    return cls(**arguments)
+
+
+def _options(cls: type[Any], hide: frozenset[str]) -> list[Callable[[Command], Command]]:
+    documentation = _field_docs(cls)
+    options: list[Callable[[Command], Command]] = []
+    for field, annotation in _fields(cls):
+        if field.name in hide:
+            continue
+        if dataclasses.is_dataclass(annotation):
+            options += _options(typing.cast(type[Any], annotation), hide)
+        else:
+            options.append(_option(field, annotation, documentation.get(field.name, "")))
+    return options
+
+
+def _fields(cls: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:
+    hints = typing.get_type_hints(cls)
+    return [(field, hints[field.name]) for field in dataclasses.fields(cls)]
+
+
+def _option(field: dataclasses.Field[Any], annotation: Any, help_text: str) -> Callable[[Command], Command]:
+    annotation, multiple = _unwrap(annotation)
+    flag = "--" + field.name.replace("_", "-")
+    required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    default = None if field.default is dataclasses.MISSING else field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    if annotation is bool:
+        declaration = f"{flag}/--no-{flag[2:]}"
+        return click.option(declaration, field.name, default=default, show_default=True, help=help_text)
+    return click.option(
+        flag,
+        field.name,
+        type=_click_type(annotation),
+        default=default,
+        required=required,
+        multiple=multiple,
+        show_default=default not in (None, "", ()),
+        help=help_text,
+    )
+
+
+def _unwrap(annotation: Any) -> tuple[Any, bool]:
+    """The type inside `X | None` and `tuple[X, ...]`, and whether it was such a tuple."""
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        (annotation,) = (inner for inner in typing.get_args(annotation) if inner is not type(None))
+    if typing.get_origin(annotation) is tuple:
+        return typing.get_args(annotation)[0], True
+    return annotation, False
+
+
+def _click_type(annotation: Any) -> Any:
+    if typing.get_origin(annotation) is Literal:
+        return click.Choice(typing.get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return click.Choice(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, (int, float, str)):
+        return annotation
+    return click.Path(path_type=annotation)
+
+
+def _field_docs(cls: type[Any]) -> dict[str, str]:
+    """The string that stands under each field."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for statement, following in zip(tree.body, tree.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            docs[statement.target.id] = inspect.cleandoc(str(following.value.value))
+    return docs

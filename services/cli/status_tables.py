@@ -1,0 +1,72 @@
+"""`penstock status` for people."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_status(status: dict[str, Any]) -> None:
+    """Print the value of `gather_status` as tables."""
+    console = Console()
+    console.print(_roles(status["roles"]))
+    console.print(_instances(status["instances"]))
+    console.print(_policy_line(status["policy"]))
+    for frontend in status["frontends"]:
+        console.print(_frontend_line(frontend))
+
+
+def _roles(roles: list[dict[str, Any]]) -> Table:
+    table = Table("role", "member", "health", "gRPC", "metrics", "lease", title="Roles", title_justify="left")
+    for role in roles:
+        health = role["health"]
+        style = "green" if health == "serving" else "red"
+        table.add_row(
+            role["role"],
+            role["member_id"],
+            f"[{style}]{health}[/]",
+            role["address"],
+            role["metrics_address"],
+            role["lease"],
+        )
+    return table
+
+
+def _instances(instances: list[dict[str, Any]]) -> Table:
+    columns = ("instance", "model", "engine", "state", "running", "queued", "queued prefill", "kv blocks", "cached")
+    table = Table(*columns, title="Instances", title_justify="left")
+    for instance in instances:
+        load = instance.get("load", {})
+        table.add_row(
+            instance["instance_id"],
+            instance.get("model", ""),
+            instance.get("engine", ""),
+            instance.get("state", ""),
+            str(load.get("running_requests", "-")),
+            str(load.get("queued_requests", "-")),
+            str(load.get("queued_prefill_tokens", "-")),
+            str(load.get("kv_blocks_used", "-")),
+            str(instance.get("cached_blocks", "-")),
+        )
+    return table
+
+
+def _policy_line(policy: dict[str, Any]) -> str:
+    if "error" in policy:
+        return f"[red]policy: {policy['error']}[/]"
+    if policy["fallback"]:
+        stand_in = f"{policy['fallback']} stands in for it: {policy['fallback_reason']}"
+        return f"[red]policy: {policy['policy']}, but {stand_in}[/]"
+    return f"policy: {policy['policy']} (available: {', '.join(policy['available'])})"
+
+
+def _frontend_line(frontend: dict[str, Any]) -> str:
+    if "error" in frontend:
+        return f"[red]frontend {frontend['member_id']}: {frontend['error']}[/]"
+    line = (
+        f"frontend {frontend['member_id']}: http://{frontend['http_address']}, {frontend['active_requests']} running, "
+        f"{frontend['queued_requests']} queued, {frontend['requests_total']} in all"
+    )
+    if frontend["placement_fallback"]:
+        return f"[red]{line}; placing by {frontend['placement_fallback']}[/]"
+    return line

@@ -1,0 +1,33 @@
+"""The embedded state store, served to the processes of a local mesh from the supervisor's own."""
+
+from pathlib import Path
+from typing import Self
+
+from mesh.rpc.server import RpcServer
+from mesh.store.host import StoreHost
+from mesh.store.service import StateService
+from penstock.v1 import state_pb2_grpc
+
+
+class StateServer:
+    """A store host behind a gRPC port of its own."""
+
+    def __init__(self, host: StoreHost, server: RpcServer) -> None:
+        self._host = host
+        self._server = server
+        self.url = f"penstock://{server.address}"
+
+    @classmethod
+    async def start(cls, path: Path | None) -> Self:
+        """Serve a store; its lasting keys are kept in `path`, if there is one."""
+        host = StoreHost(path)
+        server = RpcServer()
+        server.add(state_pb2_grpc.add_StateServicer_to_server, StateService(host), "penstock.v1.State")
+        await server.start()
+        await server.set_serving(True)
+        return cls(host, server)
+
+    async def stop(self) -> None:
+        """Stop serving; watches are cut."""
+        await self._host.close()
+        await self._server.stop(0.2)

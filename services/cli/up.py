@@ -1,0 +1,181 @@
+"""`penstock up`: a whole mesh on this machine, supervised until Ctrl-C."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from mesh.errors import ConfigurationError
+from mesh.membership import Directory
+from mesh.parent_death import end_with_parent_if_asked
+from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
+from mesh.store import open_store
+from mesh.store.interface import StateStore
+from services.cli.supervisor.local_mesh import LocalMesh, parse_model, processes
+from services.cli.supervisor.readiness import wait_until_serving
+from services.cli.supervisor.state_server import StateServer
+from services.cli.supervisor.supervisor import Supervisor
+
+POLICY_KEY = "/penstock/config/policy"
+DEFAULT_DEMO_MODEL = "demo-large"
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What the command line asked for."""
+
+    engine: Literal["vllm", "simulated"]
+    models: tuple[str, ...]
+    workers: int
+    host: str
+    port: int
+    policy: str
+    store: str | None
+    store_file: Path | None
+    name: str
+    ready_timeout_s: float
+
+
+@click.command()
+@click.option("--engine", type=click.Choice(["vllm", "simulated"]), default="vllm", show_default=True)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="NAME, DIRECTORY or NAME=DIRECTORY, with :COUNT behind it for that many instances; repeatable. "
+    f"Default: {DEFAULT_DEMO_MODEL}.",
+)
+@click.option("--workers", default=3, show_default=True, help="Instances of a model that names no count.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
+@click.option("--port", default=8000, show_default=True, help="Port of the HTTP endpoint.")
+@click.option("--policy", default="lmetric", show_default=True, help="Placement policy to begin with.")
+@click.option("--store", help="State store to use, such as etcd://127.0.0.1:2379. Default: one inside this process.")
+@click.option(
+    "--store-file", type=click.Path(path_type=Path), help="Keep that inner store's lasting keys in this file."
+)
+@click.option("--name", default="default", show_default=True, help="Tells several meshes on one machine apart.")
+@click.option("--ready-timeout-s", default=300.0, show_default=True, help="Give up if it does not serve by then.")
+def command(**options: Any) -> None:
+    """Start a whole mesh on this machine and keep it running until Ctrl-C.
+
+    A worker's own settings come from the environment (see `penstock serve worker --help`).
+    """
+    raise SystemExit(asyncio.run(_up(UpOptions(**options))))
+
+
+async def _up(options: UpOptions) -> int:
+    end_with_parent_if_asked()
+    stop_asked, cut_asked = _signals()
+    _check_port_is_free(options.host, options.port)
+    started_s = time.monotonic()
+    http_url = f"http://{options.host}:{options.port}"
+    log_dir = run_dir() / options.name / "logs"
+    async with _store(options) as (store_url, store):
+        write_run_file(options.name, RunFile(os.getpid(), store_url, http_url, str(log_dir)))
+        supervisor = Supervisor(log_dir, lambda event: click.echo(event, err=True))
+        mesh = _local_mesh(options, store_url)
+        try:
+            await store.put(POLICY_KEY, msgspec.json.encode({"name": options.policy}))
+            for spec in processes(mesh):
+                await supervisor.add(spec)
+            click.echo(f"starting {len(supervisor.pids())} processes; their logs: {log_dir}", err=True)
+            serving = await _until_serving(store, mesh, options.ready_timeout_s, stop_asked)
+            if serving:
+                _say_how_to_use(mesh, http_url, time.monotonic() - started_s)
+                await stop_asked.wait()
+            return 0 if serving or stop_asked.is_set() else 1
+        finally:
+            click.echo("stopping; Ctrl-C again cuts running requests", err=True)
+            await _stop(supervisor, cut_asked)
+            remove_run_file(options.name, os.getpid())
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Events of the first and of the second Ctrl-C or SIGTERM."""
+    stop_asked, cut_asked = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: (cut_asked if stop_asked.is_set() else stop_asked).set())
+    return stop_asked, cut_asked
+
+
+def _check_port_is_free(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+            ) from None
+
+
+@asynccontextmanager
+async def _store(options: UpOptions) -> AsyncIterator[tuple[str, StateStore]]:
+    """The store's URL and a connection to it; without --store, one is served from this process meanwhile."""
+    server = None if options.store else await StateServer.start(options.store_file)
+    store_url = options.store or (server.url if server else "")
+    store = await open_store(store_url)
+    try:
+        yield store_url, store
+    finally:
+        await store.close()
+        if server is not None:
+            await server.stop()
+
+
+def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
+    models = options.models or (DEFAULT_DEMO_MODEL,)
+    return LocalMesh(
+        models=tuple(parse_model(model, options.workers) for model in models),
+        engine=options.engine,
+        store_url=store_url,
+        http_host=options.host,
+        http_port=options.port,
+    )
+
+
+async def _until_serving(store: StateStore, mesh: LocalMesh, timeout_s: float, stop_asked: asyncio.Event) -> bool:
+    """True once every instance can be reached through the endpoint; False if asked to stop before, or too late."""
+    directory = Directory(store)
+    await directory.start()
+    workers = sum(model.workers for model in mesh.models)
+    ready = asyncio.create_task(wait_until_serving(directory, workers))
+    stop = asyncio.create_task(stop_asked.wait())
+    await asyncio.wait((ready, stop), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    ready.cancel()
+    await directory.stop()
+    if ready.done():
+        ready.result()
+        return True
+    if not stop_asked.is_set():
+        click.echo(f"the mesh was not serving within {timeout_s:g} s; see the logs", err=True)
+    return False
+
+
+def _say_how_to_use(mesh: LocalMesh, http_url: str, seconds: float) -> None:
+    model = mesh.models[0].name
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Count from 7 to 12."}}]}}'
+    click.echo(f"serving at {http_url} after {seconds:.1f} s")
+    click.echo(f"try:    curl {http_url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+    click.echo("status: penstock status")
+
+
+async def _stop(supervisor: Supervisor, cut_asked: asyncio.Event) -> None:
+    stop = asyncio.create_task(supervisor.stop())
+    cut = asyncio.create_task(cut_asked.wait())
+    await asyncio.wait((stop, cut), return_when=asyncio.FIRST_COMPLETED)
+    cut.cancel()
+    if not stop.done():
+        supervisor.kill()
+    await stop
