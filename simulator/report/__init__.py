@@ -1,0 +1,1 @@
+"""The one report of every experiment: replay through the endpoint, simulation, comparison, chaos."""

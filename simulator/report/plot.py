@@ -1,0 +1,77 @@
+"""CDFs of TTFT, TPOT and end-to-end latency as a PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mesh.errors import ConfigurationError
+from simulator.report.outcome import RequestOutcome
+from simulator.report.report import Slo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LINEAR_BELOW_RATIO = 20.0
+"""A logarithmic axis where the largest value is this many times the smallest, otherwise a linear one."""
+
+_Value = Callable[[RequestOutcome], float | None]
+
+
+def require_matplotlib() -> None:
+    """Raises ConfigurationError where plots cannot be drawn; ask before a long run, not after it."""
+    try:
+        import matplotlib.figure  # noqa: F401 - half a second to import, only for plots
+    except ImportError as error:
+        raise ConfigurationError(
+            "plots need matplotlib: pip install 'penstock[bench]', or leave the plot out"
+        ) from error
+
+
+def draw_cdfs(path: Path, runs: Mapping[str, Sequence[RequestOutcome]], slo: Slo, title: str = "") -> None:
+    """Write the PNG at `path`: one line per run, limits of the SLO dashed, failed requests left out."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    # Figure, not pyplot: no global state and no display.
+    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    panels: tuple[tuple[str, _Value, float | None], ...] = (
+        ("TTFT (ms)", lambda outcome: outcome.ttft_ms, slo.ttft_ms),
+        ("TPOT (ms)", lambda outcome: outcome.tpot_ms, slo.tpot_ms),
+        ("End-to-end latency (ms)", lambda outcome: outcome.e2e_ms, None),
+    )
+    for axes, (label, value, limit_ms) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        _draw_panel(axes, runs, value, limit_ms)
+        axes.set_xlabel(label)
+        axes.set_ylabel("share of requests")
+    if title:
+        figure.suptitle(title)
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _draw_panel(
+    axes: Axes, runs: Mapping[str, Sequence[RequestOutcome]], value: _Value, limit_ms: float | None
+) -> None:
+    smallest, largest = np.inf, 0.0
+    for name, outcomes in runs.items():
+        measured = (value(outcome) for outcome in outcomes if not outcome.error)
+        values = np.sort(np.array([ms for ms in measured if ms is not None]))
+        if values.size == 0:
+            continue
+        smallest, largest = min(smallest, values[0]), max(largest, values[-1])
+        # The step at each value is as high as the share of requests at or below it.
+        shares = np.arange(1, values.size + 1) / values.size
+        axes.step(np.insert(values, 0, values[0]), np.insert(shares, 0, 0.0), where="post", label=name)
+    if largest == 0.0:
+        axes.text(0.5, 0.5, "no values", ha="center", va="center", transform=axes.transAxes)
+        return
+    if smallest > 0 and largest / smallest >= _LINEAR_BELOW_RATIO:
+        axes.set_xscale("log")
+    if limit_ms is not None:
+        axes.axvline(limit_ms, linestyle="--", color="grey", label=f"SLO {limit_ms:g} ms")
+    axes.set_ylim(0, 1.02)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(loc="lower right")
