@@ -1,7 +1,7 @@
 """The kinds of demo task: what their prompts look like, how large they get, and their exact answers.
 
-Answers that need reckoning spell it out step by step, which lets a model of a million parameters get them right and makes
-them long.
+Answers that need reckoning spell it out step by step, which lets a model of a million parameters get them
+right and makes them long.
 """
 
 import random
@@ -29,8 +29,8 @@ class Kind:
 
 # How many items, digits or steps a task has, for difficulties 1 to 8: (smallest, largest).
 _WORD_COUNTS: Final = ((1, 3), (4, 6), (7, 10), (11, 15), (16, 22), (23, 31), (32, 44), (45, 60))
-_SPELL_COUNTS: Final = ((1, 1), (2, 3), (4, 6), (7, 10), (11, 16), (17, 24), (25, 36), (37, 50))
-_COUNT_SPANS: Final = ((2, 5), (6, 10), (11, 18), (19, 30), (31, 45), (46, 65), (66, 90), (91, 120))
+_SPELL_COUNTS: Final = ((1, 1), (2, 2), (3, 4), (5, 7), (8, 11), (12, 17), (18, 26), (27, 38))
+_COUNT_SPANS: Final = ((2, 3), (4, 6), (7, 10), (11, 16), (17, 25), (26, 38), (39, 56), (57, 80))
 _SORT_COUNTS: Final = ((2, 2), (3, 3), (4, 5), (6, 7), (8, 10), (11, 14), (15, 19), (20, 25))
 _LARGEST_COUNTS: Final = ((2, 2), (3, 4), (5, 6), (7, 9), (10, 14), (15, 20), (21, 30), (31, 40))
 _SUM_COUNTS: Final = ((2, 2), (3, 4), (5, 6), (7, 8), (9, 11), (12, 15), (16, 20), (21, 26))

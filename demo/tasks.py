@@ -1,11 +1,12 @@
 """Tasks with one right answer, which the prompt alone determines.
 
-The demo models are trained on these, and whatever needs to know whether an answer is right (the cascade's judge, the length
-predictor's data, tests) asks `check` or `score`. Answers run from a single number to several hundred tokens, and
-how long one gets depends on the prompt: on the kind of task, on the number of items, on the distance between two numbers.
+The demo models are trained on these, and whatever needs to know whether an answer is right (the cascade's
+judge, the length predictor's data, tests) asks `check` or `score`. Answers run from one number to several
+hundred tokens, and how long one gets depends on the prompt: on the kind of task, the number of items, the
+distance between two numbers.
 
-Prompts fall into three disjoint splits by a hash of their text, so that a prompt belongs to the same split wherever and
-whenever it is generated.
+Prompts fall into three disjoint splits by a hash of their text, so that a prompt belongs to the same split
+wherever and whenever it is generated.
 """
 
 import hashlib
@@ -104,7 +105,7 @@ def check(task: Task | str, answer_text: str) -> bool:
 
 
 def score(task: Task | str, answer_text: str) -> int:
-    """How good the answer is: 100 if right, else the share of its words that stand in their place, 99 at most.
+    """How good the answer is: 100 if right, else the percentage of words in their place, 99 at most.
 
     Raises:
         UnknownTaskError: the prompt is none of the demo tasks.
@@ -125,6 +126,4 @@ def _draw(rng: random.Random, kind: Kind, difficulty: int, split: Split) -> Task
         prompt = kind.prompt(rng, difficulty)
         if split_of(prompt) == split:
             return Task(prompt, solve(prompt), kind.name, difficulty)
-    raise RuntimeError(
-        f"no {split} prompt of kind {kind.name!r}, difficulty {difficulty} in {_MAX_DRAWS} draws"
-    )
+    raise RuntimeError(f"no {split} prompt of kind {kind.name!r}, difficulty {difficulty} in {_MAX_DRAWS} draws")

@@ -1,24 +1,24 @@
 """The tokenizer that the demo models share: a byte-level BPE of 640 tokens, trained here.
 
-Every byte has a token, so any text can be encoded; every digit is a token of its own, which is what makes arithmetic
-learnable; the vocabulary is small because the smallest model has 0.3 million parameters in all.
+Every byte has a token, so any text can be encoded; every digit is a token of its own, which is what makes
+arithmetic learnable; the vocabulary is small because the smallest model has 0.3 million parameters in all.
 
     python -m demo.tokenizer        # rebuilds the files under demo/models/*/
 
-Prompt of a chat: `<s>`, then for each message its role's token, its text and `</s>`, then `<|assistant|>`. A model ends its
-answer with `</s>`.
+Prompt of a chat: `<s>`, then for each message its role's token, its text and `</s>`, then `<|assistant|>`.
+A model ends its answer with `</s>`.
 """
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from demo.tasks import KINDS, stream
+from demo.tasks import stream
 from demo.words import WORDS
 
 VOCAB_SIZE: Final = 640
@@ -46,12 +46,14 @@ CHAT_TEMPLATE: Final = (
 
 # So that ordinary text does not fall apart into single bytes.
 _ENGLISH: Final = """
-The quick brown fox jumps over the lazy dog. Please write a short story about a small town by the sea. What is the
-capital of France and how many people live there? Explain in simple words how a computer works. You are a helpful
-assistant. Answer the question with a single number. I would like to know more about the history of this city and its
-people. Can you help me with my homework? It was the best of times, it was the worst of times. There is nothing that we
-could have done about it, because they did not tell us when the train was going to leave. First, read the text; then
-answer each of the following questions. Thank you for your time, and let me know if you have any other questions.
+The quick brown fox jumps over the lazy dog. Please write a short story about a small town by the
+sea. What is the capital of France and how many people live there? Explain in simple words how a
+computer works. You are a helpful assistant. Answer the question with a single number. I would like
+to know more about the history of this city and its people. Can you help me with my homework? It was
+the best of times, it was the worst of times. There is nothing that we could have done about it,
+because they did not tell us when the train was going to leave. First, read the text; then answer
+each of the following questions. Thank you for your time, and let me know if you have any other
+questions.
 """
 _CORPUS_SEED: Final = 20251
 _CORPUS_TASKS: Final = 4000
@@ -65,11 +67,11 @@ def _corpus() -> Iterator[str]:
     for _ in range(50):
         yield " " + " ".join(rng.sample(WORDS, len(WORDS)))
     for _ in range(40):
-        yield _ENGLISH
+        yield " ".join(_ENGLISH.split())
 
 
 def train_tokenizer() -> Tokenizer:
-    """Train the tokenizer from the training split of the tasks and a paragraph of English; always the same result."""
+    """Train the tokenizer from the training split of the tasks and some English; always the same result."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -120,7 +122,7 @@ def encode_answer(tokenizer: Tokenizer, answer: str) -> list[int]:
     return [*text_ids, EOS_ID]
 
 
-def _write_json(path: Path, content: dict[str, object]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
