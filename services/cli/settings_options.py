@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import enum
 import inspect
 import textwrap
 import types
@@ -20,7 +19,7 @@ def settings_options(cls: type[Any], *, hide: frozenset[str] = frozenset()) -> C
     """Decorate a click command with one option for each field of `cls` but those in `hide`.
 
     A field's docstring becomes its help and its default the option's; a field without a default is required.
-    Understands bool, int, float, str, Path, enums, Literals, `X | None` and tuples of these; a field that is a
+    Understands bool, int, float, str, Path, Literals, `X | None` and tuples of these; a field that is a
     settings dataclass itself contributes its own fields under their own names.
     """
 
@@ -65,23 +64,18 @@ def _fields(cls: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:
 def _option(field: dataclasses.Field[Any], annotation: Any, help_text: str) -> Callable[[Command], Command]:
     annotation, multiple = _unwrap(annotation)
     flag = "--" + field.name.replace("_", "-")
-    required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    default = None if field.default is dataclasses.MISSING else field.default
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
+    attributes: dict[str, Any] = {}
     if annotation is bool:
-        declaration = f"{flag}/--no-{flag[2:]}"
-        return click.option(declaration, field.name, default=default, show_default=True, help=help_text)
-    return click.option(
-        flag,
-        field.name,
-        type=_click_type(annotation),
-        default=default,
-        required=required,
-        multiple=multiple,
-        show_default=default not in (None, "", ()),
-        help=help_text,
-    )
+        flag = f"{flag}/--no-{flag[2:]}"
+    else:
+        attributes = {"type": _click_type(annotation), "multiple": multiple}
+    if field.default is not dataclasses.MISSING:
+        attributes |= {"default": field.default, "show_default": field.default not in (None, "", ())}
+    elif field.default_factory is not dataclasses.MISSING:
+        attributes |= {"default": field.default_factory()}
+    else:
+        attributes |= {"required": True}
+    return click.option(flag, field.name, help=help_text, **attributes)
 
 
 def _unwrap(annotation: Any) -> tuple[Any, bool]:
@@ -96,8 +90,6 @@ def _unwrap(annotation: Any) -> tuple[Any, bool]:
 def _click_type(annotation: Any) -> Any:
     if typing.get_origin(annotation) is Literal:
         return click.Choice(typing.get_args(annotation))
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return click.Choice(annotation)
     if isinstance(annotation, type) and issubclass(annotation, (int, float, str)):
         return annotation
     return click.Path(path_type=annotation)

@@ -41,10 +41,13 @@ def parse_model(text: str, default_workers: int) -> ModelSpec:
     if colon and tail.isdigit():
         body, workers = head, int(tail)
     name, equals, path_text = body.partition("=")
-    path = Path(path_text) if equals else DEMO_MODELS / name
-    if not equals and not path.is_dir():
+    if equals:
+        path = Path(path_text)
+    elif (DEMO_MODELS / Path(name).name).is_dir() and "/" not in name:
+        path = DEMO_MODELS / name
+    else:
         path, name = Path(name), Path(name).name
-    if not (path / "config.json").is_file():
+    if not (path / "tokenizer.json").is_file():
         known = ", ".join(sorted(entry.name for entry in DEMO_MODELS.iterdir() if entry.is_dir()))
         raise ConfigurationError(
             f"no model at {path}: --model takes a demo model ({known}), a directory with a Hugging Face "

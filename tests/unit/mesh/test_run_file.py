@@ -1,0 +1,63 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mesh.errors import ConfigurationError
+from mesh.run_file import RunFile, find_store_url, read_run_file, remove_run_file, run_file_path, write_run_file
+
+
+@pytest.fixture(autouse=True)
+def own_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("PENSTOCK_STORE", raising=False)
+
+
+def running(pid: int) -> RunFile:
+    return RunFile(pid, "penstock://127.0.0.1:1", "http://127.0.0.1:8000", "logs")
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_another_shell_finds_the_mesh() -> None:
+    write_run_file("default", running(os.getpid()))
+    assert find_store_url(None, "default") == "penstock://127.0.0.1:1"
+    remove_run_file("default", os.getpid())
+    assert read_run_file("default") is None
+
+
+def test_explicit_then_environment_then_run_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run_file("default", running(os.getpid()))
+    monkeypatch.setenv("PENSTOCK_STORE", "etcd://127.0.0.1:2379")
+    assert find_store_url(None, "default") == "etcd://127.0.0.1:2379"
+    assert find_store_url("embedded:", "default") == "embedded:"
+
+
+def test_no_mesh_says_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match="penstock up"):
+        find_store_url(None, "default")
+
+
+def test_a_dead_mesh_counts_as_none_and_is_replaced() -> None:
+    write_run_file("default", running(dead_pid()))
+    assert read_run_file("default") is None
+    write_run_file("default", running(os.getpid()))
+    assert read_run_file("default") is not None
+
+
+def test_two_living_meshes_need_two_names() -> None:
+    write_run_file("default", running(os.getppid()))
+    with pytest.raises(ConfigurationError, match="--name"):
+        write_run_file("default", running(os.getpid()))
+
+
+def test_only_the_owner_removes_its_file() -> None:
+    write_run_file("default", running(os.getppid()))
+    remove_run_file("default", os.getpid())
+    assert run_file_path("default").exists()
