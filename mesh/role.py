@@ -89,7 +89,7 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
     ProcessCollector(registry=registry)
     server = RpcServer(f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
     metrics = MetricsPort(settings.bind_host, settings.metrics_port, registry)
-    store = await open_store(settings.store_url)
+    store = open_store(settings.store_url)
     directory = Directory(store)
     context = RoleContext(
         role=role.name,

@@ -29,7 +29,7 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @asynccontextmanager
 async def mesh_store(store: str | None, mesh: str) -> AsyncIterator[StateStore]:
     """The mesh's state store. Raises ConfigurationError if there is no mesh to be found."""
-    opened = await open_store(find_store_url(store, mesh))
+    opened = open_store(find_store_url(store, mesh))
     try:
         yield opened
     finally:

@@ -124,7 +124,7 @@ async def _store(options: UpOptions) -> AsyncIterator[tuple[str, StateStore]]:
     """The store's URL and a connection to it; without --store, one is served from this process meanwhile."""
     server = None if options.store else await StateServer.start(options.store_file)
     store_url = options.store or (server.url if server else "")
-    store = await open_store(store_url)
+    store = open_store(store_url)
     try:
         yield store_url, store
     finally:

@@ -29,5 +29,5 @@ class StateServer:
 
     async def stop(self) -> None:
         """Stop serving; watches are cut."""
-        await self._host.close()
+        self._host.close()
         await self._server.stop(0.2)

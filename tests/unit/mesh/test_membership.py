@@ -1,0 +1,103 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mesh.errors import DeadlineExceeded
+from mesh.membership import MEMBERS_PREFIX, Announcement, ChangeKind, Directory, Member, MemberChange
+from mesh.store.embedded import EmbeddedStore
+from mesh.store.host import StoreHost
+
+
+def worker(member_id: str, incarnation_id: str = "1") -> Member:
+    return Member("worker", member_id, incarnation_id, "127.0.0.1:1", "127.0.0.1:2", {"model": "m"})
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[StoreHost]:
+    host = StoreHost()
+    yield host
+    host.close()
+
+
+@pytest.fixture
+async def directory(host: StoreHost) -> AsyncIterator[Directory]:
+    directory = Directory(EmbeddedStore(host))
+    await directory.start()
+    yield directory
+    await directory.stop()
+
+
+class Changes:
+    """The changes a subscriber saw, and a way to wait for the next ones."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.queue: asyncio.Queue[MemberChange] = asyncio.Queue()
+        directory.subscribe(self.queue.put_nowait)
+
+    async def next(self) -> tuple[ChangeKind, str, str]:
+        change = await asyncio.wait_for(self.queue.get(), 5)
+        return change.kind, change.member.member_id, change.member.incarnation_id
+
+
+async def test_members_come_and_go(host: StoreHost, directory: Directory) -> None:
+    changes = Changes(directory)
+    announcement = Announcement(EmbeddedStore(host), worker("w0"))
+    await announcement.start()
+    assert await changes.next() == (ChangeKind.JOINED, "w0", "1")
+    assert directory.members("worker") == (worker("w0"),)
+    assert directory.members("frontend") == ()
+    await announcement.withdraw()
+    assert await changes.next() == (ChangeKind.LEFT, "w0", "1")
+    assert directory.members("worker") == ()
+
+
+async def test_a_restart_under_the_same_id_leaves_and_joins(host: StoreHost, directory: Directory) -> None:
+    changes = Changes(directory)
+    first = Announcement(EmbeddedStore(host), worker("w0", "1"))
+    await first.start()
+    second = Announcement(EmbeddedStore(host), worker("w0", "2"))
+    await second.start()
+    seen = [await changes.next() for _ in range(3)]
+    assert seen == [(ChangeKind.JOINED, "w0", "1"), (ChangeKind.LEFT, "w0", "1"), (ChangeKind.JOINED, "w0", "2")]
+    await second.withdraw()
+    await first.withdraw()
+
+
+async def test_a_late_subscriber_hears_of_those_present(host: StoreHost, directory: Directory) -> None:
+    announcement = Announcement(EmbeddedStore(host), worker("w0"))
+    await announcement.start()
+    await directory.wait_for("worker", 1, timeout_s=5)
+    assert await Changes(directory).next() == (ChangeKind.JOINED, "w0", "1")
+    await announcement.withdraw()
+
+
+async def test_a_lost_lease_is_taken_again(host: StoreHost, directory: Directory) -> None:
+    changes = Changes(directory)
+    announcement = Announcement(EmbeddedStore(host), worker("w0"))
+    await announcement.start()
+    assert (await changes.next())[0] is ChangeKind.JOINED
+    store = EmbeddedStore(host)
+    entry = await store.get(worker("w0").key)
+    assert entry is not None
+    host.revoke_lease(entry.incarnation_id)
+    assert (await changes.next())[0] is ChangeKind.LEFT
+    assert (await changes.next())[0] is ChangeKind.JOINED
+    again = await store.get(worker("w0").key)
+    assert again is not None
+    assert again.incarnation_id != entry.incarnation_id
+    await announcement.withdraw()
+
+
+async def test_an_unreadable_record_is_left_out(host: StoreHost, directory: Directory) -> None:
+    await EmbeddedStore(host).put(f"{MEMBERS_PREFIX}worker/bad", b"not json")
+    announcement = Announcement(EmbeddedStore(host), worker("good"))
+    await announcement.start()
+    await directory.wait_for("worker", 1, timeout_s=5)
+    assert [member.member_id for member in directory.members("worker")] == ["good"]
+    await announcement.withdraw()
+
+
+async def test_waiting_for_members_has_a_bound(directory: Directory) -> None:
+    with pytest.raises(DeadlineExceeded, match="0 of 1 worker"):
+        await directory.wait_for("worker", 1, timeout_s=0.01)
