@@ -8,12 +8,15 @@ PenstockError
 +-- RpcError                another process of the mesh
 |   +-- PeerUnavailable     not reachable, or gone while we were talking
 |   +-- DeadlineExceeded    no answer within the deadline
+|   +-- ProtocolViolation   the peer broke the agreed order of messages
 +-- EngineError             the engine inside a worker
 |   +-- EngineFailed        it cannot start, or died
 |   +-- RequestRefused      this one request cannot be served here
+|   +-- KvBlockCorrupt      a transferred KV block does not hold what its tokens say
 +-- PlacementError          no instance can take a request
 |   +-- UnknownModel        nobody serves the model
 |   +-- NoInstance          the model is known, but no instance of it is ready
++-- TraceError              a trace of requests cannot be read
 +-- IllegalTransition       a state machine was asked for a step it does not have (a bug; tells the story)
 """
 
@@ -38,6 +41,14 @@ class StoreConflict(StoreError):
     """Someone else wrote first."""
 
 
+class StoreCompacted(StoreError):
+    """The history asked for is not there; list again."""
+
+
+class LeaseLost(StoreError):
+    """The lease has expired or was revoked; grant a new one."""
+
+
 class RpcError(PenstockError):
     """Another process of the mesh."""
 
@@ -48,6 +59,10 @@ class PeerUnavailable(RpcError):
 
 class DeadlineExceeded(RpcError):
     """No answer within the deadline."""
+
+
+class ProtocolViolation(RpcError):
+    """The peer broke the agreed order of messages."""
 
 
 class EngineError(PenstockError):
@@ -62,6 +77,10 @@ class RequestRefused(EngineError):
     """This one request cannot be served here."""
 
 
+class KvBlockCorrupt(EngineError):
+    """A transferred KV block does not hold what its tokens say."""
+
+
 class PlacementError(PenstockError):
     """No instance can take a request."""
 
@@ -72,6 +91,10 @@ class UnknownModel(PlacementError):
 
 class NoInstance(PlacementError):
     """The model is known, but no instance of it is ready."""
+
+
+class TraceError(PenstockError):
+    """A trace of requests cannot be read; the message names file and line."""
 
 
 class IllegalTransition(PenstockError):

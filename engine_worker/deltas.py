@@ -1,0 +1,33 @@
+"""What a stream is told about its requests."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from controlplane.model.request import TokenDelta
+
+
+class FailureCode(StrEnum):
+    """Why the worker, rather than the engine, ended a request."""
+
+    REFUSED = "refused"
+    """It can never be served here."""
+    UNAVAILABLE = "unavailable"
+    """Not now; another worker may take it."""
+    ENGINE = "engine"
+    """The engine died or broke its contract."""
+    DEADLINE = "deadline"
+    """The request's own deadline passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The end of a request that did not come from the engine."""
+
+    request_id: str
+    offset: int
+    """Number of generated tokens that the stream was told of before."""
+    code: FailureCode
+    message: str
+
+
+Delta = TokenDelta | Failure

@@ -1,0 +1,214 @@
+"""Which requests run here, whose they are, and what each stream is to be told. Pure: events in, orders out.
+
+A request lives from `admit` to the engine's own ending delta. Its stream hears of exactly one end, which may
+come earlier (deadline, drain, a broken engine): the entry then stays as `discarded`, swallowing what the engine
+still sends, so that the id cannot be taken twice inside the engine.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
+
+from controlplane.model.request import EngineRequest, StepOutput, TokenDelta
+from engine_worker.deltas import Delta, Failure, FailureCode
+from mesh.errors import IllegalTransition
+
+State = Literal["running", "aborting", "discarded"]
+
+_TRANSITIONS: dict[State, tuple[State, ...]] = {
+    "running": ("aborting", "discarded"),
+    # The frontend took the request back; its stream still awaits the end.
+    "aborting": ("discarded",),
+    # The stream is gone or was told the end; only the engine's own end is awaited.
+    "discarded": (),
+}
+
+MAX_REMEMBERED_ADMISSIONS = 8192
+
+
+@dataclass(slots=True)
+class TrackedRequest:
+    """One request inside the engine: everything another worker would need to go on with it."""
+
+    request: EngineRequest
+    stream_id: int
+    frontend_id: str
+    admitted_s: float
+    deadline_s: float | None
+    emitted_token_ids: list[int]
+    """All generated tokens: those that the request brought along and those that the engine added."""
+    state: State = "running"
+    started: bool = False
+    """The engine has answered at least once."""
+
+    def become(self, state: State) -> None:
+        """Change state. Raises IllegalTransition."""
+        if state not in _TRANSITIONS[self.state]:
+            raise IllegalTransition(
+                f"request {self.request.request_id} of frontend {self.frontend_id} cannot go from {self.state} to "
+                f"{state} after {len(self.emitted_token_ids)} tokens; this is a bug of the worker"
+            )
+        self.state = state
+
+
+@dataclass(slots=True)
+class Orders:
+    """What the worker is to do now."""
+
+    messages: dict[int, list[Delta]] = field(default_factory=dict)
+    """By stream."""
+    aborts: list[str] = field(default_factory=list)
+    """Requests that the engine is to drop."""
+
+    def tell(self, stream_id: int, delta: Delta) -> None:
+        """Add one delta for a stream."""
+        told = self.messages.get(stream_id)
+        if told is None:
+            self.messages[stream_id] = [delta]
+        else:
+            told.append(delta)
+
+
+class RequestTable:
+    """All requests inside the engine, in the order of their admission."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, TrackedRequest] = {}
+        self._recent_admissions: deque[str] = deque(maxlen=MAX_REMEMBERED_ADMISSIONS)
+        self.admissions_total = 0
+        self.strays_total = 0
+        """Deltas for requests that are not here: a bug of the engine."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[TrackedRequest]:
+        return iter(self._requests.values())
+
+    def find(self, request_id: str) -> TrackedRequest | None:
+        """The request of that id, if the engine has it."""
+        return self._requests.get(request_id)
+
+    def live(self, stream_id: int | None = None) -> list[TrackedRequest]:
+        """Requests whose end was not told yet, of one stream or of all."""
+        return [tracked for tracked in self if tracked.state != "discarded" and stream_id in (None, tracked.stream_id)]
+
+    def newest(self, count: int) -> list[TrackedRequest]:
+        """The `count` requests admitted last, latest first."""
+        return list(islice(reversed(self._requests.values()), count))
+
+    def admitted_since(self, position: int) -> list[str]:
+        """Ids admitted after the first `position` admissions, as far as they are remembered."""
+        count = min(self.admissions_total - position, len(self._recent_admissions))
+        newest_first = list(islice(reversed(self._recent_admissions), count))
+        return newest_first[::-1]
+
+    def admit(
+        self,
+        request: EngineRequest,
+        *,
+        stream_id: int,
+        frontend_id: str,
+        now_s: float,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Record a request that the engine has taken. Raises IllegalTransition if the id is here already."""
+        if request.request_id in self._requests:
+            raise IllegalTransition(f"request {request.request_id} is admitted twice; this is a bug of the worker")
+        self._requests[request.request_id] = TrackedRequest(
+            request, stream_id, frontend_id, now_s, deadline_s, list(request.emitted_token_ids)
+        )
+        self._recent_admissions.append(request.request_id)
+        self.admissions_total += 1
+
+    def route(self, step: StepOutput) -> Orders:
+        """Share the deltas of one engine step out among the streams."""
+        orders = Orders()
+        for delta in step.deltas:
+            tracked = self._requests.get(delta.request_id)
+            if tracked is None:
+                self.strays_total += 1
+                continue
+            if delta.finish_reason is not None:
+                del self._requests[delta.request_id]
+            if tracked.state == "discarded":
+                continue
+            if delta.offset == len(tracked.emitted_token_ids):
+                tracked.emitted_token_ids += delta.token_ids
+                tracked.started = True
+                orders.tell(tracked.stream_id, delta)
+            else:
+                self._end_broken(tracked, delta, orders)
+        return orders
+
+    def abort(self, stream_id: int, request_id: str) -> Orders:
+        """A frontend takes a request back. Unknown ids and other streams' requests are left alone, because an
+        abort may cross the request's own end."""
+        orders = Orders()
+        tracked = self._requests.get(request_id)
+        if tracked is not None and tracked.stream_id == stream_id and tracked.state == "running":
+            tracked.become("aborting")
+            orders.aborts.append(request_id)
+        return orders
+
+    def close_stream(self, stream_id: int) -> Orders:
+        """A stream has ended: drop its requests."""
+        orders = Orders()
+        for tracked in self.live(stream_id):
+            self._discard(tracked, orders)
+        return orders
+
+    def refuse_duplicate(self, stream_id: int, request_id: str) -> Orders | None:
+        """Answer to a request whose id is here already; None if it is not.
+
+        On the stream that runs the first one, the answer ends both: the stream could not tell a refusal of the
+        second from an end of the first.
+        """
+        first = self._requests.get(request_id)
+        if first is None:
+            return None
+        orders = Orders()
+        if first.state == "discarded":
+            code, message = FailureCode.UNAVAILABLE, "an earlier request of this id is still being dropped; retry"
+        else:
+            code, message = FailureCode.REFUSED, "a request of this id is running here; ids must be unique"
+        if first.state == "discarded" or first.stream_id != stream_id:
+            orders.tell(stream_id, Failure(request_id, 0, code, message))
+        else:
+            self._fail(first, code, message, orders)
+        return orders
+
+    def expire(self, now_s: float) -> Orders:
+        """End the requests whose deadline has passed."""
+        orders = Orders()
+        for tracked in self.live():
+            if tracked.deadline_s is not None and now_s >= tracked.deadline_s:
+                age_s = now_s - tracked.admitted_s
+                self._fail(tracked, FailureCode.DEADLINE, f"not finished after {age_s:.1f} s", orders)
+        return orders
+
+    def fail_all(self, code: FailureCode, message: str) -> Orders:
+        """End every request."""
+        orders = Orders()
+        for tracked in self.live():
+            self._fail(tracked, code, message, orders)
+        return orders
+
+    def _end_broken(self, tracked: TrackedRequest, delta: TokenDelta, orders: Orders) -> None:
+        expected = len(tracked.emitted_token_ids)
+        message = f"the engine went on at token {delta.offset} instead of {expected}; this is a bug of the engine"
+        orders.tell(tracked.stream_id, Failure(delta.request_id, expected, FailureCode.ENGINE, message))
+        if delta.finish_reason is None:
+            self._discard(tracked, orders)
+
+    def _fail(self, tracked: TrackedRequest, code: FailureCode, message: str, orders: Orders) -> None:
+        failure = Failure(tracked.request.request_id, len(tracked.emitted_token_ids), code, message)
+        orders.tell(tracked.stream_id, failure)
+        self._discard(tracked, orders)
+
+    def _discard(self, tracked: TrackedRequest, orders: Orders) -> None:
+        if tracked.state == "running":
+            orders.aborts.append(tracked.request.request_id)
+        tracked.become("discarded")

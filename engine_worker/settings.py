@@ -1,0 +1,34 @@
+"""What a worker is told."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+EngineKind = Literal["vllm", "simulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """One worker serves one model with one engine."""
+
+    model: str
+    """Name of the model that clients use."""
+    model_path: str
+    """Directory with the tokenizer, the chat template and (for vllm) the weights."""
+    engine: EngineKind = "vllm"
+    """Which engine runs the model."""
+    engine_option: tuple[str, ...] = ()
+    """A setting of the engine itself as NAME=VALUE; may be given many times."""
+    report_interval_ms: int = 50
+    """Load is reported after an engine step, but no more often than this."""
+    heartbeat_ms: int = 500
+    """An idle worker reports its load this often, so that a hang can be told from idleness."""
+    hang_s: float = 5.0
+    """An engine that has requests and makes no step for this long counts as hung."""
+    max_requests: int = 1024
+    """Requests inside the engine, waiting ones included; more are answered UNAVAILABLE."""
+    max_streams: int = 64
+    """Frontends at once."""
+    stream_buffer_messages: int = 1024
+    """Steps that a frontend may lag behind before it is cut off."""
+    stream_buffer_bytes: int = 16 * 1024 * 1024
+    """Bytes that a frontend may lag behind before it is cut off."""
