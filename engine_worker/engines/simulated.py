@@ -1,0 +1,162 @@
+"""The engine without weights: the simulator's instance model under a real clock."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+from controlplane.model.instance import KvBlocks, LoadReport
+from controlplane.model.request import EngineRequest, StepOutput
+from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.mailbox import Mailbox
+from mesh.errors import ConfigurationError, EngineFailed
+from simulator.cost.model import CostModel
+from simulator.instance.config import InstanceConfig
+from simulator.instance.instance import Instance
+
+_log = logging.getLogger(__name__)
+
+_SHORTEST_SLEEP_S = 0.001
+"""Sleeps below what a timer can do are saved up until they reach this."""
+_MOST_LAG_S = 0.2
+"""Delay that is caught up by faster steps; what is more is given up, loudly."""
+_LAG_WARNING_EVERY_S = 10.0
+_MOST_UNREAD_STEPS = 1024
+_MOST_UNREAD_KV_CHANGES = 1024
+
+
+class SimulatedEngine:
+    """An `Engine` (see `interface`) that takes the time of a real one and says deterministic things.
+
+    `time_scale` multiplies every duration: 0.1 is ten times as fast as the cost model. Steps end at absolute
+    deadlines, so late timers do not add up. `clock` (seconds) and `sleep` are replaced in tests.
+    """
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        cost: CostModel,
+        *,
+        time_scale: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        if time_scale <= 0:
+            raise ConfigurationError(f"time_scale must be more than 0, got {time_scale}")
+        self.instance = Instance(config, cost)
+        """Open to the KV transfer agent, which shares the engine's event loop."""
+        self._time_scale = time_scale
+        self._clock = clock
+        self._sleep = sleep
+        self._outputs: Mailbox[StepOutput] = Mailbox()
+        self._kv_blocks: Mailbox[KvBlocks] = Mailbox()
+        self._work = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._failure: EngineFailed | None = None
+        self._warned_at = -_LAG_WARNING_EVERY_S
+
+    async def start(self) -> EngineLimits:
+        """Begin to take steps."""
+        if self._runner is not None:
+            raise EngineFailed("the engine was started already; make a new one")
+        self._runner = asyncio.create_task(self._run(), name="simulated-engine")
+        config = self.instance.config
+        return EngineLimits(
+            block_tokens=config.block_tokens,
+            kv_blocks=config.kv_blocks,
+            max_model_len_tokens=config.max_model_len_tokens,
+            max_batch_requests=config.max_batch_requests,
+            max_step_tokens=config.max_step_tokens,
+        )
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request for the next step."""
+        if self._failure is not None:
+            raise self._failure
+        if self._runner is None or self._runner.done():
+            raise EngineFailed("the engine is not running; start it before submitting")
+        self.instance.submit(request)
+        self.wake()
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; a step under way no longer brings it a token."""
+        delta = self.instance.abort(request_id)
+        if delta is not None:
+            self._outputs.put(StepOutput(deltas=(delta,)))
+            self.wake()
+
+    def wake(self) -> None:
+        """The instance may have work: to be called after `instance.complete_import`."""
+        self._work.set()
+
+    def outputs(self) -> AsyncIterator[StepOutput]:
+        """One message per step with news."""
+        return self._outputs.read()
+
+    def load(self) -> LoadReport:
+        """The load now, with the step duration as the clock shows it."""
+        load = self.instance.load()
+        return replace(load, step_ms=load.step_ms * self._time_scale)
+
+    def kv_blocks(self) -> AsyncIterator[KvBlocks]:
+        """Changes of the prefix cache."""
+        return self._kv_blocks.read()
+
+    async def stop(self) -> None:
+        """End every request and the stepping."""
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)
+        for request_id in self.instance.request_ids:
+            self.abort(request_id)
+        self._outputs.close()
+        self._kv_blocks.close()
+
+    async def _run(self) -> None:
+        try:
+            await self._take_steps()
+        except Exception as error:  # noqa: BLE001  whatever it was, the mesh must hear of it
+            _log.exception("the simulated engine died")
+            self._failure = EngineFailed(f"the simulated engine died: {error!r}; restart the worker")
+            self._outputs.close(self._failure)
+            self._kv_blocks.close(self._failure)
+
+    async def _take_steps(self) -> None:
+        ends_at_s = self._clock()
+        while True:
+            self._work.clear()
+            step = self.instance.plan_step(ends_at_s * 1e3 / self._time_scale)
+            if step is None:
+                await self._work.wait()
+                ends_at_s = self._clock()
+                continue
+            ends_at_s += step.duration_ms * 1e-3 * self._time_scale
+            ends_at_s = await self._sleep_until(ends_at_s)
+            result = self.instance.finish_step(step)
+            if result.deltas:
+                self._outputs.put(StepOutput(deltas=result.deltas))
+            self._tell_kv_changes(result.kv_blocks)
+            if len(self._outputs) >= _MOST_UNREAD_STEPS:
+                await self._outputs.below(_MOST_UNREAD_STEPS)
+
+    async def _sleep_until(self, deadline_s: float) -> float:
+        """Sleep to the deadline; returns it, moved on if the process is too late to catch up."""
+        ahead_s = deadline_s - self._clock()
+        await self._sleep(ahead_s if ahead_s >= _SHORTEST_SLEEP_S else 0.0)
+        now_s = self._clock()
+        lag_s = now_s - deadline_s
+        if lag_s <= _MOST_LAG_S:
+            return deadline_s
+        if now_s - self._warned_at >= _LAG_WARNING_EVERY_S:
+            self._warned_at = now_s
+            _log.warning("the simulated engine is %.0f ms late; this machine cannot keep its time", lag_s * 1e3)
+        return now_s
+
+    def _tell_kv_changes(self, changes: KvBlocks) -> None:
+        if not changes.stored and not changes.removed:
+            return
+        if len(self._kv_blocks) < _MOST_UNREAD_KV_CHANGES:
+            self._kv_blocks.put(changes)
+        else:
+            self._kv_blocks.replace_all(KvBlocks(stored=self.instance.cached_hashes, cleared=True))

@@ -1,0 +1,118 @@
+"""The requests that decode, kept so that a step in which nothing special happens costs O(1).
+
+Every decoding request gains one token a step, so none is touched for it: a clock counts steps, and each request
+keeps the clock reading from which its length follows. What does need a hand (a new block every `block_tokens`
+tokens, the end) is filed under the clock reading at which it is due. Blocks and ends are thus amortised over
+block_tokens and output tokens instead of being asked for at every step.
+"""
+
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.instance.sequence import Sequence, SequenceState
+
+
+class DecodeBatch:
+    """Decoding requests in slots 0 .. len - 1, in no particular order."""
+
+    def __init__(self, max_requests: int, block_tokens: int) -> None:
+        self.clock = 0
+        """Steps that the instance has finished."""
+        self.sequences: list[Sequence] = []
+        self._block_tokens = block_tokens
+        self._bases: NDArray[np.int64] = np.zeros(max_requests, dtype=np.int64)
+        self._base_sum = 0
+        self._growth: dict[int, list[Sequence]] = {}
+        self._ends: list[tuple[int, int, Sequence]] = []
+        self._joins = 0
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def context_tokens_sum(self) -> int:
+        """Prompt and generated tokens of all decoding requests."""
+        return self._base_sum + len(self.sequences) * self.clock
+
+    def context_tokens(self) -> NDArray[np.int64]:
+        """The same by request."""
+        contexts: NDArray[np.int64] = self._bases[: len(self.sequences)] + self.clock
+        return contexts
+
+    def tokens_of(self, sequence: Sequence) -> int:
+        """Prompt and generated tokens of a decoding request."""
+        return sequence.decode_base + self.clock
+
+    def join(self, sequence: Sequence) -> None:
+        """A request in state DECODE starts to decode with the next step."""
+        base = sequence.decode_base = sequence.tokens - self.clock
+        sequence.slot = len(self.sequences)
+        self.sequences.append(sequence)
+        self._bases[sequence.slot] = base
+        self._base_sum += base
+        self._joins += 1
+        heappush(self._ends, (sequence.total_tokens - base, self._joins, sequence))
+        self.file_growth(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Freeze a request's length and forget it."""
+        sequence.tokens = self.tokens_of(sequence)
+        sequence.computed_tokens = sequence.tokens - 1
+        self._base_sum -= sequence.decode_base
+        last = self.sequences.pop()
+        if last is not sequence:
+            self.sequences[sequence.slot] = last
+            self._bases[sequence.slot] = last.decode_base
+            last.slot = sequence.slot
+        sequence.slot = -1
+        sequence.growth_due = -1
+
+    def file_growth(self, sequence: Sequence) -> None:
+        """Note when the request outgrows the blocks it now holds."""
+        due = len(sequence.blocks) * self._block_tokens + 1 - sequence.decode_base
+        sequence.growth_due = due
+        self._growth.setdefault(due, []).append(sequence)
+
+    def due_for_growth(self, steps_ahead: int) -> list[Sequence]:
+        """Requests that need one more block in the step after the next `steps_ahead`, best served first."""
+        due_at = self.clock + steps_ahead
+        filed = self._growth.get(due_at)
+        if filed is None:
+            return []
+        due = [sequence for sequence in filed if sequence.growth_due == due_at]
+        if len(due) > 1:
+            due = sorted(set(due), key=_key)
+        return due
+
+    def steps_to_next_end(self) -> int:
+        """Steps until the first request ends, the step of the end included; call with requests in the batch."""
+        while not self._is_current(*self._ends[0]):
+            heappop(self._ends)
+        return self._ends[0][0] - self.clock
+
+    def advance(self, steps: int) -> list[Sequence]:
+        """Let every request gain `steps` tokens; returns those that thereby end, still in the batch."""
+        for passed in range(self.clock, self.clock + steps):
+            self._growth.pop(passed, None)
+        self.clock += steps
+        ended: list[Sequence] = []
+        while self._ends and self._ends[0][0] <= self.clock:
+            entry = heappop(self._ends)
+            if self._is_current(*entry):
+                ended.append(entry[2])
+        return ended
+
+    def is_filed(self, sequence: Sequence) -> bool:
+        """Whether its next block and its end are noted where they will be found."""
+        return sequence in self._growth.get(sequence.growth_due, ()) and any(
+            self._is_current(*entry) and entry[2] is sequence for entry in self._ends
+        )
+
+    def _is_current(self, end: int, _: int, sequence: Sequence) -> bool:
+        return sequence.state is SequenceState.DECODE and sequence.total_tokens - sequence.decode_base == end
+
+
+def _key(sequence: Sequence) -> tuple[int, int]:
+    return sequence.key

@@ -1,0 +1,252 @@
+"""One LLM instance as a model: the same object runs in the cluster simulator and behind the simulated engine.
+
+The world around it owns the clock: it asks for a step, lets the step's duration pass, and says that it is over.
+"""
+
+import math
+
+import numpy as np
+
+from controlplane.model.instance import LoadReport
+from controlplane.model.request import EngineRequest, TokenDelta
+from mesh.errors import IllegalTransition, RequestRefused
+from simulator.cost.model import BatchShape, CostModel
+from simulator.instance.config import InstanceConfig
+from simulator.instance.counted_request import CountedRequest
+from simulator.instance.deltas import abort_delta, token_delta
+from simulator.instance.invariants import check_invariants
+from simulator.instance.kv_transfer import KvExport, KvImport, KvImports
+from simulator.instance.scheduler import Scheduler
+from simulator.instance.sequence import Sequence, SequenceState, counted_sequence_of, sequence_of
+from simulator.instance.step import StartedRequest, Step, StepResult
+
+_LONGEST_RUN_STEPS = 4096
+
+
+class Instance:
+    """Continuous batching over finite KV memory, without clock, I/O or randomness."""
+
+    def __init__(self, config: InstanceConfig, cost: CostModel) -> None:
+        self.config = config
+        self._cost = cost
+        self._scheduler = Scheduler(config)
+        self._imports = KvImports(self._scheduler.kv)
+        self._sequences: dict[str, Sequence] = {}
+        self._step: Step | None = None
+        self._arrivals = 0
+        self._readers = 0
+        """Requests with token ids; without any, no delta is made."""
+        self._generated_tokens = 0
+        self._prefilled_tokens = 0
+        self._finished = 0
+        self._last_step_ms = 0.0
+
+    def submit(self, request: EngineRequest | CountedRequest) -> None:
+        """Queue a request. Raises `RequestRefused` for one that can never be served, whose id is in use, or
+        that finds the queue full."""
+        if len(self._scheduler.waiting) >= self.config.max_queued_requests:
+            raise RequestRefused(
+                f"request {request.request_id}: the queue of {self.config.max_queued_requests} is full; try "
+                "another instance or come back later"
+            )
+        sequence = self._sequence_of(request)
+        self._register(sequence)
+        self._scheduler.enqueue(sequence)
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """Take a request back at once, in the midst of a step too; None if it is unknown or has ended."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        delta = abort_delta(sequence)
+        self._imports.forget(sequence)
+        self._remove(sequence)
+        return delta
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """All requests that have not ended."""
+        return tuple(self._sequences)
+
+    def plan_step(self, now_ms: float, horizon_ms: float = -math.inf) -> Step | None:
+        """Compose the next step, or None if nothing can be computed. `finish_step` must follow.
+
+        If nobody submits, aborts or looks before `horizon_ms`, the answer may stand for a run of steps, each
+        starting before the horizon, that equals planning and finishing them one by one.
+        """
+        if self._step is not None:
+            raise IllegalTransition("a step is planned already; finish it before planning another")
+        chunks = self._scheduler.compose()
+        decoding = self._scheduler.decoding
+        if not chunks and not len(decoding):
+            return None
+        preempted = self._scheduler.take_preempted()
+        shape = BatchShape(
+            tuple(chunk.shape for chunk in chunks), decoding.context_tokens(), decoding.context_tokens_sum
+        )
+        steps, last_step_ms = 1, self._cost.step_ms(shape)
+        ends_ms = now_ms + last_step_ms
+        if ends_ms < horizon_ms and not chunks and not preempted:
+            steps, last_step_ms, ends_ms = self._run(shape, now_ms, horizon_ms, last_step_ms)
+        self._step = Step(now_ms, ends_ms, steps, last_step_ms, tuple(chunks), len(decoding), preempted)
+        return self._step
+
+    def finish_step(self, step: Step) -> StepResult:
+        """The step's duration has passed: count its tokens and end what is done."""
+        if step is not self._step:
+            raise IllegalTransition("only the step that was planned last can be finished, and only once")
+        self._step = None
+        self._last_step_ms = step.last_step_ms
+        decoding = self._scheduler.decoding
+        emitted = step.steps * len(decoding)
+        ended = decoding.advance(step.steps)
+        deltas = [self._delta(each) for each in decoding.sequences if each.text] if self._readers else []
+        started: list[StartedRequest] = []
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            if sequence.state is not SequenceState.PREFILL:
+                continue  # aborted while the step was under way
+            self._prefilled_tokens += chunk.shape.new_tokens
+            if not self._scheduler.finish_chunk(sequence, chunk.shape.new_tokens):
+                continue
+            emitted += 1
+            if not sequence.started:
+                started.append(StartedRequest(sequence.request_id, sequence.cached_prompt_tokens or 0))
+            if sequence.text:
+                deltas.append(self._delta(sequence))
+            sequence.started = True
+            if sequence.tokens == sequence.total_tokens:
+                ended.append(sequence)
+            else:
+                self._scheduler.start_decoding(sequence)
+        for sequence in ended:
+            self._remove(sequence)
+        self._generated_tokens += emitted
+        self._finished += len(ended)
+        return StepResult(
+            emitted_tokens=emitted,
+            started=tuple(started),
+            finished=tuple(sequence.request_id for sequence in ended),
+            preempted=step.preempted,
+            kv_blocks=self._scheduler.kv.pool.take_changes(),
+            deltas=tuple(deltas),
+        )
+
+    def load(self) -> LoadReport:
+        """The load now; O(1)."""
+        scheduler = self._scheduler
+        prefilling_tokens = sum(sequence.tokens for sequence in scheduler.prefilling)
+        return LoadReport(
+            running_requests=scheduler.running_requests,
+            queued_requests=len(scheduler.waiting),
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            running_tokens=scheduler.decoding.context_tokens_sum + prefilling_tokens,
+            kv_blocks_used=scheduler.kv.pool.held_blocks,
+            generated_tokens_total=self._generated_tokens,
+            prefilled_tokens_total=self._prefilled_tokens,
+            preemptions_total=scheduler.preemptions,
+            step_ms=self._last_step_ms,
+            finished_requests_total=self._finished,
+        )
+
+    @property
+    def cached_hashes(self) -> tuple[int, ...]:
+        """Block hashes of the whole prefix cache, changes that no step has reported yet included."""
+        return self._scheduler.kv.pool.cached_hashes
+
+    def export(self, request_id: str) -> KvExport:
+        """Where a request's KV lies now. Raises `IllegalTransition` for an unknown request."""
+        sequence = self._known(request_id)
+        computed = self._scheduler.computed_tokens_of(sequence)
+        blocks = sequence.blocks[: self._scheduler.kv.blocks_for(computed)]
+        return KvExport(tuple(blocks), computed, self._scheduler.tokens_of(sequence))
+
+    def read_block(self, block_id: int) -> bytes:
+        """The bytes that a block holds now. Raises `IllegalTransition` if it holds none."""
+        if self._imports.awaits(block_id):
+            raise IllegalTransition(f"block {block_id} is being imported and not written yet")
+        writer = self._scheduler.kv.writer_of(block_id)
+        computed = self._scheduler.computed_tokens_of(writer) if writer else 0
+        return self._scheduler.kv.block_bytes(block_id, computed)
+
+    def admit_import(self, request: EngineRequest | CountedRequest, computed_tokens: int) -> KvImport:
+        """Reserve memory for a request whose first `computed_tokens` tokens have their KV elsewhere.
+
+        It runs once its blocks are written and `complete_import` was called; `abort` gives it up. Raises
+        `RequestRefused` where there is no room now.
+        """
+        sequence = self._sequence_of(request)
+        kv = self._scheduler.kv
+        if not 0 <= computed_tokens < sequence.tokens:
+            raise RequestRefused(
+                f"request {request.request_id}: {computed_tokens} of {sequence.tokens} tokens are computed; at "
+                "least the last one must be left"
+            )
+        prefix = kv.cached_prefix(sequence)
+        # All that its admission needs is reserved now: no import ever waits for memory while holding some.
+        if not kv.fits(prefix, kv.blocks_for(sequence.tokens)):
+            raise RequestRefused(f"request {request.request_id}: too few free KV blocks for its import")
+        sequence.state = SequenceState.IMPORTING
+        self._register(sequence)
+        self._scheduler.take_prefix(sequence, prefix)
+        kv.grow(sequence, sequence.tokens)
+        sequence.computed_tokens = max(computed_tokens, sequence.computed_tokens)
+        return self._imports.expect(sequence, len(prefix))
+
+    def write_block(self, block_id: int, content: bytes) -> None:
+        """Fill an imported block. Raises `KvBlockCorrupt` if the content is not what its tokens say."""
+        self._imports.write(block_id, content)
+
+    def complete_import(self, request_id: str) -> None:
+        """Every block is written: the request joins the queue, ahead of those that hold no KV."""
+        sequence = self._known(request_id)
+        missing = self._imports.missing(sequence)
+        if sequence.state is not SequenceState.IMPORTING or missing:
+            raise IllegalTransition(f"{sequence.story()} cannot start: blocks {missing} are not written")
+        sequence.move_to(SequenceState.WAITING)
+        self._scheduler.kv.remember(sequence, sequence.computed_tokens)
+        self._scheduler.enqueue(sequence)
+
+    def validate(self) -> None:
+        """Raises `IllegalTransition` where an invariant is broken; for tests."""
+        check_invariants(self._scheduler, self._sequences)
+
+    def _run(self, shape: BatchShape, now_ms: float, horizon_ms: float, first_ms: float) -> tuple[int, float, float]:
+        """(steps, duration of the last, end) of the longest run of decode steps that nothing disturbs."""
+        likely = math.ceil(min((horizon_ms - now_ms) / first_ms, _LONGEST_RUN_STEPS))
+        longest = min(self._scheduler.decoding.steps_to_next_end(), likely)
+        durations_ms = self._cost.decode_run_ms(shape, longest)
+        # accumulate adds one after the other, as a caller that steps one by one does: equal to the last bit.
+        ends_ms = np.add.accumulate(np.concatenate(([now_ms], durations_ms)))[1:]
+        longest = 1 + int(np.searchsorted(ends_ms[:-1], horizon_ms))
+        steps = 1
+        while steps < longest and self._scheduler.grow_ahead(steps):
+            steps += 1
+        return steps, float(durations_ms[steps - 1]), float(ends_ms[steps - 1])
+
+    def _delta(self, sequence: Sequence) -> TokenDelta:
+        return token_delta(sequence, self._scheduler.tokens_of(sequence))
+
+    def _sequence_of(self, request: EngineRequest | CountedRequest) -> Sequence:
+        if request.request_id in self._sequences:
+            raise RequestRefused(f"request {request.request_id}: this id is in use; choose another")
+        if isinstance(request, CountedRequest):
+            return counted_sequence_of(request, self.config)
+        return sequence_of(request, self.config)
+
+    def _register(self, sequence: Sequence) -> None:
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        self._sequences[sequence.request_id] = sequence
+        self._readers += sequence.text is not None
+
+    def _remove(self, sequence: Sequence) -> None:
+        self._scheduler.end(sequence)
+        del self._sequences[sequence.request_id]
+        self._readers -= sequence.text is not None
+
+    def _known(self, request_id: str) -> Sequence:
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            raise IllegalTransition(f"request {request_id} is unknown here or has ended")
+        return sequence

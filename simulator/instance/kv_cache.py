@@ -1,0 +1,114 @@
+"""KV memory as requests use it: prefix hits, growth, release, and the bytes behind the blocks."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.prefix_hash import ROOT_HASH
+from mesh.errors import IllegalTransition
+from simulator.instance.block_pool import BlockPool
+from simulator.instance.config import InstanceConfig
+from simulator.instance.kv_bytes import kv_block_bytes
+from simulator.instance.sequence import Sequence
+
+
+class KvCache:
+    """Gives blocks to requests and takes them back; every block of a request passes through here."""
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self.pool = BlockPool(config.kv_blocks)
+        self._block_tokens = config.block_tokens
+        self._block_bytes = config.block_bytes
+        self._written_by: dict[int, tuple[Sequence, int]] = {}
+        """Whose tokens a block holds, and which of its blocks it is; only for requests with token ids."""
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold the KV of `tokens` tokens."""
+        return -(-tokens // self._block_tokens)
+
+    def cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of its prefix; never all its tokens, since the last one must be computed for its output."""
+        found: list[int] = []
+        for index in range((sequence.tokens - 1) // self._block_tokens):
+            block_hash = sequence.hash_of_block(index, self._block_tokens)
+            block = None if block_hash is None else self.pool.cached_block(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def fits(self, prefix: list[int], blocks: int) -> bool:
+        """Whether a request that takes the cached `prefix` can get `blocks` blocks in all."""
+        from_queue = sum(1 for block in prefix if not self.pool.holders_of(block))
+        return blocks - len(prefix) + from_queue <= self.pool.free_blocks
+
+    def take_prefix(self, sequence: Sequence, prefix: list[int]) -> None:
+        """Share a cached prefix; its tokens count as computed."""
+        self.pool.share(prefix)
+        sequence.blocks = list(prefix)
+        sequence.hashed_blocks = len(prefix)
+        sequence.computed_tokens = len(prefix) * self._block_tokens
+
+    def grow(self, sequence: Sequence, tokens: int) -> None:
+        """Give it the blocks that it lacks for `tokens` tokens; they must be free."""
+        missing = self.blocks_for(tokens) - len(sequence.blocks)
+        if missing <= 0:
+            return
+        fresh = self.pool.allocate(missing)
+        if sequence.text is not None:
+            for index, block in enumerate(fresh, start=len(sequence.blocks)):
+                self._written_by[block] = (sequence, index)
+        elif self._written_by:
+            for block in fresh:
+                self._written_by.pop(block, None)
+        sequence.blocks += fresh
+
+    def remember(self, sequence: Sequence, computed_tokens: int) -> None:
+        """Offer its full blocks to the prefix cache."""
+        full_blocks = computed_tokens // self._block_tokens
+        for index in range(sequence.hashed_blocks, full_blocks):
+            block_hash = sequence.hash_of_block(index, self._block_tokens)
+            if block_hash is None:
+                break
+            self.pool.cache(sequence.blocks[index], block_hash)
+        sequence.hashed_blocks = max(sequence.hashed_blocks, full_blocks)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all its blocks back, the computed full ones into the prefix cache."""
+        self.remember(sequence, sequence.computed_tokens)
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.hashed_blocks = 0
+
+    def has_hash_for(self, sequence: Sequence, block_index: int) -> bool:
+        """Whether remembering its block would change the prefix cache."""
+        return sequence.text is not None or block_index < len(sequence.hashes)
+
+    def expected_bytes(self, sequence: Sequence, index: int, computed_tokens: int) -> bytes:
+        """What its block `index` holds once `computed_tokens` of its tokens are computed."""
+        start = index * self._block_tokens
+        stop = min(start + self._block_tokens, max(computed_tokens, start))
+        parent = sequence.hash_of_block(index - 1, self._block_tokens) if index else ROOT_HASH
+        return kv_block_bytes(
+            _token_ids(sequence, start, stop), parent or ROOT_HASH, self._block_tokens, self._block_bytes
+        )
+
+    def block_bytes(self, block: int, computed_tokens: int) -> bytes:
+        """What a block holds now, `computed_tokens` being the progress of the request that fills it."""
+        writer = self._written_by.get(block)
+        cached = self.pool.hash_of(block) is not None
+        if writer is None or not (cached or self.pool.holders_of(block)):
+            raise IllegalTransition(f"block {block} holds no KV of a request with token ids; it cannot be read")
+        sequence, index = writer
+        full = (index + 1) * self._block_tokens
+        return self.expected_bytes(sequence, index, full if cached else computed_tokens)
+
+    def writer_of(self, block: int) -> Sequence | None:
+        """The request whose tokens a block holds."""
+        writer = self._written_by.get(block)
+        return writer[0] if writer else None
+
+
+def _token_ids(sequence: Sequence, start: int, stop: int) -> NDArray[np.uint32]:
+    if sequence.text is None:
+        raise IllegalTransition(f"{sequence.story()} has no token ids, hence no KV bytes")
+    return sequence.text.between(start, stop)

@@ -1,0 +1,208 @@
+"""Which request computes what in the next step, as vLLM V1 decides it.
+
+One token budget a step, shared by decodes (one token each) and prompt chunks; running requests come before
+waiting ones; who runs out of memory preempts the request that is served last. Since a chunk that the budget
+cuts short leaves nothing for another, at most one request is partly prefilled between steps.
+
+Two differences from vLLM are known: its FCFS policy preempts the request admitted last, while here as under its
+priority policy it is the one with the largest (priority, arrival); and a block that decoding fills enters the
+prefix cache one step later than there.
+"""
+
+from simulator.cost.model import PrefillChunk
+from simulator.instance.config import InstanceConfig
+from simulator.instance.decode_batch import DecodeBatch
+from simulator.instance.kv_cache import KvCache
+from simulator.instance.sequence import Sequence, SequenceState
+from simulator.instance.step import ScheduledChunk
+from simulator.instance.waiting_queue import WaitingQueue
+
+
+class Scheduler:
+    """The waiting and the running requests of an instance, and the memory they share."""
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self.kv = KvCache(config)
+        self.waiting = WaitingQueue()
+        self.prefilling: list[Sequence] = []
+        """Running requests whose prompt is not computed yet."""
+        self.decoding = DecodeBatch(config.max_batch_requests, config.block_tokens)
+        self.queued_prefill_tokens = 0
+        self.preemptions = 0
+        self._config = config
+        self._preempted: list[str] = []
+
+    @property
+    def running_requests(self) -> int:
+        """Requests that take part in steps."""
+        return len(self.decoding) + len(self.prefilling)
+
+    def tokens_of(self, sequence: Sequence) -> int:
+        """Prompt and generated tokens of a request in any state."""
+        if sequence.state is SequenceState.DECODE:
+            return self.decoding.tokens_of(sequence)
+        return sequence.tokens
+
+    def computed_tokens_of(self, sequence: Sequence) -> int:
+        """Tokens of a request in any state whose KV is there."""
+        if sequence.state is SequenceState.DECODE:
+            return self.decoding.tokens_of(sequence) - 1
+        return sequence.computed_tokens
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """A request in state WAITING asks to run."""
+        computed = sequence.computed_tokens
+        if not sequence.blocks:
+            computed = len(self.kv.cached_prefix(sequence)) * self._config.block_tokens
+        self._set_queued(sequence, sequence.tokens - computed)
+        self.waiting.push(sequence)
+
+    def compose(self) -> list[ScheduledChunk]:
+        """The chunks of the next step; everyone in `decoding` decodes one token beside them."""
+        preemptions = self.preemptions
+        self._grow_decoding()
+        chunks = self._continue_prefill()
+        # As in vLLM, a step that had to preempt admits nobody; unless nothing at all would run then.
+        if self.preemptions == preemptions or not self.running_requests:
+            budget = self._config.max_step_tokens - len(self.decoding)
+            self._admit_waiting(chunks, budget - sum(chunk.shape.new_tokens for chunk in chunks))
+        return chunks
+
+    def take_preempted(self) -> tuple[str, ...]:
+        """Requests preempted since the last call."""
+        preempted, self._preempted = tuple(self._preempted), []
+        return preempted
+
+    def grow_ahead(self, steps_ahead: int) -> bool:
+        """Give the decodes the blocks of a later step of a run; False if that step must be planned on its own.
+
+        Within a run nothing frees blocks, so a request at the head of the queue that lacks memory lacks it to the
+        end of the run; only a block new to the prefix cache could help it.
+        """
+        due = self.decoding.due_for_growth(steps_ahead)
+        if not due:
+            return True
+        if len(due) > self.kv.pool.free_blocks:
+            return False
+        if len(self.waiting) and any(self.kv.has_hash_for(each, len(each.blocks) - 1) for each in due):
+            return False
+        for sequence in due:
+            self._give_decode_block(sequence)
+        return True
+
+    def finish_chunk(self, sequence: Sequence, new_tokens: int) -> bool:
+        """A chunk is computed; True if the prompt is complete and the request has its next token."""
+        sequence.computed_tokens += new_tokens
+        self._set_queued(sequence, sequence.tokens - sequence.computed_tokens)
+        if sequence.computed_tokens < sequence.tokens:
+            return False
+        sequence.tokens += 1
+        return True
+
+    def start_decoding(self, sequence: Sequence) -> None:
+        """Its prompt is computed and its first token is out."""
+        self.prefilling.remove(sequence)
+        sequence.move_to(SequenceState.DECODE)
+        self.decoding.join(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Remove a request in any state and free its memory."""
+        was_waiting = sequence.state is SequenceState.WAITING
+        if sequence.state is SequenceState.IMPORTING:
+            sequence.computed_tokens = 0  # what was not written must not enter the prefix cache
+        self._stop_running(sequence)
+        sequence.move_to(SequenceState.ENDED)
+        if was_waiting:
+            self.waiting.withdraw()
+        self._set_queued(sequence, 0)
+        self.kv.release(sequence)
+
+    def take_prefix(self, sequence: Sequence, prefix: list[int]) -> None:
+        """Give a request the cached blocks of its prefix."""
+        self.kv.take_prefix(sequence, prefix)
+        if sequence.cached_prompt_tokens is None:
+            sequence.cached_prompt_tokens = min(sequence.computed_tokens, sequence.prompt_tokens)
+
+    def _grow_decoding(self) -> None:
+        for sequence in self.decoding.due_for_growth(0):
+            # An earlier one in this loop may have preempted it.
+            if sequence.state is SequenceState.DECODE and self._make_room(sequence, 1):
+                self._give_decode_block(sequence)
+
+    def _give_decode_block(self, sequence: Sequence) -> None:
+        full_tokens = len(sequence.blocks) * self._config.block_tokens
+        self.kv.remember(sequence, full_tokens)
+        self.kv.grow(sequence, full_tokens + 1)
+        self.decoding.file_growth(sequence)
+
+    def _continue_prefill(self) -> list[ScheduledChunk]:
+        if not self.prefilling:
+            return []
+        (sequence,) = self.prefilling
+        budget = self._config.max_step_tokens - len(self.decoding)
+        new_tokens = min(budget, sequence.tokens - sequence.computed_tokens)
+        missing = self.kv.blocks_for(sequence.computed_tokens + new_tokens) - len(sequence.blocks)
+        if not self._make_room(sequence, missing):
+            return []
+        return [self._schedule(sequence, new_tokens)]
+
+    def _admit_waiting(self, chunks: list[ScheduledChunk], budget: int) -> None:
+        while budget > 0 and self.running_requests < self._config.max_batch_requests:
+            sequence = self.waiting.head()
+            if sequence is None:
+                return
+            if not sequence.blocks:
+                prefix = self.kv.cached_prefix(sequence)
+                computed = len(prefix) * self._config.block_tokens
+                new_tokens = min(budget, sequence.tokens - computed)
+                whole = self._config.whole_prompt_must_fit
+                must_fit = sequence.tokens if whole else computed + new_tokens
+                if not self.kv.fits(prefix, self.kv.blocks_for(must_fit)):
+                    return
+                self.take_prefix(sequence, prefix)
+            new_tokens = min(budget, sequence.tokens - sequence.computed_tokens)
+            self.waiting.pop()
+            sequence.move_to(SequenceState.PREFILL)
+            self.prefilling.append(sequence)
+            self._set_queued(sequence, sequence.tokens - sequence.computed_tokens)
+            chunks.append(self._schedule(sequence, new_tokens))
+            budget -= new_tokens
+
+    def _schedule(self, sequence: Sequence, new_tokens: int) -> ScheduledChunk:
+        computed = sequence.computed_tokens
+        self.kv.grow(sequence, computed + new_tokens)
+        # Cached when scheduled, as in vLLM: a later request of the same step shares the blocks already.
+        self.kv.remember(sequence, computed + new_tokens)
+        return ScheduledChunk(sequence, sequence.request_id, PrefillChunk(new_tokens, computed))
+
+    def _make_room(self, sequence: Sequence, blocks: int) -> bool:
+        """Preempt until `blocks` are free; False if the request itself had to go."""
+        while self.kv.pool.free_blocks < blocks:
+            victim = max((*self.decoding.sequences, *self.prefilling), key=_key)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop_running(sequence)
+        sequence.move_to(SequenceState.WAITING)
+        self.kv.release(sequence)
+        sequence.computed_tokens = 0
+        self.preemptions += 1
+        self._preempted.append(sequence.request_id)
+        self.enqueue(sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.DECODE:
+            self.decoding.leave(sequence)
+        elif sequence.state is SequenceState.PREFILL:
+            self.prefilling.remove(sequence)
+
+    def _set_queued(self, sequence: Sequence, tokens: int) -> None:
+        self.queued_prefill_tokens += tokens - sequence.queued_tokens
+        sequence.queued_tokens = tokens
+
+
+def _key(sequence: Sequence) -> tuple[int, int]:
+    return sequence.key

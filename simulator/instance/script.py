@@ -1,0 +1,153 @@
+"""What a request will say: fixed by its prompt and seed before the first token comes out.
+
+Every token is a function of (prompt, position, seed) alone, so batching, timing, preemption, migration and
+recovery cannot change it; and since the end is known too, the instance only has to count.
+
+Sampling parameters that shape a real model's distribution (top_p, penalties, logit_bias...) have no effect here.
+A temperature above 0 without a seed says the same as temperature 0.
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from controlplane.model.request import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
+from simulator.instance.config import OutputConfig
+from simulator.instance.splitmix import stream_words
+
+_WORD = 1 << 64
+_LENGTH_STREAM = 0xA5A5_5A5A_0F0F_F0F0
+_LOGPROB_STREAM = 0x3C3C_C3C3_9696_6969
+
+
+class Script:
+    """All tokens that one request will generate, `emitted_tokens` of them already generated elsewhere.
+
+    `total_tokens` counts both and the end of sequence; `finish_reason` says why nothing follows. Token ids
+    are worked out when they are first read.
+    """
+
+    __slots__ = (
+        "_config",
+        "_emitted_tokens",
+        "_key",
+        "_sampling",
+        "_token_ids",
+        "finish_reason",
+        "total_tokens",
+    )
+
+    def __init__(
+        self,
+        prompt_token_ids: NDArray[np.uint32],
+        emitted_tokens: int,
+        sampling: SamplingParams,
+        max_model_len_tokens: int,
+        config: OutputConfig,
+    ) -> None:
+        self._config = config
+        self._sampling = sampling
+        self._emitted_tokens = emitted_tokens
+        self._key = xxh3_64_intdigest(prompt_token_ids.tobytes(), _seed_word(sampling))
+        self._token_ids: list[int] | None = None
+        self._set_end(max_model_len_tokens - len(prompt_token_ids))
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Token ids at the positions start .. stop - 1, none of them before the emitted ones' end."""
+        if not self._emitted_tokens <= start <= stop <= self.total_tokens:
+            raise ValueError(f"positions {start}..{stop} are not within {self._emitted_tokens}..{self.total_tokens}")
+        if self._token_ids is None:
+            self._token_ids = self._work_out(self.total_tokens)
+        return self._token_ids[start - self._emitted_tokens : stop - self._emitted_tokens]
+
+    def logprobs(self, position: int) -> PositionLogprobs:
+        """The chosen token's logprob and the most likely tokens, as many as the request asked for.
+
+        Greedy requests always choose the likeliest token; sampled ones now and then its runner-up.
+        """
+        chosen_id = self.token_ids(position, position + 1)[0]
+        first, second = stream_words(self._key ^ _LOGPROB_STREAM, 2 * position, 2).tolist()
+        best = 0.5 + 0.45 * first / _WORD
+        decay = 0.9 * (1.0 - best)
+        greedy = self._sampling.temperature == 0.0
+        rank = 0 if greedy or second >= _WORD // 8 else 1
+        candidates = self._candidates(chosen_id, rank)
+        ranked = [
+            TokenLogprob(token_id, math.log(best) + index * math.log(decay))
+            for index, token_id in enumerate(candidates)
+        ]
+        chosen = ranked[candidates.index(chosen_id)]
+        return PositionLogprobs(chosen=chosen, top=tuple(ranked[: self._sampling.logprobs or 0]))
+
+    def _candidates(self, chosen_id: int, rank: int) -> list[int]:
+        """Distinct token ids, likeliest first, with the chosen one at `rank`; at most one per possible token."""
+        low, high = self._config.first_token_id, self._config.last_token_id
+        size = high - low + 1
+        wanted = max(self._sampling.logprobs or 0, rank + 1)
+        offset = chosen_id - low
+        rivals = (low + (offset + step) % size for step in range(1, size + 1))
+        candidates: list[int] = []
+        for token_id in rivals:
+            if len(candidates) >= wanted - 1:
+                break
+            if token_id != chosen_id:
+                candidates.append(token_id)
+        candidates.insert(rank, chosen_id)
+        return candidates
+
+    def _set_end(self, room_tokens: int) -> None:
+        sampling = self._sampling
+        limit = min(sampling.max_tokens, room_tokens)
+        self.total_tokens, self.finish_reason = limit, FinishReason.LENGTH
+        if not sampling.ignore_eos:
+            # Masked until min_tokens have come out, as in vLLM: the earliest end is the token after them.
+            ends_at = max(self._natural_tokens(), sampling.min_tokens + 1, self._emitted_tokens + 1)
+            if ends_at <= limit:
+                self.total_tokens, self.finish_reason = ends_at, FinishReason.STOP
+        if sampling.stop_token_ids:
+            self._token_ids = self._work_out(self.total_tokens)
+            for position in range(max(sampling.min_tokens, self._emitted_tokens), self.total_tokens):
+                if self._token_ids[position - self._emitted_tokens] in sampling.stop_token_ids:
+                    self.total_tokens, self.finish_reason = position + 1, FinishReason.STOP
+                    break
+
+    def _natural_tokens(self) -> int:
+        first, second = stream_words(self._key ^ _LENGTH_STREAM, 0, 2).tolist()
+        # Box-Muller: two uniform words make one normal variate.
+        normal = math.sqrt(-2.0 * math.log((first + 1) / _WORD)) * math.cos(2.0 * math.pi * second / _WORD)
+        config = self._config
+        tokens = round(min(config.median_tokens * math.exp(config.sigma * normal), float(config.longest_tokens)))
+        return min(max(tokens, config.shortest_tokens), config.longest_tokens)
+
+    def _work_out(self, total_tokens: int) -> list[int]:
+        first = self._emitted_tokens
+        words = stream_words(self._key, first, total_tokens - first)
+        allowed = _vocabulary(self._config, ())
+        chosen = allowed[words % np.uint64(len(allowed))]
+        stops = self._sampling.stop_token_ids
+        masked = min(self._sampling.min_tokens, total_tokens) - first
+        if stops and masked > 0:
+            spoken = _vocabulary(self._config, stops)
+            if len(spoken):
+                early = np.isin(chosen[:masked], stops)
+                chosen[:masked][early] = spoken[words[:masked][early] % np.uint64(len(spoken))]
+        token_ids: list[int] = chosen.tolist()
+        if self.finish_reason is FinishReason.STOP:
+            token_ids[-1] = self._config.eos_token_id
+        return token_ids
+
+
+@lru_cache(maxsize=256)
+def _vocabulary(config: OutputConfig, without: tuple[int, ...]) -> NDArray[np.int64]:
+    token_ids = np.arange(config.first_token_id, config.last_token_id + 1, dtype=np.int64)
+    left_out = np.isin(token_ids, [*without, config.eos_token_id])
+    return token_ids[~left_out]
+
+
+def _seed_word(sampling: SamplingParams) -> int:
+    if sampling.temperature == 0.0 or sampling.seed is None:
+        return 0
+    return (2 * sampling.seed + 1) % _WORD
