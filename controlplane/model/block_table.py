@@ -1,0 +1,139 @@
+"""A hash table from 64-bit block hashes to small ints that looks up a whole chain at once.
+
+Fixed size, so that its memory is known (24 bytes for every block of the limit, up to twice that by rounding to a
+power of two) and nothing is ever rehashed. Buckets of eight keys fill one cache line each; what does not fit its
+bucket lives in a dict. Measured with a million blocks among 256 instances, against a plain dict walked block by
+block: half the time for a chain of 128 (each step of the walk waits for memory, while numpy's gathers overlap), half
+the bytes, and no pause of 20 ms when the dict grows. In return an update takes about a microsecond a block.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+BUCKET_KEYS = 8
+ABSENT = 0
+"""Value of a block that is not in the table; also the key of an unused place."""
+
+
+class BlockTable:
+    """Values are positive. At most `max_blocks` blocks; `rewrite` refuses to add more."""
+
+    def __init__(self, max_blocks: int) -> None:
+        if max_blocks <= 0:
+            raise ValueError(f"max_blocks must be positive, got {max_blocks}")
+        self.max_blocks = max_blocks
+        # Half full at the limit: 2 % of the buckets then overflow.
+        bucket_bits = max(1, (2 * max_blocks // BUCKET_KEYS - 1).bit_length())
+        self._shift = 64 - bucket_bits
+        self.places = BUCKET_KEYS << bucket_bits
+        self._keys = np.zeros(self.places, np.uint64)
+        self._values = np.zeros(self.places, np.int32)
+        self._buckets = self._keys.reshape(-1, BUCKET_KEYS)
+        # Single items are read and written twice as fast through a memoryview as through numpy.
+        self._key_at = self._keys.data
+        self._value_at = self._values.data
+        self._overflow: dict[int, int] = {}
+        self._in_buckets = 0
+
+    def __len__(self) -> int:
+        return self._in_buckets + len(self._overflow)
+
+    def get(self, block: int) -> int:
+        """The block's value or `ABSENT`."""
+        place = self._find(block)
+        return self._overflow.get(block, ABSENT) if place is None else self._value_at[place]
+
+    def gather(self, blocks: Sequence[int]) -> NDArray[np.int32]:
+        """Values of the leading blocks: all up to the first that is absent, which is not in the result."""
+        keys = np.array(blocks, np.uint64)
+        starts = (keys >> np.uint64(self._shift)).view(np.int64)
+        places = (self._buckets.take(starts, axis=0) == keys[:, None]).argmax(axis=1)
+        places += starts << 3
+        # A key that is not in its bucket has argmax 0: compare again.
+        values: NDArray[np.int32] = self._values.take(places)
+        values *= self._keys.take(places) == keys
+        end = len(values)
+        first_absent = int(values.argmin())
+        while values[first_absent] == ABSENT:
+            value = self._overflow.get(blocks[first_absent], ABSENT)
+            if value == ABSENT:
+                end = first_absent
+                break
+            values[first_absent] = value
+            first_absent = int(values.argmin())
+        leading: NDArray[np.int32] = values[:end]
+        return leading
+
+    def rewrite(self, blocks: Iterable[int], after_of: Mapping[int, int]) -> tuple[dict[int, int], int]:
+        """Replace each block's value v by `after_of[v]`, adding and deleting blocks as v or that is `ABSENT`.
+
+        Returns how many blocks had which value before (those left as they were not counted), and how many were refused.
+        """
+        changed: dict[int, int] = {}
+        refused = 0
+        for block in blocks:
+            place = self._find(block)
+            before = self._overflow.get(block, ABSENT) if place is None else self._value_at[place]
+            after = after_of[before]
+            if after == before:
+                continue
+            if before == ABSENT and len(self) >= self.max_blocks:
+                refused += 1
+                continue
+            changed[before] = changed.get(before, 0) + 1
+            if after == ABSENT:
+                self._delete(block, place)
+            elif place is not None:
+                self._value_at[place] = after
+            elif before != ABSENT:
+                self._overflow[block] = after
+            else:
+                self._add(block, after)
+        return changed, refused
+
+    def rewrite_places(self, start: int, stop: int, after_of: Mapping[int, int]) -> dict[int, int]:
+        """The same for whatever stands at places start to stop of the buckets (see `places`)."""
+        changed: dict[int, int] = {}
+        values = self._values[start:stop]
+        for before in np.unique(values).tolist():
+            after = after_of[before] if before != ABSENT else ABSENT
+            if after == before:
+                continue
+            where = values == before
+            changed[before] = int(where.sum())
+            values[where] = after
+            if after == ABSENT:
+                self._keys[start:stop][where] = ABSENT
+                self._in_buckets -= changed[before]
+        return changed
+
+    def overflowing(self) -> list[int]:
+        """Blocks that stand outside the buckets."""
+        return list(self._overflow)
+
+    def _find(self, block: int) -> int | None:
+        """The block's place in its bucket, None if it is not there."""
+        start = (block >> self._shift) * BUCKET_KEYS
+        bucket = self._key_at[start : start + BUCKET_KEYS].tolist()
+        return start + bucket.index(block) if block in bucket and block != ABSENT else None
+
+    def _add(self, block: int, value: int) -> None:
+        start = (block >> self._shift) * BUCKET_KEYS
+        bucket = self._key_at[start : start + BUCKET_KEYS].tolist()
+        if ABSENT in bucket and block != ABSENT:
+            place = start + bucket.index(ABSENT)
+            self._key_at[place] = block
+            self._value_at[place] = value
+            self._in_buckets += 1
+        else:
+            self._overflow[block] = value
+
+    def _delete(self, block: int, place: int | None) -> None:
+        if place is None:
+            del self._overflow[block]
+        else:
+            self._key_at[place] = ABSENT
+            self._value_at[place] = ABSENT
+            self._in_buckets -= 1

@@ -1,0 +1,166 @@
+"""The cluster as a scheduler knows it: events in, snapshots out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from controlplane.model.fleet import Fleet
+from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.prefix_index import PrefixIndex
+from controlplane.model.snapshot import Integers, Snapshot
+from controlplane.model.unreported import UnreportedRequest, UnreportedRequests
+from mesh.errors import IllegalTransition
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLimits:
+    """Bounds of what the table remembers."""
+
+    max_indexed_blocks: int = 2_000_000
+    """Distinct KV blocks of all models; 24 bytes of memory each, taken at the start."""
+    max_unreported_requests: int = 100_000
+    unreported_s: float = 5.0
+    """A placed request that no report has counted by then is not coming (its client went away)."""
+    max_models: int = 1_000
+    """Models remembered after their last instance has gone."""
+
+
+class ClusterTable:
+    """Takes in what happens to instances and requests; hands out each model's `Snapshot` and prefix counts.
+
+    Updates must be about an instance that has joined, in the incarnation that joined: anything else is a
+    bug of the feed and raises `IllegalTransition`.
+    """
+
+    def __init__(self, limits: ClusterLimits | None = None) -> None:
+        self.limits = limits or ClusterLimits()
+        self.index = PrefixIndex(self.limits.max_indexed_blocks)
+        self._fleets: dict[str, Fleet] = {}
+        self._instances: dict[str, InstanceDescription] = {}
+        self._loads: dict[str, LoadReport] = {}
+        self._unreported = UnreportedRequests(self.limits.max_unreported_requests)
+
+    # -- what happens
+
+    def joined(self, instance: InstanceDescription) -> None:
+        """A new instance or a new incarnation of one; it starts without load and with an empty cache."""
+        known = self._instances.get(instance.instance_id)
+        if known is not None:
+            self.lost(known.instance_id, known.incarnation_id)
+        fleet = self._fleets.get(instance.model)
+        if fleet is None:
+            self._forget_empty_fleets()
+            fleet = self._fleets[instance.model] = Fleet(instance.model)
+        fleet.add(instance, self.index.add_instance())
+        self._instances[instance.instance_id] = instance
+        self._loads[instance.instance_id] = LoadReport()
+
+    def lost(self, instance_id: str, incarnation_id: str) -> None:
+        """The instance is gone, and with it its cache and its unreported requests."""
+        fleet = self._fleet_of(instance_id, incarnation_id, "lost")
+        self.index.retire(fleet.slot(instance_id))
+        fleet.remove(instance_id)
+        self._unreported.close_instance(instance_id)
+        del self._instances[instance_id]
+        del self._loads[instance_id]
+
+    def reported(
+        self,
+        instance_id: str,
+        incarnation_id: str,
+        load: LoadReport,
+        state: InstanceState,
+        admitted_request_ids: Iterable[str] = (),
+    ) -> None:
+        """The instance's load; from now on it counts the admitted requests itself."""
+        fleet = self._fleet_of(instance_id, incarnation_id, "load report")
+        fleet.report(instance_id, load, state)
+        self._loads[instance_id] = load
+        for request_id in admitted_request_ids:
+            self._take_back(self._unreported.close(request_id, instance_id))
+
+    def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
+        """The instance's load signal has become too old to be believed, or is fresh again."""
+        self._fleet_of(instance_id, incarnation_id, "staleness").mark_stale(instance_id, stale)
+
+    def cached(self, instance_id: str, incarnation_id: str, blocks: KvBlocks) -> int:
+        """The instance's prefix cache has changed. Returns how many blocks the index refused."""
+        fleet = self._fleet_of(instance_id, incarnation_id, "KV update")
+        slot = fleet.slot(instance_id)
+        if blocks.cleared:
+            self.index.retire(slot)
+            slot = self.index.add_instance()
+            fleet.move_slot(instance_id, slot)
+        self.index.remove(slot, blocks.removed)
+        return self.index.store(slot, blocks.stored)
+
+    def placed(self, request_id: str, instance_id: str, prefill_tokens: int, now_s: float) -> None:
+        """A request was placed: it counts as load of the instance until a report says so, or it ends."""
+        self._take_back(self._unreported.close_older(now_s - self.limits.unreported_s))
+        model = self._instances[instance_id].model
+        request = UnreportedRequest(request_id, model, instance_id, prefill_tokens, now_s)
+        self._take_back(self._unreported.add(request))
+        self._fleets[model].correct(instance_id, 1, prefill_tokens)
+
+    def ended(self, request_id: str) -> None:
+        """A placed request is over, or never came to run."""
+        self._take_back(self._unreported.close(request_id))
+
+    def forget_unreported(self, now_s: float) -> int:
+        """Drop placements that no report has counted for too long. Returns how many."""
+        forgotten = self._unreported.close_older(now_s - self.limits.unreported_s)
+        self._take_back(forgotten)
+        return len(forgotten)
+
+    # -- what is known
+
+    def models(self) -> tuple[str, ...]:
+        """Every model that an instance has announced, those without an instance now included."""
+        return tuple(self._fleets)
+
+    def instances(self) -> tuple[InstanceDescription, ...]:
+        return tuple(self._instances.values())
+
+    def load(self, instance_id: str) -> LoadReport:
+        """The last report; empty before the first."""
+        return self._loads[instance_id]
+
+    def snapshot(self, model: str) -> Snapshot | None:
+        """The model's instances now; None for a model that nobody has announced."""
+        fleet = self._fleets.get(model)
+        return None if fleet is None else fleet.snapshot()
+
+    def cached_tokens(self, snapshot: Snapshot, block_hashes: Sequence[int]) -> Integers:
+        """Leading prompt tokens that each instance of the (current) snapshot holds, in its order."""
+        if not block_hashes:
+            return np.zeros(len(snapshot), np.int64)
+        blocks = self.index.lookup(block_hashes, self._fleets[snapshot.model].slots_mask)
+        cached: Integers = blocks.take(snapshot.slots) * snapshot.block_tokens
+        return cached
+
+    def unreported_requests(self) -> int:
+        return len(self._unreported)
+
+    # -- inside
+
+    def _fleet_of(self, instance_id: str, incarnation_id: str, event: str) -> Fleet:
+        instance = self._instances.get(instance_id)
+        if instance is None or instance.incarnation_id != incarnation_id:
+            known = "unknown" if instance is None else f"in incarnation {instance.incarnation_id}"
+            raise IllegalTransition(
+                f"cluster table: {event} of instance {instance_id}, incarnation {incarnation_id}, which is {known}; "
+                "an instance must join first, and updates of a past incarnation must not be passed on"
+            )
+        return self._fleets[instance.model]
+
+    def _take_back(self, closed: Iterable[UnreportedRequest]) -> None:
+        for request in closed:
+            self._fleets[request.model].correct(request.instance_id, -1, -request.prefill_tokens)
+
+    def _forget_empty_fleets(self) -> None:
+        """Make room for one more model, if need be, among those that have no instance left."""
+        if len(self._fleets) < self.limits.max_models:
+            return
+        for model in [model for model, fleet in self._fleets.items() if not len(fleet.snapshot())]:
+            del self._fleets[model]

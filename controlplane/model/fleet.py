@@ -1,0 +1,128 @@
+"""The instances of one model, as columns that are written in place and copied into snapshots."""
+
+import bisect
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
+from controlplane.model.snapshot import INSTANCE_STATES, Column, Integers, Snapshot
+
+STATE_CODES = {state: code for code, state in enumerate(INSTANCE_STATES)}
+READY_CODE = STATE_CODES[InstanceState.READY]
+
+
+class Fleet:
+    """Rows are instances in the order of their ids. `snapshot` copies only if something has changed."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.slots_mask = 0
+        """The instances' slots in the prefix index, as a bit mask."""
+        self._ids: list[str] = []
+        self._instances: tuple[InstanceDescription, ...] = ()
+        self._rows: dict[str, int] = {}
+        self._table: Integers = np.zeros((Column.COUNT, 0), np.int64)
+        self._placeable: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._placeable_instances = 0
+        self._version = 0
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        """The state now."""
+        if self._snapshot is None:
+            table = self._table.copy()
+            table.flags.writeable = False
+            self._snapshot = Snapshot(
+                self.model, self._version, self._instances, table, self._placeable, self._placeable_instances
+            )
+        return self._snapshot
+
+    def add(self, instance: InstanceDescription, slot: int) -> None:
+        """A new instance; it may be placed on once its first load report says that it is ready."""
+        row = bisect.bisect(self._ids, instance.instance_id)
+        column = np.zeros(Column.COUNT, np.int64)
+        column[Column.KV_BLOCKS_TOTAL] = instance.kv_blocks
+        column[Column.BLOCK_TOKENS] = instance.block_tokens
+        column[Column.SLOT] = slot
+        column[Column.STATE] = STATE_CODES[InstanceState.STARTING]
+        self._table = np.insert(self._table, row, column, axis=1)
+        self._ids.insert(row, instance.instance_id)
+        self._instances = (*self._instances[:row], instance, *self._instances[row:])
+        self.slots_mask |= 1 << slot
+        self._reindex()
+
+    def remove(self, instance_id: str) -> None:
+        row = self._rows[instance_id]
+        self.slots_mask ^= 1 << self.slot(instance_id)
+        self._table = np.ascontiguousarray(np.delete(self._table, row, axis=1))
+        del self._ids[row]
+        self._instances = (*self._instances[:row], *self._instances[row + 1 :])
+        self._reindex()
+
+    def slot(self, instance_id: str) -> int:
+        return int(self._table[Column.SLOT, self._rows[instance_id]])
+
+    def move_slot(self, instance_id: str, slot: int) -> None:
+        """The instance stands at another slot of the prefix index from now on."""
+        self.slots_mask ^= 1 << self.slot(instance_id) | 1 << slot
+        self._table[Column.SLOT, self._rows[instance_id]] = slot
+        self._changed()
+
+    def report(self, instance_id: str, load: LoadReport, state: InstanceState) -> None:
+        table, row = self._table, self._rows[instance_id]
+        table[Column.RUNNING_REQUESTS, row] = load.running_requests
+        table[Column.QUEUED_REQUESTS, row] = load.queued_requests
+        table[Column.QUEUED_PREFILL_TOKENS, row] = load.queued_prefill_tokens
+        table[Column.RUNNING_TOKENS, row] = load.running_tokens
+        table[Column.KV_BLOCKS_USED, row] = load.kv_blocks_used
+        table[Column.STATE, row] = STATE_CODES[state]
+        self._add_up(row)
+        self._update_placeable(row)
+
+    def mark_stale(self, instance_id: str, stale: bool) -> None:
+        row = self._rows[instance_id]
+        self._table[Column.STALE, row] = stale
+        self._update_placeable(row)
+
+    def correct(self, instance_id: str, requests: int, prefill_tokens: int) -> None:
+        """Add to (or, negative, take from) what is placed there and not reported yet."""
+        row = self._rows[instance_id]
+        self._table[Column.UNREPORTED_REQUESTS, row] += requests
+        self._table[Column.UNREPORTED_PREFILL_TOKENS, row] += prefill_tokens
+        self._add_up(row)
+        self._changed()
+
+    def _add_up(self, row: int) -> None:
+        """Sums that every decision would otherwise compute for every instance."""
+        table = self._table
+        table[Column.BATCH_REQUESTS, row] = (
+            table[Column.RUNNING_REQUESTS, row]
+            + table[Column.QUEUED_REQUESTS, row]
+            + table[Column.UNREPORTED_REQUESTS, row]
+        )
+        table[Column.PENDING_PREFILL_TOKENS, row] = (
+            table[Column.QUEUED_PREFILL_TOKENS, row] + table[Column.UNREPORTED_PREFILL_TOKENS, row]
+        )
+
+    def _update_placeable(self, row: int) -> None:
+        ready = self._table[Column.STATE, row] == READY_CODE
+        if self._placeable[row] != (ready and not self._table[Column.STALE, row]):
+            self._set_placeable()
+        self._changed()
+
+    def _set_placeable(self) -> None:
+        """A new array, because snapshots share the old one."""
+        table = self._table
+        self._placeable = (table[Column.STATE] == READY_CODE) & (table[Column.STALE] == 0)
+        self._placeable.flags.writeable = False
+        self._placeable_instances = int(self._placeable.sum())
+
+    def _reindex(self) -> None:
+        self._rows = {instance_id: row for row, instance_id in enumerate(self._ids)}
+        self._set_placeable()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._version += 1
+        self._snapshot = None

@@ -1,0 +1,62 @@
+"""What is asked of a placement policy, and what it answers."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.instance import InstanceDescription
+from controlplane.model.snapshot import Snapshot
+
+
+class PlacementRequest(msgspec.Struct, frozen=True):
+    """A request as placement sees it: lengths and block hashes, no tokens."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    now_s: float
+    """When the decision is made, on the caller's clock (monotonic in the mesh, simulated in the simulator)."""
+    block_hashes: Sequence[int] = ()
+    """Chain of the prompt's full blocks, see `prefix_hash`."""
+    max_tokens: int = 0
+    priority: int = 0
+    excluded_instance_ids: frozenset[str] = frozenset()
+    """Instances that failed this request before."""
+
+
+class PlacementProblem(msgspec.Struct, frozen=True, eq=False):
+    """All that a policy may look at. Arrays have the shape (instances,), in the order of the snapshot."""
+
+    request: PlacementRequest
+    snapshot: Snapshot
+    cached_tokens: NDArray[np.int64]
+    """Leading prompt tokens in each instance's prefix cache."""
+    candidates: NDArray[np.bool_]
+    """Where the request may go; at least one; read-only. A policy that filters hands a narrower problem to the next."""
+
+
+class Decision(msgspec.Struct, frozen=True, eq=False):
+    """A policy's choice and, for `explain`, what it was made of (arrays that the policy needed anyway)."""
+
+    row: int
+    """The chosen instance's place in the snapshot; always a candidate."""
+    scores: NDArray[np.float64]
+    """Lower wins; infinite where the instance was out of the question."""
+    indicators: Mapping[str, NDArray[np.int64]] = {}
+
+
+class Placement(msgspec.Struct, frozen=True, eq=False):
+    """A request's first assignment, with its reasons."""
+
+    request: PlacementRequest
+    instance: InstanceDescription
+    cached_tokens: int
+    policy: str
+    rule: str
+    decision: Decision
+    instances: tuple[InstanceDescription, ...]
+    """What the rows of `decision` mean."""
+    excluded: Mapping[str, str]
+    """Instances that were no candidates, and why."""

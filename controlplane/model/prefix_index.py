@@ -1,0 +1,179 @@
+"""Which instances hold which KV blocks: block hash -> set of instances, exact and bounded."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.block_table import BlockTable
+from controlplane.model.holder_sets import HolderSets
+from mesh.errors import IllegalTransition
+
+
+class PrefixIndex:
+    """Answers, for a chain of block hashes, how many leading blocks each instance holds.
+
+    Instances are known by slots, small ints handed out by `add_instance`. A retired slot's blocks disappear
+    from `lookup` at once, because callers no longer name it in `among`; its bits are cleared by `sweep`, in
+    bounded slices, and only then is the slot handed out again.
+
+    At most `max_blocks` distinct blocks are indexed. Beyond that new blocks are refused, not old ones evicted:
+    a refused block reads as not cached (a hole), so placement loses some cache hits and is never wrong about
+    the others. `refused_blocks_total` counts them; whoever feeds the index must make that loud.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        self.refused_blocks_total = 0
+        self._table = BlockTable(max_blocks)
+        self._sets = HolderSets()
+        self._held_blocks: list[int] = []
+        self._live = 0
+        self._free: set[int] = set()
+        self._retired = 0
+        self._doomed = 0
+        self._swept_places = 0
+
+    def __len__(self) -> int:
+        """Distinct blocks indexed, those that only retired instances hold included until they are swept."""
+        return len(self._table)
+
+    @property
+    def max_blocks(self) -> int:
+        return self._table.max_blocks
+
+    @property
+    def retired_slots(self) -> int:
+        """Slots whose bits are not swept yet."""
+        return (self._retired | self._doomed).bit_count()
+
+    def add_instance(self) -> int:
+        """A slot that holds nothing."""
+        if self._free:
+            slot = min(self._free)
+            self._free.remove(slot)
+        else:
+            slot = len(self._held_blocks)
+            self._held_blocks.append(0)
+        self._live |= 1 << slot
+        return slot
+
+    def retire(self, slot: int) -> None:
+        """The instance is gone, or holds nothing any more. Constant time; `sweep` does the rest."""
+        self._require_live(slot)
+        self._live ^= 1 << slot
+        if self._held_blocks[slot]:
+            self._held_blocks[slot] = 0
+            self._retired |= 1 << slot
+        else:
+            self._free.add(slot)
+
+    def held_blocks(self, slot: int) -> int:
+        """Blocks indexed for this instance."""
+        return self._held_blocks[slot]
+
+    def store(self, slot: int, blocks: Iterable[int]) -> int:
+        """The instance holds these blocks now. Returns how many were refused for lack of room."""
+        self._require_live(slot)
+        bit = 1 << slot
+        added, refused = self._rewrite(blocks, lambda mask: mask | bit)
+        self._held_blocks[slot] += added
+        self.refused_blocks_total += refused
+        return refused
+
+    def remove(self, slot: int, blocks: Iterable[int]) -> None:
+        """The instance has evicted these blocks; those it was not known to hold (refused ones) are skipped."""
+        self._require_live(slot)
+        keep = ~(1 << slot)
+        removed, _ = self._rewrite(blocks, lambda mask: mask & keep)
+        self._held_blocks[slot] -= removed
+
+    def lookup(self, blocks: Sequence[int], among: int) -> NDArray[np.int64]:
+        """Leading blocks of the chain held by each instance, by slot.
+
+        `among` is the set of instances asked about, a bit mask over slots; what stands at other slots means
+        nothing. The first block that an instance lacks ends its count, whatever it holds further on.
+        """
+        if not blocks or self._table.get(blocks[0]) == 0:
+            return np.zeros(len(self._held_blocks), np.int64)
+        set_ids = self._table.gather(blocks)
+        run_ends = np.flatnonzero(set_ids[1:] != set_ids[:-1]) + 1
+        masks = self._sets.masks
+        survivors, levels, depths = among, [], []
+        depth = 0
+        for run_end in [*run_ends.tolist(), len(set_ids)]:
+            remaining = survivors & masks[set_ids[depth]]
+            if remaining != survivors:
+                levels.append(survivors)
+                depths.append(depth)
+                survivors = remaining
+                if not remaining:
+                    break
+            depth = run_end
+        else:
+            levels.append(survivors)
+            depths.append(depth)
+        return self._counts(levels, depths)
+
+    def sweep(self, max_places: int) -> bool:
+        """Clear retired instances' bits from so many places of the table; True while there is more to do."""
+        if not self._doomed:
+            if not self._retired:
+                return False
+            self._doomed, self._retired = self._retired, 0
+            self._swept_places = 0
+        stop = min(self._swept_places + max_places, self._table.places)
+        after_of = _Transition(self._sets, self._without_doomed)
+        self._account(self._table.rewrite_places(self._swept_places, stop, after_of), after_of)
+        self._swept_places = stop
+        if stop == self._table.places:
+            self._rewrite(self._table.overflowing(), self._without_doomed)
+            self._free.update(slot for slot in range(len(self._held_blocks)) if self._doomed >> slot & 1)
+            self._doomed = 0
+        return bool(self._doomed or self._retired)
+
+    def _without_doomed(self, mask: int) -> int:
+        return mask & ~self._doomed
+
+    def _rewrite(self, blocks: Iterable[int], change: Callable[[int], int]) -> tuple[int, int]:
+        """Change the holders of these blocks. Returns how many changed and how many were refused."""
+        after_of = _Transition(self._sets, change)
+        changed, refused = self._table.rewrite(blocks, after_of)
+        self._account(changed, after_of)
+        return sum(changed.values()), refused
+
+    def _account(self, changed: dict[int, int], after_of: "_Transition") -> None:
+        for before, blocks in changed.items():
+            self._sets.move(before, after_of[before], blocks)
+        for after in after_of.values():
+            self._sets.discard_unused(after)
+
+    def _counts(self, levels: list[int], depths: list[int]) -> NDArray[np.int64]:
+        """`levels` are nested sets of instances, `depths[k]` the blocks held by those in level k but not k+1."""
+        slots = len(self._held_blocks)
+        if len(levels) == 1:
+            return np.full(slots, depths[0], np.int64)
+        width_bytes = (slots + 7) // 8
+        packed = b"".join([level.to_bytes(width_bytes, "little") for level in levels[1:]])
+        rows = np.frombuffer(packed, np.uint8).reshape(-1, width_bytes)
+        levels_survived = np.unpackbits(rows, axis=1, count=slots, bitorder="little").sum(axis=0, dtype=np.intp)
+        counts: NDArray[np.int64] = np.array(depths, np.int64).take(levels_survived)
+        return counts
+
+    def _require_live(self, slot: int) -> None:
+        if slot < 0 or not self._live >> slot & 1:
+            raise IllegalTransition(
+                f"prefix index: slot {slot} is not in use (in use: {self._live:b}, being swept: "
+                f"{self._retired | self._doomed:b}); an instance must be added before its blocks"
+            )
+
+
+class _Transition(dict[int, int]):
+    """Set id before -> set id after, worked out once for each set that is met."""
+
+    def __init__(self, sets: HolderSets, change: Callable[[int], int]) -> None:
+        self._sets = sets
+        self._change = change
+
+    def __missing__(self, before: int) -> int:
+        after = self[before] = self._sets.id_of(self._change(self._sets.masks[before]))
+        return after

@@ -1,0 +1,110 @@
+"""The immutable view of one model's instances that a placement policy sees."""
+
+from bisect import bisect_left
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.instance import InstanceDescription, InstanceState
+
+INSTANCE_STATES: tuple[InstanceState, ...] = tuple(InstanceState)
+"""Decodes `Column.STATE`."""
+
+Integers: TypeAlias = NDArray[np.int64]
+
+
+class Column:
+    """Rows of `Snapshot.table`; each is one indicator over all instances.
+
+    Plain ints, not an IntEnum: numpy takes twice as long to index by an enum member.
+    """
+
+    RUNNING_REQUESTS: Final = 0
+    QUEUED_REQUESTS: Final = 1
+    QUEUED_PREFILL_TOKENS: Final = 2
+    RUNNING_TOKENS: Final = 3
+    KV_BLOCKS_USED: Final = 4
+    KV_BLOCKS_TOTAL: Final = 5
+    UNREPORTED_REQUESTS: Final = 6
+    UNREPORTED_PREFILL_TOKENS: Final = 7
+    BATCH_REQUESTS: Final = 8
+    PENDING_PREFILL_TOKENS: Final = 9
+    BLOCK_TOKENS: Final = 10
+    SLOT: Final = 11
+    """Where the instance stands in the prefix index."""
+    STATE: Final = 12
+    STALE: Final = 13
+    COUNT: Final = 14
+
+
+class Indicator:
+    """One row of `Snapshot.table` as an attribute of the snapshot."""
+
+    def __init__(self, row: int) -> None:
+        self._row = row
+
+    def __get__(self, snapshot: "Snapshot", owner: object) -> Integers:
+        indicator: Integers = snapshot.table[self._row]
+        return indicator
+
+
+class Snapshot(msgspec.Struct, frozen=True, eq=False):
+    """One model's instances, in the order of their ids so that every reader breaks ties alike.
+
+    Every indicator is a read-only int64 array of shape (instances,). Load is as last reported; the
+    `unreported` columns are the scheduler's own corrections for requests that it has placed and that no
+    report counts yet.
+    """
+
+    model: str
+    version: int
+    """Grows with every change of the table behind it."""
+    instances: tuple[InstanceDescription, ...]
+    table: Integers
+    """Shape (Column.COUNT, instances), read-only."""
+    placeable: NDArray[np.bool_]
+    """True where new requests may go: ready and not stale. Read-only."""
+    placeable_instances: int
+
+    running_requests = Indicator(Column.RUNNING_REQUESTS)
+    queued_requests = Indicator(Column.QUEUED_REQUESTS)
+    """Waiting for their first step, as reported."""
+    queued_prefill_tokens = Indicator(Column.QUEUED_PREFILL_TOKENS)
+    """Prompt tokens still to be computed, as reported."""
+    running_tokens = Indicator(Column.RUNNING_TOKENS)
+    """Context tokens of running requests."""
+    kv_blocks_used = Indicator(Column.KV_BLOCKS_USED)
+    kv_blocks_total = Indicator(Column.KV_BLOCKS_TOTAL)
+    unreported_requests = Indicator(Column.UNREPORTED_REQUESTS)
+    """Placed, and not yet counted by a report."""
+    unreported_prefill_tokens = Indicator(Column.UNREPORTED_PREFILL_TOKENS)
+    """Uncached prompt tokens of the unreported requests."""
+    batch_requests = Indicator(Column.BATCH_REQUESTS)
+    """LMetric's BS(i): running + queued + unreported requests."""
+    pending_prefill_tokens = Indicator(Column.PENDING_PREFILL_TOKENS)
+    """Prompt tokens that the instance will compute before a request placed now: queued + unreported."""
+    block_tokens = Indicator(Column.BLOCK_TOKENS)
+    slots = Indicator(Column.SLOT)
+
+    def __len__(self) -> int:
+        return len(self.instances)
+
+    def row(self, instance_id: str) -> int | None:
+        """The instance's place, None if it is not here."""
+        row = bisect_left(self.instances, instance_id, key=lambda instance: instance.instance_id)
+        found = row < len(self.instances) and self.instances[row].instance_id == instance_id
+        return row if found else None
+
+    def state(self, row: int) -> InstanceState:
+        return INSTANCE_STATES[int(self.table[Column.STATE, row])]
+
+    def refusal(self, row: int) -> str:
+        """Why nothing may be placed on this instance; empty where something may."""
+        state = self.state(row)
+        if state is not InstanceState.READY:
+            return f"is {state}"
+        if self.table[Column.STALE, row]:
+            return "is stale: its load reports have stopped"
+        return ""

@@ -1,0 +1,60 @@
+"""Requests that were placed and that no load report counts yet."""
+
+import msgspec
+
+
+class UnreportedRequest(msgspec.Struct, frozen=True):
+    """What a placement adds to an instance's load until the instance reports it itself."""
+
+    request_id: str
+    model: str
+    instance_id: str
+    prefill_tokens: int
+    placed_s: float
+
+
+class UnreportedRequests:
+    """Open placements by request id, oldest first, at most `max_requests` of them.
+
+    One is closed by the report that admits it, by the request's end, by the instance's loss, or by age.
+    """
+
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
+        self._open: dict[str, UnreportedRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, request: UnreportedRequest) -> list[UnreportedRequest]:
+        """Open a placement. Returns those that are thereby closed: an earlier placement of the same request,
+        or the oldest one when there are too many."""
+        closed = self.close(request.request_id)
+        self._open[request.request_id] = request
+        if len(self._open) > self._max_requests:
+            closed += self.close(next(iter(self._open)))
+        return closed
+
+    def close(self, request_id: str, instance_id: str | None = None) -> list[UnreportedRequest]:
+        """Close the request's placement, if it is open (and on that instance, where one is named)."""
+        request = self._open.get(request_id)
+        if request is None or (instance_id is not None and request.instance_id != instance_id):
+            return []
+        del self._open[request_id]
+        return [request]
+
+    def close_instance(self, instance_id: str) -> None:
+        """The instance is gone and takes its corrections with it."""
+        for request_id in [r.request_id for r in self._open.values() if r.instance_id == instance_id]:
+            del self._open[request_id]
+
+    def close_older(self, placed_before_s: float) -> list[UnreportedRequest]:
+        """Close what was placed before that moment."""
+        closed = []
+        for request in self._open.values():
+            if request.placed_s >= placed_before_s:
+                break
+            closed.append(request)
+        for request in closed:
+            del self._open[request.request_id]
+        return closed

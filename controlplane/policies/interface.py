@@ -1,0 +1,22 @@
+"""The one interface of placement policies."""
+
+from typing import ClassVar, Protocol
+
+from controlplane.model.placement import Decision, PlacementProblem
+
+
+class Policy(Protocol):
+    """Chooses the instance for a request. The same objects run in the live mesh and in the simulator.
+
+    A policy is a deterministic function of the problems it has been shown, in their order: no I/O, no clock
+    (`request.now_s` is the time), no global randomness (a policy that draws owns a generator made from a seed).
+    What it remembers is bounded. Policies compose: one that filters calls another with fewer candidates.
+    """
+
+    name: ClassVar[str]
+    """By which operators select it."""
+    rule: ClassVar[str]
+    """The rule in one line, for `explain`."""
+
+    def decide(self, problem: PlacementProblem) -> Decision:
+        """Choose among the candidates, of which there is at least one."""

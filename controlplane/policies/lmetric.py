@@ -1,0 +1,36 @@
+"""LMetric: the product of new prefill tokens and batch size."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.policies.selection import among_candidates, lowest
+
+
+class LMetric:
+    """score = P-token x BS, lowest wins (LMetric, section 5, figure 17b).
+
+    P-token is what the instance would have to prefill if it got the request: prompt tokens still to be computed
+    there plus the request's own uncached ones, at least 1. BS is its running plus queued requests. Both count
+    requests placed but not yet reported. Idle instances all score 0 whatever their cache: P-token decides then.
+    """
+
+    name: ClassVar[str] = "lmetric"
+    rule: ClassVar[str] = (
+        "score = p_token x bs; p_token = queued prefill tokens + uncached prompt tokens, at least 1; "
+        "bs = running + queued requests; ties go to the lowest p_token"
+    )
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def decide(self, problem: PlacementProblem) -> Decision:
+        snapshot = problem.snapshot
+        uncached = problem.request.prompt_tokens - problem.cached_tokens
+        p_token = np.maximum(snapshot.pending_prefill_tokens + uncached, 1)
+        bs = snapshot.batch_requests
+        scores = among_candidates(p_token * bs, problem.candidates)
+        self._turn += 1
+        row = lowest(scores, self._turn, tie_break=p_token)
+        return Decision(row, scores, {"p_token": p_token, "bs": bs, "cached_tokens": problem.cached_tokens})

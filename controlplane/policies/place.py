@@ -1,0 +1,62 @@
+"""Place one request: from the cluster table through a policy to an instance."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.placement import Placement, PlacementProblem, PlacementRequest
+from controlplane.model.snapshot import Snapshot
+from controlplane.policies.interface import Policy
+from mesh.errors import NoInstance, UnknownModel
+
+MAX_REASONS = 8
+"""Instances named in an error message."""
+
+
+def place(table: ClusterTable, policy: Policy, request: PlacementRequest) -> Placement:
+    """Choose an instance and count the request as its load.
+
+    Raises `UnknownModel` if no instance has announced the model and `NoInstance` if none may take the request now.
+    """
+    snapshot = table.snapshot(request.model)
+    if snapshot is None:
+        raise UnknownModel(_unknown_model(table, request.model))
+    candidates = snapshot.placeable
+    excluded: dict[str, str] = {}
+    if request.excluded_instance_ids or snapshot.placeable_instances < len(snapshot):
+        candidates, excluded = _narrow(snapshot, request)
+    if len(excluded) == len(snapshot):
+        raise NoInstance(_no_instance(request.model, excluded))
+    cached_tokens = table.cached_tokens(snapshot, request.block_hashes)
+    decision = policy.decide(PlacementProblem(request, snapshot, cached_tokens, candidates))
+    instance = snapshot.instances[decision.row]
+    cached = min(int(cached_tokens[decision.row]), request.prompt_tokens)
+    table.placed(request.request_id, instance.instance_id, request.prompt_tokens - cached, request.now_s)
+    return Placement(request, instance, cached, policy.name, policy.rule, decision, snapshot.instances, excluded)
+
+
+def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.bool_], dict[str, str]]:
+    """Where the request may go, and why each other instance may not take it."""
+    candidates = snapshot.placeable.copy()
+    reasons = {
+        snapshot.instances[row].instance_id: snapshot.refusal(row) for row in np.flatnonzero(~candidates).tolist()
+    }
+    for instance_id in request.excluded_instance_ids:
+        row = snapshot.row(instance_id)
+        if row is not None and candidates[row]:
+            candidates[row] = False
+            reasons[instance_id] = "has failed this request before"
+    return candidates, reasons
+
+
+def _unknown_model(table: ClusterTable, model: str) -> str:
+    served = ", ".join(sorted(table.models())) or "none yet"
+    return f"no instance serves the model {model!r}; models served: {served}"
+
+
+def _no_instance(model: str, excluded: dict[str, str]) -> str:
+    if not excluded:
+        return f"every instance of {model!r} has gone; start one, or retry once it is back"
+    reasons = "; ".join(f"{instance_id} {why}" for instance_id, why in list(excluded.items())[:MAX_REASONS])
+    more = f"; and {len(excluded) - MAX_REASONS} more" if len(excluded) > MAX_REASONS else ""
+    return f"no instance of {model!r} can take the request now ({reasons}{more}); retry shortly"

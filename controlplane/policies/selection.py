@@ -1,0 +1,22 @@
+"""The last step of every scoring policy: the candidate with the lowest score."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def among_candidates(scores: NDArray[np.int64], candidates: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The scores, with infinity where an instance is no candidate."""
+    return np.where(candidates, scores, np.inf)
+
+
+def lowest(scores: NDArray[np.float64], turn: int, tie_break: NDArray[np.int64] | None = None) -> int:
+    """Row of the lowest score; among equals the lowest `tie_break`, and among those the `turn`-th, cyclically.
+
+    Published policies leave ties open. Always taking the first would send every request of a quiet cluster
+    to one instance.
+    """
+    tied = np.flatnonzero(scores == scores.min())
+    if tie_break is not None and len(tied) > 1:
+        keys = tie_break[tied]
+        tied = tied[keys == keys.min()]
+    return int(tied[turn % len(tied)])

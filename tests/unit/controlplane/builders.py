@@ -1,0 +1,57 @@
+"""Short ways to say what a test is about."""
+
+from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.placement import PlacementRequest
+
+BLOCK_TOKENS = 16
+
+
+def instance(instance_id: str, incarnation_id: str = "1", model: str = "m") -> InstanceDescription:
+    return InstanceDescription(
+        instance_id,
+        incarnation_id,
+        address=f"127.0.0.1:{instance_id}",
+        model=model,
+        model_path="/models/m",
+        engine="simulated",
+        block_tokens=BLOCK_TOKENS,
+        kv_blocks=1000,
+        max_model_len_tokens=4096,
+        max_batch_requests=64,
+        max_step_tokens=2048,
+    )
+
+
+def cluster(*instance_ids: str, limits: ClusterLimits | None = None) -> ClusterTable:
+    """Ready, idle instances of model m."""
+    table = ClusterTable(limits or ClusterLimits(max_indexed_blocks=1000))
+    for instance_id in instance_ids:
+        table.joined(instance(instance_id))
+        report(table, instance_id)
+    return table
+
+
+def report(
+    table: ClusterTable,
+    instance_id: str,
+    load: LoadReport | None = None,
+    state: InstanceState = InstanceState.READY,
+    admitted: tuple[str, ...] = (),
+) -> None:
+    table.reported(instance_id, "1", load or LoadReport(), state, admitted)
+
+
+def cache(table: ClusterTable, instance_id: str, *blocks: int) -> None:
+    table.cached(instance_id, "1", KvBlocks(stored=blocks))
+
+
+def request(
+    request_id: str = "r",
+    prompt_tokens: int = 100,
+    blocks: tuple[int, ...] = (),
+    now_s: float = 0.0,
+    model: str = "m",
+    excluded: frozenset[str] = frozenset(),
+) -> PlacementRequest:
+    return PlacementRequest(request_id, model, prompt_tokens, now_s, blocks, excluded_instance_ids=excluded)

@@ -1,0 +1,60 @@
+"""From a request to an instance, or to an error that says what to do."""
+
+import pytest
+
+from controlplane.model.instance import InstanceState
+from controlplane.policies.lmetric import LMetric
+from controlplane.policies.place import place
+from mesh.errors import NoInstance, UnknownModel
+from tests.unit.controlplane.builders import cache, cluster, report, request
+
+
+def test_a_placement_tells_its_reasons() -> None:
+    table = cluster("a", "b")
+    cache(table, "b", 1, 2)
+    placement = place(table, LMetric(), request("r", prompt_tokens=40, blocks=(1, 2)))
+    assert placement.instance.instance_id == "b"
+    assert placement.cached_tokens == 32
+    assert placement.policy == "lmetric"
+    assert [i.instance_id for i in placement.instances] == ["a", "b"]
+    assert placement.decision.indicators["p_token"].tolist() == [40, 8]
+    assert placement.excluded == {}
+
+
+def test_a_placement_counts_at_once_with_its_uncached_tokens() -> None:
+    table = cluster("a")
+    cache(table, "a", 1, 2)
+    place(table, LMetric(), request("r", prompt_tokens=40, blocks=(1, 2)))
+    snapshot = table.snapshot("m")
+    assert snapshot is not None
+    assert snapshot.unreported_prefill_tokens.tolist() == [8]
+
+
+def test_unknown_models_are_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownModel, match=r"'gpt'; models served: m"):
+        place(cluster("a"), LMetric(), request(model="gpt"))
+    with pytest.raises(UnknownModel, match="none yet"):
+        place(cluster(), LMetric(), request(model="gpt"))
+
+
+def test_when_nobody_can_take_it_everybodys_reason_is_told() -> None:
+    table = cluster("a", "b", "c")
+    table.staled("a", "1", True)
+    report(table, "b", state=InstanceState.DRAINING)
+    with pytest.raises(NoInstance, match=r"a is stale.*b is draining.*c has failed this request before"):
+        place(table, LMetric(), request(excluded=frozenset({"c"})))
+
+
+def test_the_reasons_of_many_are_cut_short() -> None:
+    table = cluster(*(f"i{n}" for n in range(30)))
+    for number in range(30):
+        report(table, f"i{number}", state=InstanceState.DRAINING)
+    with pytest.raises(NoInstance, match="and 22 more"):
+        place(table, LMetric(), request())
+
+
+def test_a_model_whose_instances_all_died_is_known_but_not_served() -> None:
+    table = cluster("a")
+    table.lost("a", "1")
+    with pytest.raises(NoInstance, match="every instance of 'm' has gone"):
+        place(table, LMetric(), request())

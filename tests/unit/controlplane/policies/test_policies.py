@@ -1,0 +1,142 @@
+"""Each policy against its published rule, written out plainly."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.instance import LoadReport
+from controlplane.policies.least_loaded import LeastLoaded
+from controlplane.policies.lmetric import LMetric
+from controlplane.policies.place import place
+from controlplane.policies.registry import POLICIES, create_policy
+from controlplane.policies.round_robin import RoundRobin
+from mesh.errors import ConfigurationError
+from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, report, request
+
+LOADS = st.lists(
+    st.builds(
+        LoadReport,
+        running_requests=st.integers(0, 3),
+        queued_requests=st.integers(0, 3),
+        queued_prefill_tokens=st.integers(0, 500),
+    ),
+    min_size=1,
+    max_size=6,
+)
+CHAIN = (1, 2, 3, 4, 5, 6)
+
+
+def loaded(loads: list[LoadReport]) -> ClusterTable:
+    table = cluster(*(f"i{row}" for row in range(len(loads))))
+    for row, load in enumerate(loads):
+        report(table, f"i{row}", load)
+    return table
+
+
+@given(LOADS)
+@settings(deadline=None)
+def test_least_loaded_takes_the_lowest_of_four_times_queued_plus_running(loads: list[LoadReport]) -> None:
+    placement = place(loaded(loads), LeastLoaded(), request())
+    scores = [4 * load.queued_requests + load.running_requests for load in loads]
+    assert placement.decision.scores.tolist() == scores
+    assert scores[placement.decision.row] == min(scores)
+
+
+def test_least_loaded_counts_its_own_placements_as_queued() -> None:
+    table, policy = cluster("a", "b"), LeastLoaded()
+    report(table, "b", LoadReport(running_requests=3))
+    assert [place(table, policy, request(f"r{n}")).instance.instance_id for n in range(2)] == ["a", "b"]
+
+
+@given(loads=LOADS, held=st.lists(st.integers(0, len(CHAIN)), min_size=6, max_size=6))
+@settings(deadline=None)
+def test_lmetric_takes_the_lowest_product_and_among_equals_the_lowest_p_token(
+    loads: list[LoadReport], held: list[int]
+) -> None:
+    table = loaded(loads)
+    for row in range(len(loads)):
+        cache(table, f"i{row}", *CHAIN[: held[row]])
+    placement = place(table, LMetric(), request(prompt_tokens=100, blocks=CHAIN))
+    p_token = [
+        max(1, load.queued_prefill_tokens + 100 - blocks * BLOCK_TOKENS)
+        for load, blocks in zip(loads, held, strict=False)
+    ]
+    keys = [
+        ((load.running_requests + load.queued_requests) * tokens, tokens)
+        for load, tokens in zip(loads, p_token, strict=True)
+    ]
+    assert placement.decision.indicators["p_token"].tolist() == p_token
+    assert placement.decision.scores.tolist() == [key[0] for key in keys]
+    assert keys[placement.decision.row] == min(keys)
+
+
+def test_lmetric_p_token_is_at_least_one() -> None:
+    table = cluster("a")
+    cache(table, "a", *CHAIN)
+    placement = place(table, LMetric(), request(prompt_tokens=96, blocks=CHAIN))
+    assert placement.decision.indicators["p_token"].tolist() == [1]
+    assert placement.cached_tokens == 96
+
+
+def test_lmetric_weighs_cache_against_load() -> None:
+    table = cluster("busy", "free")
+    cache(table, "busy", *CHAIN)
+    report(table, "free", LoadReport(running_requests=1))
+    for running, expected in ((20, "busy"), (30, "free")):
+        report(table, "busy", LoadReport(running_requests=running))
+        # p_token 4 x 20 = 80 against 100 x 1, then 4 x 30 = 120.
+        assert place(table, LMetric(), request(prompt_tokens=100, blocks=CHAIN)).instance.instance_id == expected
+        table.ended("r")
+
+
+def test_round_robin_takes_each_in_turn_and_survives_changes_of_the_fleet() -> None:
+    table, policy = cluster("a", "b", "c"), RoundRobin()
+    chosen = [place(table, policy, request(f"r{n}")).instance.instance_id for n in range(4)]
+    assert chosen == ["a", "b", "c", "a"]
+    table.lost("b", "1")
+    assert place(table, policy, request("r5")).instance.instance_id == "c"
+    assert place(table, policy, request("r6", excluded=frozenset({"a"}))).instance.instance_id == "c"
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_an_idle_cluster_is_used_evenly(name: str) -> None:
+    table, policy = cluster("a", "b", "c", "d"), create_policy(name)
+    counts: Counter[str] = Counter()
+    for number in range(40):
+        counts[place(table, policy, request(f"r{number}")).instance.instance_id] += 1
+        table.ended(f"r{number}")
+    assert set(counts.values()) == {10}
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_only_candidates_are_chosen(name: str) -> None:
+    table, policy = cluster("a", "b", "c", "d"), create_policy(name)
+    table.staled("a", "1", True)
+    report(table, "c", LoadReport(running_requests=1000, queued_requests=1000, queued_prefill_tokens=10**9))
+    for number in range(10):
+        placement = place(table, policy, request(f"r{number}", excluded=frozenset({"b", "d", "gone"})))
+        assert placement.instance.instance_id == "c"
+        assert placement.decision.scores[[0, 1, 3]].tolist() == [float("inf")] * 3
+    assert set(placement.excluded) == {"a", "b", "d"}
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_the_same_history_gives_the_same_decisions(name: str) -> None:
+    def run() -> list[str]:
+        table, policy = cluster("a", "b", "c"), create_policy(name)
+        chosen = []
+        for number in range(60):
+            if number % 7 == 0:
+                report(table, "abc"[number % 3], LoadReport(number % 5, number % 4, 13 * number))
+            chosen.append(place(table, policy, request(f"r{number}", now_s=number / 10)).instance.instance_id)
+        return chosen
+
+    assert run() == run()
+
+
+def test_unknown_policies_are_refused_with_the_choice() -> None:
+    with pytest.raises(ConfigurationError, match=r"'best'.*round_robin, least_loaded, lmetric"):
+        create_policy("best")
