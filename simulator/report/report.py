@@ -136,7 +136,8 @@ def _rate(count: int, seconds: float) -> float:
 
 def _shares(good: Sequence[RequestOutcome]) -> dict[str, InstanceShare]:
     served = Counter(outcome.instance_id for outcome in good if outcome.instance_id)
+    # Shorter names first, so that worker-2 stands before worker-10.
     return {
         instance_id: InstanceShare(requests=count, share=count / served.total())
-        for instance_id, count in sorted(served.items())
+        for instance_id, count in sorted(served.items(), key=lambda item: (len(item[0]), item[0]))
     }

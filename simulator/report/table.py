@@ -6,11 +6,11 @@ from rich.table import Table
 
 from simulator.report.report import Latencies, Report
 
-_MAX_INSTANCE_ROWS = 32
+_MAX_INSTANCE_ROWS = 8
 
 
 def report_table(reports: Mapping[str, Report], title: str = "") -> Table:
-    """A column for each report, named by its key. More than 32 instances are summed up in one row."""
+    """A column for each report, named by its key. More than eight instances are summed up in one row."""
     table = Table(title=title or None, title_justify="left")
     table.add_column("")
     for name in reports:

@@ -1,0 +1,136 @@
+"""A streamed completion as it arrives: the times of its tokens, its usage, its end."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from simulator.report.outcome import RequestOutcome
+
+MAX_EVENT_BYTES = 4 << 20
+MAX_ERROR_BODY_BYTES = 64 << 10
+INSTANCE_HEADER = "x-penstock-instance"
+POLICY_HEADER = "x-penstock-policy"
+
+
+class _PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptTokensDetails | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    index: int = 0
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class _Event(msgspec.Struct, frozen=True):
+    """What is read of a chunk; decoding these few fields costs about a microsecond."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+
+class CompletionStream:
+    """The response sink of one completion request. `now_s` is the clock of the experiment."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._status = 0
+        self._partial = b""
+        self._done = False
+        self._usage: _Usage | None = None
+        self._error = ""
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.instance_id = ""
+        self.policy = ""
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Status and headers."""
+        self._status = status
+        self.instance_id = headers.get(INSTANCE_HEADER, "")
+        self.policy = headers.get(POLICY_HEADER, "")
+
+    def on_body(self, chunk: bytes) -> None:
+        """A piece of the body: whole events, parts of one, or several."""
+        if self._status != 200:
+            self._partial = (self._partial + chunk)[:MAX_ERROR_BODY_BYTES]
+            return
+        now_s = self._now_s()
+        lines = (self._partial + chunk).split(b"\n")
+        self._partial = lines.pop()
+        if len(self._partial) > MAX_EVENT_BYTES:
+            self._error = self._error or f"an event of more than {MAX_EVENT_BYTES} bytes"
+            self._partial = b""
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._on_data(line[5:].strip(), now_s)
+
+    def outcome(self, arrival_s: float, failure: str = "") -> RequestOutcome:
+        """What became of the request; `failure` says why the exchange itself broke off, if it did."""
+        usage = self._usage
+        cached = usage.prompt_tokens_details.cached_tokens if usage and usage.prompt_tokens_details else None
+        return RequestOutcome(
+            arrival_s=arrival_s,
+            finished_s=self._now_s(),
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            input_tokens=usage.prompt_tokens if usage else 0,
+            output_tokens=usage.completion_tokens if usage else 0,
+            cached_tokens=cached or 0,
+            instance_id=self.instance_id,
+            error=self._failure(failure),
+        )
+
+    def _on_data(self, data: bytes, now_s: float) -> None:
+        if data == b"[DONE]":
+            self._done = True
+            return
+        try:
+            event = _EVENTS.decode(data)
+        except msgspec.DecodeError as error:
+            self._error = self._error or f"an event that is no completion chunk ({error})"
+            return
+        if event.error is not None:
+            self._error = self._error or event.error.message or "an error without a message"
+        if event.usage is not None:
+            self._usage = event.usage
+        if event.choices:
+            self.last_token_s = now_s
+            if self.first_token_s is None:
+                self.first_token_s = now_s
+
+    def _failure(self, failure: str) -> str:
+        if self._status not in (0, 200):
+            return f"HTTP {self._status}: {_error_message(self._partial)}"
+        if self._error or failure:
+            return self._error or failure
+        if not self._done:
+            return "the stream ended without [DONE]"
+        if self.first_token_s is None:
+            return "the stream ended without a token"
+        if self._usage is None:
+            return "the stream told no usage, so its tokens cannot be counted"
+        return ""
+
+
+def _error_message(body: bytes) -> str:
+    """The message of an OpenAI-style error object, otherwise the body's beginning."""
+    try:
+        event = _EVENTS.decode(body)
+    except msgspec.DecodeError:
+        event = _Event()
+    if event.error is not None and event.error.message:
+        return event.error.message
+    return body[:200].decode("utf-8", "replace").strip() or "no body"
