@@ -1,0 +1,68 @@
+"""Makes the engine that the settings name. Only that engine's modules are imported: the simulated one runs where
+torch and vLLM are not installed."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine_worker.engine_options import engine_settings
+from engine_worker.engines.interface import Engine
+from engine_worker.settings import EngineKind, WorkerSettings
+from engine_worker.vocabulary import read_vocabulary
+from simulator.cost.linear import LinearCost
+from simulator.instance.config import InstanceConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedSettings:
+    """What the simulated engine is told."""
+
+    instance: InstanceConfig = field(default_factory=InstanceConfig)
+    cost: LinearCost = field(default_factory=LinearCost)
+    time_scale: float = 1.0
+    """Multiplies every duration of the cost model."""
+
+
+def make_engine(settings: WorkerSettings, seed: int) -> Engine:
+    """The engine, not started yet. `seed` is for requests that bring none. Raises ConfigurationError."""
+    return _MAKERS[settings.engine](settings, seed)
+
+
+def _make_simulated(settings: WorkerSettings, seed: int) -> Engine:
+    """Its answers depend on prompt and request alone; the seed is not used."""
+    from engine_worker.engines.simulated import SimulatedEngine
+
+    chosen = engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings))
+    return SimulatedEngine(chosen.instance, chosen.cost, time_scale=chosen.time_scale)
+
+
+def _simulated_defaults(settings: WorkerSettings) -> dict[str, Any]:
+    vocabulary = read_vocabulary(Path(settings.model_path))
+    if vocabulary is None:
+        log.warning("no tokenizer.json: the vocabulary is assumed", extra={"model_path": settings.model_path})
+        return {}
+    output = {
+        "vocabulary_tokens": vocabulary.size_tokens,
+        "first_token_id": vocabulary.first_token_id,
+        "last_token_id": vocabulary.last_token_id,
+        "eos_token_id": vocabulary.eos_token_id,
+    }
+    return {"instance": {"output": output}}
+
+
+def _make_vllm(settings: WorkerSettings, seed: int) -> Engine:
+    from engine_worker.engines.vllm.engine import VllmEngine
+    from engine_worker.engines.vllm.settings import VllmSettings
+
+    defaults = {"model_path": settings.model_path, "seed": seed}
+    return VllmEngine(engine_settings(VllmSettings, settings.engine_option, defaults))
+
+
+_MAKERS: dict[EngineKind, Callable[[WorkerSettings, int], Engine]] = {
+    "simulated": _make_simulated,
+    "vllm": _make_vllm,
+}

@@ -1,0 +1,256 @@
+"""The living instance: engine, request table and output streams together, on one event loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
+from controlplane.model.request import EngineRequest, StepOutput
+from engine_worker import wire
+from engine_worker.admission import refusal
+from engine_worker.deltas import Failure, FailureCode
+from engine_worker.engines.interface import Engine
+from engine_worker.hang_detector import HangDetector
+from engine_worker.metrics import WorkerMetrics
+from engine_worker.reported_load import reported_load
+from engine_worker.request_table import Orders, RequestTable
+from engine_worker.settings import WorkerSettings
+from engine_worker.streams import OutputStream
+from mesh.errors import EngineFailed, RequestRefused
+
+log = logging.getLogger(__name__)
+
+
+class Instance:
+    """Decides nothing itself: asks the table, then tells engine and streams. Every method runs on the event
+    loop and, `run` and the waits apart, returns at once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        description: InstanceDescription,
+        settings: WorkerSettings,
+        metrics: WorkerMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.description = description
+        self.table = RequestTable()
+        self.state = InstanceState.READY
+        self.streams: dict[int, OutputStream] = {}
+        self.on_change: list[Callable[[], None]] = []
+        """Called after each step and each change of state."""
+        self.on_hang_change: list[Callable[[], None]] = []
+        """Called when the engine begins or ceases to hang."""
+        self._engine = engine
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._hang = HangDetector(settings.hang_s)
+        self._stream_ids = count(1)
+        self.last_load = LoadReport()
+        """The engine's load as of the last tick, for other threads."""
+        self._drained = asyncio.Event()
+        self._no_streams = asyncio.Event()
+        self._closed_reason = ""
+
+    async def run(self) -> None:
+        """Pass the engine's output on until `stop`. Raises EngineFailed when the engine dies; every request has
+        been told by then."""
+        try:
+            async for step in self._engine.outputs():
+                self._on_step(step)
+            if not self._closed_reason:
+                raise EngineFailed("the engine ended its output without being asked to stop")
+        except EngineFailed as error:
+            log.critical("the engine died", extra={"error": str(error), "requests": len(self.table)})
+            self._closed_reason = "the engine died"
+            self._carry_out(self.table.fail_all(FailureCode.ENGINE, str(error)), engine_lives=False)
+            raise
+
+    @property
+    def has_room(self) -> bool:
+        """Another frontend may connect."""
+        return not self._closed_reason and len(self.streams) < self._settings.max_streams
+
+    def open_stream(self, frontend_id: str) -> OutputStream:
+        """A stream for one frontend; look at `has_room` first."""
+        stream = OutputStream(
+            next(self._stream_ids),
+            frontend_id,
+            max_messages=self._settings.stream_buffer_messages,
+            max_bytes=self._settings.stream_buffer_bytes,
+        )
+        self.streams[stream.stream_id] = stream
+        self._no_streams.clear()
+        stream.put(wire.hello_message(self.description.instance_id, self.description.incarnation_id))
+        return stream
+
+    def end_input(self, stream: OutputStream) -> None:
+        """The frontend will send nothing more: close its stream once its requests have ended."""
+        stream.input_ended = True
+        self._close_if_finished(stream)
+
+    def close_stream(self, stream: OutputStream) -> None:
+        """The stream is gone: abort what it asked for."""
+        if self.streams.pop(stream.stream_id, None) is not None:
+            self._carry_out(self.table.close_stream(stream.stream_id))
+        if not self.streams:
+            self._no_streams.set()
+
+    def submit(self, stream: OutputStream, request: EngineRequest, *, model: str, deadline_ms: int = 0) -> None:
+        """Hand a request to the engine, or answer why not."""
+        if stream.is_cut:
+            return
+        if (duplicate := self.table.refuse_duplicate(stream.stream_id, request.request_id)) is not None:
+            self._carry_out(duplicate)
+            return
+        failure = self._admission_failure(request, model) or self._hand_over(request)
+        if failure is not None:
+            self._carry_out(Orders(messages={stream.stream_id: [failure]}))
+            return
+        now_s = self._clock()
+        self.table.admit(
+            request,
+            stream_id=stream.stream_id,
+            frontend_id=stream.frontend_id,
+            now_s=now_s,
+            deadline_s=now_s + deadline_ms / 1000 if deadline_ms else None,
+        )
+        self._changed()
+
+    def abort(self, stream: OutputStream, request_id: str) -> None:
+        """Take a request of this stream back."""
+        self._carry_out(self.table.abort(stream.stream_id, request_id))
+
+    def tick(self) -> None:
+        """End requests past their deadline and look whether the engine hangs. Call it every 50 ms or so."""
+        now_s = self._clock()
+        self._carry_out(self.table.expire(now_s))
+        self.last_load = self._engine.load()
+        if not self._hang.observe(now_s, busy=len(self.table) > 0, load=self.last_load):
+            return
+        if self._hang.hung:
+            log.critical(
+                "the engine hangs: it has requests and makes no step",
+                extra={"requests": len(self.table), "hang_s": self._settings.hang_s},
+            )
+        else:
+            log.warning("the engine makes steps again")
+        for callback in self.on_hang_change:
+            callback()
+        self._changed()
+
+    @property
+    def hung(self) -> bool:
+        """The engine has requests and makes no step."""
+        return self._hang.hung
+
+    def load(self) -> LoadReport:
+        """The load with all requests handed to the engine."""
+        return reported_load(self._engine.load(), self.table)
+
+    def start_draining(self) -> int:
+        """Take nothing new from now on. Returns the number of requests that still run."""
+        if self.state is not InstanceState.DRAINING:
+            self.state = InstanceState.DRAINING
+            log.info("draining", extra={"requests": len(self.table)})
+            self._carry_out(Orders())
+            self._changed()
+        return len(self.table.live())
+
+    async def drained(self) -> None:
+        """Return once no request is left; `start_draining` first."""
+        await self._drained.wait()
+
+    async def stop(self, flush_s: float) -> None:
+        """End what still runs with UNAVAILABLE and give the streams `flush_s` to carry the news."""
+        self._closed_reason = self._closed_reason or "the worker is stopping"
+        message = f"{self._closed_reason}; another worker may take the request"
+        self._carry_out(self.table.fail_all(FailureCode.UNAVAILABLE, message))
+        for stream in self.streams.values():
+            stream.close()
+        if not self.streams:
+            return
+        try:
+            async with asyncio.timeout(flush_s):
+                await self._no_streams.wait()
+        except TimeoutError:
+            log.warning("some frontends did not read the end of their streams", extra={"streams": len(self.streams)})
+
+    def _on_step(self, step: StepOutput) -> None:
+        self._hang.note_step(self._clock())
+        strays = self.table.strays_total
+        self._carry_out(self.table.route(step))
+        if self.table.strays_total != strays:
+            self._metrics.stray_deltas.inc(self.table.strays_total - strays)
+            log.error("the engine went on with requests that are not here; this is a bug of the engine")
+        self._metrics.steps.inc()
+        self._metrics.step_seconds.observe(self._engine.load().step_ms / 1000)
+        self._changed()
+
+    def _admission_failure(self, request: EngineRequest, model: str) -> Failure | None:
+        served = self.description.model
+        if (reason := refusal(request, asked_model=model, served_model=served)) is not None:
+            return _failure(request, FailureCode.REFUSED, reason)
+        if (obstacle := self._obstacle()) is not None:
+            return _failure(request, FailureCode.UNAVAILABLE, f"{obstacle}; another worker may take the request")
+        return None
+
+    def _obstacle(self) -> str | None:
+        """Why nothing can be taken just now."""
+        if self._closed_reason:
+            return self._closed_reason
+        if self.state is InstanceState.DRAINING:
+            return "the worker is draining"
+        if self.hung:
+            return "the engine hangs"
+        if len(self.table) >= self._settings.max_requests:
+            return f"{len(self.table)} requests are here already, the limit"
+        return None
+
+    def _hand_over(self, request: EngineRequest) -> Failure | None:
+        try:
+            self._engine.submit(request)
+        except RequestRefused as error:
+            return _failure(request, FailureCode.REFUSED, str(error))
+        except EngineFailed as error:
+            return _failure(request, FailureCode.ENGINE, str(error))
+        return None
+
+    def _carry_out(self, orders: Orders, *, engine_lives: bool = True) -> None:
+        if engine_lives:
+            for request_id in orders.aborts:
+                self._engine.abort(request_id)
+        for stream_id, deltas in orders.messages.items():
+            stream = self.streams[stream_id]
+            self._metrics.message_bytes.observe(stream.put(wire.step_message(deltas)))
+            self._close_if_finished(stream)
+            self._count_failures(deltas)
+        self._drop_cut_streams([self.streams[stream_id] for stream_id in orders.messages])
+        if self.state is InstanceState.DRAINING and not self.table.live():
+            self._drained.set()
+
+    def _count_failures(self, deltas: Iterable[object]) -> None:
+        for delta in deltas:
+            if isinstance(delta, Failure):
+                self._metrics.failures.labels(delta.code).inc()
+
+    def _drop_cut_streams(self, streams: Iterable[OutputStream]) -> None:
+        for stream in streams:
+            if stream.is_cut:
+                log.error("a frontend is cut off", extra={"reason": stream.cut_reason.result()})
+                self._metrics.cut_streams.inc()
+                self.close_stream(stream)
+
+    def _close_if_finished(self, stream: OutputStream) -> None:
+        if stream.input_ended and not self.table.live(stream.stream_id):
+            stream.close()
+
+    def _changed(self) -> None:
+        for callback in self.on_change:
+            callback()
+
+
+def _failure(request: EngineRequest, code: FailureCode, message: str) -> Failure:
+    return Failure(request.request_id, len(request.emitted_token_ids), code, message)

@@ -1,0 +1,93 @@
+"""What a worker shows on its metrics port."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from controlplane.model.instance import LoadReport
+
+_STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_MESSAGE_BYTES = (64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What is read when the metrics are."""
+
+    load: LoadReport
+    kv_blocks: int
+    cached_blocks: int
+    streams: int
+    hung: bool
+
+
+class WorkerMetrics:
+    """Counters of the worker shell; the engine's own numbers come from its load (`GaugeCollector`)."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.steps = Counter("penstock_worker_steps", "Engine steps that brought output", registry=registry)
+        self.step_seconds = Histogram(
+            "penstock_worker_step_seconds",
+            "Duration of the engine steps that brought output",
+            buckets=_STEP_SECONDS,
+            registry=registry,
+        )
+        self.message_bytes = Histogram(
+            "penstock_worker_stream_message_bytes",
+            "Size of the messages to frontends",
+            buckets=_MESSAGE_BYTES,
+            registry=registry,
+        )
+        self.failures = Counter(
+            "penstock_worker_failures", "Requests ended by the worker, not its engine", ["code"], registry=registry
+        )
+        self.cut_streams = Counter(
+            "penstock_worker_cut_streams", "Frontends cut off because they did not read", registry=registry
+        )
+        self.stray_deltas = Counter(
+            "penstock_worker_stray_deltas", "Engine output for requests that are not here", registry=registry
+        )
+        self.report_failures = Counter(
+            "penstock_worker_report_failures", "Report streams to a monitor that broke", registry=registry
+        )
+
+
+class GaugeCollector(Collector):
+    """Reads the worker's present state when Prometheus asks, so that no step pays for it."""
+
+    def __init__(self, read: Callable[[], Gauges], registry: CollectorRegistry) -> None:
+        """`read` is called from the metrics port's thread."""
+        self._read = read
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing ahead of time: registration must not read a worker that is not there yet."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client."""
+        now = self._read()
+        load = now.load
+        gauges = (
+            ("running_requests", "Requests in the engine's batch", load.running_requests),
+            ("queued_requests", "Requests that wait for the engine", load.queued_requests),
+            ("queued_prefill_tokens", "Prompt tokens still to be computed", load.queued_prefill_tokens),
+            ("running_tokens", "Context tokens of the running requests", load.running_tokens),
+            ("kv_usage_ratio", "Share of the KV blocks in use", load.kv_blocks_used / max(1, now.kv_blocks)),
+            ("cached_blocks", "Blocks in the prefix cache", now.cached_blocks),
+            ("streams", "Connected frontends", now.streams),
+            ("hung", "1 while the engine has requests and makes no step", float(now.hung)),
+        )
+        counters = (
+            ("generated_tokens", "Tokens generated", load.generated_tokens_total),
+            ("prefilled_tokens", "Prompt tokens computed", load.prefilled_tokens_total),
+            ("preemptions", "Requests put back for want of KV blocks", load.preemptions_total),
+            ("finished_requests", "Requests that ended in the engine", load.finished_requests_total),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"penstock_worker_{name}", text, value)
+        for name, text, total in counters:
+            yield CounterMetricFamily(f"penstock_worker_{name}", text, total)

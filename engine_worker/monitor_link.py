@@ -1,0 +1,153 @@
+"""The report stream to one monitor: dialled, fed and dialled again."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from controlplane.model.instance import InstanceState, KvBlocks
+from engine_worker import wire
+from engine_worker.cache_ledger import CacheLedger, KvBacklog
+from engine_worker.instance import Instance
+from engine_worker.metrics import WorkerMetrics
+from engine_worker.pacing import Pacing
+from engine_worker.settings import WorkerSettings
+from mesh.errors import DeadlineExceeded, PeerUnavailable, RpcError
+from mesh.rpc.client import open_channel, rpc_error
+from mesh.store.backoff import Backoff
+from penstock.v1 import monitor_pb2, monitor_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+WRITE_TIMEOUT_S = 5.0
+"""A monitor that does not read for this long is dialled anew."""
+
+
+class MonitorLink:
+    """Everything that one monitor is told. A monitor that was away is told everything again."""
+
+    def __init__(
+        self,
+        address: str,
+        instance: Instance,
+        ledger: CacheLedger,
+        settings: WorkerSettings,
+        metrics: WorkerMetrics,
+        backoff: Backoff,
+        clock: Callable[[], float],
+    ) -> None:
+        self._address = address
+        self._instance = instance
+        self._ledger = ledger
+        self._settings = settings
+        self._metrics = metrics
+        self._backoff = backoff
+        self._clock = clock
+        self._backlog = KvBacklog(max_changes=instance.description.kv_blocks)
+        self._pacing = self._fresh_pacing()
+        self._wake = asyncio.Event()
+        self._admissions_told: int | None = None
+        self._state_told: InstanceState | None = None
+        self._acks = 0
+
+    def note_step(self) -> None:
+        """The instance has made a step or changed its state."""
+        if self._instance.state is not self._state_told:
+            self._pacing.note_urgent()
+            self._wake.set()
+        if self._pacing.note_change():
+            self._wake.set()
+
+    def note_cache(self, change: KvBlocks) -> None:
+        """The prefix cache has changed."""
+        self._backlog.add(change)
+        if self._pacing.note_change():
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Report for ever."""
+        while True:
+            try:
+                await self._report()
+            except RpcError as error:
+                self._metrics.report_failures.inc()
+                log.warning("the report stream broke; dialling again", extra={"error": str(error)})
+            await self._backoff.pause()
+
+    async def _report(self) -> None:
+        """One report stream, until it breaks. Raises RpcError."""
+        peer = f"the monitor at {self._address}"
+        try:
+            async with open_channel(self._address) as channel:
+                stub = monitor_pb2_grpc.MonitorStub(channel)  # type: ignore[no-untyped-call]
+                await self._converse(stub.Report())
+        except TimeoutError:
+            raise DeadlineExceeded(f"{peer} did not read for {WRITE_TIMEOUT_S:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise rpc_error(error, peer) from error
+        raise PeerUnavailable(f"{peer} has ended the report stream; is it stopping?")
+
+    async def _converse(self, call: Any) -> None:
+        """Return when the monitor ends the stream; raise what broke it."""
+        reader = asyncio.create_task(self._read_acks(call))
+        reader.add_done_callback(lambda _: self._wake.set())
+        try:
+            await self._feed(call, reader)
+            await reader
+        except asyncio.InvalidStateError:
+            # How grpc.aio answers a write to a call that has ended; the reader knows why it has.
+            await reader
+        finally:
+            call.cancel()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _feed(self, call: Any, reader: asyncio.Task[None]) -> None:
+        self._backlog.restart()
+        self._pacing = self._fresh_pacing()
+        self._admissions_told = self._state_told = None
+        hello = wire.description_message(self._instance.description)
+        await _send(call, monitor_pb2.WorkerReport(hello=hello))
+        while not reader.done():
+            self._pacing.note_sent(self._clock())
+            for piece in self._backlog.take(self._ledger.blocks):
+                await _send(call, monitor_pb2.WorkerReport(kv=wire.kv_update_message(piece)))
+            if not self._instance.hung:
+                await _send(call, monitor_pb2.WorkerReport(load=self._next_load()))
+            await self._wait_until_due(reader)
+
+    async def _wait_until_due(self, reader: asyncio.Task[None]) -> None:
+        """Return when a report is due or the stream has ended."""
+        self._wake.clear()
+        while not reader.done() and (due_in_s := self._pacing.due_in_s(self._clock())) > 0:
+            try:
+                async with asyncio.timeout(due_in_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            self._wake.clear()
+
+    def _next_load(self) -> Any:
+        table = self._instance.table
+        if self._admissions_told is None:
+            admitted = [tracked.request.request_id for tracked in table]
+        else:
+            admitted = table.admitted_since(self._admissions_told)
+        self._admissions_told = table.admissions_total
+        self._state_told = self._instance.state
+        return wire.load_message(self._instance.load(), self._instance.state, admitted)
+
+    async def _read_acks(self, call: Any) -> None:
+        async for _ in call:
+            self._acks += 1
+            self._backoff.reset()
+
+    def _fresh_pacing(self) -> Pacing:
+        return Pacing(self._settings.report_interval_ms / 1000, self._settings.heartbeat_ms / 1000)
+
+
+async def _send(call: Any, report: monitor_pb2.WorkerReport) -> None:
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
+        await call.write(report)

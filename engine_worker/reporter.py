@@ -1,0 +1,89 @@
+"""Tells every monitor of the mesh what this instance is, how loaded it is and what its prefix cache holds."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+
+from controlplane.model.instance import KvBlocks
+from engine_worker.cache_ledger import CacheLedger
+from engine_worker.instance import Instance
+from engine_worker.metrics import WorkerMetrics
+from engine_worker.monitor_link import MonitorLink
+from engine_worker.settings import WorkerSettings
+from mesh.membership import ChangeKind, Directory, Member, MemberChange
+from mesh.store.backoff import Backoff
+from mesh.store.clock import SystemClock
+from mesh.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """One link for each monitor in the directory, fed from one ledger of cached blocks."""
+
+    def __init__(
+        self, instance: Instance, settings: WorkerSettings, metrics: WorkerMetrics, clock: Callable[[], float]
+    ) -> None:
+        self.ledger = CacheLedger(instance.description.kv_blocks)
+        self._instance = instance
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._links: dict[str, tuple[MonitorLink, asyncio.Task[None]]] = {}
+        self._tasks = TaskSet("reporter")
+        self._unsubscribe: Callable[[], None] | None = None
+
+    def start(self, directory: Directory, kv_blocks: AsyncIterator[KvBlocks]) -> None:
+        """Report to the monitors of `directory`, present and future, until `stop`."""
+        self._instance.on_change.append(self._on_instance_change)
+        self._tasks.spawn(self._follow_cache(kv_blocks), name="cache", on_error=lambda _: self._lose_cache())
+        self._unsubscribe = directory.subscribe(self._on_member_change)
+
+    async def stop(self) -> None:
+        """End all report streams, which takes the instance out of the mesh."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        await self._tasks.cancel()
+
+    def _on_instance_change(self) -> None:
+        for link, _ in self._links.values():
+            link.note_step()
+
+    def _on_member_change(self, change: MemberChange) -> None:
+        if change.member.role != "monitor":
+            return
+        if change.kind is ChangeKind.JOINED:
+            self._join(change.member)
+        else:
+            link = self._links.pop(change.member.member_id, None)
+            if link is not None:
+                link[1].cancel()
+
+    def _join(self, monitor: Member) -> None:
+        link = MonitorLink(
+            monitor.address,
+            self._instance,
+            self.ledger,
+            self._settings,
+            self._metrics,
+            Backoff(random.Random(), SystemClock()),
+            self._clock,
+        )
+        task = self._tasks.spawn(link.run(), name=f"report to {monitor.member_id}")
+        self._links[monitor.member_id] = (link, task)
+
+    async def _follow_cache(self, kv_blocks: AsyncIterator[KvBlocks]) -> None:
+        async for change in kv_blocks:
+            overflows = self.ledger.overflows_total
+            self._pass_on(self.ledger.apply(change))
+            if self.ledger.overflows_total != overflows:
+                log.error("the engine named more cached blocks than it has; its events are incomplete")
+
+    def _lose_cache(self) -> None:
+        """The engine's cache events have ended with an error (logged): an empty index beats a stale one."""
+        self._pass_on(self.ledger.apply(KvBlocks(cleared=True)))
+
+    def _pass_on(self, change: KvBlocks) -> None:
+        for link, _ in self._links.values():
+            link.note_cache(change)

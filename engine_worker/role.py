@@ -1,0 +1,140 @@
+"""The worker role: one engine, its streams to frontends and its reports to monitors."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from controlplane.model.instance import InstanceDescription
+from engine_worker.engine_choice import make_engine
+from engine_worker.engines.interface import Engine, EngineLimits
+from engine_worker.instance import Instance
+from engine_worker.metrics import GaugeCollector, Gauges, WorkerMetrics
+from engine_worker.reporter import Reporter
+from engine_worker.service import WorkerService
+from engine_worker.settings import WorkerSettings
+from mesh.role import RoleContext
+from mesh.rpc.server import RpcServer
+from mesh.tasks import TaskSet
+from penstock.v1 import worker_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.05
+FLUSH_S = 1.0
+"""How long frontends are given to read the end of their streams when the worker stops."""
+
+
+class WorkerRole:
+    """Starts the engine before anything is announced, so that a member of role `worker` is always ready."""
+
+    name: ClassVar[str] = "worker"
+
+    def __init__(
+        self, settings: WorkerSettings, make_engine: Callable[[WorkerSettings, int], Engine] = make_engine
+    ) -> None:
+        self._settings = settings
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._instance: Instance | None = None
+        self._reporter: Reporter | None = None
+        self._vital: tuple[asyncio.Task[None], ...] = ()
+        self._tasks = TaskSet("worker")
+
+    async def start(self, context: RoleContext) -> Mapping[str, str]:
+        """Start the engine and serve it. Raises EngineFailed or ConfigurationError."""
+        started_s = time.monotonic()
+        # Engines of one seed draw alike, so each incarnation has its own.
+        seed = int(context.incarnation_id, 16) % 2**31
+        self._engine = self._make_engine(self._settings, seed)
+        limits = await self._engine.start()
+        log.info("the engine is ready", extra={"start_s": round(time.monotonic() - started_s, 1)})
+        description = _describe(self._settings, context, limits)
+        metrics = WorkerMetrics(context.registry)
+        instance = Instance(self._engine, description, self._settings, metrics, time.monotonic)
+        reporter = Reporter(instance, self._settings, metrics, time.monotonic)
+        self._instance, self._reporter = instance, reporter
+        GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
+        context.server.add(
+            worker_pb2_grpc.add_WorkerServicer_to_server,
+            WorkerService(instance, time.monotonic),
+            "penstock.v1.Worker",
+        )
+        self._vital = (
+            self._tasks.spawn(instance.run(), name="output"),
+            self._tasks.spawn(_tick(instance), name="tick"),
+        )
+        self._tasks.spawn(_follow_health(instance, context.server), name="health")
+        reporter.start(context.directory, self._engine.kv_blocks())
+        return {
+            "model": description.model,
+            "model_path": description.model_path,
+            "engine": description.engine,
+            "block_tokens": str(description.block_tokens),
+            "max_model_len_tokens": str(description.max_model_len_tokens),
+        }
+
+    async def failed(self) -> None:
+        """Raises EngineFailed when the engine dies."""
+        done, _ = await asyncio.wait(self._vital, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def drain(self) -> None:
+        """Take nothing new; return when the last request has ended."""
+        assert self._instance is not None, "drain() is called after start()"
+        self._instance.start_draining()
+        await self._instance.drained()
+
+    async def stop(self) -> None:
+        """End what still runs with UNAVAILABLE, leave the monitors, end the engine and its processes."""
+        if self._instance is not None:
+            await self._instance.stop(FLUSH_S)
+        if self._reporter is not None:
+            await self._reporter.stop()
+        await self._tasks.cancel()
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+async def _tick(instance: Instance) -> None:
+    while True:
+        instance.tick()
+        await asyncio.sleep(TICK_S)
+
+
+async def _follow_health(instance: Instance, server: RpcServer) -> None:
+    """NOT_SERVING while the engine hangs."""
+    changed = asyncio.Event()
+    instance.on_hang_change.append(changed.set)
+    while True:
+        await changed.wait()
+        changed.clear()
+        await server.set_serving(not instance.hung)
+
+
+def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimits) -> InstanceDescription:
+    return InstanceDescription(
+        instance_id=context.member_id,
+        incarnation_id=context.incarnation_id,
+        address=context.address,
+        model=settings.model,
+        model_path=settings.model_path,
+        engine=settings.engine,
+        block_tokens=limits.block_tokens,
+        kv_blocks=limits.kv_blocks,
+        max_model_len_tokens=limits.max_model_len_tokens,
+        max_batch_requests=limits.max_batch_requests,
+        max_step_tokens=limits.max_step_tokens,
+    )
+
+
+def _gauges(instance: Instance, reporter: Reporter) -> Gauges:
+    return Gauges(
+        load=instance.last_load,
+        kv_blocks=instance.description.kv_blocks,
+        cached_blocks=len(reporter.ledger.blocks),
+        streams=len(instance.streams),
+        hung=instance.hung,
+    )

@@ -1,0 +1,129 @@
+"""The worker's gRPC service: a thin shell around the instance."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+
+from engine_worker import wire
+from engine_worker.instance import Instance
+from engine_worker.streams import OutputStream
+from mesh.errors import ProtocolViolation
+from penstock.v1 import worker_pb2, worker_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+
+Context: TypeAlias = grpc.aio.ServicerContext
+Inbound = AsyncIterator[worker_pb2.FrontendMessage]
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """penstock.v1.Worker."""
+
+    def __init__(self, instance: Instance, clock: Callable[[], float]) -> None:
+        self._instance = instance
+        self._clock = clock
+
+    async def Stream(self, inbound: Inbound, context: Context) -> None:
+        """The data path; the end of it aborts its requests. A frontend that only closes its sending side still
+        gets all answers."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                frontend_id = await _read_hello(inbound)
+        except TimeoutError:
+            await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came; send FrontendHello first")
+        except ProtocolViolation as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if not self._instance.has_room:
+            message = f"{len(self._instance.streams)} frontends are connected, or the worker is stopping"
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        stream = self._instance.open_stream(frontend_id)
+        log.info("a frontend has connected", extra={"frontend_id": frontend_id})
+        reader = asyncio.create_task(self._read(inbound, stream))
+        writer = asyncio.create_task(_write(stream, context))
+        try:
+            await _until_over(reader, writer, stream)
+        except ProtocolViolation as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._instance.close_stream(stream)
+            log.info("a frontend has gone", extra={"frontend_id": frontend_id})
+        if stream.is_cut:
+            # Returns when the frontend reads again or its connection ends; until then gRPC keeps the call.
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, stream.cut_reason.result())
+
+    async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeResponse:
+        """What this instance is."""
+        return worker_pb2.DescribeResponse(
+            instance=wire.description_message(self._instance.description),
+            state=wire.state_value(self._instance.state),
+        )
+
+    async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: Context) -> worker_pb2.GetLoadResponse:
+        """The load now."""
+        load = wire.load_message(self._instance.load(), self._instance.state)
+        return worker_pb2.GetLoadResponse(load=load)
+
+    async def ListRequests(
+        self, request: worker_pb2.ListRequestsRequest, context: Context
+    ) -> worker_pb2.ListRequestsResponse:
+        """Requests inside the engine, in the order of their admission."""
+        now_s = self._clock()
+        live = self._instance.table.live()
+        return worker_pb2.ListRequestsResponse(
+            requests=[wire.running_request_message(tracked, now_s) for tracked in live]
+        )
+
+    async def Drain(self, request: worker_pb2.DrainRequest, context: Context) -> worker_pb2.DrainResponse:
+        """Take nothing new from now on."""
+        return worker_pb2.DrainResponse(running_requests=self._instance.start_draining())
+
+    async def _read(self, inbound: Inbound, stream: OutputStream) -> None:
+        async for message in inbound:
+            match message.WhichOneof("message"):
+                case "generate":
+                    generate = message.generate
+                    self._instance.submit(
+                        stream,
+                        wire.engine_request(generate),
+                        model=generate.model,
+                        deadline_ms=generate.deadline_ms,
+                    )
+                case "abort":
+                    self._instance.abort(stream, message.abort.request_id)
+                case other:
+                    raise ProtocolViolation(f"after the hello come generate and abort, not {other}")
+        self._instance.end_input(stream)
+
+
+async def _read_hello(inbound: Inbound) -> str:
+    async for message in inbound:
+        if message.WhichOneof("message") != "hello" or not message.hello.frontend_id:
+            raise ProtocolViolation("the first message must be a FrontendHello with a frontend_id")
+        return message.hello.frontend_id
+    raise ProtocolViolation("the stream ended before its hello")
+
+
+async def _write(stream: OutputStream, context: Context) -> None:
+    while (message := await stream.take()) is not None:
+        await context.write(message)
+
+
+async def _until_over(reader: asyncio.Task[None], writer: asyncio.Task[None], stream: OutputStream) -> None:
+    """Return when the stream is written to its end or cut; raise what broke it."""
+    waiting: set[asyncio.Future[Any]] = {reader, writer, stream.cut_reason}
+    while not writer.done() and not stream.is_cut:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for finished in done:
+            finished.result()
+
+
+async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    await context.abort(code, message)
+    raise AssertionError("abort returned")
