@@ -1,0 +1,121 @@
+"""Who may come in: a bounded number of running requests, a bounded queue for each priority class.
+
+Pure: time is an argument. `AdmissionGate` puts it on the event loop.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+MAX_RETRY_AFTER_S: Final = 60.0
+_RATE_SAMPLES: Final = 64
+
+
+class PriorityClass(IntEnum):
+    """By the request's priority, lower first as everywhere in the mesh."""
+
+    URGENT = 0
+    """Priority below 0."""
+    NORMAL = 1
+    DEFERRABLE = 2
+    """Priority above 0."""
+
+
+def class_of(priority: int) -> PriorityClass:
+    """The queue that a priority waits in."""
+    if priority == 0:
+        return PriorityClass.NORMAL
+    return PriorityClass.URGENT if priority < 0 else PriorityClass.DEFERRABLE
+
+
+class AlreadyKnown(ValueError):
+    """A ticket was offered twice (a bug of the caller)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Wait until `release` or `withdraw` names the ticket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The queue is full."""
+
+    retry_after_s: float
+    """When its present length will have drained, at the rate of late."""
+
+
+@dataclass(slots=True)
+class AdmissionQueue:
+    """Tickets are any hashable names of requests. More urgent classes first, within a class first come first
+    served."""
+
+    max_running: int
+    max_queued: int
+    """In each class."""
+    _running: set[Hashable] = field(default_factory=set)
+    _queues: dict[PriorityClass, deque[Hashable]] = field(
+        default_factory=lambda: {priority_class: deque() for priority_class in PriorityClass}
+    )
+    _ended_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATE_SAMPLES))
+    """When the last requests ended: the drain rate."""
+
+    @property
+    def running(self) -> int:
+        """Requests that are in."""
+        return len(self._running)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return sum(map(len, self._queues.values()))
+
+    def is_running(self, ticket: Hashable) -> bool:
+        """Whether the ticket is in."""
+        return ticket in self._running
+
+    def offer(self, ticket: Hashable, priority: int, now_s: float) -> Admitted | Queued | Refused:
+        """A request arrives."""
+        if ticket in self._running or any(ticket in queue for queue in self._queues.values()):
+            raise AlreadyKnown(f"{ticket!r} was offered before and has not been released")
+        if len(self._running) < self.max_running:
+            self._running.add(ticket)
+            return Admitted()
+        queue = self._queues[class_of(priority)]
+        if len(queue) >= self.max_queued:
+            return Refused(self._retry_after_s(class_of(priority), now_s))
+        queue.append(ticket)
+        return Queued()
+
+    def release(self, ticket: Hashable, now_s: float) -> Hashable | None:
+        """A request that was in is done; the ticket, if any, that comes in for it."""
+        self._running.remove(ticket)
+        self._ended_s.append(now_s)
+        for queue in self._queues.values():
+            if queue:
+                admitted = queue.popleft()
+                self._running.add(admitted)
+                return admitted
+        return None
+
+    def withdraw(self, ticket: Hashable) -> None:
+        """A request that waits goes away."""
+        for queue in self._queues.values():
+            if ticket in queue:
+                queue.remove(ticket)
+                return
+        raise KeyError(f"{ticket!r} does not wait")
+
+    def _retry_after_s(self, priority_class: PriorityClass, now_s: float) -> float:
+        ahead = sum(len(queue) for other, queue in self._queues.items() if other <= priority_class)
+        if len(self._ended_s) < 2:
+            return 1.0  # nothing is known yet
+        rate_per_s = len(self._ended_s) / max(now_s - self._ended_s[0], 1e-3)
+        return min(MAX_RETRY_AFTER_S, max(1.0, ahead / rate_per_s))

@@ -1,0 +1,80 @@
+"""The admission queue on the event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+
+from services.frontend.admission import AdmissionQueue, Admitted, Refused
+from services.frontend.api.errors import deadline_exceeded, too_many_requests, unavailable
+from services.frontend.metrics import FrontendMetrics
+
+
+class AdmissionGate:
+    """Lets requests in by `AdmissionQueue`'s word."""
+
+    def __init__(self, queue: AdmissionQueue, clock: Callable[[], float], metrics: FrontendMetrics) -> None:
+        self.queue = queue
+        self._clock = clock
+        self._metrics = metrics
+        self._waiting: dict[Hashable, asyncio.Future[None]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    @asynccontextmanager
+    async def admitted(self, ticket: Hashable, priority: int, deadline_s: float) -> AsyncIterator[None]:
+        """Inside, the request counts as running. Raises ApiError: 429 if the queue is full, 504 if the turn does
+        not come within `deadline_s`, 503 once closed."""
+        if self._closed:
+            raise unavailable("This frontend is shutting down; try again.", "draining")
+        verdict = self.queue.offer(ticket, priority, self._clock())
+        if isinstance(verdict, Refused):
+            raise too_many_requests(
+                "Too many requests are waiting; try again later.", "queue_full", verdict.retry_after_s
+            )
+        if not isinstance(verdict, Admitted):
+            await self._wait(ticket, deadline_s)
+        self._idle.clear()
+        self._show()
+        try:
+            yield
+        finally:
+            self._release(ticket)
+
+    async def close(self) -> None:
+        """Let nothing more in and return when all that was in, or waited, has ended."""
+        self._closed = True
+        await self._idle.wait()
+
+    async def _wait(self, ticket: Hashable, deadline_s: float) -> None:
+        turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
+        self._show()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await turn
+        except BaseException as error:
+            # The turn may have come in the same step of the loop in which the wait was cut.
+            if self.queue.is_running(ticket):
+                self._release(ticket)
+            else:
+                self.queue.withdraw(ticket)
+            if isinstance(error, TimeoutError):
+                raise deadline_exceeded(deadline_s) from error
+            raise
+        finally:
+            del self._waiting[ticket]
+            self._show()
+
+    def _release(self, ticket: Hashable) -> None:
+        admitted = self.queue.release(ticket, self._clock())
+        if admitted is not None:
+            turn = self._waiting[admitted]
+            if not turn.done():
+                turn.set_result(None)
+        if self.queue.running == 0:
+            self._idle.set()
+        self._show()
+
+    def _show(self) -> None:
+        self._metrics.running.set(self.queue.running)
+        self._metrics.queued.set(self.queue.queued)

@@ -1,0 +1,72 @@
+"""An answer onto the wire, as ASGI messages."""
+
+from collections.abc import Mapping
+
+from starlette.types import Send
+
+from services.frontend.answers.choice import Finish, TokenPosition
+from services.frontend.answers.format import AnswerFormat, WholeChoice
+from services.frontend.answers.reader import AnswerReader
+from services.frontend.answers.sse import DONE_EVENT, event
+from services.frontend.api.errors import ApiError, error_body
+
+
+class AnswerSender:
+    """Of one request. Nothing is sent before the first tokens are there, so that whatever fails until then is
+    answered with a status of its own."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.headers: dict[str, str] = {}
+        """Add to them before anything is sent."""
+        self.started = False
+        """Whether the status has been sent."""
+
+    async def stream(self, reader: AnswerReader, form: AnswerFormat, include_usage: bool) -> None:
+        """Events as they come; waits for a client that reads slowly. Raises ApiError if the generation fails."""
+        pieces = await reader.next()
+        await self._start("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
+        body = form.first_events()
+        while True:
+            for piece in pieces:
+                body += form.event(piece)
+            if reader.done:
+                break
+            if body:
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b""
+            pieces = await reader.next()
+        if include_usage:
+            body += form.usage_event(reader.usage())
+        await self._end(body + DONE_EVENT)
+
+    async def whole(self, reader: AnswerReader, form: AnswerFormat, choices: int) -> None:
+        """The answer in one piece. Raises ApiError if the generation fails."""
+        texts: list[list[str]] = [[] for _ in range(choices)]
+        positions: list[list[TokenPosition]] = [[] for _ in range(choices)]
+        finishes: dict[int, Finish] = {}
+        while not reader.done:
+            for piece in await reader.next():
+                texts[piece.index].append(piece.text)
+                positions[piece.index] += piece.positions
+                if piece.finish is not None:
+                    finishes[piece.index] = piece.finish
+        listed = [
+            WholeChoice(index, "".join(texts[index]), positions[index], finishes[index]) for index in range(choices)
+        ]
+        body = form.whole(listed, reader.usage())
+        await self._start("application/json", {"content-length": str(len(body))})
+        await self._end(body)
+
+    async def fail(self, error: ApiError) -> None:
+        """End a stream that has begun. No [DONE] follows the error, because the answer is not done."""
+        await self._end(event(error_body(error)))
+
+    async def _start(self, content_type: str, headers: Mapping[str, str]) -> None:
+        self.started = True
+        fields = {"content-type": content_type, **headers, **self.headers}
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": encoded})
+
+    async def _end(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,42 @@
+"""Server-sent events, cheap: what surrounds a chunk's text is encoded once per request."""
+
+from typing import Final
+
+import msgspec
+
+from services.frontend.api.answer_schema import ChatCompletionChunk, Completion
+
+encode = msgspec.json.Encoder().encode
+
+DONE_EVENT: Final = b"data: [DONE]\n\n"
+_START: Final = b"data: "
+_END: Final = b"\n\n"
+_NO_CHOICES: Final = b'"choices":[]'
+_PLAIN_END: Final = b'"logprobs":null,"finish_reason":null}'
+
+
+def event(body: bytes) -> bytes:
+    """One event holding a JSON text."""
+    return _START + body + _END
+
+
+class ChunkEnvelope:
+    """The parts of a chunk before and after its one choice."""
+
+    __slots__ = ("_before", "_heads", "_plain_tail", "_tail")
+
+    def __init__(self, chunk: ChatCompletionChunk | Completion, choices: int, text_key: bytes, text_end: bytes) -> None:
+        """`chunk` is one without choices; within a choice the text stands between `text_key` and `text_end`."""
+        before, _, after = encode(chunk).partition(_NO_CHOICES)
+        self._before = _START + before + b'"choices":['
+        self._tail = b"]" + after + _END
+        self._heads = [b'%s{"index":%d,%s' % (self._before, index, text_key) for index in range(choices)]
+        self._plain_tail = text_end + _PLAIN_END + self._tail
+
+    def text_event(self, index: int, text: str) -> bytes:
+        """A chunk that brings nothing but text: the hot path."""
+        return self._heads[index] + encode(text) + self._plain_tail
+
+    def choice_event(self, choice: msgspec.Struct) -> bytes:
+        """Any other chunk."""
+        return self._before + encode(choice) + self._tail

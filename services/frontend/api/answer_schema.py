@@ -1,0 +1,165 @@
+"""What the endpoint answers, as OpenAI defines it: encoded from these types and documented by them."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+    """Found in the prefix cache of the instance."""
+
+
+class Usage(msgspec.Struct):
+    """Tokens of all prompts and all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct):
+    """A candidate at one position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct):
+    """The chosen token and its rivals."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Logprobs of a chat choice."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """The answer's message."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(msgspec.Struct):
+    """POST /v1/chat/completions, not streamed"""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(msgspec.Struct):
+    """POST /v1/chat/completions, streamed: `data: ` and one of these, then `data: [DONE]`"""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    """Only with `stream_options.include_usage`; set on the last chunk."""
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Logprobs of a completion choice, position by position."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One answer, or its part of a chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(msgspec.Struct):
+    """POST /v1/completions; streamed, each chunk is one of these"""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Model(msgspec.Struct):
+    """A model that can be asked for."""
+
+    id: str
+    created: int
+    max_model_len: int
+    """Tokens of prompt and answer together."""
+    object: Literal["model"] = "model"
+    owned_by: str = "penstock"
+
+
+class ModelList(msgspec.Struct):
+    """GET /v1/models"""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class ErrorObject(msgspec.Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct):
+    """The body of every answer with a status of 400 or more, and of a stream's last event when it fails."""
+
+    error: ErrorObject

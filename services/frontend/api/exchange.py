@@ -1,0 +1,196 @@
+"""A generation over HTTP, from the checked request to the last byte, as a raw ASGI response.
+
+Raw ASGI because whatever wraps a response costs per chunk: one middleware doubles the price of a chunk.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.frontend.answers.chat_format import ChatFormat
+from services.frontend.answers.choice import ChoiceText
+from services.frontend.answers.completion_format import CompletionFormat
+from services.frontend.answers.format import AnswerFormat, AnswerHeader
+from services.frontend.answers.reader import AnswerReader
+from services.frontend.answers.sender import AnswerSender
+from services.frontend.api.errors import ApiError, deadline_exceeded, error_response, internal_error
+from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.api_keys import ApiKey
+from services.frontend.generation import Generation, GenerationBounds
+from services.frontend.http_server import abort_connection
+from services.frontend.models import ServedModel
+from services.frontend.plan import GenerationPlan, plan_chat, plan_completion
+from services.frontend.service import FrontendService
+
+log = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST: Final = 499
+"""nginx's status for a client that left before its answer."""
+REQUEST_ID_HEADER: Final = "x-request-id"
+INSTANCE_HEADER: Final = "x-penstock-instance"
+
+
+class Exchange(Response):
+    """Serves one request when the ASGI server calls it. A client that leaves cancels all of it at once."""
+
+    def __init__(
+        self,
+        service: FrontendService,
+        request: ChatCompletionRequest | CompletionRequest,
+        request_id: str,
+        model: ServedModel,
+        key: ApiKey | None,
+        arrived_s: float,
+    ) -> None:
+        # Not Response.__init__, which encodes a body: there is none yet.
+        self.background = None
+        self._service = service
+        self._request = request
+        self._request_id = request_id
+        self._model = model
+        self._key = key
+        self._arrived_s = arrived_s
+        self._client_left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.ensure_future(self._watch(receive, task))
+        status = CLIENT_CLOSED_REQUEST
+        try:
+            status = await self._serve(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._client_left:
+                raise
+            task.uncancel()
+            self._service.metrics.disconnects.inc()
+        finally:
+            watch.cancel()
+            self._count(scope["path"], status)
+
+    async def _watch(self, receive: Receive, task: asyncio.Task[None]) -> None:
+        """The body was read, so the next thing to be received is that the client has gone."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._client_left = True
+        task.cancel()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """The status that the answer ended with."""
+        sender = AnswerSender(send)
+        sender.headers[REQUEST_ID_HEADER] = self._request_id
+        try:
+            await self._admit_and_generate(sender, scope)
+            return 200
+        except ApiError as error:
+            failure = error
+        # The last line of defence: a bug must cost one request, say so in the log and tell the client.
+        except Exception:
+            log.exception("a request failed by a bug", extra={"request_id": self._request_id})
+            failure = internal_error()
+        if sender.started:
+            await sender.fail(failure)
+        else:
+            failure.headers = {**failure.headers, **sender.headers}
+            await error_response(failure)(scope, receive, send)
+        return failure.status
+
+    async def _admit_and_generate(self, sender: AnswerSender, scope: Scope) -> None:
+        service = self._service
+        service.enter(self._key)
+        try:
+            async with service.gate.admitted(self._request_id, self._request.priority or 0, self._left_s()):
+                await self._generate(sender, scope)
+        finally:
+            service.leave(self._key)
+
+    async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
+        service, settings = self._service, self._service.settings
+        plan = await self._plan()
+        bounds = GenerationBounds(settings.request_deadline_s, settings.connect_wait_s, settings.max_pending_tokens)
+        generation = Generation(plan, self._arrived_s, bounds, lambda: self._drop_slow_client(scope))
+        service.running[self._request_id] = generation
+        outcome = "aborted"
+        try:
+            await generation.start(service.pool, service.placement, service.metrics)
+            deadline = asyncio.get_running_loop().call_later(self._left_s(), self._expire, generation, scope)
+            try:
+                await self._answer(sender, generation)
+            finally:
+                deadline.cancel()
+            outcome = "finished"
+        except ApiError as error:
+            outcome = error.code or error.type
+            raise
+        finally:
+            generation.close(outcome == "finished", outcome)
+            del service.running[self._request_id]
+
+    async def _plan(self) -> GenerationPlan:
+        if isinstance(self._request, ChatCompletionRequest):
+            return await plan_chat(self._request, self._request_id, self._model)
+        max_choices = self._service.settings.max_choices
+        return await plan_completion(self._request, self._request_id, self._model, max_choices)
+
+    async def _answer(self, sender: AnswerSender, generation: Generation) -> None:
+        model_text = self._model.text
+        endings = model_text.eos_token_ids.union(self._request.stop_token_ids or ())
+        texts = [
+            ChoiceText(relay.index, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
+            for relay in generation.relays
+        ]
+        reader = AnswerReader(generation, texts, self._service.metrics, self._service.clock)
+        sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
+        options = self._request.stream_options
+        include_usage = options is not None and bool(options.include_usage)
+        form = self._format(generation.plan, include_usage)
+        try:
+            if self._request.stream:
+                await sender.stream(reader, form, include_usage)
+            else:
+                await sender.whole(reader, form, len(texts))
+        finally:
+            self._count_tokens(reader)
+
+    def _format(self, plan: GenerationPlan, include_usage: bool) -> AnswerFormat:
+        choices = len(plan.prompts) * plan.n
+        header = AnswerHeader(
+            request_id=plan.request_id,
+            created_unix_s=int(self._service.unix_time()),
+            model=plan.model.name,
+            text=plan.model.text,
+            logprobs=plan.prompts[0].sampling.HasField("logprobs"),
+            include_usage=include_usage,
+        )
+        if isinstance(self._request, ChatCompletionRequest):
+            return ChatFormat(header, choices)
+        return CompletionFormat(header, [plan.prompts[choice // plan.n].echo for choice in range(choices)])
+
+    def _left_s(self) -> float:
+        return self._arrived_s + self._service.settings.request_deadline_s - self._service.clock()
+
+    def _expire(self, generation: Generation, scope: Scope) -> None:
+        reads = generation.mailbox.is_awaited
+        generation.mailbox.fail(deadline_exceeded(self._service.settings.request_deadline_s))
+        if not reads:  # stuck in sending: the client takes nothing, not even an error
+            abort_connection(scope)
+
+    def _drop_slow_client(self, scope: Scope) -> None:
+        log.warning("aborting: the client does not read its answer", extra={"request_id": self._request_id})
+        self._service.metrics.slow_clients.inc()
+        abort_connection(scope)
+
+    def _count_tokens(self, reader: AnswerReader) -> None:
+        usage, metrics, model = reader.usage(), self._service.metrics, self._model.name
+        metrics.generated_tokens.labels(model).inc(usage.completion_tokens)
+        metrics.cached_tokens.labels(model).inc(usage.prompt_tokens_details.cached_tokens)
+
+    def _count(self, endpoint: str, status: int) -> None:
+        service = self._service
+        service.requests_total += 1
+        service.metrics.requests.labels(self._model.name, endpoint, str(status)).inc()
+        service.metrics.e2e.labels(self._model.name).observe(service.clock() - self._arrived_s)

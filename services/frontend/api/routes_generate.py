@@ -1,0 +1,63 @@
+"""POST /v1/chat/completions and /v1/completions"""
+
+import asyncio
+import secrets
+from typing import Final, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.api.body import decode_body, read_body
+from services.frontend.api.errors import ApiError, model_not_found
+from services.frontend.api.exchange import REQUEST_ID_HEADER, Exchange
+from services.frontend.api.openapi import generation_docs
+from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.api.unsupported import refuse_unsupported
+from services.frontend.service import FrontendService
+
+BODY_DEADLINE_S: Final = 60.0
+
+Kind = TypeVar("Kind", ChatCompletionRequest, CompletionRequest)
+
+
+def generation_routes(service: FrontendService) -> APIRouter:
+    """The two endpoints that generate."""
+    router = APIRouter(tags=["generation"])
+
+    @router.post("/v1/chat/completions", **generation_docs("ChatCompletionRequest", "ChatCompletion"))
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a conversation."""
+        return await _accept(service, request, ChatCompletionRequest, "chatcmpl")
+
+    @router.post("/v1/completions", **generation_docs("CompletionRequest", "Completion"))
+    async def create_completion(request: Request) -> Response:
+        """Continue one or more prompts."""
+        return await _accept(service, request, CompletionRequest, "cmpl")
+
+    return router
+
+
+async def _accept(service: FrontendService, http: Request, kind: type[Kind], id_prefix: str) -> Response:
+    """Everything that can be refused without waiting."""
+    arrived_s = service.clock()
+    request_id = f"{id_prefix}-{secrets.token_hex(16)}"
+    try:
+        key = service.authenticate(http.headers.get("authorization"))
+        request = decode_body(await _body(service, http), kind)
+        refuse_unsupported(request)
+        model = await service.catalogue.find(request.model)
+        if model is None:
+            raise model_not_found(request.model)
+    except ApiError as error:
+        error.headers = {**error.headers, REQUEST_ID_HEADER: request_id}
+        raise
+    return Exchange(service, request, request_id, model, key, arrived_s)
+
+
+async def _body(service: FrontendService, http: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            return await read_body(http, service.settings.max_body_bytes)
+    except TimeoutError as error:
+        raise ApiError(408, "The request's body did not arrive in time.", code="request_timeout") from error

@@ -1,0 +1,55 @@
+"""GET /v1/models, /health and /metrics"""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.answers.sse import encode
+from services.frontend.api.answer_schema import Model, ModelList
+from services.frontend.api.errors import model_not_found, unavailable
+from services.frontend.api.openapi import answer_docs
+from services.frontend.models import ServedModel
+from services.frontend.service import FrontendService
+
+
+def info_routes(service: FrontendService, registry: CollectorRegistry) -> APIRouter:
+    """The endpoints that tell."""
+    router = APIRouter(tags=["information"])
+
+    @router.get("/v1/models", **answer_docs("ModelList", "The models that have a worker now", 401))
+    async def list_models(request: Request) -> Response:
+        """Models that can be asked for."""
+        service.authenticate(request.headers.get("authorization"))
+        return _json(encode(ModelList([_model(model) for model in service.catalogue.served()])))
+
+    @router.get("/v1/models/{model:path}", **answer_docs("Model", "The model", 401, 404))
+    async def retrieve_model(model: str, request: Request) -> Response:
+        """One of them."""
+        service.authenticate(request.headers.get("authorization"))
+        for served in service.catalogue.served():
+            if served.name == model:
+                return _json(encode(_model(served)))
+        raise model_not_found(model)
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while requests can be served, 503 while no worker is connected."""
+        if not any(link.is_connected for link in service.pool.links()):
+            raise unavailable("No worker is connected.", "no_instance")
+        return _json(b'{"status":"ok"}')
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics of the frontend."""
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return router
+
+
+def _model(model: ServedModel) -> Model:
+    return Model(model.name, model.created_unix_s, model.max_model_len_tokens)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

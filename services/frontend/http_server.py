@@ -1,0 +1,100 @@
+"""The HTTP server: uvicorn inside a process that has its own signals, its own sockets and its own end."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mesh.errors import ConfigurationError
+from mesh.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+BACKLOG: Final = 2048
+KEEP_ALIVE_S: Final = 75
+"""Longer than the usual pools of clients and balancers keep an idle connection, so that they close it, not we."""
+_TRANSPORT: Final = "penstock.transport"
+
+
+class AbortableProtocol(HttpToolsProtocol):
+    """Lets a response cut its own connection. ASGI has no way to: closing waits for the client to read."""
+
+    def on_message_begin(self) -> None:
+        """A request begins: its scope gets the transport."""
+        super().on_message_begin()
+        self.scope[_TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
+
+
+def abort_connection(scope: Scope) -> None:
+    """Drop what the client has not read and close the connection; its request then sees a disconnect."""
+    transport = scope.get(_TRANSPORT)
+    if transport is None:
+        raise RuntimeError("the ASGI server is not ours: this request has no connection to cut")
+    transport.abort()
+
+
+class HttpServer:
+    """Serves an application until it is stopped."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        """The port is bound here. Raises ConfigurationError if it cannot be."""
+        self._socket = _bind(host, port)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            app,
+            http=AbortableProtocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Uvicorn(config)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, tasks: TaskSet, on_failed: Callable[[BaseException], None]) -> None:
+        """Serve in the background, in `tasks`; `on_failed` is told if that ends by an error."""
+        self._task = tasks.spawn(self._server.serve(sockets=[self._socket]), name="http", on_error=on_failed)
+
+    def stop_accepting(self) -> None:
+        """Close the port and idle connections; running requests have a second to finish, then are cancelled."""
+        self._server.should_exit = True
+
+    async def stop(self) -> None:
+        """The same, and return when all is closed."""
+        self.stop_accepting()
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+        self._socket.close()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals belong to the role."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise ConfigurationError(
+            f"cannot serve HTTP on {host}:{port}: {error.strerror}; is the port in use?"
+        ) from error
+    bound.listen(BACKLOG)
+    bound.setblocking(False)
+    return bound

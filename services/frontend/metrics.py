@@ -1,0 +1,37 @@
+"""What the frontend counts."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+_E2E_BUCKETS_S = (0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class FrontendMetrics:
+    """`penstock_frontend_...`; models are labels only once they are known to be served."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"penstock_frontend_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"penstock_frontend_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"penstock_frontend_{name}", text, ["model"], buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "Requests that ended", "model", "endpoint", "status")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of placed requests", "model")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a prefix cache", "model")
+        self.generated_tokens = counter("generated_tokens", "Tokens relayed", "model")
+        self.fallback_placements = counter("fallback_placements", "Requests placed without the scheduler")
+        self.token_gaps = counter("token_gaps", "Requests whose token stream was broken")
+        self.worker_losses = counter("worker_losses", "Requests that were lost with their worker")
+        self.slow_clients = counter("slow_clients", "Requests aborted because the client did not read")
+        self.disconnects = counter("disconnects", "Requests aborted because the client went away")
+        self.running = gauge("running_requests", "Requests being served")
+        self.queued = gauge("queued_requests", "Requests waiting for admission")
+        self.fallback_in_force = gauge("fallback_in_force", "1 while requests are placed without the scheduler")
+        self.ttft = histogram("ttft_seconds", "From the request's arrival to its first token", _TTFT_BUCKETS_S)
+        self.inter_token = histogram("inter_token_seconds", "Between two chunks of a choice", _INTER_TOKEN_BUCKETS_S)
+        self.e2e = histogram("e2e_seconds", "From the request's arrival to its end", _E2E_BUCKETS_S)

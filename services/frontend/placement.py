@@ -1,0 +1,162 @@
+"""Where a request goes: asked of the scheduler, decided here while no scheduler answers."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mesh.errors import NoInstance, PeerUnavailable, UnknownModel
+from mesh.membership import ChangeKind, Member, MemberChange
+from mesh.tasks import TaskSet
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.peer_stream import PeerStream, StreamHandlers
+
+log = logging.getLogger(__name__)
+
+SCHEDULER_ROLE: Final = "scheduler"
+FALLBACK_POLICY: Final = "frontend_round_robin"
+
+_Stream = PeerStream[scheduler_pb2.SchedulerMessage, scheduler_pb2.PlaceResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes and who said so."""
+
+    instance_id: str
+    policy: str
+
+
+class PlacementClient:
+    """Asks one scheduler of the mesh over one stream; falls back, loudly, to round robin over the workers."""
+
+    def __init__(
+        self,
+        candidates: Callable[[str], Sequence[str]],
+        deadline_s: float,
+        metrics: FrontendMetrics,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        """`candidates` gives the instances of a model that the fallback may choose from."""
+        self._candidates = candidates
+        self._deadline_s = deadline_s
+        self._metrics = metrics
+        self._on_failed = on_failed
+        self._waiting: dict[str, asyncio.Future[scheduler_pb2.PlaceResponse]] = {}
+        self._turns = itertools.count()
+        self._schedulers: dict[str, Member] = {}
+        self._member: Member | None = None
+        self._stream: _Stream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskSet("placement")
+        self.fallback = ""
+        """Name of the fallback while it is in force, otherwise empty."""
+
+    def on_change(self, change: MemberChange) -> None:
+        """Follow the directory: one scheduler is used, another one only when it leaves."""
+        if change.member.role != SCHEDULER_ROLE:
+            return
+        if change.kind is ChangeKind.JOINED:
+            self._schedulers[change.member.member_id] = change.member
+        elif self._schedulers.get(change.member.member_id) == change.member:
+            del self._schedulers[change.member.member_id]
+        self._choose_scheduler()
+
+    async def place(self, request: scheduler_pb2.PlaceRequest) -> Placement:
+        """An instance for a request. Raises UnknownModel or NoInstance."""
+        response = await self._ask(request)
+        if response is None:
+            return self._place_here(request)
+        match response.outcome:
+            case scheduler_pb2.PLACE_OUTCOME_PLACED:
+                return Placement(response.instance_id, response.policy)
+            case scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL:
+                raise UnknownModel(response.message or f"no instance serves {request.model}")
+            case _:
+                raise NoInstance(response.message or f"no instance of {request.model} can take a request now")
+
+    def ended(self, request_id: str, ok: bool, reason: str) -> None:
+        """Tell the scheduler how a placed request ended. While it is away that is not worth keeping: it starts
+        anew from the workers' reports."""
+        if self._stream is None or not self._stream.is_open:
+            return
+        ended = scheduler_pb2.RequestEnded(request_id=request_id, ok=ok, reason=reason)
+        try:
+            self._stream.send(scheduler_pb2.SchedulerMessage(ended=ended))
+        except PeerUnavailable as error:
+            log.error("the scheduler was not told of a request's end", extra={"error": str(error)})
+
+    async def stop(self) -> None:
+        """Close the stream."""
+        await self._tasks.cancel()
+
+    async def _ask(self, request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse | None:
+        """The scheduler's answer; None if it gave none within the deadline."""
+        if self._stream is None or not self._stream.is_open:
+            self._fall_back("no scheduler is connected")
+            return None
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[request.request_id] = answer
+        try:
+            self._stream.send(scheduler_pb2.SchedulerMessage(place=request))
+            async with asyncio.timeout(self._deadline_s):
+                response: scheduler_pb2.PlaceResponse = await answer
+        except TimeoutError:
+            self._fall_back(f"the scheduler did not answer within {self._deadline_s:g} s")
+            return None
+        except PeerUnavailable as error:
+            self._fall_back(str(error))
+            return None
+        finally:
+            del self._waiting[request.request_id]
+        self._recover()
+        return response
+
+    def _place_here(self, request: scheduler_pb2.PlaceRequest) -> Placement:
+        candidates = [one for one in self._candidates(request.model) if one not in request.excluded_instance_ids]
+        if not candidates:
+            raise NoInstance(f"no instance of {request.model} is connected to this frontend")
+        self._metrics.fallback_placements.inc()
+        return Placement(candidates[next(self._turns) % len(candidates)], FALLBACK_POLICY)
+
+    def _fall_back(self, reason: str) -> None:
+        if not self.fallback:
+            log.error("placing requests by the fallback", extra={"policy": FALLBACK_POLICY, "reason": reason})
+        self.fallback = FALLBACK_POLICY
+        self._metrics.fallback_in_force.set(1)
+
+    def _recover(self) -> None:
+        if self.fallback:
+            log.info("the scheduler places requests again")
+        self.fallback = ""
+        self._metrics.fallback_in_force.set(0)
+
+    def _choose_scheduler(self) -> None:
+        if self._member is not None and self._schedulers.get(self._member.member_id) == self._member:
+            return
+        if not self._schedulers:
+            return  # a scheduler whose lease ran out may still answer: keep to the last one
+        self._member = self._schedulers[min(self._schedulers)]
+        if self._task is not None:
+            self._task.cancel()
+        log.info("using scheduler", extra={"member_id": self._member.member_id, "address": self._member.address})
+        self._stream = PeerStream(
+            f"scheduler {self._member.member_id}",
+            self._member.address,
+            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).PlaceStream,  # type: ignore[no-untyped-call]
+            StreamHandlers(lambda: None, self._answered, self._lost),
+        )
+        self._task = self._tasks.spawn(self._stream.run(), name=self._member.member_id, on_error=self._on_failed)
+
+    def _answered(self, response: scheduler_pb2.PlaceResponse) -> None:
+        waiting = self._waiting.get(response.request_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(response)
+
+    def _lost(self, reason: str) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(PeerUnavailable(f"the stream to the scheduler ended: {reason}"))

@@ -1,0 +1,113 @@
+"""The frontend as a role of the mesh."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from mesh.membership import MemberChange
+from mesh.role import RoleContext
+from mesh.tasks import TaskSet
+from penstock.v1 import frontend_pb2_grpc
+from services.frontend.admission import AdmissionQueue
+from services.frontend.admission_gate import AdmissionGate
+from services.frontend.api.app import create_app
+from services.frontend.api_keys import KeyRing
+from services.frontend.http_server import HttpServer
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.models import ModelCatalogue
+from services.frontend.placement import PlacementClient
+from services.frontend.service import FrontendService
+from services.frontend.settings import FrontendSettings
+from services.frontend.status_servicer import FrontendServicer
+from services.frontend.worker_pool import WorkerPool
+
+log = logging.getLogger(__name__)
+
+
+class FrontendRole:
+    """The OpenAI-compatible endpoint. Finds workers and schedulers in the directory by itself."""
+
+    name: ClassVar[str] = "frontend"
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        self._settings = settings
+        self._tasks = TaskSet(self.name)
+        self._failure: asyncio.Future[None] | None = None
+        self._service: FrontendService | None = None
+        self._http: HttpServer | None = None
+        self._unsubscribe: list[Callable[[], None]] = []
+
+    async def start(self, context: RoleContext) -> Mapping[str, str]:
+        """Serve HTTP; returns the address to announce. Raises ConfigurationError for a taken port or a bad key
+        file."""
+        self._failure = asyncio.get_running_loop().create_future()
+        service = self._service = self._build(context)
+        self._http = HttpServer(
+            create_app(service, context.registry), self._settings.http_host, self._settings.http_port
+        )
+        servicer = FrontendServicer(service, self._http.address)
+        context.server.add(frontend_pb2_grpc.add_FrontendServicer_to_server, servicer, "penstock.v1.Frontend")
+        followers: tuple[Callable[[MemberChange], None], ...] = (
+            service.catalogue.on_change,
+            service.pool.on_change,
+            service.placement.on_change,
+        )
+        self._unsubscribe = [context.directory.subscribe(follower) for follower in followers]
+        self._http.start(self._tasks, self._on_failed)
+        log.info("serving HTTP", extra={"http_address": self._http.address})
+        return {"http_address": self._http.address}
+
+    async def failed(self) -> None:
+        """Raises what made it impossible to go on."""
+        assert self._failure is not None
+        await asyncio.shield(self._failure)
+
+    async def drain(self) -> None:
+        """Answer nothing new; return when all requests have ended."""
+        if self._service is not None and self._http is not None:
+            await self._service.gate.close()
+            self._http.stop_accepting()
+
+    async def stop(self) -> None:
+        """Close every connection."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._unsubscribe.clear()
+        if self._service is not None:
+            self._service.end_all()
+        if self._http is not None:
+            await self._http.stop()
+        if self._service is not None:
+            await self._service.placement.stop()
+            await self._service.pool.stop()
+            await self._service.catalogue.stop()
+        await self._tasks.cancel()
+
+    def _build(self, context: RoleContext) -> FrontendService:
+        settings, clock = self._settings, time.monotonic
+        metrics = FrontendMetrics(context.registry)
+        pool = WorkerPool(context.member_id, metrics, clock, self._on_failed)
+        placement = PlacementClient(
+            lambda model: [link.instance_id for link in pool.connected(model)],
+            settings.placement_deadline_s,
+            metrics,
+            self._on_failed,
+        )
+        queue = AdmissionQueue(settings.max_running_requests, settings.max_queued_requests)
+        return FrontendService(
+            settings=settings,
+            metrics=metrics,
+            catalogue=ModelCatalogue(settings.tokenizer_cache_characters, time.time),
+            pool=pool,
+            placement=placement,
+            gate=AdmissionGate(queue, clock, metrics),
+            keys=KeyRing.load(settings.api_keys_file) if settings.api_keys_file else None,
+            clock=clock,
+            unix_time=time.time,
+        )
+
+    def _on_failed(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)

@@ -1,0 +1,66 @@
+"""Everything that serving a request needs, in one place."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.frontend.admission_gate import AdmissionGate
+from services.frontend.api.errors import invalid_api_key, too_many_requests, unavailable
+from services.frontend.api_keys import ApiKey, KeyRing
+from services.frontend.generation import Generation
+from services.frontend.key_limits import KeyLimits
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.models import ModelCatalogue
+from services.frontend.placement import PlacementClient
+from services.frontend.settings import FrontendSettings
+from services.frontend.worker_pool import WorkerPool
+
+
+@dataclass(slots=True)
+class FrontendService:
+    """The parts of a frontend, as the HTTP side and the gRPC side see them."""
+
+    settings: FrontendSettings
+    metrics: FrontendMetrics
+    catalogue: ModelCatalogue
+    pool: WorkerPool
+    placement: PlacementClient
+    gate: AdmissionGate
+    keys: KeyRing | None
+    """None: no key is asked for."""
+    clock: Callable[[], float]
+    """Monotonic, in seconds."""
+    unix_time: Callable[[], float]
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    running: dict[str, Generation] = field(default_factory=dict)
+    """Requests in flight, by request id."""
+    requests_total: int = 0
+
+    def authenticate(self, authorization: str | None) -> ApiKey | None:
+        """The caller's key, None where none is needed. Raises ApiError (401)."""
+        if self.keys is None:
+            return None
+        scheme, _, presented = (authorization or "").partition(" ")
+        key = self.keys.find(presented.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            raise invalid_api_key()
+        return key
+
+    def enter(self, key: ApiKey | None) -> None:
+        """Count a request against its key. Raises ApiError (429)."""
+        if key is None:
+            return
+        reached = self.key_limits.enter(key, self.clock())
+        if reached is not None:
+            raise too_many_requests(
+                f"Rate limit of this key reached: {reached.limit}.", "rate_limit_exceeded", reached.retry_after_s
+            )
+
+    def end_all(self) -> None:
+        """End every running request with an error that says why: the process stops."""
+        for generation in self.running.values():
+            generation.mailbox.fail(unavailable("The frontend was stopped; try again.", "stopped"))
+
+    def leave(self, key: ApiKey | None) -> None:
+        """The end of a request that had entered."""
+        if key is not None:
+            self.key_limits.leave(key)

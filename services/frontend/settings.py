@@ -1,0 +1,34 @@
+"""What a frontend is told at its start."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendSettings:
+    """Every option of `penstock serve frontend`."""
+
+    http_host: str = "127.0.0.1"
+    """Address of the OpenAI-compatible endpoint."""
+    http_port: int = 8000
+    """Port of the OpenAI-compatible endpoint; 0 takes a free one."""
+    api_keys_file: Path | None = None
+    """File of API keys, a line each (see `penstock key`); without one no key is asked for."""
+    max_running_requests: int = 1024
+    """Requests that are served at once."""
+    max_queued_requests: int = 1024
+    """Requests of one priority class (below, at, above 0) that wait; more are answered 429."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Larger request bodies are answered 413."""
+    max_choices: int = 128
+    """Answers (prompts times n) of one request."""
+    request_deadline_s: float = 600.0
+    """A request that takes longer ends with an error."""
+    placement_deadline_s: float = 0.5
+    """How long the scheduler may take before the frontend places a request itself."""
+    connect_wait_s: float = 1.0
+    """How long a request waits for the connection to the worker it was placed on."""
+    max_pending_tokens: int = 2048
+    """Tokens that wait for a client that does not read; beyond it the request is aborted."""
+    tokenizer_cache_characters: int = 16 * 1024 * 1024
+    """Text whose tokens are remembered, per model."""

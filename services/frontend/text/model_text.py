@@ -1,0 +1,163 @@
+"""Everything about one model that has to do with text, loaded from its directory."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from mesh.errors import ConfigurationError
+from services.frontend.text.byte_level import token_bytes
+from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.chunked import ChunkedTokenizer
+from services.frontend.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+
+DEFAULT_CACHE_CHARACTERS: Final = 16 * 1024 * 1024
+_DECODE_SAMPLE: Final = "Hello, wörld! 你好 🙂\n\n  x = 1"
+
+
+class ModelText:
+    """Tokenizer, chat template and end-of-sequence tokens of one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        eos_token_ids: frozenset[int],
+        cache_characters: int = DEFAULT_CACHE_CHARACTERS,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chunked = ChunkedTokenizer(tokenizer, cache_characters)
+        self._prefix_ids, self._suffix_ids = _added_around(tokenizer)
+        self._anchor_ids: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
+        self._bytes_of_token = _byte_level_table(tokenizer)
+        self.template = template
+        """None: the model takes prompts only."""
+        self.eos_token_ids = eos_token_ids
+        self.vocabulary_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @classmethod
+    def load(cls, directory: Path, cache_characters: int = DEFAULT_CACHE_CHARACTERS) -> "ModelText":
+        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json; only the
+        first must be there. Raises ConfigurationError for what cannot be read."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigurationError(f"{directory} holds no tokenizer.json; point the worker at a full checkpoint")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        config = _read_json(directory / "tokenizer_config.json")
+        special = _special_tokens(config)
+        template = _template_source(directory, config)
+        return cls(
+            tokenizer,
+            ChatTemplate(template, special, datetime.now) if template is not None else None,
+            _eos_token_ids(tokenizer, special, directory),
+            cache_characters,
+        )
+
+    @property
+    def chunked(self) -> ChunkedTokenizer:
+        """The tokenizer proper, without what is added around a prompt."""
+        return self._chunked
+
+    def around(self, token_ids: list[int]) -> list[int]:
+        """A bare prompt's ids with those that the model wants around it (often a first one). Not for a rendered
+        chat template, which brings them itself."""
+        return [*self._prefix_ids, *token_ids, *self._suffix_ids]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a whole sequence, special tokens left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """A single token as text (U+FFFD for what is no character by itself) and as bytes, special tokens
+        included: what logprobs show."""
+        if self._bytes_of_token is not None and 0 < len(self._bytes_of_token) > token_id:
+            spelled = self._bytes_of_token[token_id] or (self._tokenizer.id_to_token(token_id) or "").encode()
+            return spelled.decode("utf-8", "replace"), spelled
+        # Behind another token, because decoders strip a first blank.
+        before: str = self._tokenizer.decode(self._anchor_ids, skip_special_tokens=False)
+        both: str = self._tokenizer.decode([*self._anchor_ids, token_id], skip_special_tokens=False)
+        text = both[len(before) :]
+        return text, text.encode()
+
+    def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
+        """A fresh one for an answer to this prompt."""
+        if self._bytes_of_token is not None:
+            return ByteLevelDetokenizer(self._bytes_of_token)
+        return WindowDetokenizer(self.decode, prompt_token_ids)
+
+
+def _added_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before and behind a text."""
+    bare: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
+    full: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    raise ConfigurationError(
+        "the tokenizer's post-processor changes tokens rather than adding some; such a model cannot be served"
+    )
+
+
+def _byte_level_table(tokenizer: Tokenizer) -> list[bytes] | None:
+    """The bytes of every token by id, where the decoder is byte-level; None otherwise."""
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    if decoder is None or decoder["type"] != "ByteLevel":
+        return None
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for token, token_id in vocabulary.items():
+        table[token_id] = token_bytes(token)
+    for token_id, added in tokenizer.get_added_tokens_decoder().items():
+        table[token_id] = b"" if added.special else added.content.encode()
+    ids = tokenizer.encode(_DECODE_SAMPLE, add_special_tokens=False).ids
+    spelled = b"".join(table[token_id] for token_id in ids).decode("utf-8", "replace")
+    return table if spelled == tokenizer.decode(ids, skip_special_tokens=True) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} must hold a JSON object")
+    return content
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token and the like; older files hold objects with the text under `content`."""
+    named = {key: value for key, value in config.items() if key.endswith("_token")}
+    texts = {key: value["content"] if isinstance(value, dict) else value for key, value in named.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+
+def _template_source(directory: Path, config: dict[str, Any]) -> str | None:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named ones
+        by_name = {entry.get("name"): entry.get("template") for entry in source}
+        source = by_name.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _eos_token_ids(tokenizer: Tokenizer, special: dict[str, str], directory: Path) -> frozenset[int]:
+    ids: set[int] = set()
+    if (eos := special.get("eos_token")) and (eos_id := tokenizer.token_to_id(eos)) is not None:
+        ids.add(eos_id)
+    for name in ("generation_config.json", "config.json"):
+        configured = _read_json(directory / name).get("eos_token_id")
+        ids.update([configured] if isinstance(configured, int) else configured or [])
+    return frozenset(ids)
