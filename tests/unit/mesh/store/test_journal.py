@@ -1,0 +1,136 @@
+"""What a store file keeps, and what becomes of a damaged one."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mesh.errors import StoreError
+from mesh.store.embedded import EmbeddedStore
+from mesh.store.host import StoreHost
+from mesh.store.interface import KeyValue, WatchEvent
+from mesh.store.journal import Journal
+
+
+def put(key: str, value: bytes, revision: int, lease: str = "") -> WatchEvent:
+    return WatchEvent("put", key, value, revision, lease)
+
+
+def delete(key: str, revision: int) -> WatchEvent:
+    return WatchEvent("delete", key, b"", revision)
+
+
+def write(path: Path, *revisions: list[WatchEvent]) -> None:
+    journal = Journal(path)
+    for events in revisions:
+        journal.record(events)
+    journal.close()
+
+
+def read(path: Path) -> tuple[int, dict[str, KeyValue]]:
+    journal = Journal(path)
+    journal.close()
+    return journal.revision, journal.entries
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "state.journal"
+
+
+def test_keys_keep_their_values_and_revisions(path: Path) -> None:
+    write(path, [put("a", b"\x00\xff", 3)], [put("b", b"", 5)], [put("a", b"new", 6)])
+    expected = (6, {"a": KeyValue("a", b"new", 6), "b": KeyValue("b", b"", 5)})
+    assert read(path) == expected
+    assert read(path) == expected
+
+
+def test_the_revision_of_a_delete_is_not_given_out_again(path: Path) -> None:
+    write(path, [put("a", b"", 3), put("b", b"", 3)], [delete("a", 9), delete("b", 9)])
+    assert read(path) == (9, {})
+
+
+def test_what_hangs_on_a_lease_is_left_out(path: Path) -> None:
+    write(path, [put("a", b"", 3, "lease")], [put("b", b"", 4)], [put("b", b"", 5, "lease")], [delete("a", 6)])
+    assert read(path) == (5, {})
+
+
+def test_a_torn_last_line_is_dropped(path: Path) -> None:
+    write(path, [put("a", b"kept", 3)])
+    whole = path.read_bytes()
+    write(path, [put("a", b"torn", 4)])
+    torn = path.read_bytes()[:-1]
+    for length in range(len(whole), len(torn) + 1):
+        path.write_bytes(torn[:length])
+        assert read(path) == (3, {"a": KeyValue("a", b"kept", 3)})
+
+
+def test_a_journal_is_written_on_after_a_torn_line(path: Path) -> None:
+    write(path, [put("a", b"kept", 3)])
+    path.write_bytes(path.read_bytes() + b'{"revision":4,"pu')
+    write(path, [put("b", b"", 4)])
+    assert read(path) == (4, {"a": KeyValue("a", b"kept", 3), "b": KeyValue("b", b"", 4)})
+
+
+def test_damage_in_the_middle_is_refused_and_the_file_left_alone(path: Path) -> None:
+    write(path, [put("a", b"", 3)], [put("b", b"", 4)])
+    damaged = path.read_bytes().replace(b'"a"', b'"a')
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match="is damaged"):
+        Journal(path)
+    assert path.read_bytes() == damaged
+
+
+def test_a_file_has_one_owner(path: Path) -> None:
+    journal = Journal(path)
+    with pytest.raises(StoreError, match="another process holds"):
+        Journal(path)
+    journal.close()
+    Journal(path).close()
+
+
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="cannot open the store file"):
+        Journal(tmp_path / "file" / "state.journal")
+
+
+def test_a_journal_does_not_grow_without_end(path: Path) -> None:
+    journal = Journal(path)
+    for revision in range(1, 300):
+        journal.record([put("a", bytes(20_000), revision)])
+    assert path.stat().st_size < 2 << 20
+    journal.close()
+    assert read(path) == (299, {"a": KeyValue("a", bytes(20_000), 299)})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.binary(max_size=5))), max_size=8))
+def test_reopening_restores_any_sequence(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, bytes | None]]
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "state"
+    expected: dict[str, bytes] = {}
+    for revision, (key, value) in enumerate(writes, start=2):
+        write(path, [delete(key, revision) if value is None else put(key, value, revision)])
+        expected.pop(key, None)
+        if value is not None:
+            expected[key] = value
+    assert {key: entry.value for key, entry in read(path)[1].items()} == expected
+
+
+async def test_a_store_comes_back_ahead_of_its_former_self(path: Path) -> None:
+    store = EmbeddedStore(StoreHost(path))
+    revision = await store.put("kept", b"1")
+    lease = await store.grant_lease(60.0)
+    leased = await store.put("leased", b"", lease=lease)
+    await store.close()
+    store = EmbeddedStore(StoreHost(path, start_revision=1))
+    listing = await store.range("")
+    assert listing.entries == (KeyValue("kept", b"1", revision),)
+    assert await store.compare_and_swap("kept", revision, b"2") is not None
+    await store.close()
+    store = EmbeddedStore(StoreHost(path))
+    assert (await store.range("")).revision > leased
+    await store.close()
