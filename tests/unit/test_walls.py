@@ -13,6 +13,7 @@ PURE = (
     "controlplane/policies",
     "controlplane/planning",
     "controlplane/prediction",
+    "controlplane/protocols",
     "simulator/instance",
     "simulator/cost",
 )

@@ -1,0 +1,24 @@
+"""Live migration of a running request between two instances.
+
+    source                                   target
+    Offer ---------------------------------> reserve blocks
+          <------------------------- Accept / Refuse
+    Round 1 (blocks complete so far) ------> pull them, while the source goes on decoding
+          <------------------------- Pulled
+    Round 2 (blocks completed meanwhile) --> ...
+    pause the request
+    HandOver (tokens, the last blocks) ----> pull them: from here on the target owns the request
+          <------------------------- Committed
+    release
+
+Llumnix (OSDI 2024, section 4.2) copies in such rounds, so that the pause does not depend on the context's length; the
+handshake, the refusals and the epochs are ours. Who owns the request while a message is lost is decided by two rules:
+
+- A source that has paused resumes only when the target has said that it did not and will not commit. Where it gets
+  no answer it gives the request up, and the frontend recovers it from the tokens it has.
+- Every hand-over raises the request's epoch by one, every recovery by two. The frontend takes tokens of the highest
+  epoch only, so a target that committed unheard can do no harm.
+
+Disaggregated prefill and decode is the same protocol, begun while the prompt is still being computed: the rounds follow
+the prefill, and the hand-over follows the first token.
+"""

@@ -1,0 +1,327 @@
+"""The source's side of a migration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from controlplane.model.request import EngineRequest
+from controlplane.protocols.migration.limits import MigrationLimits
+from controlplane.protocols.migration.messages import (
+    Abort,
+    Accept,
+    Committed,
+    Failed,
+    HandOver,
+    Offer,
+    Pulled,
+    Refuse,
+    Round,
+    ToTarget,
+)
+from mesh.errors import IllegalTransition
+
+
+class SourceState(StrEnum):
+    """Where a migration stands, seen from the source."""
+
+    OFFERED = "offered"
+    """Waiting for the target's answer; the request runs."""
+    COPYING = "copying"
+    """Rounds of pre-copy; the request runs."""
+    PAUSING = "pausing"
+    """The engine has been asked to pause the request after its current step."""
+    HANDED_OVER = "handed_over"
+    """Paused; waiting for the target's word."""
+    TAKING_BACK = "taking_back"
+    """Paused; the target has been asked to drop it."""
+    MOVED = "moved"
+    """The target owns the request."""
+    KEPT = "kept"
+    """The migration ended and the request is still, or was until its end, here."""
+    LOST = "lost"
+    """No word from the target: the request was given up for recovery."""
+
+
+TRANSITIONS: dict[SourceState, frozenset[SourceState]] = {
+    SourceState.OFFERED: frozenset({SourceState.COPYING, SourceState.KEPT}),
+    SourceState.COPYING: frozenset({SourceState.PAUSING, SourceState.KEPT}),
+    SourceState.PAUSING: frozenset({SourceState.HANDED_OVER, SourceState.KEPT}),
+    SourceState.HANDED_OVER: frozenset(
+        {SourceState.MOVED, SourceState.KEPT, SourceState.TAKING_BACK, SourceState.LOST}
+    ),
+    SourceState.TAKING_BACK: frozenset({SourceState.MOVED, SourceState.KEPT, SourceState.LOST}),
+    SourceState.MOVED: frozenset(),
+    SourceState.KEPT: frozenset(),
+    SourceState.LOST: frozenset(),
+}
+FINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
+PAUSED = frozenset({SourceState.HANDED_OVER, SourceState.TAKING_BACK})
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Engine: so many blocks of the request are complete. `decoding` once its first token was emitted."""
+
+    full_blocks: int
+    decoding: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Engine: the request is paused, with exactly these tokens; all of them were sent to the frontend."""
+
+    emitted_token_ids: tuple[int, ...]
+    computed_tokens: int
+    blocks: int
+    """Blocks that hold its KV, the partly filled last one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Engine: the request ended by itself (or was aborted by its client) before it was paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLost:
+    """The target's process is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Whoever ordered the migration takes the order back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+SourceEvent: TypeAlias = (
+    Accept | Refuse | Pulled | Committed | Failed | Progress | Paused | Ended | TargetLost | Cancel | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this to the target."""
+
+    message: ToTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Have the engine pause the request after its current step; its blocks stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Have the engine go on with the paused request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The target owns the request: free its blocks here and tell the frontend where it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Nobody is known to own the request: free its blocks here and have the frontend recover it."""
+
+    reason: str
+
+
+SourceInstruction: TypeAlias = Send | Pause | Resume | Release | GiveUp
+
+
+class SourceMigration:
+    """One migration, seen from the instance that has the request.
+
+    Feed events to `handle` and carry out what it returns, in order. The request is this instance's until the state
+    is MOVED or LOST; it stands still in HANDED_OVER and TAKING_BACK, and in PAUSING from when the engine says so.
+    """
+
+    def __init__(
+        self,
+        migration_id: str,
+        request: EngineRequest,
+        *,
+        epoch: int,
+        frontend_id: str,
+        limits: MigrationLimits,
+        now_ms: float,
+    ) -> None:
+        """`epoch` is the request's present one."""
+        self.migration_id = migration_id
+        self.state = SourceState.OFFERED
+        self.reason = ""
+        """Why the migration ended as it did."""
+        self.rounds = 0
+        self.copied_blocks = 0
+        """Blocks that the target has said to have."""
+        self._limits = limits
+        self._progress = Progress(0, False)
+        self._unanswered: ToTarget | None = None
+        self._sent_ms = now_ms
+        self._entered_ms = now_ms
+        self._story = [f"{now_ms:.0f} ms: offered"]
+        self._offer = Offer(migration_id, request, epoch + 1, frontend_id)
+
+    def start(self) -> tuple[SourceInstruction, ...]:
+        """The offer."""
+        self._unanswered = self._offer
+        return (Send(self._offer),)
+
+    def handle(self, event: SourceEvent, now_ms: float) -> tuple[SourceInstruction, ...]:
+        """What is to be done about `event`. Events that come too late to matter return nothing."""
+        if self.state in FINAL:
+            return ()
+        handler: Callable[[SourceEvent, float], tuple[SourceInstruction, ...]] = _HANDLERS[type(event)].__get__(self)
+        return handler(event, now_ms)
+
+    @property
+    def story(self) -> str:
+        """What happened so far, for logs and errors."""
+        return f"migration {self.migration_id}: " + "; ".join(self._story)
+
+    def _on_accept(self, event: Accept, now_ms: float) -> tuple[SourceInstruction, ...]:
+        if self.state is not SourceState.OFFERED:
+            return ()
+        self._enter(SourceState.COPYING, now_ms)
+        self._unanswered = None
+        return self._next_round(now_ms)
+
+    def _on_refusal(self, event: Refuse | Failed, now_ms: float) -> tuple[SourceInstruction, ...]:
+        """The target has nothing and never will: whatever the state, the request is ours."""
+        return self._keep(event.reason, now_ms)
+
+    def _on_pulled(self, event: Pulled, now_ms: float) -> tuple[SourceInstruction, ...]:
+        outstanding = self._unanswered
+        if not isinstance(outstanding, Round) or outstanding.number != event.number:
+            return ()
+        self.copied_blocks = outstanding.first_block + outstanding.block_count
+        self._unanswered = None
+        return self._next_round(now_ms)
+
+    def _on_progress(self, event: Progress, now_ms: float) -> tuple[SourceInstruction, ...]:
+        self._progress = event
+        if self.state is SourceState.COPYING and self._unanswered is None:
+            return self._next_round(now_ms)
+        return ()
+
+    def _on_paused(self, event: Paused, now_ms: float) -> tuple[SourceInstruction, ...]:
+        if self.state is not SourceState.PAUSING:
+            raise IllegalTransition(f"paused without having been asked to; {self.story}")
+        self._enter(SourceState.HANDED_OVER, now_ms)
+        message = HandOver(
+            self.migration_id,
+            event.emitted_token_ids,
+            event.computed_tokens,
+            first_block=self.copied_blocks,
+            block_count=event.blocks - self.copied_blocks,
+        )
+        return self._send(message, now_ms)
+
+    def _on_ended(self, event: Ended, now_ms: float) -> tuple[SourceInstruction, ...]:
+        if self.state in PAUSED:
+            raise IllegalTransition(f"a paused request cannot end by itself; {self.story}")
+        self.reason = "the request ended before it was moved"
+        self._enter(SourceState.KEPT, now_ms)
+        return (Send(Abort(self.migration_id, self.reason)),)
+
+    def _on_target_lost(self, event: TargetLost, now_ms: float) -> tuple[SourceInstruction, ...]:
+        if self.state in PAUSED:
+            # It may have committed and sent tokens before it died: only the frontend can know.
+            return self._give_up("the target died during the hand-over", now_ms)
+        return self._keep("the target is gone", now_ms)
+
+    def _on_cancel(self, event: Cancel, now_ms: float) -> tuple[SourceInstruction, ...]:
+        if self.state in PAUSED:
+            return self._take_back(event.reason, now_ms)
+        return self._abort(event.reason, now_ms)
+
+    def _on_tick(self, event: Tick, now_ms: float) -> tuple[SourceInstruction, ...]:
+        age_ms = now_ms - self._entered_ms
+        limits = self._limits
+        match self.state:
+            case SourceState.OFFERED if age_ms >= limits.offer_ms:
+                return self._abort("the target did not answer the offer", now_ms)
+            case SourceState.COPYING if self._unanswered is not None and age_ms >= limits.round_ms:
+                return self._abort(f"round {self.rounds} was not copied in time", now_ms)
+            case SourceState.HANDED_OVER if age_ms >= limits.hand_over_ms:
+                return self._take_back("the target did not commit in time", now_ms)
+            case SourceState.TAKING_BACK if age_ms >= limits.take_back_ms:
+                return self._give_up("the target did not say whether it committed", now_ms)
+        if self._unanswered is not None and now_ms - self._sent_ms >= limits.resend_ms:
+            return self._send(self._unanswered, now_ms)
+        return ()
+
+    def _on_committed(self, event: Committed, now_ms: float) -> tuple[SourceInstruction, ...]:
+        if self.state not in PAUSED:
+            raise IllegalTransition(f"the target committed what was never handed over; {self.story}")
+        self._enter(SourceState.MOVED, now_ms)
+        return (Release(),)
+
+    def _next_round(self, now_ms: float) -> tuple[SourceInstruction, ...]:
+        """The next round, the pause, or nothing while the prompt is still being computed."""
+        remaining = self._progress.full_blocks - self.copied_blocks
+        enough = remaining <= self._limits.last_round_blocks or self.rounds >= self._limits.max_rounds
+        if self._progress.decoding and enough:
+            self._enter(SourceState.PAUSING, now_ms)
+            return (Pause(),)
+        if remaining <= 0:
+            return ()
+        self.rounds += 1
+        self._entered_ms = now_ms
+        return self._send(Round(self.migration_id, self.rounds, self.copied_blocks, remaining), now_ms)
+
+    def _keep(self, reason: str, now_ms: float) -> tuple[SourceInstruction, ...]:
+        standing_still = self.state in PAUSED or self.state is SourceState.PAUSING
+        self.reason = reason
+        self._enter(SourceState.KEPT, now_ms)
+        return (Resume(),) if standing_still else ()
+
+    def _abort(self, reason: str, now_ms: float) -> tuple[SourceInstruction, ...]:
+        """Before the hand-over the target cannot commit, so its answer need not be awaited."""
+        kept = self._keep(reason, now_ms)
+        return (Send(Abort(self.migration_id, reason)), *kept)
+
+    def _take_back(self, reason: str, now_ms: float) -> tuple[SourceInstruction, ...]:
+        if self.state is SourceState.TAKING_BACK:
+            return ()
+        self._enter(SourceState.TAKING_BACK, now_ms)
+        return self._send(Abort(self.migration_id, reason), now_ms)
+
+    def _give_up(self, reason: str, now_ms: float) -> tuple[SourceInstruction, ...]:
+        self.reason = reason
+        self._enter(SourceState.LOST, now_ms)
+        return (GiveUp(reason),)
+
+    def _send(self, message: ToTarget, now_ms: float) -> tuple[SourceInstruction, ...]:
+        self._unanswered = message
+        self._sent_ms = now_ms
+        return (Send(message),)
+
+    def _enter(self, state: SourceState, now_ms: float) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransition(f"{self.state} cannot become {state}; {self.story}")
+        self.state = state
+        self._entered_ms = now_ms
+        self._story.append(f"{now_ms:.0f} ms: {state}" + (f" ({self.reason})" if self.reason else ""))
+
+
+_HANDLERS: dict[type, Callable[..., tuple[SourceInstruction, ...]]] = {
+    Accept: SourceMigration._on_accept,
+    Refuse: SourceMigration._on_refusal,
+    Failed: SourceMigration._on_refusal,
+    Pulled: SourceMigration._on_pulled,
+    Committed: SourceMigration._on_committed,
+    Progress: SourceMigration._on_progress,
+    Paused: SourceMigration._on_paused,
+    Ended: SourceMigration._on_ended,
+    TargetLost: SourceMigration._on_target_lost,
+    Cancel: SourceMigration._on_cancel,
+    Tick: SourceMigration._on_tick,
+}

@@ -1,0 +1,126 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from services.cli.main import penstock
+from tests.deploy.compose_file import DEPLOY, load_compose, option, penstock_services
+from tests.mesh.running_mesh import PENSTOCK, eventually
+from tests.reflection import ReflectionClient
+
+ROOT = DEPLOY.parent
+COMPOSE = load_compose()
+SERVICES = penstock_services(COMPOSE)
+# The engine of these tests needs no vLLM; the commands themselves are the compose file's to the letter.
+LOCAL = {"PENSTOCK_ENGINE": "simulated", "PENSTOCK_MODEL_PATH": str(ROOT / "demo" / "models" / "demo-large")}
+
+
+def compose_specification() -> dict[str, Any]:
+    """The schema that Docker's own tool ships; `make test-services` fetches its wheel."""
+    wheels = sorted((Path(sys.prefix) / "share" / "compose-specification").glob("docker_compose-*.whl"))
+    if not wheels:
+        pytest.skip("the Compose specification is not there; `make test-services` fetches it")
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        schema: dict[str, Any] = json.loads(wheel.read("compose/config/compose_spec.json"))
+        return schema
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    jsonschema.Draft7Validator(compose_specification()).validate(COMPOSE)
+
+
+def test_every_build_names_a_dockerfile_that_is_there() -> None:
+    for name, service in COMPOSE["services"].items():
+        if "build" in service:
+            context = (DEPLOY / service["build"]["context"]).resolve()
+            assert (context / service["build"]["dockerfile"]).is_file(), name
+
+
+def test_every_copy_in_a_dockerfile_has_a_source() -> None:
+    for dockerfile in DEPLOY.glob("Dockerfile.*"):
+        for source in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile.read_text(), re.MULTILINE):
+            for path in source.split():
+                assert (ROOT / path).exists(), f"{dockerfile.name}: {path}"
+
+
+def test_every_role_is_deployed() -> None:
+    roles = {service["command"][1] for service in SERVICES.values()}
+    assert roles == {"frontend", "scheduler", "monitor", "planner", "predictor", "cascade", "worker"}
+
+
+def test_no_two_services_share_a_port() -> None:
+    ports = [option(service, name) for service in SERVICES.values() for name in ("--port", "--metrics-port")]
+    assert len(set(ports)) == len(ports)
+
+
+def test_prometheus_scrapes_every_role() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    targets = {
+        target for job in config["scrape_configs"] for group in job["static_configs"] for target in group["targets"]
+    }
+    assert targets == {f"{name}:{option(service, '--metrics-port')}" for name, service in SERVICES.items()}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_command_is_one_that_penstock_knows(name: str) -> None:
+    role, *_ = SERVICES[name]["command"][1:]
+    result = CliRunner().invoke(penstock, ["serve", role, "--help"])
+    assert result.exit_code == 0, result.output
+    for argument in SERVICES[name]["command"][2:]:
+        if argument.startswith("--"):
+            assert argument in result.output
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Every service but the GPU worker's, started by its own command over one state store."""
+    from tests.deploy.state_store import served_state_store
+
+    with served_state_store() as store_url:
+        compose = load_compose({**LOCAL, "PENSTOCK_STORE": store_url})
+        running: dict[str, subprocess.Popen[bytes]] = {}
+        logs = tmp_path_factory.mktemp("compose")
+        try:
+            for name, service in penstock_services(compose).items():
+                if "profiles" not in service:
+                    with (logs / f"{name}.log").open("wb") as log:
+                        environment = {**os.environ, **service["environment"]}
+                        command = (*PENSTOCK, *service["command"])
+                        running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            yield running
+        finally:
+            for process in running.values():
+                process.terminate()
+            statuses = {name: process.wait(30) for name, process in running.items()}
+        assert set(statuses.values()) == {0}, {name: (logs / f"{name}.log").read_text()[-800:] for name in statuses}
+
+
+def is_serving(address: str) -> bool:
+    import grpc
+
+    client = ReflectionClient(address)
+    try:
+        return client.call("grpc.health.v1.Health", "Check") == {"status": "SERVING"}
+    except grpc.RpcError:
+        return False
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("name", sorted(name for name, service in SERVICES.items() if "profiles" not in service))
+def test_every_command_serves(name: str, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    address = f"127.0.0.1:{option(SERVICES[name], '--port')}"
+    eventually(lambda: is_serving(address), 60.0, f"{name} serves at {address}")
+    client = ReflectionClient(address)
+    assert any(service.startswith("penstock.v1.") for service in client.services())
+    client.close()

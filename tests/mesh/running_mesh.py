@@ -1,0 +1,102 @@
+"""A real mesh of real processes, brought up by the very command that users type."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 40.0
+POLL_S = 0.02
+PENSTOCK = (sys.executable, "-m", "services.cli.main")
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Poll until `condition` is truthy and return it; what another process does offers nothing to await."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        if result := condition():
+            return result
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(POLL_S)
+
+
+class RunningMesh:
+    """`penstock up` in a process of its own, with a run directory and a port of its own."""
+
+    def __init__(self, run_dir: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(run_dir), **(environment or {})}
+        self._environment.pop("PENSTOCK_STORE", None)
+        self.output_path = run_dir / "up.log"
+        self.log_dir = run_dir / "penstock" / "default" / "logs"
+        with self.output_path.open("wb") as output:
+            command = (*PENSTOCK, "up", "--port", str(self.port), *arguments)
+            self.process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
+
+    def wait_until_serving(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Return once `penstock up` says that it serves."""
+
+        def serving() -> bool:
+            assert self.process.poll() is None, f"penstock up ended: {self.story()}"
+            return "serving at" in self.output_path.read_text()
+
+        eventually(serving, timeout_s, f"the mesh serves\n{self.story()}")
+
+    def story(self) -> str:
+        """What the mesh printed and logged, for a failing test's message."""
+        logs = [f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(self.log_dir.glob("*.log"))]
+        return "\n".join([self.output_path.read_text(), *logs])
+
+    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another `penstock` command beside the mesh, as from another shell."""
+        return subprocess.run(
+            (*PENSTOCK, *arguments), env=self._environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def status(self) -> dict[str, Any]:
+        """`penstock status --json`."""
+        result = self.cli("status", "--json")
+        assert result.returncode == 0, result.stderr
+        status: dict[str, Any] = json.loads(result.stdout)
+        return status
+
+    def pid(self, member_id: str) -> int:
+        """The process id of a member, as it announced it."""
+        (role,) = (role for role in self.status()["roles"] if role["member_id"] == member_id)
+        return int(role["attributes"]["pid"])
+
+    def kill(self, member_id: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to a member's process."""
+        os.kill(self.pid(member_id), number)
+
+    def instances(self) -> dict[str, str]:
+        """State of each instance in the scheduler's snapshot."""
+        return {instance["instance_id"]: instance["state"] for instance in self.status()["instances"]}
+
+    def stop(self) -> int:
+        """Ctrl-C, and the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def cut(self) -> None:
+        """Whatever a failed test left behind."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(STOP_TIMEOUT_S)
