@@ -258,3 +258,12 @@ def test_a_late_reservation_of_an_aborted_migration_is_freed() -> None:
     migration.handle(messages.Abort("m", "never mind"), 1)
     assert migration.state is TargetState.DISCARDED
     assert migration.handle(target.Reserved(), 2) == (target.Discard(),)
+
+
+def test_a_doubled_answer_to_an_earlier_round_counts_for_nothing() -> None:
+    migration = accepted()
+    migration.handle(messages.Accept("m"), 1)
+    migration.handle(source.Progress(15, decoding=True), 2)
+    migration.handle(messages.Pulled("m", 1), 3)
+    assert migration.handle(messages.Pulled("m", 1), 4) == ()
+    assert migration.copied_blocks == 10
