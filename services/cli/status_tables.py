@@ -1,14 +1,18 @@
 """`penstock status` for people."""
 
+import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+WIDTH_WITHOUT_TERMINAL = 160
+
 
 def print_status(status: dict[str, Any]) -> None:
     """Print the value of `gather_status` as tables."""
-    console = Console()
+    # A pipe has no width of its own, and a table cut to 80 columns would hide the addresses.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
     console.print(_roles(status["roles"]))
     console.print(_instances(status["instances"]))
     console.print(_policy_line(status["policy"]))

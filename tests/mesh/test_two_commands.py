@@ -1,0 +1,127 @@
+"""What a newcomer does first."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import psutil
+from openai import OpenAI
+
+from tests.mesh.running_mesh import RunningMesh
+from tests.reflection import ReflectionClient
+
+
+def test_the_printed_curl_line_works(mesh: RunningMesh) -> None:
+    (line,) = re.findall(r"^try:\s+(curl .*)$", mesh.output_path.read_text(), re.MULTILINE)
+    result = subprocess.run(f"{line} -sS -m 30", shell=True, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(result.stdout)["object"] == "chat.completion"
+
+
+def test_the_official_client_streams(mesh: RunningMesh) -> None:
+    client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none")
+    chunks = client.chat.completions.create(
+        model="demo-large", messages=[{"role": "user", "content": "hello"}], max_tokens=12, stream=True
+    )
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] in {"length", "stop"}
+
+
+def test_status_tells_all(mesh: RunningMesh) -> None:
+    status = mesh.status()
+    roles = {role["role"] for role in status["roles"]}
+    assert roles == {"frontend", "cascade", "predictor", "scheduler", "monitor", "planner", "worker"}
+    assert {role["health"] for role in status["roles"]} == {"serving"}
+    assert all(role["lease"] for role in status["roles"])
+    assert [instance["state"] for instance in status["instances"]] == ["ready"] * 3
+    assert {instance["engine"] for instance in status["instances"]} == {"simulated"}
+    assert "running_requests" in status["instances"][0]["load"]
+    assert status["policy"]["policy"] == "lmetric"
+    assert status["synced"]
+
+
+def test_status_for_people(mesh: RunningMesh) -> None:
+    result = mesh.cli("status")
+    assert result.returncode == 0, result.stderr
+    assert "demo-large-0" in result.stdout
+    assert "policy: lmetric" in result.stdout
+
+
+def test_explain_shows_scores(mesh: RunningMesh) -> None:
+    client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none")
+    raw = client.completions.with_raw_response.create(model="demo-large", prompt="a b c d e f", max_tokens=3)
+    result = mesh.cli("explain", raw.headers["x-request-id"], "--json")
+    assert result.returncode == 0, result.stderr
+    explanation = json.loads(result.stdout)
+    assert explanation["policy"] == "lmetric"
+    assert explanation["chosen_instance_id"] == raw.headers["x-penstock-instance"]
+    assert len(explanation["scores"]) == 3
+    assert all(score["indicators"] for score in explanation["scores"])
+
+
+def test_explaining_an_unknown_request_fails_clearly(mesh: RunningMesh) -> None:
+    result = mesh.cli("explain", "nobody")
+    assert result.returncode == 1
+    assert "nobody" in result.stderr
+
+
+def test_the_policy_can_be_switched_while_serving(mesh: RunningMesh) -> None:
+    assert mesh.cli("policy", "round_robin").returncode == 0
+    client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none")
+    used = set()
+    for number in range(6):
+        raw = client.completions.with_raw_response.create(model="demo-large", prompt=f"{number} x", max_tokens=1)
+        used.add(raw.headers["x-penstock-instance"])
+    assert len(used) == 3
+    refused = mesh.cli("policy", "nonsense")
+    assert refused.returncode == 1
+    assert "nonsense" in refused.stderr
+    assert mesh.cli("policy", "lmetric").returncode == 0
+
+
+def test_every_role_answers_grpcurl(mesh: RunningMesh) -> None:
+    own_service = {
+        "frontend": ("penstock.v1.Frontend", "GetStatus"),
+        "scheduler": ("penstock.v1.Scheduler", "GetSnapshot"),
+        "monitor": ("penstock.v1.Monitor", "GetCluster"),
+        "planner": ("penstock.v1.Planner", "GetPlan"),
+        "predictor": ("penstock.v1.LengthPredictor", "GetArtefact"),
+        "cascade": ("penstock.v1.Cascade", "GetThresholds"),
+        "worker": ("penstock.v1.Worker", "Describe"),
+    }
+    for role in mesh.status()["roles"]:
+        service, method = own_service[role["role"]]
+        client = ReflectionClient(role["address"])
+        assert {service, "grpc.health.v1.Health"} <= set(client.services())
+        assert isinstance(client.call(service, method), dict)
+        client.close()
+
+
+def test_a_second_mesh_of_the_same_name_is_refused(mesh: RunningMesh) -> None:
+    result = mesh.cli("up", "--engine", "simulated", "--port", "0")
+    assert result.returncode == 2
+    assert "already running" in result.stderr
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    running = RunningMesh(tmp_path, "--engine", "simulated", "--workers", "1")
+    try:
+        running.wait_until_serving()
+        children = psutil.Process(running.process.pid).children(recursive=True)
+        assert len(children) == 7
+        assert running.stop() == 0
+        assert not [child for child in children if child.is_running()]
+        assert not (tmp_path / "penstock" / "default.json").exists()
+    finally:
+        running.cut()
+
+
+def test_a_killed_supervisor_takes_everything_with_it(tmp_path: Path) -> None:
+    running = RunningMesh(tmp_path, "--engine", "simulated", "--workers", "1")
+    try:
+        running.wait_until_serving()
+        children = psutil.Process(running.process.pid).children(recursive=True)
+        running.process.kill()
+        _, alive = psutil.wait_procs(children, timeout=40)
+        assert not alive
+    finally:
+        running.cut()
