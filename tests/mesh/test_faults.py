@@ -1,0 +1,111 @@
+"""What happens to a real mesh when its processes die. Each test restores what it broke."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.mesh.running_mesh import RunningMesh, eventually
+
+LONG_STREAM_TOKENS = 1_000
+
+
+@pytest.fixture
+def whole_mesh(mesh: RunningMesh) -> Iterator[RunningMesh]:
+    """The shared mesh with all three instances ready, before and after."""
+
+    def all_ready() -> bool:
+        return list(mesh.instances().values()) == ["ready"] * 3
+
+    eventually(all_ready, 30, "all instances are ready")
+    yield mesh
+    eventually(all_ready, 30, "all instances are ready again")
+
+
+class Stream:
+    """One streamed completion, read on a thread."""
+
+    def __init__(self, mesh: RunningMesh, prompt: str, tokens: int = LONG_STREAM_TOKENS) -> None:
+        self._client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60)
+        self._raw = self._client.completions.with_raw_response.create(
+            model="demo-large",
+            prompt=prompt,
+            max_tokens=tokens,
+            stream=True,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+        self.instance = self._raw.headers["x-penstock-instance"]
+        self.chunks = 0
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for _ in self._raw.parse():
+                self.chunks += 1
+        except openai.OpenAIError as error:
+            self.error = error
+
+    def wait(self) -> None:
+        """Until the stream has ended, one way or the other."""
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the stream hangs"
+
+
+def complete(mesh: RunningMesh) -> str:
+    """One short request; returns the instance that served it."""
+    client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=20)
+    raw = client.completions.with_raw_response.create(model="demo-large", prompt="x", max_tokens=2)
+    return raw.headers["x-penstock-instance"]
+
+
+def test_a_killed_worker_is_avoided_at_once_and_rejoins(whole_mesh: RunningMesh) -> None:
+    streams = [Stream(whole_mesh, f"stream {number}") for number in range(6)]
+    victim = streams[0].instance
+    eventually(lambda: all(stream.chunks for stream in streams), 20, "all streams have begun")
+    whole_mesh.kill(victim)
+    killed_s = time.monotonic()
+    assert victim not in {complete(whole_mesh) for _ in range(6)}
+    assert time.monotonic() - killed_s < 2 * 6, "a new request waited more than 2 s"
+    for stream in streams:
+        stream.wait()
+        if stream.instance != victim:
+            assert stream.error is None
+    eventually(lambda: whole_mesh.instances().get(victim) == "ready", 30, "the worker rejoins")
+
+
+@pytest.mark.parametrize("role", ["scheduler", "monitor"])
+def test_streams_outlive_the_control_plane_and_its_state_is_rebuilt(whole_mesh: RunningMesh, role: str) -> None:
+    stream = Stream(whole_mesh, "outlives", LONG_STREAM_TOKENS // 2)
+    eventually(lambda: stream.chunks, 20, "the stream has begun")
+    whole_mesh.kill(role)
+    complete(whole_mesh)
+
+    def rebuilt() -> bool:
+        status = whole_mesh.status()
+        ready = [instance["state"] for instance in status["instances"]] == ["ready"] * 3
+        return bool(ready and status["synced"] and not status["policy"].get("fallback"))
+
+    eventually(rebuilt, 15, f"the {role}'s state is rebuilt")
+    stream.wait()
+    assert stream.error is None
+    assert stream.chunks > LONG_STREAM_TOKENS // 4
+
+
+def test_a_hung_worker_gets_nothing_new(whole_mesh: RunningMesh) -> None:
+    victim = complete(whole_mesh)
+    pid = whole_mesh.pid(victim)
+    whole_mesh.kill(victim, signal.SIGSTOP)
+    try:
+        eventually(lambda: whole_mesh.instances().get(victim) != "ready", 10, "the hung instance is seen")
+        assert victim not in {complete(whole_mesh) for _ in range(6)}
+    finally:
+        import os
+
+        os.kill(pid, signal.SIGCONT)
