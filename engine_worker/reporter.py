@@ -44,6 +44,7 @@ class Reporter:
         """End all report streams, which takes the instance out of the mesh."""
         if self._unsubscribe is not None:
             self._unsubscribe()
+            self._unsubscribe = None
         await self._tasks.cancel()
 
     def _on_instance_change(self) -> None:
