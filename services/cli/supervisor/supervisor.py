@@ -15,8 +15,8 @@ from services.cli.supervisor.restarts import RestartHistory
 
 log = logging.getLogger(__name__)
 
-# Roles end in this order: no new requests first, then the engines, then those who place and store.
-STOP_ORDER = ("frontend", "worker", "cascade", "predictor", "planner", "scheduler", "monitor")
+# These end first, in this order: no new requests, then the engines; the control plane afterwards and all at once.
+STOP_ORDER = ("frontend", "worker")
 KILL_AFTER_S = 10.0
 
 
@@ -76,7 +76,7 @@ class Supervisor:
         self._running.pop(name, None)
 
     async def stop(self, kill_after_s: float = KILL_AFTER_S) -> None:
-        """End all, role after role."""
+        """End all: the frontends, then the workers, then the rest."""
         for role in STOP_ORDER:
             names = [name for name, entry in self._running.items() if entry.spec.role == role]
             await asyncio.gather(*(self.remove(name, kill_after_s) for name in names))
