@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from controlplane.model.instance import InstanceDescription
+from controlplane.model.instance import InstanceDescription, InstanceState
 from engine_worker.engine_choice import make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
 from engine_worker.instance import Instance
@@ -105,13 +105,13 @@ async def _tick(instance: Instance) -> None:
 
 
 async def _follow_health(instance: Instance, server: RpcServer) -> None:
-    """NOT_SERVING while the engine hangs."""
+    """NOT_SERVING while the engine hangs; a draining worker stays so, hang or not."""
     changed = asyncio.Event()
     instance.on_hang_change.append(changed.set)
     while True:
         await changed.wait()
         changed.clear()
-        await server.set_serving(not instance.hung)
+        await server.set_serving(not instance.hung and instance.state is InstanceState.READY)
 
 
 def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimits) -> InstanceDescription:

@@ -1,0 +1,166 @@
+"""The worker's life from start to stop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry, generate_latest
+
+from engine_worker.engines.interface import EngineLimits
+from engine_worker.role import WorkerRole
+from engine_worker.settings import WorkerSettings
+from mesh.errors import EngineFailed
+from mesh.membership import Directory
+from mesh.role import RoleContext
+from mesh.rpc.client import open_channel
+from mesh.rpc.server import RpcServer
+from mesh.store.embedded import EmbeddedStore
+from mesh.store.host import StoreHost
+from penstock.v1 import request_pb2, worker_pb2_grpc
+from tests.unit.engine_worker.worker.fake_engine import FakeEngine
+from tests.unit.engine_worker.worker.running_worker import SETTINGS, WAIT_S, FrontendStream
+
+
+@pytest.fixture
+async def context() -> AsyncIterator[RoleContext]:
+    host = StoreHost()
+    store = EmbeddedStore(host)
+    directory = Directory(store)
+    await directory.start()
+    server = RpcServer()
+    yield RoleContext("worker", "worker-0", "0badcafe", server.address, store, directory, server, CollectorRegistry())
+    await directory.stop()
+    await server.stop(0.1)
+    host.close()
+
+
+def make_role(engine: FakeEngine, settings: WorkerSettings = SETTINGS) -> WorkerRole:
+    return WorkerRole(settings, lambda _settings, _seed: engine)
+
+
+async def start_with_request(role: WorkerRole, context: RoleContext, engine: FakeEngine, channel: Any) -> Any:
+    """A stream whose request "a" runs in the engine of a started role."""
+    await role.start(context)
+    await context.server.start()
+    await context.server.set_serving(True)
+    stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+    stream = FrontendStream(stub.Stream())
+    await stream.hello()
+    await stream.generate("a")
+    async with asyncio.timeout(WAIT_S):
+        while not engine.requests:  # noqa: ASYNC110  the other end of a socket sets no event here
+            await asyncio.sleep(0.001)
+    return stream
+
+
+async def test_a_worker_announces_what_frontends_need_to_know(context: RoleContext) -> None:
+    role = make_role(FakeEngine())
+    assert await role.start(context) == {
+        "model": "m",
+        "model_path": "/models/m",
+        "engine": "simulated",
+        "block_tokens": "16",
+        "max_model_len_tokens": "1024",
+    }
+    await role.stop()
+
+
+async def test_an_engine_that_cannot_start_is_cleaned_up(context: RoleContext) -> None:
+    class Broken(FakeEngine):
+        async def start(self) -> EngineLimits:
+            raise EngineFailed("no weights")
+
+    engine = Broken()
+    role = make_role(engine)
+    with pytest.raises(EngineFailed, match="no weights"):
+        await role.start(context)
+    await role.stop()
+    assert engine.stopped
+
+
+async def test_the_role_fails_when_its_engine_dies(context: RoleContext) -> None:
+    engine = FakeEngine()
+    role = make_role(engine)
+    async with open_channel(context.address) as channel:
+        stream = await start_with_request(role, context, engine, channel)
+        failed = asyncio.create_task(role.failed())
+        engine.die("core dumped")
+        with pytest.raises(EngineFailed, match="core dumped"):
+            await asyncio.wait_for(failed, WAIT_S)
+        await asyncio.wait_for(role.stop(), WAIT_S)
+        assert (await stream.only_delta()).error.code == request_pb2.ERROR_CODE_ENGINE
+        assert await stream.read() is grpc.aio.EOF
+    assert engine.stopped
+
+
+async def test_waiting_for_failure_can_be_given_up_without_harm(context: RoleContext) -> None:
+    engine = FakeEngine()
+    role = make_role(engine)
+    async with open_channel(context.address) as channel:
+        stream = await start_with_request(role, context, engine, channel)
+        failed = asyncio.create_task(role.failed())
+        await asyncio.sleep(0)
+        failed.cancel()
+        drain = asyncio.create_task(role.drain())
+        await asyncio.sleep(0)
+        engine.step(finish={"a"})
+        assert (await stream.only_delta()).finish_reason == request_pb2.FINISH_REASON_STOP
+        await asyncio.wait_for(drain, WAIT_S)
+        await role.stop()
+
+
+async def test_a_drain_that_is_cut_ends_the_rest_with_unavailable(context: RoleContext) -> None:
+    engine = FakeEngine()
+    role = make_role(engine)
+    async with open_channel(context.address) as channel:
+        stream = await start_with_request(role, context, engine, channel)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(role.drain(), 0.01)
+        await asyncio.wait_for(role.stop(), WAIT_S)
+        assert (await stream.only_delta()).error.code == request_pb2.ERROR_CODE_UNAVAILABLE
+    assert engine.stopped
+
+
+async def test_health_follows_the_engine(context: RoleContext) -> None:
+    engine = FakeEngine()
+    role = make_role(engine, replace(SETTINGS, hang_s=0.01))
+    async with open_channel(context.address) as channel:
+        await start_with_request(role, context, engine, channel)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="penstock.v1.Worker"))
+        async with asyncio.timeout(WAIT_S):
+            async for answer in watch:
+                if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                    break
+            engine.step(finish={"a"})
+            async for answer in watch:
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    break
+        watch.cancel()
+        await role.stop()
+
+
+async def test_metrics_show_engine_and_shell(context: RoleContext) -> None:
+    engine = FakeEngine()
+    role = make_role(engine)
+    async with open_channel(context.address) as channel:
+        stream = await start_with_request(role, context, engine, channel)
+        engine.step()
+        await stream.only_delta()
+        assert role._instance is not None
+        role._instance.tick()
+        text = generate_latest(context.registry).decode()
+        await role.stop()
+    for line in (
+        "penstock_worker_running_requests 1.0",
+        "penstock_worker_generated_tokens_total 1.0",
+        "penstock_worker_steps_total 1.0",
+        "penstock_worker_step_seconds_sum 0.01",
+        "penstock_worker_streams 1.0",
+        "penstock_worker_stream_message_bytes_count 1.0",
+        "penstock_worker_hung 0.0",
+    ):
+        assert line in text
