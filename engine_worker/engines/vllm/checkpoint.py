@@ -1,0 +1,60 @@
+"""What a checkpoint's JSON files say about its vocabulary."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mesh.errors import EngineFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The token ids that a model knows."""
+
+    size: int
+    """Ids are below it."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end a request which does not ignore them."""
+
+
+def read_vocabulary(model_path: Path) -> Vocabulary:
+    """Reads config.json, generation_config.json and the tokenizer's files; the last two may be missing.
+
+    vLLM takes the end of sequence from the tokenizer, which it never loads here, so all the places where a
+    checkpoint may name it count. Raises EngineFailed.
+    """
+    config = _read(model_path / "config.json")
+    if config is None:
+        raise EngineFailed(f"{model_path} holds no config.json: give the directory of a Hugging Face checkpoint")
+    text_config = config.get("text_config", config)
+    size = text_config.get("vocab_size")
+    if not isinstance(size, int):
+        raise EngineFailed(f"{model_path}/config.json names no vocab_size")
+    generation_config = _read(model_path / "generation_config.json") or {}
+    named = generation_config.get("eos_token_id", text_config.get("eos_token_id"))
+    ids = {named} if isinstance(named, int) else set(named or ())
+    ids |= _tokenizer_eos(model_path)
+    return Vocabulary(size=size, eos_token_ids=tuple(sorted(ids)))
+
+
+def _tokenizer_eos(model_path: Path) -> set[int]:
+    tokenizer_config = _read(model_path / "tokenizer_config.json") or {}
+    eos = tokenizer_config.get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    if text is None:
+        return set()
+    tokenizer = _read(model_path / "tokenizer.json") or {}
+    return {token["id"] for token in tokenizer.get("added_tokens", ()) if token["content"] == text}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EngineFailed(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise EngineFailed(f"{path} is not a JSON object")
+    return content

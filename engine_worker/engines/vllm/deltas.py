@@ -1,0 +1,79 @@
+"""From vLLM's per-request outputs to the mesh's token deltas. Pure: it needs the shape of vLLM's objects only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from controlplane.model.request import FinishReason, PositionLogprobs, TokenDelta, TokenLogprob
+
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+class Logprob(Protocol):
+    """`vllm.logprobs.Logprob`."""
+
+    logprob: float
+    rank: int | None
+
+
+class Completion(Protocol):
+    """`vllm.outputs.CompletionOutput` of output kind DELTA."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[Mapping[int, Logprob]] | None
+    finish_reason: str | None
+
+
+def token_delta(
+    request_id: str,
+    offset: int,
+    completion: Completion,
+    *,
+    logprobs: int | None,
+    cached_tokens: int | None,
+) -> TokenDelta:
+    """What one step added to a request. `logprobs` is the number of rivals asked for at each position."""
+    reason = completion.finish_reason
+    finish_reason = None if reason is None else _FINISH_REASONS.get(reason, FinishReason.ERROR)
+    return TokenDelta(
+        request_id=request_id,
+        offset=offset,
+        token_ids=tuple(completion.token_ids),
+        logprobs=_logprobs(completion, logprobs),
+        finish_reason=finish_reason,
+        error=f"vLLM ended the request: {reason}" if finish_reason is FinishReason.ERROR else "",
+        cached_tokens=cached_tokens,
+    )
+
+
+def join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    """Two consecutive deltas of one request as one, for a consumer that fell behind by a step."""
+    return replace(
+        second,
+        offset=first.offset,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        cached_tokens=first.cached_tokens if second.cached_tokens is None else second.cached_tokens,
+    )
+
+
+def _logprobs(completion: Completion, rivals: int | None) -> tuple[PositionLogprobs, ...]:
+    if rivals is None or completion.logprobs is None:
+        return ()
+    return tuple(
+        _position(token_id, candidates, rivals)
+        for token_id, candidates in zip(completion.token_ids, completion.logprobs, strict=True)
+    )
+
+
+def _position(chosen: int, candidates: Mapping[int, Logprob], rivals: int) -> PositionLogprobs:
+    # vLLM gives the chosen token and the most likely ones, which may include it, with their ranks from 1.
+    ranked = sorted(
+        (candidate.rank, token_id, candidate.logprob)
+        for token_id, candidate in candidates.items()
+        if candidate.rank is not None and candidate.rank <= rivals
+    )
+    return PositionLogprobs(
+        chosen=TokenLogprob(chosen, candidates[chosen].logprob),
+        top=tuple(TokenLogprob(token_id, logprob) for _, token_id, logprob in ranked[:rivals]),
+    )

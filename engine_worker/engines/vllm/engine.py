@@ -1,0 +1,245 @@
+"""vLLM as an engine of the mesh: AsyncLLM in the worker's process, the model in a child process."""
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controlplane.model.instance import KvBlocks, LoadReport
+from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
+from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.vllm.block_map import BlockMap
+from engine_worker.engines.vllm.checkpoint import read_vocabulary
+from engine_worker.engines.vllm.deltas import Completion, token_delta
+from engine_worker.engines.vllm.environment import (
+    WORKER_PID_VARIABLE,
+    engine_environment,
+    installed_device,
+    set_missing,
+)
+from engine_worker.engines.vllm.kv_events import KvEventStream
+from engine_worker.engines.vllm.load import LoadAccount, StepStats
+from engine_worker.engines.vllm.sampling import refusal, sampling_arguments
+from engine_worker.engines.vllm.settings import VllmSettings
+from engine_worker.engines.vllm.step_buffer import StepBuffer
+from mesh.errors import EngineFailed, RequestRefused
+from mesh.tasks import TaskSet
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from engine_worker.engines.vllm.core import Core
+
+log = logging.getLogger(__name__)
+
+_LIVENESS_INTERVAL_S = 0.2
+_WARM_UP_TOKENS = 2
+
+
+@dataclass(slots=True)
+class _Running:
+    request: EngineRequest
+    offset: int
+    """Tokens generated so far, here and elsewhere."""
+    is_aborted: bool = False
+
+
+class VllmEngine:
+    """Implements `Engine`. vLLM is imported by `start`, never before."""
+
+    def __init__(self, settings: VllmSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._vocabulary = read_vocabulary(Path(settings.model_path))
+        self._requests: dict[str, _Running] = {}
+        self._tasks = TaskSet("vllm")
+        self._buffer = StepBuffer()
+        self._block_map = BlockMap(settings.block_tokens)
+        self._load = LoadAccount(kv_blocks=0)
+        # The kernel ends the core when the thread that started it does (see `plugin`), so that thread must live.
+        self._launcher = ThreadPoolExecutor(1, thread_name_prefix="vllm-launcher")
+        self._socket_dir: Path | None = None
+        self._core: Core | None = None
+        self._kv_events: KvEventStream | None = None
+        self._limits: EngineLimits | None = None
+        self._failure = ""
+        self._is_stopped = False
+
+    async def start(self) -> EngineLimits:
+        """See `Engine.start`. The event loop goes on meanwhile."""
+        device = installed_device()
+        set_missing(os.environ, engine_environment(self._settings, device))
+        os.environ[WORKER_PID_VARIABLE] = str(os.getpid())
+        self._socket_dir = Path(tempfile.mkdtemp(prefix="penstock-"))
+        events, replay = (f"ipc://{self._socket_dir}/{name}" for name in ("events", "replay"))
+        self._kv_events = KvEventStream(self._block_map, events, replay)
+
+        def launch() -> "Core":
+            from engine_worker.engines.vllm.core import Core, KvEndpoints
+
+            return Core(self._settings, device, KvEndpoints(events, replay), self._on_step)
+
+        self._core = await asyncio.get_running_loop().run_in_executor(self._launcher, launch)
+        await self._warm_up(self._core)
+        self._limits = self._core.limits()
+        self._load = LoadAccount(self._limits.kv_blocks)
+        self._tasks.spawn(self._watch(self._core), name="liveness", on_error=lambda error: self._die(str(error)))
+        return self._limits
+
+    def submit(self, request: EngineRequest) -> None:
+        """See `Engine.submit`. Raises EngineFailed if the engine is dead or was never started."""
+        core, limits = self._core, self._limits
+        if core is None or limits is None or self._failure or self._is_stopped:
+            raise EngineFailed(self._failure or "the engine is not running: start it first")
+        self._check(request, limits)
+        running = _Running(request, offset=len(request.emitted_token_ids))
+        params = core.sampling_params(sampling_arguments(request, self._vocabulary))
+        context = request.prompt_token_ids + request.emitted_token_ids
+        self._load.submitted(
+            request.request_id,
+            len(context),
+            self._block_map.cached_tokens(context),
+            request.priority,
+            self._clock(),
+        )
+        self._requests[request.request_id] = running
+        self._tasks.spawn(
+            self._serve(core, running, context, params),
+            name=request.request_id,
+            on_error=lambda error: self._end_with_error(running, repr(error)),
+        )
+
+    def abort(self, request_id: str) -> None:
+        """See `Engine.abort`."""
+        running = self._requests.get(request_id)
+        if running is None or running.is_aborted or self._core is None:
+            return
+        running.is_aborted = True
+        self._tasks.spawn(self._core.abort(request_id), name=f"abort {request_id}")
+
+    async def outputs(self) -> AsyncIterator[StepOutput]:
+        """See `Engine.outputs`."""
+        while (step := await self._buffer.take()) is not None:
+            yield step
+        if self._failure:
+            raise EngineFailed(self._failure)
+
+    def load(self) -> LoadReport:
+        """See `Engine.load`, and `load.py` for how exact it is."""
+        return self._load.report()
+
+    async def kv_blocks(self) -> AsyncIterator[KvBlocks]:
+        """See `Engine.kv_blocks`."""
+        if self._kv_events is None:
+            raise EngineFailed("the engine is not running: start it first")
+        async for change in self._kv_events.changes():
+            yield change
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        for running in tuple(self._requests.values()):
+            self._end(running, TokenDelta(_id(running), running.offset, (), finish_reason=FinishReason.ABORT))
+        self._buffer.close()
+        await self._tasks.cancel()
+        if self._kv_events is not None:
+            self._kv_events.close()
+        if self._core is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._launcher, self._core.shutdown, self._settings.stop_timeout_s)
+        self._launcher.shutdown(wait=False)
+        if self._socket_dir is not None:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    def _check(self, request: EngineRequest, limits: EngineLimits) -> None:
+        if request.request_id in self._requests:
+            raise RequestRefused(f"a request {request.request_id!r} is running already: ids must be unique")
+        if len(self._requests) >= limits.max_batch_requests + self._settings.max_queued_requests:
+            raise RequestRefused(f"the engine's queue of {self._settings.max_queued_requests} requests is full")
+        reason = refusal(
+            request,
+            self._vocabulary,
+            max_model_len_tokens=limits.max_model_len_tokens,
+            max_logprobs=self._settings.max_logprobs,
+        )
+        if reason is not None:
+            raise RequestRefused(reason)
+
+    async def _warm_up(self, core: "Core") -> None:
+        """The first step imports and allocates for seconds; better now than on somebody's request. Too short to
+        leave a block in the cache."""
+        params = core.sampling_params({"max_tokens": _WARM_UP_TOKENS, "detokenize": False, "ignore_eos": True})
+        async for _ in core.generate("warm-up", [0], params, priority=0):
+            continue
+
+    async def _serve(self, core: "Core", running: _Running, context: tuple[int, ...], params: "SamplingParams") -> None:
+        try:
+            async for completion, cached_tokens in core.generate(
+                _id(running), context, params, running.request.priority
+            ):
+                self._deliver(running, completion, cached_tokens)
+        except RequestRefused as refused:
+            self._end_with_error(running, str(refused))
+        except EngineFailed as failed:
+            if core.is_dead:
+                self._die(str(failed))
+            else:
+                self._end_with_error(running, str(failed))
+
+    def _deliver(self, running: _Running, completion: Completion, cached_tokens: int | None) -> None:
+        if _id(running) not in self._requests:
+            return
+        is_first = running.offset == len(running.request.emitted_token_ids)
+        delta = token_delta(
+            _id(running),
+            running.offset,
+            completion,
+            logprobs=running.request.sampling.logprobs,
+            cached_tokens=cached_tokens if is_first else None,
+        )
+        if delta.token_ids:
+            running.offset += len(delta.token_ids)
+            self._load.produced(_id(running), len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self._end(running, delta)
+        elif delta.token_ids:
+            self._buffer.add(delta)
+
+    def _end_with_error(self, running: _Running, message: str) -> None:
+        self._end(
+            running,
+            TokenDelta(_id(running), running.offset, (), finish_reason=FinishReason.ERROR, error=message),
+        )
+
+    def _end(self, running: _Running, last: TokenDelta) -> None:
+        if self._requests.pop(_id(running), None) is not None:
+            self._load.ended(_id(running))
+            self._buffer.add(last)
+
+    def _on_step(self, stats: StepStats) -> None:
+        self._load.stepped(stats, self._clock())
+
+    async def _watch(self, core: "Core") -> None:
+        # vLLM tells the running requests of the core's death; when none is running, one has to look.
+        while not core.is_dead:  # noqa: ASYNC110
+            await asyncio.sleep(_LIVENESS_INTERVAL_S)
+        self._die("the engine core process died (its own log says why)")
+
+    def _die(self, reason: str) -> None:
+        if not self._failure and not self._is_stopped:
+            self._failure = reason
+            log.error("the engine died", extra={"reason": reason, "running_requests": len(self._requests)})
+            self._buffer.close()
+
+
+def _id(running: _Running) -> str:
+    return running.request.request_id

@@ -1,0 +1,92 @@
+"""How the mesh's sampling parameters are said to vLLM, a request that goes on after emitted tokens included. Pure.
+
+vLLM sees a continued request as a new one whose prompt ends with the emitted tokens. What follows from that:
+
+- max_tokens, min_tokens, offsets, EOS and stop tokens, logit_bias, repetition_penalty (which counts the prompt
+  anyway) and greedy decoding: exact.
+- frequency_penalty: vLLM no longer counts the emitted tokens, so their share is added to the logit bias. Exact
+  as long as repetition_penalty is 1, which vLLM applies between the two.
+- presence_penalty: likewise, but a token that was emitted before and is generated again after is penalised twice.
+- seed: the state of the random generator is lost. The continuation draws from a seed derived from the request's
+  and its position: the same for whoever continues there, but not what an uninterrupted run would have drawn.
+"""
+
+from collections import Counter
+from typing import Any
+
+from controlplane.model.request import EngineRequest
+from engine_worker.engines.vllm.checkpoint import Vocabulary
+
+_SEED_MASK = (1 << 63) - 1
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: multiples of it are spread evenly (Knuth, TAOCP 3, section 6.4)."""
+
+
+def sampling_arguments(request: EngineRequest, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Arguments of `vllm.SamplingParams` for what is left of the request, which `refusal` let pass."""
+    sampling = request.sampling
+    emitted = len(request.emitted_token_ids)
+    stop_token_ids = sampling.stop_token_ids
+    if not sampling.ignore_eos:
+        stop_token_ids += vocabulary.eos_token_ids
+    return {
+        "max_tokens": sampling.max_tokens - emitted,
+        "min_tokens": max(0, sampling.min_tokens - emitted),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": _seed(sampling.seed, emitted),
+        "stop_token_ids": sorted(set(stop_token_ids)),
+        "ignore_eos": sampling.ignore_eos,
+        "logprobs": sampling.logprobs,
+        "logit_bias": _logit_bias(request) or None,
+        "detokenize": False,
+        # Made for this request alone, so vLLM need not copy it.
+        "skip_clone": True,
+    }
+
+
+def refusal(
+    request: EngineRequest, vocabulary: Vocabulary, *, max_model_len_tokens: int, max_logprobs: int
+) -> str | None:
+    """Why this engine can never serve the request; None if it can. What vLLM itself checks when it takes the
+    parameters (ranges of temperature, top_p and so on) is left to it."""
+    sampling = request.sampling
+    context = request.prompt_token_ids + request.emitted_token_ids
+    if not request.prompt_token_ids:
+        return "the prompt is empty: send at least one token"
+    if len(context) >= max_model_len_tokens:
+        return (
+            f"the prompt has {len(context)} tokens and the model's context is {max_model_len_tokens}, of which one"
+            " must be left to generate: shorten the prompt"
+        )
+    emitted = len(request.emitted_token_ids)
+    if sampling.max_tokens <= emitted:
+        return f"max_tokens is {sampling.max_tokens} and {emitted} tokens were emitted before: nothing is left to do"
+    if sampling.logprobs is not None and sampling.logprobs > max_logprobs:
+        return f"at most {max_logprobs} logprobs can be asked for, got {sampling.logprobs}"
+    named = (*context, *sampling.stop_token_ids, *(token_id for token_id, _ in sampling.logit_bias))
+    if min(named) < 0 or max(named) >= vocabulary.size:
+        worst = min(named) if min(named) < 0 else max(named)
+        return f"token id {worst} is outside the vocabulary of {vocabulary.size} tokens"
+    return None
+
+
+def _logit_bias(request: EngineRequest) -> dict[int, float]:
+    sampling = request.sampling
+    bias = dict(sampling.logit_bias)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        for token_id, count in Counter(request.emitted_token_ids).items():
+            penalty = sampling.frequency_penalty * count + sampling.presence_penalty
+            bias[token_id] = bias.get(token_id, 0.0) - penalty
+    return bias
+
+
+def _seed(seed: int | None, emitted: int) -> int | None:
+    if seed is None or emitted == 0:
+        return seed
+    return (seed + emitted * _GOLDEN_RATIO) & _SEED_MASK

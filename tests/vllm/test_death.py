@@ -1,0 +1,121 @@
+"""Engines that die, and workers that die before their engines."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from controlplane.model.request import EngineRequest, SamplingParams, StepOutput
+from engine_worker.engines.vllm.engine import VllmEngine
+from engine_worker.engines.vllm.settings import VllmSettings
+from mesh.errors import EngineFailed
+
+pytestmark = pytest.mark.vllm
+
+LONG = SamplingParams(max_tokens=900, temperature=0.0, ignore_eos=True)
+
+
+@pytest_asyncio.fixture
+async def engine(tiny_llama: Path) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(VllmSettings(model_path=str(tiny_llama), dtype="float32"))
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def test_the_core_s_death_surfaces_within_a_second(engine: VllmEngine) -> None:
+    engine.submit(EngineRequest("running", (5, 6, 7), LONG))
+    outputs = engine.outputs()
+    await anext(outputs)
+    (core,) = _cores(os.getpid())
+    core.kill()
+    killed_s = time.monotonic()
+    with pytest.raises(EngineFailed):
+        await _read(outputs)
+    took_s = time.monotonic() - killed_s
+    print(f"death surfaced after {1e3 * took_s:.0f} ms")
+    assert took_s < 2.0
+    with pytest.raises(EngineFailed):
+        engine.submit(EngineRequest("late", (5, 6, 7), LONG))
+    await engine.stop()
+    assert _cores(os.getpid()) == []
+
+
+async def test_an_idle_core_s_death_surfaces_too(engine: VllmEngine) -> None:
+    (core,) = _cores(os.getpid())
+    core.kill()
+    async with asyncio.timeout(3.0):
+        with pytest.raises(EngineFailed):
+            await _read(engine.outputs())
+
+
+async def test_nothing_is_left_by_a_stop_or_by_a_killed_worker(tiny_llama: Path, tmp_path: Path) -> None:
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.vllm.engine_process",
+        str(tiny_llama),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        stopped = await _fact(worker, "left")
+        assert len(stopped["cores"]) == 1
+        assert stopped["left"] == []
+        assert stopped["reasons"] == ["abort"]
+        assert (await _fact(worker, "files"))["files"] == []
+        cores = [psutil.Process(pid) for pid in (await _fact(worker, "cores"))["cores"]]
+        assert len(cores) == 1
+        worker.send_signal(signal.SIGKILL)
+        await worker.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, cores, timeout=3.0)
+        assert alive == [], "the engine core outlived its worker"
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+            await worker.wait()
+
+
+async def test_a_directory_without_a_model_fails_at_once(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match=r"config\.json"):
+        VllmEngine(VllmSettings(model_path=str(tmp_path)))
+
+
+async def test_a_model_that_vllm_cannot_load_fails_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 512}))
+    engine = VllmEngine(VllmSettings(model_path=str(tmp_path)))
+    with pytest.raises(EngineFailed, match=str(tmp_path)):
+        await engine.start()
+    await engine.stop()
+    assert _cores(os.getpid()) == []
+
+
+async def _read(outputs: AsyncIterator[StepOutput]) -> None:
+    async for _ in outputs:
+        continue
+
+
+def _cores(pid: int) -> list[psutil.Process]:
+    """Children but for the resource tracker of multiprocessing, which ends with its process."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+
+
+async def _fact(worker: asyncio.subprocess.Process, key: str) -> dict[str, list[object]]:
+    """The next line of the worker's that tells `key`."""
+    assert worker.stdout is not None
+    async with asyncio.timeout(120.0):
+        async for line in worker.stdout:
+            if line.startswith(b"{"):
+                facts: dict[str, list[object]] = json.loads(line)
+                assert key in facts, facts
+                return facts
+    raise AssertionError(f"the worker ended before it told {key}")
