@@ -65,6 +65,11 @@ class PlacementClient:
             del self._schedulers[change.member.member_id]
         self._choose_scheduler()
 
+    @property
+    def connected(self) -> bool:
+        """Whether a scheduler can be asked."""
+        return self._stream is not None and self._stream.is_open
+
     async def place(self, request: scheduler_pb2.PlaceRequest) -> Placement:
         """An instance for a request. Raises UnknownModel or NoInstance."""
         response = await self._ask(request)

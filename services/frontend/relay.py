@@ -78,6 +78,10 @@ class Relay:
         """Take what an engine step brought. Raises TokenGap if it does not follow what came before."""
         if self.finished:
             return
+        reason = delta.finish_reason
+        if reason in (request_pb2.FINISH_REASON_ERROR, request_pb2.FINISH_REASON_ABORT):
+            self.fail(_error_of(delta.error, self._deadline_s))
+            return
         token_ids = list(delta.token_ids)
         if delta.offset != len(self.emitted_token_ids):
             raise TokenGap(
@@ -85,10 +89,6 @@ class Relay:
                 f"{len(self.emitted_token_ids)}, got {len(token_ids)} from offset {delta.offset}"
             )
         self.emitted_token_ids += token_ids
-        reason = delta.finish_reason
-        if reason in (request_pb2.FINISH_REASON_ERROR, request_pb2.FINISH_REASON_ABORT):
-            self.fail(_error_of(delta.error, self._deadline_s))
-            return
         cached = delta.cached_tokens if delta.HasField("cached_tokens") else None
         self._mailbox.put(Piece(self.index, token_ids, delta.logprobs, reason, cached))
         self.finished = bool(reason)

@@ -35,7 +35,8 @@ class FrontendRole:
         self._settings = settings
         self._tasks = TaskSet(self.name)
         self._failure: asyncio.Future[None] | None = None
-        self._service: FrontendService | None = None
+        self.service: FrontendService | None = None
+        """Set by `start`."""
         self._http: HttpServer | None = None
         self._unsubscribe: list[Callable[[], None]] = []
 
@@ -43,7 +44,7 @@ class FrontendRole:
         """Serve HTTP; returns the address to announce. Raises ConfigurationError for a taken port or a bad key
         file."""
         self._failure = asyncio.get_running_loop().create_future()
-        service = self._service = self._build(context)
+        service = self.service = self._build(context)
         self._http = HttpServer(
             create_app(service, context.registry), self._settings.http_host, self._settings.http_port
         )
@@ -66,8 +67,8 @@ class FrontendRole:
 
     async def drain(self) -> None:
         """Answer nothing new; return when all requests have ended."""
-        if self._service is not None and self._http is not None:
-            await self._service.gate.close()
+        if self.service is not None and self._http is not None:
+            await self.service.gate.close()
             self._http.stop_accepting()
 
     async def stop(self) -> None:
@@ -75,14 +76,14 @@ class FrontendRole:
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe.clear()
-        if self._service is not None:
-            self._service.end_all()
+        if self.service is not None:
+            self.service.end_all()
         if self._http is not None:
             await self._http.stop()
-        if self._service is not None:
-            await self._service.placement.stop()
-            await self._service.pool.stop()
-            await self._service.catalogue.stop()
+        if self.service is not None:
+            await self.service.placement.stop()
+            await self.service.pool.stop()
+            await self.service.catalogue.stop()
         await self._tasks.cancel()
 
     def _build(self, context: RoleContext) -> FrontendService:

@@ -60,6 +60,8 @@ def document(app: FastAPI) -> dict[str, Any]:
     """The whole document; OpenAPI 3.1, whose schemas are JSON Schema 2020-12 as msgspec makes them."""
     if app.openapi_schema is None:
         content = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        for operation in [operation for path in content["paths"].values() for operation in path.values()]:
+            operation["responses"].pop("422", None)  # FastAPI's own validation error: we have none
         _, schemas = msgspec.json.schema_components(_DOCUMENTED, ref_template=_REF)
         content["components"] = {
             "schemas": schemas,

@@ -1,0 +1,198 @@
+"""A worker and a scheduler that speak the real protocol but do as a test says, and a directory of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from mesh.membership import ChangeKind, Member, MemberChange
+from mesh.rpc.server import RpcServer
+from penstock.v1 import request_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+Delta = request_pb2.TokenDelta
+Script = Callable[[request_pb2.GenerateRequest], Iterable[Delta]]
+
+
+def tokens(*steps: Sequence[int], finish: int = request_pb2.FINISH_REASON_STOP, cached: int = 0) -> list[Delta]:
+    """A delta for each step, the last of which ends the request."""
+    deltas, offset = [], 0
+    for step in steps:
+        deltas.append(Delta(offset=offset, token_ids=step))
+        offset += len(step)
+    deltas[0].cached_tokens = cached
+    deltas[-1].finish_reason = finish
+    return deltas
+
+
+def failure(code: int, message: str) -> Delta:
+    """The delta of a request that the worker gives up."""
+    error = request_pb2.RequestError(code=code, message=message)
+    return Delta(finish_reason=request_pb2.FINISH_REASON_ERROR, error=error)
+
+
+@dataclass
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    """Answers every request by a script, one delta a step, all requests of a stream in one message a step."""
+
+    script: Script
+    instance_id: str = "worker-0"
+    incarnation_id: str = "first"
+    step_s: float = 0.0
+    """Time between two steps; 0: as fast as the loop turns."""
+    received: list[request_pb2.GenerateRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    steps: int = 0
+    aborted_at_step: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._server = RpcServer()
+        self._server.add(worker_pb2_grpc.add_WorkerServicer_to_server, self, "penstock.v1.Worker")
+        self.address = self._server.address
+
+    def member(self, model_path: str, model: str = "demo", **attributes: str) -> Member:
+        """What a worker announces."""
+        known = {"model": model, "model_path": model_path, "block_tokens": "16", "max_model_len_tokens": "4096"}
+        return Member(
+            "worker", self.instance_id, self.incarnation_id, self.address, "", {"engine": "fake", **known, **attributes}
+        )
+
+    async def start(self) -> None:
+        """Answer calls."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End at once, cutting all streams, as kill -9 does."""
+        await self._server.stop(0)
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Return once something that arrived here makes `condition` true."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            await self._changed.wait_for(condition)
+
+    async def Stream(
+        self, messages: AsyncIterator[worker_pb2.FrontendMessage], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        """The data path."""
+        running: dict[str, list[Delta]] = {}
+        work = asyncio.Event()
+        reader = asyncio.create_task(self._read(messages, running, work))
+        try:
+            hello = worker_pb2.WorkerHello(instance_id=self.instance_id, incarnation_id=self.incarnation_id)
+            yield worker_pb2.WorkerMessage(hello=hello)
+            next_s = asyncio.get_running_loop().time()
+            while True:
+                await work.wait()
+                now_s = asyncio.get_running_loop().time()
+                next_s = max(next_s + self.step_s, now_s)
+                await asyncio.sleep(next_s - now_s)
+                step = self._step(running)
+                if not running:
+                    work.clear()
+                if step:
+                    yield worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=step))
+        finally:
+            reader.cancel()
+
+    def _step(self, running: dict[str, list[Delta]]) -> list[Delta]:
+        self.steps += 1
+        step = []
+        for request_id in list(running):
+            deltas = running[request_id]
+            if deltas:
+                step.append(deltas.pop(0))
+            if not deltas:
+                del running[request_id]
+        return step
+
+    async def _read(
+        self, messages: AsyncIterator[worker_pb2.FrontendMessage], running: dict[str, list[Delta]], work: asyncio.Event
+    ) -> None:
+        async for message in messages:
+            if message.HasField("generate"):
+                request = message.generate
+                self.received.append(request)
+                deltas = list(self.script(request))
+                for delta in deltas:
+                    delta.request_id = request.request_id
+                running[request.request_id] = deltas
+                work.set()
+            elif message.HasField("abort"):
+                running.pop(message.abort.request_id, None)
+                self.aborted.append(message.abort.request_id)
+                self.aborted_at_step[message.abort.request_id] = self.steps
+            async with self._changed:
+                self._changed.notify_all()
+
+
+@dataclass
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """Places by a function; None: does not answer."""
+
+    choose: Callable[[scheduler_pb2.PlaceRequest], scheduler_pb2.PlaceResponse | None]
+    placed: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
+    ended: list[scheduler_pb2.RequestEnded] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._server = RpcServer()
+        self._server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, self, "penstock.v1.Scheduler")
+        self.address = self._server.address
+        self.member = Member("scheduler", "scheduler-0", "first", self.address, "")
+
+    async def start(self) -> None:
+        """Answer calls."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End at once."""
+        await self._server.stop(0)
+
+    async def PlaceStream(
+        self, messages: AsyncIterator[scheduler_pb2.SchedulerMessage], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[scheduler_pb2.PlaceResponse]:
+        """The frontends' stream."""
+        async for message in messages:
+            if message.HasField("ended"):
+                self.ended.append(message.ended)
+                continue
+            self.placed.append(message.place)
+            response = self.choose(message.place)
+            if response is not None:
+                response.request_id = message.place.request_id
+                yield response
+
+
+def always(instance_id: str) -> Callable[[scheduler_pb2.PlaceRequest], scheduler_pb2.PlaceResponse]:
+    """A scheduler that knows one instance."""
+    placed = scheduler_pb2.PLACE_OUTCOME_PLACED
+    return lambda _: scheduler_pb2.PlaceResponse(outcome=placed, instance_id=instance_id, policy="fake")
+
+
+class FakeDirectory:
+    """Members come and go as the test says."""
+
+    def __init__(self) -> None:
+        self._members: list[Member] = []
+        self._callbacks: list[Callable[[MemberChange], None]] = []
+
+    def subscribe(self, callback: Callable[[MemberChange], None]) -> Callable[[], None]:
+        """As `Directory.subscribe`."""
+        self._callbacks.append(callback)
+        for member in self._members:
+            callback(MemberChange(ChangeKind.JOINED, member))
+        return lambda: self._callbacks.remove(callback)
+
+    def join(self, member: Member) -> None:
+        """Announce a member."""
+        self._members.append(member)
+        self._tell(MemberChange(ChangeKind.JOINED, member))
+
+    def leave(self, member: Member) -> None:
+        """Take it back."""
+        self._members.remove(member)
+        self._tell(MemberChange(ChangeKind.LEFT, member))
+
+    def _tell(self, change: MemberChange) -> None:
+        for callback in list(self._callbacks):
+            callback(change)

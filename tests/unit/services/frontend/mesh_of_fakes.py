@@ -1,0 +1,110 @@
+"""A whole frontend on real ports, between fake workers and a fake scheduler."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import openai
+from prometheus_client import CollectorRegistry
+
+from mesh.role import RoleContext
+from mesh.rpc.server import RpcServer
+from services.frontend.role import FrontendRole
+from services.frontend.service import FrontendService
+from services.frontend.settings import FrontendSettings
+from services.frontend.text.model_text import ModelText
+from tests.unit.services.frontend.fakes import FakeDirectory, FakeScheduler, FakeWorker, Script, always
+
+
+@dataclass
+class MeshOfFakes:
+    """What a test can reach."""
+
+    role: FrontendRole
+    service: FrontendService
+    directory: FakeDirectory
+    scheduler: FakeScheduler
+    url: str
+    rpc_address: str
+    registry: CollectorRegistry
+    text: ModelText
+    model_path: Path
+    workers: list[FakeWorker] = field(default_factory=list)
+
+    @property
+    def worker(self) -> FakeWorker:
+        """The first one."""
+        return self.workers[0]
+
+    def client(self, api_key: str = "none", **options: Any) -> openai.AsyncOpenAI:
+        """The official client, without retries."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=20, **options)
+
+    def http(self) -> httpx.AsyncClient:
+        """For what the official client would not send."""
+        return httpx.AsyncClient(base_url=self.url, timeout=20)
+
+    def ids(self, text: str) -> list[int]:
+        """Tokens of a text."""
+        return self.text.chunked.encode(text)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample's value; 0 if there is none yet."""
+        return self.registry.get_sample_value(f"penstock_frontend_{name}", labels) or 0.0
+
+    async def add_worker(self, script: Script, *, step_s: float = 0.0, **fields: str) -> FakeWorker:
+        """Start and announce one, and wait until the frontend is connected to it."""
+        worker = FakeWorker(script, step_s=step_s, **fields)
+        await worker.start()
+        self.workers.append(worker)
+        self.directory.join(worker.member(str(self.model_path)))
+        assert await self.service.pool.wait_connected(worker.instance_id, 5.0) is not None
+        return worker
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Let the event loop turn until something has happened."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 - a counter of another part has no event
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settings: Any) -> AsyncIterator[MeshOfFakes]:
+    """A running frontend with, given a script, one worker."""
+    directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer()
+    scheduler = FakeScheduler(always("worker-0"))
+    await scheduler.start()
+    directory.join(scheduler.member)
+    role = FrontendRole(FrontendSettings(http_port=0, **settings))
+    context = RoleContext(
+        "frontend", "frontend-0", "first", server.address, cast(Any, None), cast(Any, directory), server, registry
+    )
+    attributes = await role.start(context)
+    await server.start()
+    assert role.service is not None
+    mesh = MeshOfFakes(
+        role,
+        role.service,
+        directory,
+        scheduler,
+        f"http://{attributes['http_address']}",
+        server.address,
+        registry,
+        ModelText.load(model_path),
+        model_path,
+    )
+    try:
+        await mesh.until(lambda: mesh.service.placement.connected)
+        if script is not None:
+            await mesh.add_worker(script)
+        yield mesh
+    finally:
+        await role.stop()
+        for worker in mesh.workers:
+            await worker.stop()
+        await scheduler.stop()
+        await server.stop(0)

@@ -1,0 +1,299 @@
+"""Whatever a client sends, it gets the right status and an error object."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.services.frontend.fakes import tokens
+from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hi"}]
+MAX_BODY_BYTES = 100_000
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(model_path: Path) -> AsyncIterator[MeshOfFakes]:
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [1]), max_body_bytes=MAX_BODY_BYTES) as mesh:
+        yield mesh
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(mesh: MeshOfFakes) -> AsyncIterator[httpx.AsyncClient]:
+    async with mesh.http() as client:
+        yield client
+
+
+def assert_error(response: httpx.Response, status: int, param: str | None = None, code: str | None = None) -> None:
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (status, param, code), error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert response.headers["x-request-id"]
+
+
+UNSUPPORTED = "unsupported_parameter"
+CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
+    ({"model": "nobody"}, 404, "model", "model_not_found"),
+    ({"model": None}, 400, "model", "invalid_value"),
+    ({"messages": []}, 400, "messages", "invalid_value"),
+    ({"messages": "hi"}, 400, "messages", "invalid_value"),
+    ({"messages": [{"content": "hi"}]}, 400, "messages[...].role", "missing_required_parameter"),
+    ({"messages": [{"role": "forbidden", "content": "x"}]}, 400, "messages", None),
+    ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "messages", "context_length_exceeded"),
+    ({"max_tokens": 4096}, 400, "messages", "context_length_exceeded"),
+    ({"max_tokens": 0}, 400, "max_tokens", "invalid_value"),
+    ({"max_tokens": -1}, 400, "max_tokens", "invalid_value"),
+    ({"max_tokens": 10**30}, 400, "max_tokens", "invalid_value"),
+    ({"max_completion_tokens": 1.5}, 400, "max_completion_tokens", "invalid_value"),
+    ({"temperature": "hot"}, 400, "temperature", "invalid_value"),
+    ({"temperature": -0.1}, 400, "temperature", "invalid_value"),
+    ({"temperature": True}, 400, "temperature", "invalid_value"),
+    ({"top_p": 0}, 400, "top_p", "invalid_value"),
+    ({"top_k": -2}, 400, "top_k", "invalid_value"),
+    ({"n": 0}, 400, "n", "invalid_value"),
+    ({"n": 129}, 400, "n", "invalid_value"),
+    ({"presence_penalty": 3}, 400, "presence_penalty", "invalid_value"),
+    ({"repetition_penalty": 0}, 400, "repetition_penalty", "invalid_value"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop", "invalid_value"),
+    ({"stop": ""}, 400, "stop", "invalid_value"),
+    ({"logit_bias": {"x": 1}}, 400, "logit_bias", None),
+    ({"logit_bias": {"999999": 1}}, 400, "logit_bias", None),
+    ({"logit_bias": {"²": 1}}, 400, "logit_bias", None),
+    ({"logit_bias": {"5": 101}}, 400, "logit_bias[...]", "invalid_value"),
+    ({"min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", None),
+    ({"top_logprobs": 2}, 400, "top_logprobs", None),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "invalid_value"),
+    ({"stream": "yes"}, 400, "stream", "invalid_value"),
+    ({"stream_options": {"include_usage": True}}, 400, "stream_options", UNSUPPORTED),
+    ({"unheard_of": 1}, 400, "unheard_of", "unknown_parameter"),
+    ({"tools": [{"type": "function"}]}, 400, "tools", UNSUPPORTED),
+    ({"tool_choice": "required"}, 400, "tool_choice", UNSUPPORTED),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format", UNSUPPORTED),
+    ({"modalities": ["audio"]}, 400, "modalities", UNSUPPORTED),
+    ({"reasoning_effort": "high"}, 400, "reasoning_effort", UNSUPPORTED),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        "messages[0].content[0]",
+        UNSUPPORTED,
+    ),
+    ({"messages": [*USER, {"role": "tool", "content": "x"}]}, 400, "messages[1].role", UNSUPPORTED),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "param", "code"), CHAT_CASES)
+async def test_wrong_chat_parameters_are_named(
+    http: httpx.AsyncClient, fields: dict[str, Any], status: int, param: str | None, code: str | None
+) -> None:
+    response = await http.post(CHAT, json={"model": "demo", "messages": USER, **fields})
+    if param == "messages[...].role":
+        param = response.json()["error"]["param"]
+        assert param == "messages[0].role"
+    assert_error(response, status, param, code)
+
+
+COMPLETION_CASES: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"prompt": []}, "prompt", None),
+    ({"prompt": ["a", 1]}, "prompt", None),
+    ({"prompt": [[]]}, "prompt", None),
+    ({"prompt": [-1]}, "prompt[0]", "invalid_value"),
+    ({"prompt": [10**6]}, "prompt", None),
+    ({"prompt": {"a": 1}}, "prompt", "invalid_value"),
+    ({"prompt": ["a"] * 65, "n": 2}, "prompt", None),
+    ({"prompt": [5] * 4090}, "prompt", "context_length_exceeded"),
+    ({"best_of": 2}, "best_of", UNSUPPORTED),
+    ({"suffix": "x"}, "suffix", UNSUPPORTED),
+    ({"echo": True, "logprobs": 1}, "echo", UNSUPPORTED),
+    ({"logprobs": -1}, "logprobs", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), COMPLETION_CASES)
+async def test_wrong_completion_parameters_are_named(
+    http: httpx.AsyncClient, fields: dict[str, Any], param: str, code: str | None
+) -> None:
+    assert_error(await http.post(COMPLETIONS, json={"model": "demo", "prompt": "hi", **fields}), 400, param, code)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
+        {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"},
+        {"stop": None, "temperature": None, "n": None, "logit_bias": None, "stream": None, "max_tokens": None},
+        {"temperature": 0, "stop": [], "seed": 2**63 - 1 - 128, "parallel_tool_calls": True},
+    ],
+)
+async def test_what_does_not_change_the_answer_is_accepted(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    response = await http.post(CHAT, json={"model": "demo", "messages": USER, **fields})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b'{"model": "demo", "messages": [{"role": "user", "content": "\xff\xfe"}]}',
+        b'{"model": "demo", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "demo", "temperature": NaN}',
+        b'{"model": "demo", "messages": ' + b"[" * 50_000,
+        b'{"model": "demo", "metadata": ' + b'{"a":' * 10_000 + b"1" + b"}" * 10_000 + b"}",
+        b"\x00\x01\x02",
+    ],
+)
+async def test_bodies_that_are_no_request(http: httpx.AsyncClient, body: bytes) -> None:
+    response = await http.post(CHAT, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_large_bodies_are_refused_whether_announced_or_not(http: httpx.AsyncClient) -> None:
+    assert_error(await http.post(CHAT, content=b"x" * (MAX_BODY_BYTES + 1)), 413, code="request_too_large")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * (MAX_BODY_BYTES // 50)
+
+    assert_error(await http.post(CHAT, content=pieces()), 413, code="request_too_large")
+
+
+async def test_unknown_paths_and_methods_have_error_objects(http: httpx.AsyncClient) -> None:
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405)):
+        response = await http.request(method, path)
+        assert response.status_code == status
+        assert response.json()["error"]["message"]
+
+
+async def test_models_are_listed_and_retrieved(http: httpx.AsyncClient) -> None:
+    listed = (await http.get("/v1/models")).json()
+    assert [model["id"] for model in listed["data"]] == ["demo"]
+    assert (await http.get("/v1/models/demo")).json() == listed["data"][0]
+    assert (await http.get("/v1/models/org/other")).status_code == 404
+    assert (await http.get("/health")).json() == {"status": "ok"}
+    assert "penstock_frontend_requests_total" in (await http.get("/metrics")).text
+
+
+async def test_the_openapi_document_is_complete(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    assert set(document["paths"]) == {CHAT, COMPLETIONS, "/v1/models", "/v1/models/{model}", "/health", "/metrics"}
+    for path in (CHAT, COMPLETIONS):
+        operation = document["paths"][path]["post"]
+        assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("Request")
+        assert {"200", "400", "401", "404", "413", "429", "503"} <= set(operation["responses"])
+    assert "422" not in json.dumps(document["paths"])
+    for reference in _references(document):
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+    chat = {**document["components"]["schemas"]["ChatCompletionRequest"], "components": document["components"]}
+    jsonschema.Draft202012Validator(chat).validate({"model": "demo", "messages": USER, "stop": ["a"]})
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if "$ref" in value else []
+        return own + [found for item in value.values() for found in _references(item)]
+    return [found for item in value for found in _references(item)] if isinstance(value, list) else []
+
+
+# ---- Requests made from the schema itself: valid ones, and ones with single values bent out of shape.
+
+
+def values_of(schema: dict[str, Any], document: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that a JSON schema of the document allows, small ones."""
+    if "$ref" in schema:
+        return values_of(document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document)
+    if "anyOf" in schema:
+        return st.one_of([values_of(option, document) for option in schema["anyOf"]])
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    match schema.get("type"):
+        case "object":
+            return objects_of(schema, document)
+        case "array":
+            items = values_of(schema.get("items", {}), document)
+            return st.lists(items, min_size=schema.get("minItems", 0), max_size=3)
+        case "string":
+            return st.text(min_size=schema.get("minLength", 0), max_size=8)
+        case "integer":
+            return st.integers(schema.get("minimum", -(2**63)), schema.get("maximum", 2**63))
+        case "number":
+            low = schema.get("minimum", schema.get("exclusiveMinimum"))
+            return st.floats(low, schema.get("maximum"), exclude_min="exclusiveMinimum" in schema)
+        case "boolean":
+            return st.booleans()
+        case "null":
+            return st.none()
+    return json_values
+
+
+def objects_of(schema: dict[str, Any], document: dict[str, Any]) -> st.SearchStrategy[Any]:
+    if "properties" not in schema:
+        return st.dictionaries(
+            st.text(max_size=4), values_of(schema.get("additionalProperties") or {}, document), max_size=2
+        )
+    required = set(schema.get("required", ()))
+    fields = {name: values_of(field, document) for name, field in schema["properties"].items()}
+    return st.fixed_dictionaries(
+        {name: field for name, field in fields.items() if name in required},
+        optional={name: field for name, field in fields.items() if name not in required},
+    )
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize(("path", "schema"), [(CHAT, "ChatCompletionRequest"), (COMPLETIONS, "CompletionRequest")])
+@given(data=st.data())
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+async def test_no_request_is_answered_500_or_never(
+    http: httpx.AsyncClient, path: str, schema: str, data: st.DataObject
+) -> None:
+    document = await _document(http)
+    fields = document["components"]["schemas"][schema]["properties"]
+    body = data.draw(values_of({"$ref": schema}, document))
+    if data.draw(st.booleans()):
+        body["model"] = "demo"
+    if data.draw(st.booleans()):
+        body[data.draw(st.sampled_from(sorted(fields)))] = data.draw(json_values)
+    response = await http.post(path, json=body)
+    if response.status_code == 200:
+        assert response.headers["x-penstock-instance"] == "worker-0"
+    else:
+        assert response.status_code in (400, 404), response.text
+        assert response.json()["error"]["message"]
+
+
+_documents: dict[str, Any] = {}
+
+
+async def _document(http: httpx.AsyncClient) -> dict[str, Any]:
+    if not _documents:
+        _documents.update((await http.get("/openapi.json")).json())
+    return _documents
+
+
+@given(body=st.binary(max_size=200))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_arbitrary_bytes_are_a_bad_request(http: httpx.AsyncClient, body: bytes) -> None:
+    response = await http.post(CHAT, content=body)
+    assert response.status_code == 400

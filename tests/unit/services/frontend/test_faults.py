@@ -1,0 +1,285 @@
+"""Workers, schedulers and clients that die, hang, lie or do not read."""
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from penstock.v1 import request_pb2, scheduler_pb2
+from services.frontend.generation import Generation
+from tests.unit.services.frontend.fakes import Delta, FakeScheduler, always, failure, tokens
+from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+
+USER: Any = [{"role": "user", "content": "hi"}]
+BODY = {"model": "demo", "messages": USER}
+ENDLESS = 100_000
+
+
+def endless(_: request_pb2.GenerateRequest) -> list[Delta]:
+    return [Delta(offset=index, token_ids=[70 + index % 20]) for index in range(ENDLESS)]
+
+
+def short(_: request_pb2.GenerateRequest) -> list[Delta]:
+    return tokens([70], [71], [1])
+
+
+async def events(response: httpx.Response) -> list[Any]:
+    """The data of each event; `[DONE]` as text."""
+    lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+async def test_the_death_of_a_worker_ends_its_streams_with_an_error(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+        worker = await mesh.add_worker(endless, step_s=0.002)
+        whole = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
+        async with http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+            await worker.wait_until(lambda: len(worker.received) == 2)
+            await mesh.until(lambda: min(emitted(mesh)) > 0)
+            await worker.stop()
+            received = await events(response)
+        assert received[-1]["error"]["code"] == "worker_lost", "and no [DONE]"
+        assert received[0]["choices"][0]["delta"]["role"] == "assistant"
+        answer = await whole
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "worker_lost")
+        assert running(mesh) == []
+        assert mesh.metric("worker_losses_total") == 2
+        assert (await http.get("/health")).status_code == 503
+        await mesh.until(lambda: len(mesh.scheduler.ended) == 2)
+        assert {(ended.ok, ended.reason) for ended in mesh.scheduler.ended} == {(False, "worker_lost")}
+
+
+def running(mesh: MeshOfFakes) -> list[Generation]:
+    return list(mesh.service.running.values())
+
+
+def emitted(mesh: MeshOfFakes) -> list[int]:
+    return [len(relay.emitted_token_ids) for generation in running(mesh) for relay in generation.relays]
+
+
+async def test_a_restarted_worker_is_used_again(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short) as mesh:
+        await mesh.worker.stop()
+        mesh.directory.leave(mesh.worker.member(str(model_path)))
+        assert [link.instance_id for link in mesh.service.pool.links()] == []
+        await mesh.add_worker(short, incarnation_id="second")
+        assert (await mesh.client().chat.completions.create(**BODY)).choices[0].finish_reason == "stop"
+
+
+async def test_a_worker_that_leaves_the_directory_finishes_what_it_has(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+        worker = await mesh.add_worker(lambda _: tokens(*([70] for _ in range(40)), [1]), step_s=0.005)
+        answer = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
+        await worker.wait_until(lambda: len(worker.received) == 1)
+        mesh.directory.leave(worker.member(str(model_path)))
+        assert mesh.service.pool.links() == ()
+        assert (await answer).status_code == 200
+
+
+async def test_another_process_at_a_workers_address_gets_no_requests(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short, connect_wait_s=0.05) as mesh, mesh.http() as http:
+        liar = mesh.worker
+        mesh.directory.leave(liar.member(str(model_path)))
+        announced = liar.member(str(model_path))
+        mesh.directory.join(type(announced)("worker", "worker-0", "third", liar.address, "", announced.attributes))
+        response = await http.post("/v1/chat/completions", json=BODY)
+        assert response.status_code == 503
+        assert liar.received == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (request_pb2.ERROR_CODE_REFUSED, 400),
+        (request_pb2.ERROR_CODE_UNAVAILABLE, 503),
+        (request_pb2.ERROR_CODE_ENGINE, 502),
+        (request_pb2.ERROR_CODE_DEADLINE, 504),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_worker_refuses_has_a_status(model_path: Path, code: int, status: int, stream: bool) -> None:
+    async with mesh_of_fakes(model_path, lambda _: [failure(code, "the reason")]) as mesh, mesh.http() as http:
+        response = await http.post("/v1/chat/completions", json={**BODY, "stream": stream})
+        assert response.status_code == status, "even for a stream, because nothing has been sent yet"
+        if status != 504:
+            assert "the reason" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+async def test_a_gap_or_a_doubled_token_fails_loudly(model_path: Path, offset: int) -> None:
+    deltas = [
+        Delta(offset=0, token_ids=[70, 71]),
+        Delta(offset=offset, token_ids=[72]),
+        Delta(offset=3, token_ids=[73]),
+    ]
+    async with mesh_of_fakes(model_path, lambda _: deltas) as mesh, mesh.http() as http:
+        response = await http.post("/v1/chat/completions", json=BODY)
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "token_gap")
+        assert mesh.metric("token_gaps_total") == 1
+        await mesh.worker.wait_until(lambda: len(mesh.worker.aborted) == 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_aborts_its_requests_within_a_step(model_path: Path, stream: bool) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        worker = await mesh.add_worker(endless, step_s=0.05)
+        async with mesh.http() as http:
+            asking = asyncio.create_task(ask_and_read(http, {**BODY, "n": 2, "stream": stream}))
+            await mesh.until(lambda: emitted(mesh) >= [2, 2])
+            left_at_step = worker.steps
+            asking.cancel()
+        await worker.wait_until(lambda: len(worker.aborted) == 2)
+        assert max(worker.aborted_at_step.values()) <= left_at_step + 1
+        await mesh.until(lambda: running(mesh) == [])
+        assert mesh.metric("disconnects_total") == 1
+        assert mesh.service.gate.queue.running == 0
+
+
+async def ask_and_read(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        async for _ in response.aiter_bytes():
+            pass
+
+
+async def test_a_client_that_does_not_read_is_aborted_and_cut(model_path: Path) -> None:
+    """Through a socket with small buffers, which never reads."""
+    async with mesh_of_fakes(model_path, max_pending_tokens=500) as mesh:
+        worker = await mesh.add_worker(endless)
+        host, port = mesh.url.removeprefix("http://").split(":")
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_connect(client, (host, int(port)))
+            body = json.dumps({**BODY, "stream": True}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            await loop.sock_sendall(client, head + body)
+            await worker.wait_until(lambda: len(worker.aborted) == 1, timeout_s=20)
+            await mesh.until(lambda: running(mesh) == [])
+            assert mesh.metric("slow_clients_total") == 1
+        finally:
+            client.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_ends_at_its_deadline(model_path: Path, stream: bool) -> None:
+    async with mesh_of_fakes(model_path, request_deadline_s=0.2) as mesh, mesh.http() as http:
+        worker = await mesh.add_worker(endless if stream else lambda _: [], step_s=0.01)
+        async with http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": stream}) as response:
+            if stream:
+                assert (await events(response))[-1]["error"]["code"] == "deadline_exceeded"
+            else:
+                assert response.status_code == 504
+        await worker.wait_until(lambda: len(worker.aborted) == 1)
+
+
+async def test_without_a_scheduler_requests_are_placed_by_the_named_fallback(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short) as mesh:
+        await mesh.add_worker(short, instance_id="worker-1")
+        await mesh.scheduler.stop()
+        await mesh.until(lambda: not mesh.service.placement.connected)
+        client = mesh.client()
+        for _ in range(4):
+            await client.chat.completions.create(**BODY)
+        assert [len(worker.received) for worker in mesh.workers] == [2, 2]
+        assert mesh.service.placement.fallback == "frontend_round_robin"
+        assert (mesh.metric("fallback_placements_total"), mesh.metric("fallback_in_force")) == (4, 1)
+
+        restarted = FakeScheduler(always("worker-1"))
+        await restarted.start()
+        try:
+            mesh.directory.leave(mesh.scheduler.member)
+            mesh.directory.join(restarted.member)
+            await mesh.until(lambda: mesh.service.placement.connected)
+            await client.chat.completions.create(**BODY)
+            assert mesh.service.placement.fallback == ""
+            assert len(restarted.placed) == 1
+        finally:
+            await restarted.stop()
+
+
+async def test_a_scheduler_that_does_not_answer_costs_its_deadline_only(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short, placement_deadline_s=0.05) as mesh:
+        mesh.scheduler.choose = lambda _: None
+        await mesh.client().chat.completions.create(**BODY)
+        assert mesh.service.placement.fallback == "frontend_round_robin"
+        mesh.scheduler.choose = always("worker-0")
+        await mesh.client().chat.completions.create(**BODY)
+        assert mesh.service.placement.fallback == ""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "code"),
+    [
+        (scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL, 404, "model_not_found"),
+        (scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE, 503, "no_instance"),
+    ],
+)
+async def test_what_cannot_be_placed_has_a_status(model_path: Path, outcome: Any, status: int, code: str) -> None:
+    async with mesh_of_fakes(model_path, short) as mesh, mesh.http() as http:
+        mesh.scheduler.choose = lambda _: scheduler_pb2.PlaceResponse(outcome=outcome)
+        response = await http.post("/v1/chat/completions", json=BODY)
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+        if status == 503:
+            assert response.headers["retry-after"]
+
+
+async def test_an_instance_that_is_not_connected_is_excluded_and_asked_for_again(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short, connect_wait_s=0.01) as mesh:
+        mesh.scheduler.choose = lambda place: always("worker-0" if place.excluded_instance_ids else "ghost")(place)
+        await mesh.client().chat.completions.create(**BODY)
+        assert [list(place.excluded_instance_ids) for place in mesh.scheduler.placed] == [[], ["ghost"]]
+
+
+async def test_a_full_frontend_answers_429_with_retry_after(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, max_running_requests=1, max_queued_requests=1) as mesh, mesh.http() as http:
+        worker = await mesh.add_worker(endless, step_s=0.01)
+        running_one = asyncio.create_task(ask_and_read(http, BODY))
+        await worker.wait_until(lambda: len(worker.received) == 1)
+        waiting = asyncio.create_task(ask_and_read(http, {**BODY, "max_tokens": 7}))
+        await mesh.until(lambda: mesh.service.gate.queue.queued == 1)
+        refused = await http.post("/v1/chat/completions", json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        running_one.cancel()
+        await worker.wait_until(lambda: len(worker.received) == 2)
+        assert worker.received[1].sampling.max_tokens == 7
+        waiting.cancel()
+        await mesh.until(lambda: mesh.service.gate.queue.running == 0)
+
+
+async def test_draining_finishes_what_runs_and_refuses_the_rest(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+        worker = await mesh.add_worker(lambda _: tokens(*([70] for _ in range(20)), [1]), step_s=0.005)
+        answer = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
+        await worker.wait_until(lambda: len(worker.received) == 1)
+        draining = asyncio.create_task(mesh.role.drain())
+        await asyncio.sleep(0)
+        refused = await http.post("/v1/chat/completions", json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert (await answer).status_code == 200
+        await draining
+
+
+async def test_stopping_tells_the_clients(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+        await mesh.add_worker(endless, step_s=0.01)
+        async with http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+            stopping = asyncio.create_task(mesh.role.stop())
+            assert (await events(response))[-1]["error"]["code"] == "stopped"
+        await stopping
+
+
+async def test_the_official_client_sees_the_error_of_a_broken_stream(model_path: Path) -> None:
+    broken = [Delta(offset=0, token_ids=[70]), failure(request_pb2.ERROR_CODE_ENGINE, "it burnt down")]
+    async with mesh_of_fakes(model_path, lambda _: broken) as mesh:
+        stream = await mesh.client().chat.completions.create(**BODY, stream=True)
+        with pytest.raises(openai.APIError, match="it burnt down"):
+            async for _ in stream:
+                pass

@@ -1,0 +1,77 @@
+import asyncio
+
+import pytest
+
+from penstock.v1 import request_pb2
+from services.frontend.api.errors import ApiError, unavailable
+from services.frontend.mailbox import Mailbox
+from services.frontend.relay import Relay, TokenGap
+
+
+def relay_into(mailbox: Mailbox) -> Relay:
+    return Relay(
+        request_id="r",
+        index=0,
+        model="demo",
+        prompt_token_ids=[1, 2, 3],
+        sampling=request_pb2.SamplingParams(max_tokens=9, seed=4),
+        priority=-1,
+        started_s=100.0,
+        deadline_s=10.0,
+        mailbox=mailbox,
+    )
+
+
+def mailbox() -> Mailbox:
+    return Mailbox(100, lambda: None)
+
+
+def test_a_relay_can_be_placed_again_at_any_moment() -> None:
+    relay = relay_into(mailbox())
+    relay.accept(request_pb2.TokenDelta(offset=0, token_ids=[7, 8]))
+    relay.accept(request_pb2.TokenDelta(offset=2, token_ids=[9]))
+    again = relay.generate_request(now_s=104.0)
+    assert (list(again.prompt_token_ids), list(again.emitted_token_ids)) == ([1, 2, 3], [7, 8, 9])
+    assert (again.sampling.max_tokens, again.sampling.seed, again.priority) == (9, 4, -1)
+    assert again.deadline_ms == 6000
+    assert relay.generate_request(now_s=1000.0).deadline_ms == 1, "0 would mean none"
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_tokens_must_follow_each_other(offset: int) -> None:
+    relay = relay_into(mailbox())
+    relay.accept(request_pb2.TokenDelta(offset=0, token_ids=[7, 8]))
+    with pytest.raises(TokenGap, match=r"r on instance .*offset 2"):
+        relay.accept(request_pb2.TokenDelta(offset=offset, token_ids=[9]))
+
+
+async def test_what_came_before_an_error_is_still_delivered() -> None:
+    box = mailbox()
+    relay = relay_into(box)
+    relay.accept(request_pb2.TokenDelta(offset=0, token_ids=[7]))
+    relay.fail(unavailable("gone"))
+    relay.fail(unavailable("later"))
+    assert [piece.token_ids for piece in await box.take()] == [[7]]
+    with pytest.raises(ApiError, match="gone"):
+        await box.take()
+
+
+async def test_a_waiting_reader_gets_what_comes() -> None:
+    box = mailbox()
+    reader = asyncio.create_task(box.take())
+    await asyncio.sleep(0)
+    assert box.is_awaited
+    relay_into(box).accept(request_pb2.TokenDelta(offset=0, token_ids=[7], cached_tokens=0))
+    (piece,) = await reader
+    assert (piece.token_ids, piece.cached_tokens, piece.finish_reason) == ([7], 0, 0)
+
+
+def test_a_full_mailbox_ends_once() -> None:
+    overflows: list[int] = []
+    box = Mailbox(3, lambda: overflows.append(1))
+    relay = relay_into(box)
+    for index in range(10):
+        relay.accept(request_pb2.TokenDelta(offset=index, token_ids=[7]))
+    assert overflows == [1]
+    assert box.error is not None
+    assert box.error.code == "client_too_slow"
