@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
@@ -22,6 +23,7 @@ from mesh.telemetry import MetricsPort, set_up_logs
 log = logging.getLogger(__name__)
 
 SERVER_GRACE_S = 1.0
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "[::]"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class RoleSettings:
     bind_host: str = "127.0.0.1"
     """Address to listen on."""
     advertise_host: str = ""
-    """Host by which others reach this process; empty: the address it listens on."""
+    """Host by which others reach this process; empty: the address it listens on, or that of this machine's name if
+    it listens on all."""
     port: int = 0
     """Port of the gRPC server; 0 takes a free one."""
     metrics_port: int = 0
@@ -139,8 +142,10 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 def _advertised(address: str, settings: RoleSettings) -> str:
-    port = address.rpartition(":")[2]
-    return f"{settings.advertise_host or settings.bind_host}:{port}"
+    host = settings.advertise_host or settings.bind_host
+    if host in WILDCARD_HOSTS:
+        host = socket.gethostbyname(socket.gethostname())
+    return f"{host}:{address.rpartition(':')[2]}"
 
 
 async def _announce(context: RoleContext, metrics_address: str, attributes: Mapping[str, str]) -> Announcement:

@@ -36,6 +36,7 @@ class UpOptions:
     engine: Literal["vllm", "simulated"]
     models: tuple[str, ...]
     workers: int
+    engine_option: tuple[str, ...]
     host: str
     port: int
     policy: str
@@ -55,6 +56,7 @@ class UpOptions:
     f"Default: {DEFAULT_DEMO_MODEL}.",
 )
 @click.option("--workers", default=3, show_default=True, help="Instances of a model that names no count.")
+@click.option("--engine-option", multiple=True, help="A setting of every instance's engine, NAME=VALUE; repeatable.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option("--port", default=8000, show_default=True, help="Port of the HTTP endpoint.")
 @click.option("--policy", default="lmetric", show_default=True, help="Placement policy to begin with.")
@@ -67,7 +69,7 @@ class UpOptions:
 def command(**options: Any) -> None:
     """Start a whole mesh on this machine and keep it running until Ctrl-C.
 
-    A worker's own settings come from the environment (see `penstock serve worker --help`).
+    Other settings of the processes come from the environment: see `penstock serve ROLE --help`.
     """
     raise SystemExit(asyncio.run(_up(UpOptions(**options))))
 
@@ -138,6 +140,7 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
     return LocalMesh(
         models=tuple(parse_model(model, options.workers) for model in models),
         engine=options.engine,
+        engine_options=options.engine_option,
         store_url=store_url,
         http_host=options.host,
         http_port=options.port,
@@ -165,7 +168,7 @@ async def _until_serving(store: StateStore, mesh: LocalMesh, timeout_s: float, s
 
 def _say_how_to_use(mesh: LocalMesh, http_url: str, seconds: float) -> None:
     model = mesh.models[0].name
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Count from 7 to 12."}}]}}'
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Count from 7 up to 12."}}]}}'
     click.echo(f"serving at {http_url} after {seconds:.1f} s")
     click.echo(f"try:    curl {http_url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
     click.echo("status: penstock status")

@@ -26,6 +26,8 @@ class LocalMesh:
 
     models: tuple[ModelSpec, ...]
     engine: Literal["vllm", "simulated"]
+    engine_options: tuple[str, ...]
+    """NAME=VALUE, for every worker."""
     store_url: str
     http_host: str
     http_port: int
@@ -69,10 +71,15 @@ def processes(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
 
 def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
     specs: list[ProcessSpec] = []
+    engine = (
+        "--engine",
+        mesh.engine,
+        *(part for option in mesh.engine_options for part in ("--engine-option", option)),
+    )
     for model in mesh.models:
         for index in range(model.workers):
             name = f"{model.name}-{index}"
-            options = ("--engine", mesh.engine, "--model", model.name, "--model-path", str(model.path))
+            options = (*engine, "--model", model.name, "--model-path", str(model.path))
             specs.append(_process(mesh, "worker", name, *options))
     return tuple(specs)
 

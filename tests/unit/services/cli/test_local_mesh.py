@@ -34,9 +34,11 @@ def test_the_number_of_instances_is_bounded(checkpoint: Path, workers: int) -> N
 
 def test_a_mesh_has_every_role_once_and_all_its_workers(checkpoint: Path) -> None:
     models = (ModelSpec("a", checkpoint, 2), ModelSpec("b", checkpoint, 1))
-    specs = processes(LocalMesh(models, "simulated", "embedded:", "127.0.0.1", 8000))
+    specs = processes(LocalMesh(models, "simulated", ("kv_blocks=9",), "embedded:", "127.0.0.1", 8000))
     names = [spec.name for spec in specs]
     assert len(set(names)) == len(names)
     assert [spec.name for spec in specs if spec.role == "worker"] == ["a-0", "a-1", "b-0"]
     others = sorted(spec.role for spec in specs if spec.role != "worker")
     assert others == ["cascade", "frontend", "monitor", "planner", "predictor", "scheduler"]
+    for spec in specs:
+        assert ("kv_blocks=9" in spec.arguments) == (spec.role == "worker")
