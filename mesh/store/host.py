@@ -17,8 +17,8 @@ from mesh.store.limits import key_bytes
 class StoreHost:
     """One per store, shared by every `EmbeddedStore` and gRPC service of the process; lives on one event loop.
 
-    With `path`, keys without a lease are kept in that file. Errors as in `StateStore`; after `close` every call
-    raises `StoreUnavailable`.
+    With `path`, keys without a lease are kept in that file; each write of one waits for the disk. Errors as in
+    `StateStore`; after `close` every call raises `StoreUnavailable`.
     """
 
     def __init__(

@@ -1,6 +1,8 @@
 """A file in which the keys without a lease outlive the process: one JSON line per revision, synced before it counts."""
 
+import errno
 import fcntl
+import logging
 import os
 from io import FileIO
 from pathlib import Path
@@ -12,6 +14,7 @@ from mesh.errors import StoreError
 from mesh.store.interface import KeyValue, WatchEvent
 
 _REWRITE_ABOVE_BYTES: Final = 1 << 20
+_log = logging.getLogger(__name__)
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,12 +42,17 @@ class Journal:
             lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
         except OSError as error:
             raise StoreError(f"cannot open the store file {path}: {error}") from error
+        self._torn = False
+        self._file: FileIO | None = None
         try:
             for number, line in enumerate(lines[:-1], start=1):
                 self._replay(line, number)
-            self._file = self._rewrite()
-        except BaseException:
-            os.close(self._lock)
+            self._rewrite()
+        except OSError as error:
+            self.close()
+            raise StoreError(f"cannot write the store file {path}: {error}") from error
+        except StoreError:
+            self.close()
             raise
 
     def record(self, events: list[WatchEvent]) -> None:
@@ -56,27 +64,27 @@ class Journal:
         line = _Line(events[0].mod_revision, puts, deletes)
         try:
             self._append(line)
-            self._apply(line)
-            if self._size_bytes > self._rewrite_above_bytes:
-                self._file.close()
-                self._file = self._rewrite()
         except OSError as error:
-            raise StoreError(f"cannot write the store file {self._path}: {error}; free space, then restart") from error
+            raise StoreError(f"cannot write the store file {self._path}: {error}; nothing was changed") from error
+        self._apply(line)
+        if self._size_bytes > self._rewrite_above_bytes:
+            self._shrink()
 
     def close(self) -> None:
         """Let go of the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         os.close(self._lock)
 
     def _append(self, line: _Line) -> None:
+        assert self._file is not None
+        if self._torn:
+            # What an earlier failure left would look like damage in the middle of the file once a line follows.
+            self._file.truncate(self._size_bytes)
+        self._torn = True
         encoded = msgspec.json.encode(line) + b"\n"
-        try:
-            self._file.write(encoded)
-            os.fsync(self._file.fileno())
-        except OSError:
-            # What got through would look like damage in the middle of the file once the next line follows.
-            os.ftruncate(self._file.fileno(), self._size_bytes)
-            raise
+        _write(self._file, encoded)
+        self._torn = False
         self._size_bytes += len(encoded)
 
     def _replay(self, encoded: bytes, number: int) -> None:
@@ -95,21 +103,39 @@ class Journal:
         for key in line.deletes:
             self.entries.pop(key, None)
 
-    def _rewrite(self) -> FileIO:
+    def _shrink(self) -> None:
+        try:
+            self._rewrite()
+        except OSError as error:
+            _log.error("the store file %s could not be rewritten and goes on growing: %s", self._path, error)
+            self._rewrite_above_bytes = 2 * self._size_bytes
+
+    def _rewrite(self) -> None:
         """Replace the file by one that holds only what is there now."""
         lines = [_Line(entry.mod_revision, {entry.key: entry.value}) for entry in self.entries.values()]
         # The newest revision may have been a delete; it must not be given out again.
         lines.append(_Line(self.revision))
+        encoded = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         draft = self._path.with_name(self._path.name + ".new")
-        with draft.open("wb") as file:
-            file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
-        _sync_directory(self._path.parent)
-        self._size_bytes = self._path.stat().st_size
+        draft.unlink(missing_ok=True)
+        file = draft.open("ab", buffering=0)
+        try:
+            _write(file, encoded)
+            draft.replace(self._path)
+        except OSError:
+            file.close()
+            raise
+        if self._file is not None:
+            self._file.close()
+        self._file, self._torn, self._size_bytes = file, False, len(encoded)
         self._rewrite_above_bytes = max(_REWRITE_ABOVE_BYTES, 4 * self._size_bytes)
-        return self._path.open("ab", buffering=0)
+        _sync_directory(self._path.parent)
+
+
+def _write(file: FileIO, encoded: bytes) -> None:
+    if file.write(encoded) != len(encoded):
+        raise OSError(errno.ENOSPC, "only a part could be written")
+    os.fsync(file.fileno())
 
 
 def _lock(path: Path) -> int:

@@ -1,7 +1,7 @@
 """The embedded store served to the neighbouring processes over gRPC (`penstock.v1.State`)."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -75,8 +75,11 @@ class StateService(state_pb2_grpc.StateServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_WATCHES} watches at once")
         self._watches += 1
         try:
-            async with _refusals(context):
-                async for events in self._host.changes(request.prefix, request.from_revision):
+            async with (
+                _refusals(context),
+                aclosing(self._host.changes(request.prefix, request.from_revision)) as changes,
+            ):
+                async for events in changes:
                     yield pb.StateWatchResponse(events=[_event(event) for event in events])
         finally:
             self._watches -= 1

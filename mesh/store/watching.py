@@ -1,7 +1,7 @@
 """How a watch survives disconnection: a pure cursor over what was reported, and the loop that follows it."""
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -100,8 +100,10 @@ async def watch_resuming(
                 for event in events:
                     yield event
             async with aclosing(source.stream(prefix, cursor.revision)) as stream:
-                async for event in _accepted(stream, cursor, backoff):
-                    yield event
+                async for batch in stream:
+                    backoff.reset()
+                    for event in filter(cursor.accept, batch):
+                        yield event
         except StoreCompacted:
             _log.warning("watch %r: history before revision %d is gone, listing again", prefix, cursor.revision)
             must_list = True
@@ -123,13 +125,3 @@ async def _start(source: WatchSource, prefix: str, from_revision: int | None, ti
 
 def _revisions(listing: Listing) -> dict[str, int]:
     return {entry.key: entry.mod_revision for entry in listing.entries}
-
-
-async def _accepted(
-    stream: AsyncIterator[Iterable[WatchEvent]], cursor: WatchCursor, backoff: Backoff
-) -> AsyncIterator[WatchEvent]:
-    async for batch in stream:
-        backoff.reset()
-        for event in batch:
-            if cursor.accept(event):
-                yield event

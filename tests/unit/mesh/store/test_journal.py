@@ -1,5 +1,6 @@
 """What a store file keeps, and what becomes of a damaged one."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,37 @@ def test_a_journal_does_not_grow_without_end(path: Path) -> None:
     assert read(path) == (299, {"a": KeyValue("a", bytes(20_000), 299)})
 
 
+def test_a_failed_write_changes_nothing_and_the_next_one_succeeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(path)
+    journal.record([put("a", b"1", 3)])
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", _full_disk)
+        with pytest.raises(StoreError, match="nothing was changed"):
+            journal.record([put("a", b"2", 4)])
+    assert journal.entries == {"a": KeyValue("a", b"1", 3)}
+    journal.record([put("b", b"3", 4)])
+    journal.close()
+    assert read(path) == (4, {"a": KeyValue("a", b"1", 3), "b": KeyValue("b", b"3", 4)})
+
+
+def test_a_rewrite_that_fails_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", _full_disk)
+        for revision in range(1, 100):
+            journal.record([put("a", bytes(20_000), revision)])
+        grown_bytes = path.stat().st_size
+    for revision in range(100, 200):
+        journal.record([put("a", bytes(20_000), revision)])
+    assert path.stat().st_size < grown_bytes
+    journal.close()
+    assert read(path) == (199, {"a": KeyValue("a", bytes(20_000), 199)})
+
+
+def _full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "disk full")
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.binary(max_size=5))), max_size=8))
 def test_reopening_restores_any_sequence(
@@ -124,7 +156,8 @@ async def test_a_store_comes_back_ahead_of_its_former_self(path: Path) -> None:
     store = EmbeddedStore(StoreHost(path))
     revision = await store.put("kept", b"1")
     lease = await store.grant_lease(60.0)
-    leased = await store.put("leased", b"", lease=lease)
+    for _ in range(10):
+        leased = await store.put("leased", b"", lease=lease)
     await store.close()
     store = EmbeddedStore(StoreHost(path, start_revision=1))
     listing = await store.range("")
