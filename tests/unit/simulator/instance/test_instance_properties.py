@@ -132,14 +132,14 @@ class InstanceMachine(RuleBasedStateMachine):
             self.instance.write_block(block, content)
             assert self.instance.read_block(block) == content
 
-    @precondition(lambda self: self.importing)
+    @precondition(lambda self: bool(self.importing))
     @rule(data=st.data())
     def complete_import(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.importing)))
         self.importing.discard(request_id)
         self.instance.complete_import(request_id)
 
-    @precondition(lambda self: set(self.submitted) - set(self.ended))
+    @precondition(lambda self: bool(set(self.submitted) - set(self.ended)))
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(set(self.submitted) - set(self.ended))))

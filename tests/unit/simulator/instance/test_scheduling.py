@@ -1,6 +1,7 @@
 """Who computes what, when memory runs out and whose blocks live longest."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -233,6 +234,6 @@ def test_what_cannot_be_served_is_refused(request_: EngineRequest | CountedReque
         {"max_queued_requests": -1},
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(change: dict[str, int]) -> None:
+def test_settings_that_contradict_each_other_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         replace(CONFIG, **change)
