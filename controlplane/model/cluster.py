@@ -120,7 +120,12 @@ class ClusterTable:
         return tuple(self._fleets)
 
     def instances(self) -> tuple[InstanceDescription, ...]:
+        """Of all models, in the order of joining."""
         return tuple(self._instances.values())
+
+    def placeable_instances(self) -> int:
+        """Instances of all models that new requests may go to."""
+        return sum(fleet.placeable_instances for fleet in tuple(self._fleets.values()))
 
     def load(self, instance_id: str) -> LoadReport:
         """The last report; empty before the first."""
@@ -140,6 +145,7 @@ class ClusterTable:
         return cached
 
     def unreported_requests(self) -> int:
+        """Requests placed that no report counts yet."""
         return len(self._unreported)
 
     # -- inside

@@ -19,12 +19,12 @@ class Fleet:
         self.model = model
         self.slots_mask = 0
         """The instances' slots in the prefix index, as a bit mask."""
+        self.placeable_instances = 0
         self._ids: list[str] = []
         self._instances: tuple[InstanceDescription, ...] = ()
         self._rows: dict[str, int] = {}
         self._table: Integers = np.zeros((Column.COUNT, 0), np.int64)
         self._placeable: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._placeable_instances = 0
         self._version = 0
         self._snapshot: Snapshot | None = None
 
@@ -34,7 +34,7 @@ class Fleet:
             table = self._table.copy()
             table.flags.writeable = False
             self._snapshot = Snapshot(
-                self.model, self._version, self._instances, table, self._placeable, self._placeable_instances
+                self.model, self._version, self._instances, table, self._placeable, self.placeable_instances
             )
         return self._snapshot
 
@@ -53,6 +53,7 @@ class Fleet:
         self._reindex()
 
     def remove(self, instance_id: str) -> None:
+        """The instance is gone."""
         row = self._rows[instance_id]
         self.slots_mask ^= 1 << self.slot(instance_id)
         self._table = np.ascontiguousarray(np.delete(self._table, row, axis=1))
@@ -61,6 +62,7 @@ class Fleet:
         self._reindex()
 
     def slot(self, instance_id: str) -> int:
+        """Where the instance stands in the prefix index."""
         return int(self._table[Column.SLOT, self._rows[instance_id]])
 
     def move_slot(self, instance_id: str, slot: int) -> None:
@@ -70,6 +72,7 @@ class Fleet:
         self._changed()
 
     def report(self, instance_id: str, load: LoadReport, state: InstanceState) -> None:
+        """The instance's load as of now."""
         table, row = self._table, self._rows[instance_id]
         table[Column.RUNNING_REQUESTS, row] = load.running_requests
         table[Column.QUEUED_REQUESTS, row] = load.queued_requests
@@ -81,6 +84,7 @@ class Fleet:
         self._update_placeable(row)
 
     def mark_stale(self, instance_id: str, stale: bool) -> None:
+        """The instance's load signal is, or is no longer, too old to be believed."""
         row = self._rows[instance_id]
         self._table[Column.STALE, row] = stale
         self._update_placeable(row)
@@ -116,7 +120,7 @@ class Fleet:
         table = self._table
         self._placeable = (table[Column.STATE] == READY_CODE) & (table[Column.STALE] == 0)
         self._placeable.flags.writeable = False
-        self._placeable_instances = int(self._placeable.sum())
+        self.placeable_instances = int(self._placeable.sum())
 
     def _reindex(self) -> None:
         self._rows = {instance_id: row for row, instance_id in enumerate(self._ids)}

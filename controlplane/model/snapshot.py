@@ -87,6 +87,8 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     """Prompt tokens that the instance will compute before a request placed now: queued + unreported."""
     block_tokens = Indicator(Column.BLOCK_TOKENS)
     slots = Indicator(Column.SLOT)
+    stale = Indicator(Column.STALE)
+    """1 where the load signal is too old to be believed."""
 
     def __len__(self) -> int:
         return len(self.instances)

@@ -21,6 +21,7 @@ class LeastLoaded:
         self._turn = 0
 
     def decide(self, problem: PlacementProblem) -> Decision:
+        """See `Policy`."""
         running = problem.snapshot.running_requests
         queued = problem.snapshot.batch_requests - running
         scores = among_candidates(QUEUED_WEIGHT * queued + running, problem.candidates)

@@ -26,6 +26,7 @@ class LMetric:
         self._turn = 0
 
     def decide(self, problem: PlacementProblem) -> Decision:
+        """See `Policy`."""
         snapshot = problem.snapshot
         uncached = problem.request.prompt_tokens - problem.cached_tokens
         p_token = np.maximum(snapshot.pending_prefill_tokens + uncached, 1)
