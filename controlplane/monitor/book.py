@@ -1,0 +1,115 @@
+"""What the monitor knows of the instances: reports in, changes out. No I/O, no clock.
+
+Messages of the contract serve as values here: the monitor passes them on unread wherever it can.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.v1 import monitor_pb2, worker_pb2
+
+PIECE_BLOCKS = 4096
+"""Block hashes in one message of an instance's state: 36 KB."""
+
+
+class ReportedInstance:
+    """One report stream's instance. Only the book writes to it."""
+
+    def __init__(self, description: worker_pb2.InstanceDescription, now_s: float) -> None:
+        self.description = description
+        self.load: worker_pb2.LoadReport | None = None
+        self.load_s = now_s
+        """When the last load report came; before the first, when the instance joined."""
+        self.stale = False
+        self.blocks: set[int] = set()
+        self.superseded = False
+        """A newer stream speaks for the instance now; this one has no say any more."""
+
+    @property
+    def instance_id(self) -> str:
+        """The instance's name in the mesh."""
+        return self.description.instance_id
+
+    def update(self, **change: Any) -> monitor_pb2.InstanceUpdate:
+        """A change of this instance, as watchers are told it."""
+        return monitor_pb2.InstanceUpdate(
+            instance_id=self.description.instance_id,
+            incarnation_id=self.description.incarnation_id,
+            **change,
+        )
+
+
+class InstanceBook:
+    """All instances that report now. Every event returns the changes that watchers must be told, in order."""
+
+    def __init__(self, stale_s: float) -> None:
+        self._stale_s = stale_s
+        self._instances: dict[str, ReportedInstance] = {}
+
+    def instances(self) -> list[ReportedInstance]:
+        """In the order of joining."""
+        return list(self._instances.values())
+
+    def get(self, instance_id: str) -> ReportedInstance | None:
+        """The instance of that id, if it reports."""
+        return self._instances.get(instance_id)
+
+    def joined(
+        self, description: worker_pb2.InstanceDescription, now_s: float
+    ) -> tuple[ReportedInstance, list[monitor_pb2.InstanceUpdate]]:
+        """A report stream has begun. An older stream of the same instance is superseded."""
+        changes = []
+        older = self._instances.get(description.instance_id)
+        if older is not None:
+            older.superseded = True
+            changes = self.lost(older, "a newer stream of the instance has begun")
+        instance = ReportedInstance(description, now_s)
+        self._instances[description.instance_id] = instance
+        return instance, [*changes, instance.update(joined=description)]
+
+    def lost(self, instance: ReportedInstance, reason: str) -> list[monitor_pb2.InstanceUpdate]:
+        """The report stream has ended, and with it the instance."""
+        if self._instances.get(instance.instance_id) is not instance:
+            return []
+        del self._instances[instance.instance_id]
+        return [instance.update(lost=monitor_pb2.InstanceLost(reason=reason))]
+
+    def loaded(
+        self, instance: ReportedInstance, load: worker_pb2.LoadReport, now_s: float
+    ) -> list[monitor_pb2.InstanceUpdate]:
+        """A load report has come."""
+        instance.load = load
+        instance.load_s = now_s
+        changes = [instance.update(load=load)]
+        if instance.stale:
+            instance.stale = False
+            changes.append(instance.update(stale=False))
+        return changes
+
+    def cached(self, instance: ReportedInstance, change: monitor_pb2.KvUpdate) -> list[monitor_pb2.InstanceUpdate]:
+        """The instance's prefix cache has changed."""
+        if change.cleared:
+            instance.blocks.clear()
+        instance.blocks.difference_update(change.removed)
+        instance.blocks.update(change.stored)
+        return [instance.update(kv=change)]
+
+    def tick(self, now_s: float) -> list[monitor_pb2.InstanceUpdate]:
+        """Find the instances whose load reports have stopped."""
+        changes = []
+        for instance in self._instances.values():
+            if not instance.stale and now_s - instance.load_s > self._stale_s:
+                instance.stale = True
+                changes.append(instance.update(stale=True))
+        return changes
+
+    def describe(self, instance: ReportedInstance) -> Iterator[monitor_pb2.InstanceUpdate]:
+        """The instance's state as of this call, as the changes that lead to it, in pieces of bounded size."""
+        blocks = list(instance.blocks)
+        last = [instance.update(load=instance.load)] if instance.load is not None else []
+        if instance.stale:
+            last.append(instance.update(stale=True))
+        yield instance.update(joined=instance.description)
+        for start in range(0, len(blocks), PIECE_BLOCKS):
+            yield instance.update(kv=monitor_pb2.KvUpdate(stored=blocks[start : start + PIECE_BLOCKS]))
+        yield from last

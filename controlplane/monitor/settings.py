@@ -1,0 +1,19 @@
+"""What the monitor can be told."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorSettings:
+    """Times and bounds of the instance monitor."""
+
+    stale_s: float = 2.0
+    """Seconds without a load report after which an instance counts as stale and is not placed on."""
+    settle_s: float = 3.0
+    """Seconds after start in which known workers may still come back before watchers are told that they have all."""
+    flush_ms: float = 10.0
+    """Milliseconds over which changes are gathered into one message to a watcher."""
+    heartbeat_ms: float = 500.0
+    """Milliseconds of quiet after which a watcher is sent an empty update."""
+    max_backlog: int = 200_000
+    """Changes and block hashes that may wait for one watcher; a slower watcher is cut off and starts again."""

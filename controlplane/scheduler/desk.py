@@ -1,0 +1,124 @@
+"""Where placements are made: the table in force, the policy in force, and the record of what was decided."""
+
+import logging
+from collections.abc import Callable
+from time import perf_counter
+
+from controlplane.model.cluster import ClusterLimits
+from controlplane.model.placement import Placement
+from controlplane.policies.place import place
+from controlplane.scheduler import wire
+from controlplane.scheduler.explanations import Explanations
+from controlplane.scheduler.feed import ClusterFeed
+from controlplane.scheduler.metrics import Gauges, SchedulerMetrics
+from controlplane.scheduler.policy_switch import PolicySwitch
+from controlplane.scheduler.settings import SchedulerSettings
+from mesh.errors import NoInstance, PlacementError, UnknownModel
+from penstock.v1 import scheduler_pb2
+
+log = logging.getLogger(__name__)
+
+OUTCOMES = {
+    UnknownModel: scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL,
+    NoInstance: scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE,
+}
+
+
+class PlacementDesk:
+    """Answers place requests; everything it knows comes through `feed` and `switch`."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        metrics: SchedulerMetrics,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`clock` is monotonic; `wall_clock` tells the time of day for explanations."""
+        self.feed = ClusterFeed(ClusterLimits(max_indexed_blocks=settings.max_indexed_blocks))
+        self.switch = PolicySwitch(settings.policy, settings.monitor_silence_s)
+        self.explanations = Explanations(settings.max_explanations, settings.max_explanation_mib << 20)
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self.switch.refresh(None, clock())
+
+    def place(self, message: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
+        """Choose an instance, or say why there is none."""
+        policy = self.switch.in_force
+        started = perf_counter()
+        try:
+            placement = place(self.feed.table, policy, wire.placement_request(message, self._clock()))
+        except PlacementError as error:
+            return self._refusal(message, error)
+        self._metrics.decision_seconds.observe(perf_counter() - started)
+        self._metrics.placements.labels(policy.name, placement.instance.instance_id).inc()
+        self.explanations.add(placement, int(1000 * self._wall_clock()))
+        return _answer(placement)
+
+    def ended(self, message: scheduler_pb2.RequestEnded) -> None:
+        """A placed request is over."""
+        self.feed.table.ended(message.request_id)
+
+    def tick(self) -> None:
+        """Look at the clock: is the monitor still heard, have placed requests failed to arrive?"""
+        now_s = self._clock()
+        if self.switch.refresh(self.feed.heard_s, now_s):
+            self._note_fallback()
+        forgotten = self.feed.table.forget_unreported(now_s)
+        if forgotten:
+            self._metrics.forgotten.inc(forgotten)
+            log.warning("placed requests were never reported by their workers", extra={"requests": forgotten})
+
+    def heard_age_ms(self) -> int:
+        """Milliseconds since the monitor was last heard; 0 if it never was."""
+        heard_s = self.feed.heard_s
+        return 0 if heard_s is None else int(1000 * (self._clock() - heard_s))
+
+    def gauges(self) -> Gauges:
+        """The state for Prometheus, read from another thread: only what a single step of the interpreter reads."""
+        table = self.feed.table
+        return Gauges(
+            policy=self.switch.configured.name,
+            fallback=bool(self.switch.fallback_reason),
+            synced=self.feed.synced,
+            instances=len(table.instances()),
+            placeable_instances=table.placeable_instances(),
+            indexed_blocks=len(table.index),
+            refused_blocks_total=self.feed.refused_blocks_total,
+            unreported_requests=table.unreported_requests(),
+            explanations=len(self.explanations),
+        )
+
+    def _refusal(self, message: scheduler_pb2.PlaceRequest, error: PlacementError) -> scheduler_pb2.PlaceResponse:
+        # A scheduler that has heard of no instance yet cannot say that a model does not exist.
+        kind = NoInstance if self.feed.heard_s is None else type(error)
+        text = (
+            "the scheduler has not heard from a monitor yet; retry shortly" if self.feed.heard_s is None else str(error)
+        )
+        outcome = OUTCOMES[kind]
+        self._metrics.refusals.labels(scheduler_pb2.PlaceOutcome.Name(outcome)).inc()
+        return scheduler_pb2.PlaceResponse(
+            request_id=message.request_id, outcome=outcome, policy=self.switch.in_force.name, message=text
+        )
+
+    def _note_fallback(self) -> None:
+        if self.switch.fallback_reason:
+            self._metrics.fallbacks.inc()
+            log.error(
+                "placing by the fallback policy",
+                extra={"fallback": self.switch.in_force.name, "reason": self.switch.fallback_reason},
+            )
+        else:
+            log.warning("placing by the configured policy again", extra={"policy": self.switch.in_force.name})
+
+
+def _answer(placement: Placement) -> scheduler_pb2.PlaceResponse:
+    return scheduler_pb2.PlaceResponse(
+        request_id=placement.request.request_id,
+        outcome=scheduler_pb2.PLACE_OUTCOME_PLACED,
+        instance_id=placement.instance.instance_id,
+        address=placement.instance.address,
+        cached_tokens=placement.cached_tokens,
+        policy=placement.policy,
+    )

@@ -1,0 +1,84 @@
+"""The scheduler's Prometheus metrics."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+DECISION_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 20e-3, 100e-3)
+
+
+class SchedulerMetrics:
+    """Counted where they happen."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.placements = Counter(
+            "penstock_scheduler_placements", "Requests placed", ["policy", "instance"], registry=registry
+        )
+        self.refusals = Counter(
+            "penstock_scheduler_refusals", "Requests that could not be placed", ["outcome"], registry=registry
+        )
+        self.decision_seconds = Histogram(
+            "penstock_scheduler_decision_seconds",
+            "Time of one placement decision",
+            buckets=DECISION_BUCKETS_S,
+            registry=registry,
+        )
+        self.fallbacks = Counter(
+            "penstock_scheduler_fallbacks", "Times that the fallback policy stood in", registry=registry
+        )
+        self.forgotten = Counter(
+            "penstock_scheduler_forgotten_requests",
+            "Placed requests that no worker ever reported",
+            registry=registry,
+        )
+        self.resyncs = Counter(
+            "penstock_scheduler_watches", "Watches of a monitor begun, the first one included", registry=registry
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The scheduler's state at one moment."""
+
+    policy: str
+    fallback: bool
+    synced: bool
+    instances: int
+    placeable_instances: int
+    indexed_blocks: int
+    refused_blocks_total: int
+    unreported_requests: int
+    explanations: int
+
+
+class GaugeCollector(Collector):
+    """Reads the scheduler's state when Prometheus asks."""
+
+    def __init__(self, read: Callable[[], Gauges], registry: CollectorRegistry) -> None:
+        self._read = read
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by a scrape, on the thread of the metrics port."""
+        gauges = self._read()
+        policy = GaugeMetricFamily("penstock_scheduler_policy", "1 for the policy configured", labels=["policy"])
+        policy.add_metric([gauges.policy], 1)
+        yield policy
+        for name, text, value in (
+            ("fallback", "1 while the fallback policy stands in", gauges.fallback),
+            ("synced", "1 while the cluster is known from a monitor", gauges.synced),
+            ("instances", "Instances known", gauges.instances),
+            ("placeable_instances", "Instances that take new requests", gauges.placeable_instances),
+            ("indexed_blocks", "Distinct KV blocks in the prefix index", gauges.indexed_blocks),
+            ("unreported_requests", "Requests placed that no report counts yet", gauges.unreported_requests),
+            ("explanations", "Placements that can be explained", gauges.explanations),
+        ):
+            yield GaugeMetricFamily(f"penstock_scheduler_{name}", text, value=value)
+        yield CounterMetricFamily(
+            "penstock_scheduler_refused_blocks",
+            "KV blocks that the full prefix index refused",
+            value=gauges.refused_blocks_total,
+        )

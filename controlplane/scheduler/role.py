@@ -1,0 +1,92 @@
+"""The scheduler role."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from controlplane.model.prefix_index import PrefixIndex
+from controlplane.scheduler.desk import PlacementDesk
+from controlplane.scheduler.metrics import GaugeCollector, SchedulerMetrics
+from controlplane.scheduler.monitor_watch import MonitorWatch
+from controlplane.scheduler.policy_config import PolicyConfig
+from controlplane.scheduler.service import SchedulerService
+from controlplane.scheduler.settings import SchedulerSettings
+from mesh.role import RoleContext
+from mesh.tasks import TaskSet
+from penstock.v1 import scheduler_pb2_grpc
+
+TICK_S = 0.1
+SWEEP_S = 0.01
+SWEEP_PLACES = 4096
+"""A quarter of a millisecond."""
+
+
+class SchedulerRole:
+    """Places requests by what a monitor tells."""
+
+    name: ClassVar[str] = "scheduler"
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._vital: tuple[asyncio.Task[None], ...] = ()
+        self._tasks = TaskSet("scheduler")
+
+    async def start(self, context: RoleContext) -> Mapping[str, str]:
+        """Serve placements. Raises `ConfigurationError` for an unknown policy."""
+        metrics = SchedulerMetrics(context.registry)
+        desk = PlacementDesk(self._settings, metrics, self._clock, self._wall_clock)
+        GaugeCollector(desk.gauges, context.registry)
+        policy_config = PolicyConfig(context.store, desk.switch)
+        watch = MonitorWatch(
+            context.member_id,
+            context.directory,
+            desk.feed,
+            metrics,
+            self._settings.monitor_silence_s,
+            self._clock,
+            on_synced=desk.tick,
+        )
+        service = SchedulerService(desk, policy_config)
+        context.server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
+        self._vital = (
+            self._tasks.spawn(watch.follow(), name="monitor watch"),
+            self._tasks.spawn(policy_config.follow(), name="policy"),
+            self._tasks.spawn(_tick(desk), name="tick"),
+            self._tasks.spawn(_sweep(desk), name="sweep"),
+        )
+        return {}
+
+    async def failed(self) -> None:
+        """Raises what ended one of the background tasks; none of them ends by itself."""
+        done, _ = await asyncio.wait(self._vital, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def drain(self) -> None:
+        """Nothing to wait for: a placement takes no time, and frontends have a fallback of their own."""
+
+    async def stop(self) -> None:
+        """End the watches."""
+        await self._tasks.cancel()
+
+
+async def _tick(desk: PlacementDesk) -> None:
+    while True:
+        desk.tick()
+        await asyncio.sleep(TICK_S)
+
+
+async def _sweep(desk: PlacementDesk) -> None:
+    """Clear what dead instances left in the prefix index, a slice at a time."""
+    while True:
+        index: PrefixIndex = desk.feed.table.index
+        index.sweep(SWEEP_PLACES)
+        await asyncio.sleep(SWEEP_S if index.retired_slots else TICK_S)

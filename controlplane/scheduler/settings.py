@@ -1,0 +1,21 @@
+"""What the scheduler can be told."""
+
+from dataclasses import dataclass
+
+from controlplane.policies.registry import DEFAULT_POLICY
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Policy, times and bounds of the global scheduler."""
+
+    policy: str = DEFAULT_POLICY
+    """Placement policy while the state store names none."""
+    monitor_silence_s: float = 2.0
+    """Seconds without a word from the monitor after which the fallback policy places."""
+    max_indexed_blocks: int = 2_000_000
+    """Distinct KV blocks in the prefix index, about 24 bytes of memory each; what comes beyond is refused."""
+    max_explanations: int = 10_000
+    """Placements that can be explained; older ones are forgotten."""
+    max_explanation_mib: int = 64
+    """Memory for explanations, which grows with the number of instances."""

@@ -1,0 +1,91 @@
+"""The monitor's book: reports in, changes out."""
+
+from controlplane.monitor.book import PIECE_BLOCKS, InstanceBook, ReportedInstance
+from penstock.v1 import monitor_pb2, worker_pb2
+
+STALE_S = 2.0
+
+
+def description(instance_id: str = "a", incarnation_id: str = "1") -> worker_pb2.InstanceDescription:
+    return worker_pb2.InstanceDescription(instance_id=instance_id, incarnation_id=incarnation_id, model="m")
+
+
+def kinds(changes: list[monitor_pb2.InstanceUpdate]) -> list[str | None]:
+    return [change.WhichOneof("change") for change in changes]
+
+
+def joined(book: InstanceBook, instance_id: str = "a", now_s: float = 0.0) -> ReportedInstance:
+    instance, _ = book.joined(description(instance_id), now_s)
+    return instance
+
+
+def test_an_instance_joins_reports_and_is_lost() -> None:
+    book = InstanceBook(STALE_S)
+    instance, changes = book.joined(description(), 0.0)
+    assert kinds(changes) == ["joined"]
+    assert changes[0].instance_id == "a"
+    assert changes[0].incarnation_id == "1"
+    changes = book.loaded(instance, worker_pb2.LoadReport(running_requests=3), 0.1)
+    assert changes[0].load.running_requests == 3
+    changes = book.lost(instance, "it died")
+    assert changes[0].lost.reason == "it died"
+    assert book.instances() == []
+    assert book.lost(instance, "again") == []
+
+
+def test_load_older_than_the_bound_is_stale_until_the_next_report() -> None:
+    book = InstanceBook(STALE_S)
+    instance = joined(book)
+    book.loaded(instance, worker_pb2.LoadReport(), 1.0)
+    assert book.tick(3.0) == []
+    changes = book.tick(3.1)
+    assert kinds(changes) == ["stale"]
+    assert changes[0].stale
+    assert book.tick(9.0) == [], "told once"
+    changes = book.loaded(instance, worker_pb2.LoadReport(), 9.5)
+    assert kinds(changes) == ["load", "stale"]
+    assert not changes[1].stale
+
+
+def test_an_instance_that_never_reports_load_becomes_stale() -> None:
+    book = InstanceBook(STALE_S)
+    joined(book, now_s=5.0)
+    assert book.tick(7.0) == []
+    assert kinds(book.tick(7.1)) == ["stale"]
+
+
+def test_a_newer_stream_supersedes_the_older_one() -> None:
+    book = InstanceBook(STALE_S)
+    older = joined(book)
+    newer, changes = book.joined(description(incarnation_id="2"), 1.0)
+    assert kinds(changes) == ["lost", "joined"]
+    assert [change.incarnation_id for change in changes] == ["1", "2"]
+    assert older.superseded
+    assert book.lost(older, "its stream ended at last") == []
+    assert book.get("a") is newer
+
+
+def test_blocks_follow_stores_removals_and_clears() -> None:
+    book = InstanceBook(STALE_S)
+    instance = joined(book)
+    book.cached(instance, monitor_pb2.KvUpdate(stored=[1, 2, 3]))
+    book.cached(instance, monitor_pb2.KvUpdate(removed=[2, 9], stored=[4]))
+    assert instance.blocks == {1, 3, 4}
+    book.cached(instance, monitor_pb2.KvUpdate(cleared=True, stored=[7]))
+    assert instance.blocks == {7}
+
+
+def test_the_state_is_described_in_bounded_pieces_as_of_one_moment() -> None:
+    book = InstanceBook(STALE_S)
+    instance = joined(book)
+    blocks = list(range(1, 2 * PIECE_BLOCKS + 10))
+    book.cached(instance, monitor_pb2.KvUpdate(stored=blocks))
+    book.loaded(instance, worker_pb2.LoadReport(queued_requests=5), 0.5)
+    book.tick(10.0)
+    pieces = book.describe(instance)
+    first = next(pieces)
+    book.cached(instance, monitor_pb2.KvUpdate(cleared=True))
+    changes = [first, *pieces]
+    assert kinds(changes) == ["joined", "kv", "kv", "kv", "load", "stale"]
+    assert max(len(change.kv.stored) for change in changes) == PIECE_BLOCKS
+    assert sorted(block for change in changes for block in change.kv.stored) == blocks

@@ -1,0 +1,116 @@
+"""From the monitor's updates to the table in force."""
+
+import pytest
+
+from controlplane.model.cluster import ClusterLimits
+from controlplane.model.instance import InstanceState
+from controlplane.scheduler.feed import ClusterFeed
+from mesh.errors import IllegalTransition
+from penstock.v1 import monitor_pb2, worker_pb2
+
+
+def change(instance_id: str = "a", incarnation_id: str = "1", **what: object) -> monitor_pb2.InstanceUpdate:
+    return monitor_pb2.InstanceUpdate(instance_id=instance_id, incarnation_id=incarnation_id, **what)  # type: ignore[arg-type]
+
+
+def joined(instance_id: str = "a", incarnation_id: str = "1") -> monitor_pb2.InstanceUpdate:
+    description = worker_pb2.InstanceDescription(
+        instance_id=instance_id, incarnation_id=incarnation_id, model="m", block_tokens=16, address="host:1"
+    )
+    return change(instance_id, incarnation_id, joined=description)
+
+
+def ready(instance_id: str = "a", running: int = 0, admitted: tuple[str, ...] = ()) -> monitor_pb2.InstanceUpdate:
+    load = worker_pb2.LoadReport(
+        running_requests=running, state=worker_pb2.INSTANCE_STATE_READY, admitted_request_ids=admitted
+    )
+    return change(instance_id, load=load)
+
+
+def update(sequence: int, *changes: monitor_pb2.InstanceUpdate, synced: bool = False) -> monitor_pb2.ClusterUpdate:
+    return monitor_pb2.ClusterUpdate(sequence=sequence, instances=changes, synced=synced)
+
+
+def feed_with(*instance_ids: str, max_blocks: int = 100) -> ClusterFeed:
+    feed = ClusterFeed(ClusterLimits(max_indexed_blocks=max_blocks))
+    feed.begin()
+    changes = [each for instance_id in instance_ids for each in (joined(instance_id), ready(instance_id))]
+    feed.apply(update(1, *changes, synced=True), 10.0)
+    return feed
+
+
+def ids(feed: ClusterFeed) -> list[str]:
+    return [instance.instance_id for instance in feed.table.instances()]
+
+
+def test_the_table_comes_into_force_when_it_is_complete() -> None:
+    feed = ClusterFeed(ClusterLimits(max_indexed_blocks=100))
+    feed.begin()
+    feed.apply(update(1, joined("a"), ready("a")), 1.0)
+    assert ids(feed) == []
+    assert feed.heard_s is None
+    feed.apply(update(2, joined("b"), synced=True), 2.0)
+    assert ids(feed) == ["a", "b"]
+    assert feed.synced
+    assert feed.heard_s == 2.0
+    feed.apply(update(3), 3.0)
+    assert feed.heard_s == 3.0
+
+
+def test_every_kind_of_change_arrives() -> None:
+    feed = feed_with("a")
+    feed.table.placed("r", "a", 50, now_s=0.0)
+    kv = monitor_pb2.KvUpdate(stored=[1, 2])
+    feed.apply(update(2, change(kv=kv), ready(running=4, admitted=("r",)), change(stale=True)), 11.0)
+    snapshot = feed.table.snapshot("m")
+    assert snapshot is not None
+    assert snapshot.running_requests.tolist() == [4]
+    assert snapshot.unreported_requests.tolist() == [0]
+    assert snapshot.state(0) is InstanceState.READY
+    assert snapshot.placeable.tolist() == [False]
+    assert feed.table.cached_tokens(snapshot, [1, 2]).tolist() == [32]
+    feed.apply(update(3, change(lost=monitor_pb2.InstanceLost(reason="died"))), 12.0)
+    assert ids(feed) == []
+
+
+def test_a_lost_monitor_leaves_the_last_known_instances_in_force_until_the_next_state_is_complete() -> None:
+    feed = feed_with("a", "b")
+    feed.end()
+    assert ids(feed) == ["a", "b"]
+    assert not feed.synced
+    feed.begin()
+    feed.apply(update(1, joined("c")), 20.0)
+    assert ids(feed) == ["a", "b"]
+    assert feed.heard_s == 10.0, "an incomplete state is not trusted yet"
+    feed.apply(update(2, synced=True), 21.0)
+    assert ids(feed) == ["c"]
+
+
+def test_a_gap_in_the_sequence_is_noticed() -> None:
+    feed = feed_with("a")
+    with pytest.raises(IllegalTransition, match="update 3 came after 1"):
+        feed.apply(update(3), 11.0)
+
+
+def test_updates_outside_of_a_watch_are_a_bug() -> None:
+    feed = feed_with("a")
+    feed.end()
+    with pytest.raises(IllegalTransition, match="outside of a watch"):
+        feed.apply(update(2), 11.0)
+
+
+def test_the_directory_is_believed_only_while_no_monitor_tells() -> None:
+    feed = feed_with("a", "b")
+    assert not feed.left("a", "1")
+    feed.end()
+    assert not feed.left("a", "another incarnation")
+    assert feed.left("a", "1")
+    assert ids(feed) == ["b"]
+    assert not feed.left("a", "1")
+
+
+def test_a_full_index_is_loud(caplog: pytest.LogCaptureFixture) -> None:
+    feed = feed_with("a", max_blocks=10)
+    feed.apply(update(2, change(kv=monitor_pb2.KvUpdate(stored=range(1, 15)))), 11.0)
+    assert feed.refused_blocks_total == 4
+    assert "the prefix index is full" in caplog.text

@@ -1,0 +1,255 @@
+"""The scheduler over loopback, fed by a monitor: placing, explaining, switching, falling back, coming back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from controlplane.scheduler.policy_config import POLICY_KEY
+from penstock.v1 import scheduler_pb2, worker_pb2
+from tests.unit.controlplane.local_mesh import (
+    Clock,
+    LocalMesh,
+    PlayedWorker,
+    Running,
+    local_mesh,
+    place_request,
+    scheduler_stub,
+    snapshot_until,
+    states,
+    until,
+)
+
+
+@pytest.fixture(autouse=True)
+async def time_limit() -> AsyncIterator[None]:
+    async with asyncio.timeout(20):
+        yield
+
+
+async def ready_workers(mesh: LocalMesh, monitor: Running, *instance_ids: str) -> list[PlayedWorker]:
+    workers = [await mesh.worker(monitor, instance_id) for instance_id in instance_ids]
+    for worker in workers:
+        await worker.load()
+    return workers
+
+
+def all_ready(*instance_ids: str):  # type: ignore[no-untyped-def]
+    wanted = dict.fromkeys(instance_ids, "ready")
+    return lambda snapshot: snapshot.synced and states(snapshot) == wanted
+
+
+async def test_place_explain_and_end() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        a, b = await ready_workers(mesh, monitor, "a", "b")
+        await a.kv(1, 2, 3)
+        await b.load(running_requests=1)
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, lambda s: all_ready("a", "b")(s) and s.instances[0].cached_blocks == 3)
+            placed = await stub.Place(place_request("r1", block_hashes=[1, 2, 9]))
+            assert placed.outcome == scheduler_pb2.PLACE_OUTCOME_PLACED
+            assert (placed.instance_id, placed.address, placed.policy) == ("a", "a:1", "lmetric")
+            assert placed.cached_tokens == 32
+            explained = await stub.Explain(scheduler_pb2.ExplainRequest(request_id="r1"))
+            assert explained.chosen_instance_id == "a"
+            assert "p_token x bs" in explained.rule
+            scores = {score.instance_id: score for score in explained.scores}
+            assert scores["a"].indicators["p_token"] == 68
+            assert scores["b"].score == 100
+            snapshot = await snapshot_until(stub, lambda s: True)
+            assert [i.unreported_requests for i in snapshot.instances] == [1, 0]
+            await a.load(running_requests=1, admitted=["r1"])
+            snapshot = await snapshot_until(stub, lambda s: s.instances[0].load.running_requests == 1)
+            assert snapshot.instances[0].unreported_requests == 0
+        labels = {"policy": "lmetric", "instance": "a"}
+        assert scheduler.metric("penstock_scheduler_placements_total", **labels) == 1
+        assert scheduler.metric("penstock_scheduler_decision_seconds_count") == 1
+        assert scheduler.metric("penstock_scheduler_indexed_blocks") == 3
+        assert scheduler.metric("penstock_scheduler_fallback") == 0
+
+
+async def test_the_stream_places_many_and_takes_in_their_ends() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        await ready_workers(mesh, monitor, "a", "b")
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("a", "b"))
+            stream = stub.PlaceStream()
+            for number in range(10):
+                await stream.write(scheduler_pb2.SchedulerMessage(place=place_request(f"r{number}")))
+            answers = [await stream.read() for _ in range(10)]
+            assert [answer.request_id for answer in answers] == [f"r{number}" for number in range(10)]
+            assert [answer.instance_id for answer in answers].count("a") == 5
+            for number in range(9):
+                ended = scheduler_pb2.RequestEnded(request_id=f"r{number}", ok=True)
+                await stream.write(scheduler_pb2.SchedulerMessage(ended=ended))
+            snapshot = await snapshot_until(stub, lambda s: sum(i.unreported_requests for i in s.instances) < 2)
+            assert sum(i.unreported_requests for i in snapshot.instances) == 1
+            await stream.done_writing()
+            assert await stream.read() is grpc.aio.EOF
+
+
+async def test_what_cannot_be_placed_is_answered_with_a_reason() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, lambda s: s.synced)
+            (a,) = await ready_workers(mesh, monitor, "a")
+            await snapshot_until(stub, all_ready("a"))
+            unknown = await stub.Place(place_request(model="gpt"))
+            assert unknown.outcome == scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL
+            assert "models served: m" in unknown.message
+            failed = await stub.Place(place_request(excluded_instance_ids=["a"]))
+            assert failed.outcome == scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE
+            assert "a has failed this request before" in failed.message
+            await a.load(state=worker_pb2.INSTANCE_STATE_DRAINING)
+            await snapshot_until(stub, lambda s: states(s) == {"a": "draining"})
+            assert "a is draining" in (await stub.Place(place_request())).message
+            a.break_off()
+            await snapshot_until(stub, lambda s: not s.instances)
+            assert "every instance of 'm' has gone" in (await stub.Place(place_request())).message
+            with pytest.raises(grpc.aio.AioRpcError) as unexplained:
+                await stub.Explain(scheduler_pb2.ExplainRequest(request_id="nobody"))
+            assert unexplained.value.code() is grpc.StatusCode.NOT_FOUND
+        assert scheduler.metric("penstock_scheduler_refusals_total", outcome="PLACE_OUTCOME_NO_INSTANCE") == 3
+
+
+async def test_several_models_at_once() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        small = await mesh.worker(monitor, "s", model="small")
+        large = await mesh.worker(monitor, "l", model="large")
+        await small.load()
+        await large.load()
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("s", "l"))
+            for number in range(3):
+                assert (await stub.Place(place_request(f"s{number}", model="small"))).instance_id == "s"
+                assert (await stub.Place(place_request(f"l{number}", model="large"))).instance_id == "l"
+
+
+async def test_a_stale_instance_gets_nothing_until_it_is_fresh_again() -> None:
+    clock = Clock()
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(clock=clock), await mesh.scheduler()
+        hung, lively = await ready_workers(mesh, monitor, "hung", "lively")
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("hung", "lively"))
+            clock.now_s += 1.9
+            await lively.load(running_requests=50)
+            await snapshot_until(stub, lambda s: any(i.load.running_requests == 50 for i in s.instances))
+            clock.now_s += 0.2
+            await snapshot_until(stub, lambda s: states(s) == {"hung": "stale", "lively": "ready"})
+            assert {(await stub.Place(place_request(f"r{n}"))).instance_id for n in range(5)} == {"lively"}
+            await hung.load()
+            await snapshot_until(stub, all_ready("hung", "lively"))
+            assert (await stub.Place(place_request("r"))).instance_id == "hung"
+
+
+async def test_a_switch_of_policy_reaches_all_schedulers_and_is_kept() -> None:
+    async with local_mesh() as mesh:
+        monitor = await mesh.monitor()
+        first, second = await mesh.scheduler("scheduler-0"), await mesh.scheduler("scheduler-1")
+        await ready_workers(mesh, monitor, "a")
+        async with scheduler_stub(first) as one, scheduler_stub(second) as two:
+            await snapshot_until(one, all_ready("a"))
+            assert (await one.SetPolicy(scheduler_pb2.SetPolicyRequest(policy="least_loaded"))).policy == "least_loaded"
+            assert (await one.Place(place_request())).policy == "least_loaded"
+            get = scheduler_pb2.GetPolicyRequest()
+            answer = await until(lambda: two.GetPolicy(get), lambda policy: policy.policy == "least_loaded")
+            assert list(answer.available) == ["round_robin", "least_loaded", "lmetric"]
+            with pytest.raises(grpc.aio.AioRpcError, match="there is no placement policy 'best'") as refused:
+                await one.SetPolicy(scheduler_pb2.SetPolicyRequest(policy="best"))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        entry = await mesh.store.get(POLICY_KEY)
+        assert entry is not None
+        assert entry.value == b'{"name":"least_loaded"}'
+        third = await mesh.scheduler("scheduler-2")
+        async with scheduler_stub(third) as stub:
+            await until(lambda: stub.GetPolicy(get), lambda policy: policy.policy == "least_loaded")
+
+
+async def test_a_policy_that_cannot_be_used_is_ignored_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    async with local_mesh() as mesh:
+        scheduler = await mesh.scheduler(policy="least_loaded")
+        async with scheduler_stub(scheduler) as stub:
+            await mesh.store.put(POLICY_KEY, b'{"name":"from the future"}')
+            await mesh.store.put(POLICY_KEY, b"not json")
+            await stub.SetPolicy(scheduler_pb2.SetPolicyRequest(policy="lmetric"))
+            assert caplog.text.count("cannot be used and is ignored") == 2
+            await mesh.store.delete(POLICY_KEY)
+            get = scheduler_pb2.GetPolicyRequest()
+            await until(lambda: stub.GetPolicy(get), lambda policy: policy.policy == "least_loaded")
+
+
+async def test_without_a_monitor_the_fallback_places_on_the_last_known_instances() -> None:
+    clock = Clock()
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler(clock=clock)
+        await mesh.announce("worker", "b")
+        await ready_workers(mesh, monitor, "a", "b")
+        get = scheduler_pb2.GetPolicyRequest()
+        async with scheduler_stub(scheduler) as stub:
+            early = await stub.GetPolicy(get)
+            assert early.fallback in ("", "round_robin")
+            await snapshot_until(stub, all_ready("a", "b"))
+            await until(lambda: stub.GetPolicy(get), lambda policy: not policy.fallback)
+            await mesh.kill(monitor)
+            await snapshot_until(stub, lambda s: not s.synced)
+            assert (await stub.Place(place_request("r1"))).policy == "lmetric", "not at once"
+            clock.now_s += 2.1
+            policy = await until(lambda: stub.GetPolicy(get), lambda policy: policy.fallback == "round_robin")
+            assert policy.policy == "lmetric"
+            assert "silent" in policy.fallback_reason
+            placed = [await stub.Place(place_request(f"r{number}")) for number in range(4)]
+            assert {answer.policy for answer in placed} == {"round_robin"}
+            assert [answer.instance_id for answer in placed] == ["a", "b", "a", "b"]
+            assert scheduler.metric("penstock_scheduler_fallback") == 1
+            # A worker whose lease ends meanwhile is gone all the same.
+            await mesh.withdraw("worker", "b")
+            await snapshot_until(stub, lambda s: list(states(s)) == ["a"])
+            # Another monitor appears, and the workers report to it.
+            successor = await mesh.monitor("monitor-0")
+            await ready_workers(mesh, successor, "a", "b")
+            await snapshot_until(stub, all_ready("a", "b"))
+            await until(lambda: stub.GetPolicy(get), lambda policy: not policy.fallback)
+            assert (await stub.Place(place_request("r9"))).policy == "lmetric"
+
+
+async def test_a_restarted_scheduler_knows_everything_again() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        (a,) = await ready_workers(mesh, monitor, "a")
+        await a.kv(*range(1, 10_000))
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, lambda s: s.instances and s.instances[0].cached_blocks == 9999)
+        await mesh.kill(scheduler)
+        restarted = await mesh.scheduler()
+        async with scheduler_stub(restarted) as stub:
+            await snapshot_until(stub, lambda s: all_ready("a")(s) and s.instances[0].cached_blocks == 9999)
+            assert (await stub.Place(place_request(block_hashes=[1, 2]))).cached_tokens == 32
+
+
+async def test_before_a_monitor_was_heard_nothing_is_called_unknown() -> None:
+    async with local_mesh() as mesh:
+        scheduler = await mesh.scheduler()
+        async with scheduler_stub(scheduler) as stub:
+            answer = await stub.Place(place_request())
+            assert answer.outcome == scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE
+            assert "not heard from a monitor yet" in answer.message
+
+
+async def test_a_placed_request_that_never_arrives_is_forgotten() -> None:
+    clock = Clock()
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler(clock=clock)
+        await ready_workers(mesh, monitor, "a")
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("a"))
+            await stub.Place(place_request())
+            await snapshot_until(stub, lambda s: s.instances[0].unreported_requests == 1)
+            clock.now_s += 5.1
+            await snapshot_until(stub, lambda s: s.instances[0].unreported_requests == 0)
+        assert scheduler.metric("penstock_scheduler_forgotten_requests_total") == 1
