@@ -1,5 +1,6 @@
 """Monitor and scheduler in this process, over loopback, with workers that are played by the test."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from mesh.store import StateStore, open_store
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
 MODEL = "m"
+TIME_LIMIT_S = 20.0
 
 
 class Clock:
@@ -142,7 +144,8 @@ class PlayedWorker:
 
 @asynccontextmanager
 async def local_mesh() -> AsyncIterator[LocalMesh]:
-    async with AsyncExitStack() as stack:
+    """A test that waits in vain fails after the time limit."""
+    async with asyncio.timeout(TIME_LIMIT_S), AsyncExitStack() as stack:
         store = open_store("embedded:")
         stack.push_async_callback(store.close)
         directory = Directory(store)
@@ -160,7 +163,7 @@ async def scheduler_stub(scheduler: Running) -> AsyncIterator[scheduler_pb2_grpc
 
 
 async def until(read: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
-    """Call `read` until its answer is wanted. A test's time limit bounds it."""
+    """Call `read` until its answer is wanted; the mesh's time limit bounds it."""
     while not wanted(answer := await read()):
         pass
     return answer

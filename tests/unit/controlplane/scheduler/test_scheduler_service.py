@@ -1,8 +1,5 @@
 """The scheduler over loopback, fed by a monitor: placing, explaining, switching, falling back, coming back."""
 
-import asyncio
-from collections.abc import AsyncIterator
-
 import grpc
 import pytest
 
@@ -20,12 +17,6 @@ from tests.unit.controlplane.local_mesh import (
     states,
     until,
 )
-
-
-@pytest.fixture(autouse=True)
-async def time_limit() -> AsyncIterator[None]:
-    async with asyncio.timeout(20):
-        yield
 
 
 async def ready_workers(mesh: LocalMesh, monitor: Running, *instance_ids: str) -> list[PlayedWorker]:
