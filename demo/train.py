@@ -4,9 +4,8 @@ Each step's batch depends on the seed and the step's number alone, so a run that
 snapshot (under build/demo/) as if it had not been. At the end the checkpoint and the log of the training are
 written to demo/models/demo-SIZE/.
 
-The loss covers the answers only. Tasks get harder until two fifths of the steps are done; from then on they are of
-all difficulties. The matrices of the layers are trained by Muon (https://kellerjordan.github.io/posts/muon/),
-everything else by AdamW.
+The loss covers the answers only. Tasks start easy and get harder. The matrices of the layers are trained by Muon
+(https://kellerjordan.github.io/posts/muon/), everything else by AdamW.
 """
 
 import argparse
@@ -26,12 +25,11 @@ from torch import Tensor
 from demo.batches import Batch, Example, encode, pack, take
 from demo.checkpoint import save_checkpoint
 from demo.model import SHAPES, Llama
-from demo.tasks import DIFFICULTIES, Task, generate, stream
+from demo.tasks import Task, generate, stream
 from demo.tokenizer import MODELS_DIR, load_tokenizer
 
 SNAPSHOT_DIR: Final = Path(__file__).parent.parent / "build" / "demo"
 MAX_STEPS: Final = 1_000_000
-CURRICULUM_SHARE: Final = 0.4
 WARMUP_STEPS: Final = 50
 LOG_EVERY_STEPS: Final = 50
 CALIBRATION_EVERY_STEPS: Final = 100
@@ -42,8 +40,15 @@ GRADIENT_NORM: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one size is trained."""
+    """How one size is trained.
 
+    `hardest` is the hardest difficulty that it gets to see, from the moment on when `curriculum_share` of the steps
+    are done; before that, tasks get harder by and by. Where they did so too fast, a model never learned to stop
+    counting.
+    """
+
+    hardest: int
+    curriculum_share: float
     steps: int
     step_tokens: int
     muon_rate: float
@@ -52,16 +57,16 @@ class Recipe:
 
 
 RECIPES: Final[dict[str, Recipe]] = {
-    "small": Recipe(steps=1_500, step_tokens=8192, muon_rate=0.02, adamw_rate=3e-3),
-    "medium": Recipe(steps=1_500, step_tokens=6144, muon_rate=0.02, adamw_rate=3e-3),
-    "large": Recipe(steps=1_600, step_tokens=4096, muon_rate=0.02, adamw_rate=2e-3),
+    "small": Recipe(4, 0.4, steps=800, step_tokens=8192, muon_rate=0.02, adamw_rate=3e-3),
+    "medium": Recipe(6, 0.6, steps=700, step_tokens=6144, muon_rate=0.02, adamw_rate=3e-3),
+    "large": Recipe(8, 0.4, steps=1200, step_tokens=4096, muon_rate=0.02, adamw_rate=2e-3),
 }
 
 
-def hardest_difficulty(step: int, steps: int) -> int:
-    """The hardest difficulty in a step's batch: 2 at first, all of them once the curriculum is through."""
-    risen = int((len(DIFFICULTIES) - 1) * step / (steps * CURRICULUM_SHARE))
-    return min(DIFFICULTIES[-1], 2 + risen)
+def hardest_difficulty(step: int, recipe: Recipe) -> int:
+    """The hardest difficulty in a step's batch: 2 at first, the recipe's once the curriculum is through."""
+    risen = int((recipe.hardest - 1) * step / (recipe.steps * recipe.curriculum_share))
+    return min(recipe.hardest, 2 + risen)
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
@@ -73,7 +78,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 def step_examples(recipe: Recipe, step: int, tokenizer: Tokenizer) -> list[Example]:
     """The examples of one step, a function of the recipe and the step's number."""
-    difficulties = range(1, hardest_difficulty(step, recipe.steps) + 1)
+    difficulties = range(1, hardest_difficulty(step, recipe) + 1)
     tasks: Iterator[Task] = stream(recipe.seed * MAX_STEPS + step, "train", difficulties=difficulties)
     examples: Iterable[Example] = (encode(tokenizer, task) for task in tasks)
     return take(examples, recipe.step_tokens)

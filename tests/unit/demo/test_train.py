@@ -22,7 +22,7 @@ from demo.train import (  # noqa: E402
 )
 
 TOKENIZER = load_tokenizer()
-RECIPE = Recipe(steps=8, step_tokens=600, muon_rate=0.02, adamw_rate=1e-3)
+RECIPE = Recipe(hardest=4, curriculum_share=0.4, steps=8, step_tokens=600, muon_rate=0.02, adamw_rate=1e-3)
 SHAPE = Shape(hidden=32, layers=1, heads=1, kv_heads=1, head_dim=32, mlp=32)
 
 
@@ -74,10 +74,11 @@ def test_weights_add_up_to_one_over_all_answer_tokens() -> None:
     assert float((weights * lengths).sum()) == pytest.approx(1.0)
 
 
-def test_the_curriculum_ends_with_all_difficulties() -> None:
-    hardest = [hardest_difficulty(step, 1000) for step in range(1000)]
+def test_the_curriculum_ends_with_the_recipes_hardest_tasks() -> None:
+    recipe = Recipe(6, 0.4, steps=1000, step_tokens=600, muon_rate=0.02, adamw_rate=1e-3)
+    hardest = [hardest_difficulty(step, recipe) for step in range(1000)]
     assert hardest == sorted(hardest)
-    assert (hardest[0], hardest[500], hardest[-1]) == (2, 8, 8)
+    assert (hardest[0], hardest[500], hardest[-1]) == (2, 6, 6)
 
 
 def test_the_learning_rate_warms_up_and_falls_to_nothing() -> None:
