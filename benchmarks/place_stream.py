@@ -4,7 +4,7 @@
 
 A process serves the scheduler's methods with a filled table (2048-token prompts, the whole chain of 128 blocks
 held); this one plays the frontend. `paced` asks 200 times a second, evenly; `burst` keeps 32 questions under way.
-Each placement is followed by the message that the request has ended. The CPU is the serving process's, user and
+Each placement takes along that an earlier request has ended. The CPU is the serving process's, user and
 system, divided by the placements.
 """
 
@@ -63,6 +63,7 @@ async def ask(address: str, chains: list[list[int]], seconds: float, pace_per_s:
     """Placements and the milliseconds that each took, as the frontend sees it."""
     asked_s: dict[str, float] = {}
     latencies_ms: list[float] = []
+    ended: list[scheduler_pb2.RequestEnded] = []
     free = asyncio.Semaphore(UNDER_WAY)
     async with open_channel(address) as channel:
         call: Any = scheduler_pb2_grpc.SchedulerStub(channel).PlaceStream()  # type: ignore[no-untyped-call]
@@ -77,7 +78,7 @@ async def ask(address: str, chains: list[list[int]], seconds: float, pace_per_s:
             async for answer in call:
                 assert answer.outcome == scheduler_pb2.PLACE_OUTCOME_PLACED, answer
                 latencies_ms.append(1000 * (time.perf_counter() - asked_s.pop(answer.request_id)))
-                await write(ended=scheduler_pb2.RequestEnded(request_id=answer.request_id, ok=True))
+                ended.append(scheduler_pb2.RequestEnded(request_id=answer.request_id, ok=True))
                 free.release()
 
         reading = asyncio.create_task(read())
@@ -92,7 +93,8 @@ async def ask(address: str, chains: list[list[int]], seconds: float, pace_per_s:
                 block_hashes=chains[number % len(chains)],
             )
             asked_s[request.request_id] = time.perf_counter()
-            await write(place=request)
+            await write(place=request, ended=ended)
+            ended.clear()
             number += 1
             if pace_per_s is not None:
                 await asyncio.sleep(max(0.0, start_s + number / pace_per_s - time.perf_counter()))

@@ -32,10 +32,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         Reads and writes by hand: a quarter cheaper than iterating and yielding.
         """
         while (message := await context.read()) is not grpc.aio.EOF:
+            for ended in message.ended:
+                self._desk.ended(ended)
             if message.HasField("place"):
                 await context.write(self._desk.place(message.place))
-            elif message.HasField("ended"):
-                self._desk.ended(message.ended)
 
     async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Any) -> scheduler_pb2.ExplainResponse:
         """Indicators and scores behind a placement."""

@@ -15,7 +15,8 @@ class AdmissionGate:
     def __init__(self, queue: AdmissionQueue, clock: Callable[[], float], metrics: FrontendMetrics) -> None:
         self.queue = queue
         self._clock = clock
-        self._metrics = metrics
+        metrics.running.set_function(lambda: queue.running)
+        metrics.queued.set_function(lambda: queue.queued)
         self._waiting: dict[Hashable, asyncio.Future[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -35,7 +36,6 @@ class AdmissionGate:
         if not isinstance(verdict, Admitted):
             await self._wait(ticket, deadline_s)
         self._idle.clear()
-        self._show()
         try:
             yield
         finally:
@@ -48,7 +48,6 @@ class AdmissionGate:
 
     async def _wait(self, ticket: Hashable, deadline_s: float) -> None:
         turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
-        self._show()
         try:
             async with asyncio.timeout(deadline_s):
                 await turn
@@ -63,7 +62,6 @@ class AdmissionGate:
             raise
         finally:
             del self._waiting[ticket]
-            self._show()
 
     def _release(self, ticket: Hashable) -> None:
         admitted = self.queue.release(ticket, self._clock())
@@ -73,8 +71,3 @@ class AdmissionGate:
                 turn.set_result(None)
         if self.queue.running == 0:
             self._idle.set()
-        self._show()
-
-    def _show(self) -> None:
-        self._metrics.running.set(self.queue.running)
-        self._metrics.queued.set(self.queue.queued)

@@ -10,7 +10,7 @@ from mesh.errors import NoInstance, PeerUnavailable, UnknownModel
 from penstock.v1 import scheduler_pb2
 from services.frontend.api.errors import model_not_found, unavailable
 from services.frontend.mailbox import Mailbox
-from services.frontend.metrics import FrontendMetrics
+from services.frontend.metrics import ModelMetrics
 from services.frontend.placement import PlacementClient
 from services.frontend.plan import GenerationPlan
 from services.frontend.relay import Relay
@@ -50,12 +50,12 @@ class Generation:
         self._placed_ids: list[str] = []
         self._placement: PlacementClient | None = None
 
-    async def start(self, pool: WorkerPool, placement: PlacementClient, metrics: FrontendMetrics) -> None:
+    async def start(self, pool: WorkerPool, placement: PlacementClient, metrics: ModelMetrics) -> None:
         """Place every prompt and send its choices. Raises ApiError if that is impossible."""
         self._placement = placement
         for index in range(len(self.plan.prompts)):
             await self._start_prompt(index, pool, placement)
-        metrics.prompt_tokens.labels(self.plan.model.name).inc(self.plan.prompt_tokens)
+        metrics.prompt_tokens.inc(self.plan.prompt_tokens)
 
     def abort_choice(self, index: int) -> None:
         """The client has all it wants of this choice."""

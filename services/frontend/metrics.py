@@ -7,6 +7,18 @@ _INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 _E2E_BUCKETS_S = (0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
+class ModelMetrics:
+    """The metrics of one model, looked up once: labels cost as much as what they label."""
+
+    def __init__(self, metrics: "FrontendMetrics", model: str) -> None:
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.cached_tokens = metrics.cached_tokens.labels(model)
+        self.generated_tokens = metrics.generated_tokens.labels(model)
+        self.ttft = metrics.ttft.labels(model)
+        self.inter_token = metrics.inter_token.labels(model)
+        self.e2e = metrics.e2e.labels(model)
+
+
 class FrontendMetrics:
     """`penstock_frontend_...`; models are labels only once they are known to be served."""
 
@@ -35,3 +47,10 @@ class FrontendMetrics:
         self.ttft = histogram("ttft_seconds", "From the request's arrival to its first token", _TTFT_BUCKETS_S)
         self.inter_token = histogram("inter_token_seconds", "Between two chunks of a choice", _INTER_TOKEN_BUCKETS_S)
         self.e2e = histogram("e2e_seconds", "From the request's arrival to its end", _E2E_BUCKETS_S)
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """Those of a model that is served."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self, model)
+        return self._models[model]

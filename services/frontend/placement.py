@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 SCHEDULER_ROLE: Final = "scheduler"
 FALLBACK_POLICY: Final = "frontend_round_robin"
+ENDED_WAIT_S: Final = 0.05
+"""How long the word that a request has ended may wait for company."""
 
 _Stream = PeerStream[scheduler_pb2.SchedulerMessage, scheduler_pb2.PlaceResponse]
 
@@ -52,6 +54,8 @@ class PlacementClient:
         self._stream: _Stream | None = None
         self._task: asyncio.Task[None] | None = None
         self._tasks = TaskSet("placement")
+        self._ended: list[scheduler_pb2.RequestEnded] = []
+        self._flush: asyncio.TimerHandle | None = None
         self.fallback = ""
         """Name of the fallback while it is in force, otherwise empty."""
 
@@ -84,29 +88,29 @@ class PlacementClient:
                 raise NoInstance(response.message or f"no instance of {request.model} can take a request now")
 
     def ended(self, request_id: str, ok: bool, reason: str) -> None:
-        """Tell the scheduler how a placed request ended. While it is away that is not worth keeping: it starts
-        anew from the workers' reports."""
-        if self._stream is None or not self._stream.is_open:
+        """Tell the scheduler how a placed request ended, with the next placement or soon after. While it is away that
+        is not worth keeping: it starts anew from the workers' reports."""
+        if not self.connected:
             return
-        ended = scheduler_pb2.RequestEnded(request_id=request_id, ok=ok, reason=reason)
-        try:
-            self._stream.send(scheduler_pb2.SchedulerMessage(ended=ended))
-        except PeerUnavailable as error:
-            log.error("the scheduler was not told of a request's end", extra={"error": str(error)})
+        self._ended.append(scheduler_pb2.RequestEnded(request_id=request_id, ok=ok, reason=reason))
+        if self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(ENDED_WAIT_S, self._send, None)
 
     async def stop(self) -> None:
         """Close the stream."""
+        if self._flush is not None:
+            self._flush.cancel()
         await self._tasks.cancel()
 
     async def _ask(self, request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse | None:
         """The scheduler's answer; None if it gave none within the deadline."""
-        if self._stream is None or not self._stream.is_open:
+        if not self.connected:
             self._fall_back("no scheduler is connected")
             return None
         answer = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = answer
         try:
-            self._stream.send(scheduler_pb2.SchedulerMessage(place=request))
+            self._send(request)
             async with asyncio.timeout(self._deadline_s):
                 response: scheduler_pb2.PlaceResponse = await answer
         except TimeoutError:
@@ -119,6 +123,20 @@ class PlacementClient:
             del self._waiting[request.request_id]
         self._recover()
         return response
+
+    def _send(self, place: scheduler_pb2.PlaceRequest | None) -> None:
+        """A placement to ask for, and what has ended. Raises PeerUnavailable only for the former."""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        ended, self._ended = self._ended, []
+        try:
+            assert self._stream is not None
+            self._stream.send(scheduler_pb2.SchedulerMessage(place=place, ended=ended))
+        except PeerUnavailable as error:
+            log.warning("the scheduler was not told of requests' ends", extra={"lost": len(ended), "error": str(error)})
+            if place is not None:
+                raise
 
     def _place_here(self, request: scheduler_pb2.PlaceRequest) -> Placement:
         candidates = [one for one in self._candidates(request.model) if one not in request.excluded_instance_ids]
@@ -136,8 +154,8 @@ class PlacementClient:
     def _recover(self) -> None:
         if self.fallback:
             log.info("the scheduler places requests again")
-        self.fallback = ""
-        self._metrics.fallback_in_force.set(0)
+            self.fallback = ""
+            self._metrics.fallback_in_force.set(0)
 
     def _choose_scheduler(self) -> None:
         if self._member is not None and self._schedulers.get(self._member.member_id) == self._member:

@@ -6,7 +6,7 @@ from services.frontend.answers.choice import ChoicePiece, ChoiceText
 from services.frontend.api.answer_schema import PromptTokensDetails, Usage
 from services.frontend.generation import Generation
 from services.frontend.mailbox import Piece
-from services.frontend.metrics import FrontendMetrics
+from services.frontend.metrics import ModelMetrics
 
 
 class AnswerReader:
@@ -16,18 +16,17 @@ class AnswerReader:
         self,
         generation: Generation,
         texts: Sequence[ChoiceText],
-        metrics: FrontendMetrics,
+        metrics: ModelMetrics,
         clock: Callable[[], float],
     ) -> None:
-        model = generation.plan.model.name
         self._generation = generation
         self._texts = texts
         self._unfinished = len(texts)
         self._clock = clock
         self._last_s: list[float | None] = [None] * len(texts)
         self._cached_tokens: dict[int, int] = {}
-        self._ttft = metrics.ttft.labels(model)
-        self._inter_token = metrics.inter_token.labels(model)
+        self._ttft = metrics.ttft
+        self._inter_token = metrics.inter_token
 
     @property
     def done(self) -> bool:

@@ -116,7 +116,7 @@ class Exchange(Response):
         service.running[self._request_id] = generation
         outcome = "aborted"
         try:
-            await generation.start(service.pool, service.placement, service.metrics)
+            await generation.start(service.pool, service.placement, service.metrics.of(plan.model.name))
             deadline = asyncio.get_running_loop().call_later(self._left_s(), self._expire, generation, scope)
             try:
                 await self._answer(sender, generation)
@@ -143,7 +143,7 @@ class Exchange(Response):
             ChoiceText(relay.index, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
             for relay in generation.relays
         ]
-        reader = AnswerReader(generation, texts, self._service.metrics, self._service.clock)
+        reader = AnswerReader(generation, texts, self._service.metrics.of(self._model.name), self._service.clock)
         sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
         options = self._request.stream_options
         include_usage = options is not None and bool(options.include_usage)
@@ -185,12 +185,12 @@ class Exchange(Response):
         abort_connection(scope)
 
     def _count_tokens(self, reader: AnswerReader) -> None:
-        usage, metrics, model = reader.usage(), self._service.metrics, self._model.name
-        metrics.generated_tokens.labels(model).inc(usage.completion_tokens)
-        metrics.cached_tokens.labels(model).inc(usage.prompt_tokens_details.cached_tokens)
+        usage, metrics = reader.usage(), self._service.metrics.of(self._model.name)
+        metrics.generated_tokens.inc(usage.completion_tokens)
+        metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)
 
     def _count(self, endpoint: str, status: int) -> None:
         service = self._service
         service.requests_total += 1
         service.metrics.requests.labels(self._model.name, endpoint, str(status)).inc()
-        service.metrics.e2e.labels(self._model.name).observe(service.clock() - self._arrived_s)
+        service.metrics.of(self._model.name).e2e.observe(service.clock() - self._arrived_s)

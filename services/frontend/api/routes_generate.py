@@ -12,6 +12,7 @@ from services.frontend.api.body import decode_body, read_body
 from services.frontend.api.errors import ApiError, model_not_found
 from services.frontend.api.exchange import REQUEST_ID_HEADER, Exchange
 from services.frontend.api.openapi import generation_docs
+from services.frontend.api.raw_route import RawRoute
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.api.unsupported import refuse_unsupported
 from services.frontend.service import FrontendService
@@ -23,7 +24,7 @@ Kind = TypeVar("Kind", ChatCompletionRequest, CompletionRequest)
 
 def generation_routes(service: FrontendService) -> APIRouter:
     """The two endpoints that generate."""
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], route_class=RawRoute)
 
     @router.post("/v1/chat/completions", **generation_docs("ChatCompletionRequest", "ChatCompletion"))
     async def create_chat_completion(request: Request) -> Response:

@@ -1,6 +1,7 @@
 """Everything about one model that has to do with text, loaded from its directory."""
 
 import json
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,9 @@ from services.frontend.text.detokenizer import ByteLevelDetokenizer, Detokenizer
 
 DEFAULT_CACHE_CHARACTERS: Final = 16 * 1024 * 1024
 _DECODE_SAMPLE: Final = "Hello, wörld! 你好 🙂\n\n  x = 1"
+
+# One process of many on its machine: handing a short text to a thread pool costs more than tokenising it.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class ModelText:

@@ -75,7 +75,7 @@ async def test_the_stream_places_many_and_takes_in_their_ends() -> None:
             assert [answer.instance_id for answer in answers].count("a") == 5
             for number in range(9):
                 ended = scheduler_pb2.RequestEnded(request_id=f"r{number}", ok=True)
-                await stream.write(scheduler_pb2.SchedulerMessage(ended=ended))
+                await stream.write(scheduler_pb2.SchedulerMessage(ended=[ended]))
             snapshot = await snapshot_until(stub, lambda s: sum(i.unreported_requests for i in s.instances) < 2)
             assert sum(i.unreported_requests for i in snapshot.instances) == 1
             await stream.done_writing()

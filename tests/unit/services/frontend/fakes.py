@@ -14,7 +14,9 @@ Delta = request_pb2.TokenDelta
 Script = Callable[[request_pb2.GenerateRequest], Iterable[Delta]]
 
 
-def tokens(*steps: Sequence[int], finish: int = request_pb2.FINISH_REASON_STOP, cached: int = 0) -> list[Delta]:
+def tokens(
+    *steps: Sequence[int], finish: request_pb2.FinishReason = request_pb2.FINISH_REASON_STOP, cached: int = 0
+) -> list[Delta]:
     """A delta for each step, the last of which ends the request."""
     deltas, offset = [], 0
     for step in steps:
@@ -25,7 +27,7 @@ def tokens(*steps: Sequence[int], finish: int = request_pb2.FINISH_REASON_STOP, 
     return deltas
 
 
-def failure(code: int, message: str) -> Delta:
+def failure(code: request_pb2.ErrorCode, message: str) -> Delta:
     """The delta of a request that the worker gives up."""
     error = request_pb2.RequestError(code=code, message=message)
     return Delta(finish_reason=request_pb2.FINISH_REASON_ERROR, error=error)
@@ -153,8 +155,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[scheduler_pb2.PlaceResponse]:
         """The frontends' stream."""
         async for message in messages:
-            if message.HasField("ended"):
-                self.ended.append(message.ended)
+            self.ended += message.ended
+            if not message.HasField("place"):
                 continue
             self.placed.append(message.place)
             response = self.choose(message.place)

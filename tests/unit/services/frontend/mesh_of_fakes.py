@@ -1,7 +1,7 @@
 """A whole frontend on real ports, between fake workers and a fake scheduler."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ import httpx
 import openai
 from prometheus_client import CollectorRegistry
 
+from mesh.membership import Member
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
 from services.frontend.role import FrontendRole
@@ -56,7 +57,7 @@ class MeshOfFakes:
         """A sample's value; 0 if there is none yet."""
         return self.registry.get_sample_value(f"penstock_frontend_{name}", labels) or 0.0
 
-    async def add_worker(self, script: Script, *, step_s: float = 0.0, **fields: str) -> FakeWorker:
+    async def add_worker(self, script: Script, *, step_s: float = 0.0, **fields: Any) -> FakeWorker:
         """Start and announce one, and wait until the frontend is connected to it."""
         worker = FakeWorker(script, step_s=step_s, **fields)
         await worker.start()
@@ -80,10 +81,7 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
     await scheduler.start()
     directory.join(scheduler.member)
     role = FrontendRole(FrontendSettings(http_port=0, **settings))
-    context = RoleContext(
-        "frontend", "frontend-0", "first", server.address, cast(Any, None), cast(Any, directory), server, registry
-    )
-    attributes = await role.start(context)
+    attributes = await role.start(_context(directory, registry, server))
     await server.start()
     assert role.service is not None
     mesh = MeshOfFakes(
@@ -108,3 +106,26 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
             await worker.stop()
         await scheduler.stop()
         await server.stop(0)
+
+
+@asynccontextmanager
+async def frontend_between(members: Sequence[Member]) -> AsyncIterator[str]:
+    """A frontend among members that run elsewhere, connected to all of them; yields its URL."""
+    directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer()
+    for member in members:
+        directory.join(member)
+    role = FrontendRole(FrontendSettings(http_port=0))
+    attributes = await role.start(_context(directory, registry, server))
+    assert role.service is not None
+    try:
+        for link in role.service.pool.links():
+            assert await role.service.pool.wait_connected(link.instance_id, 5.0) is not None
+        yield f"http://{attributes['http_address']}"
+    finally:
+        await role.stop()
+
+
+def _context(directory: FakeDirectory, registry: CollectorRegistry, server: RpcServer) -> RoleContext:
+    return RoleContext(
+        "frontend", "frontend-0", "first", server.address, cast(Any, None), cast(Any, directory), server, registry
+    )

@@ -3,8 +3,10 @@ import functools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from services.frontend.text.chunked import ChunkCache, ChunkedTokenizer
+from services.frontend.text.words import MAX_WORD_CHARACTERS, WordTokenizer
 from tests.unit.services.frontend.checkpoints import CHUNKED, KINDS, SPECIAL
 
 
@@ -52,6 +54,29 @@ def test_a_changed_beginning_does_not_spoil_the_segments_behind_it() -> None:
     document = "the quick brown fox jumps over the lazy dog " * 100
     chunked.encode(f"<s><|system|>be brief<|user|>{document}")
     assert chunked.look_up(f"<s><|system|>be verbose<|user|>{document}").unseen == ["be verbose"]
+
+
+@pytest.mark.parametrize("kind", sorted(CHUNKED))
+def test_words_are_learned_until_the_tokenizer_is_not_asked(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    words = WordTokenizer(tokenizer)
+    text = "the quick, brown fox! jumps 12 times (or 3) over " + "x" * 2 * MAX_WORD_CHARACTERS
+    expected = tokenizer.encode(text, add_special_tokens=False).ids
+    assert [words.encode(text) for _ in range(3)] == [expected] * 3
+    short = text.replace("x" * MAX_WORD_CHARACTERS, "")
+    assert words.encode(short) == tokenizer.encode(short, add_special_tokens=False).ids
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # from here on its answers would be others
+    assert words.encode(short) != tokenizer.encode(short, add_special_tokens=False).ids
+
+
+def test_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.frontend.text.words.MAX_WORDS", 20)
+    tokenizer = KINDS["gpt2"]()
+    words = WordTokenizer(tokenizer)
+    for start in range(0, 300, 7):
+        text = " ".join(f"w{number}" for number in range(start, start + 10))
+        assert words.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+        assert len(words) <= 20
 
 
 def test_a_repeated_chunk_is_tokenised_once() -> None:
