@@ -59,7 +59,7 @@ class Recipe:
 RECIPES: Final[dict[str, Recipe]] = {
     "small": Recipe(4, 0.4, steps=800, step_tokens=8192, muon_rate=0.02, adamw_rate=3e-3),
     "medium": Recipe(6, 0.6, steps=700, step_tokens=6144, muon_rate=0.02, adamw_rate=3e-3),
-    "large": Recipe(8, 0.4, steps=1200, step_tokens=4096, muon_rate=0.02, adamw_rate=2e-3),
+    "large": Recipe(8, 0.4, steps=2000, step_tokens=4096, muon_rate=0.02, adamw_rate=2e-3),
 }
 
 
