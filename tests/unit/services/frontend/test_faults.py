@@ -102,7 +102,9 @@ async def test_another_process_at_a_workers_address_gets_no_requests(model_path:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_worker_refuses_has_a_status(model_path: Path, code: int, status: int, stream: bool) -> None:
+async def test_what_a_worker_refuses_has_a_status(
+    model_path: Path, code: request_pb2.ErrorCode, status: int, stream: bool
+) -> None:
     async with mesh_of_fakes(model_path, lambda _: [failure(code, "the reason")]) as mesh, mesh.http() as http:
         response = await http.post("/v1/chat/completions", json={**BODY, "stream": stream})
         assert response.status_code == status, "even for a stream, because nothing has been sent yet"

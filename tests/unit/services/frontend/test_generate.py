@@ -17,7 +17,7 @@ USER: Any = [{"role": "user", "content": "Say something."}]
 
 
 def saying(
-    text: str, *, finish: int = request_pb2.FINISH_REASON_STOP, cached: int = 0
+    text: str, *, finish: request_pb2.FinishReason = request_pb2.FINISH_REASON_STOP, cached: int = 0
 ) -> Callable[[MeshOfFakes], Script]:
     """A worker that says `text` token by token."""
 
@@ -121,7 +121,7 @@ async def test_sampling_parameters_reach_the_engine(model_path: Path) -> None:
             seed=-7,
             presence_penalty=0.25,
             frequency_penalty=-0.5,
-            logit_bias={"5": -100, "6": 1.5},
+            logit_bias={"5": -100, "6": 7},
             max_completion_tokens=11,
             max_tokens=12,
             user="me",
@@ -142,7 +142,7 @@ async def test_sampling_parameters_reach_the_engine(model_path: Path) -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.05)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.25, -0.5, 1.25)
     assert (sampling.max_tokens, sampling.min_tokens, sampling.seed, sampling.ignore_eos) == (11, 2, -7, True)
-    assert (dict(sampling.logit_bias), list(sampling.stop_token_ids)) == ({5: -100.0, 6: 1.5}, [9])
+    assert (dict(sampling.logit_bias), list(sampling.stop_token_ids)) == ({5: -100.0, 6: 7.0}, [9])
     assert (received.priority, received.model) == (-3, "demo")
     assert 0 < received.deadline_ms <= 600_000
 
@@ -189,7 +189,7 @@ async def test_chat_logprobs(model_path: Path, stream: bool) -> None:
         await mesh.add_worker(lambda request: with_logprobs(ids, request.sampling.logprobs))
         options: Any = {"logprobs": True, "top_logprobs": 2}
         if stream:
-            entries = []
+            entries: list[Any] = []
             async for chunk in await mesh.client().chat.completions.create(
                 model="demo", messages=USER, stream=True, **options
             ):
@@ -219,7 +219,7 @@ async def test_logprobs_do_not_reveal_what_a_stop_string_hides(model_path: Path)
         stream = await mesh.client().chat.completions.create(
             model="demo", messages=USER, logprobs=True, stop="STOP", stream=True
         )
-        entries = []
+        entries: list[Any] = []
         async for chunk in stream:
             entries += chunk.choices[0].logprobs.content or [] if chunk.choices[0].logprobs else []
         assert [entry.token for entry in entries] == ["a", "b", "c"]

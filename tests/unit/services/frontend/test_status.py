@@ -13,7 +13,7 @@ async def test_the_side_door_shows_connections_and_requests(model_path: Path) ->
         answer = await mesh.client().completions.create(model="demo", prompt="x")
         assert answer.choices[0].text
         async with grpc.aio.insecure_channel(mesh.rpc_address) as channel:
-            stub = frontend_pb2_grpc.FrontendStub(channel)
+            stub = frontend_pb2_grpc.FrontendStub(channel)  # type: ignore[no-untyped-call]
             status = await stub.GetStatus(frontend_pb2.GetFrontendStatusRequest())
             assert (status.requests_total, status.active_requests, list(status.models)) == (1, 0, ["demo"])
             assert [(worker.instance_id, worker.connected) for worker in status.workers] == [("worker-0", True)]

@@ -1,0 +1,118 @@
+"""The frontend's own work on a request and on a chunk, function by function, in CPU microseconds."""
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from controlplane.model.prefix_hash import block_hashes
+from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
+from services.frontend.answers.chat_format import ChatFormat
+from services.frontend.answers.choice import ChoicePiece, ChoiceText
+from services.frontend.answers.format import AnswerHeader
+from services.frontend.api.body import decode_body
+from services.frontend.api.schema import ChatCompletionRequest
+from services.frontend.mailbox import Mailbox, Piece
+from services.frontend.relay import Relay
+from services.frontend.text.model_text import ModelText
+
+BLOCK_TOKENS = 16
+ROUNDS = 5
+WORDS = "the quick brown fox jumps over lazy dog mesh router engine token block cache migrate request latency".split()
+
+
+def prompts(characters: int, shared_characters: int, seed: int) -> Iterator[str]:
+    """Endless texts of one length, the first `shared_characters` of which are the same in all."""
+    rng = random.Random(seed)
+
+    def text(length: int) -> str:
+        return " ".join(rng.choices(WORDS, k=length // 3))[:length]
+
+    shared = text(shared_characters)
+    while True:
+        yield shared + text(characters - shared_characters)
+
+
+def cpu_us(work: Callable[[], Any], times: int) -> float:
+    """Median over the rounds of the CPU time of one call."""
+    taken = []
+    for _ in range(ROUNDS):
+        start_s = time.process_time()
+        for _ in range(times):
+            work()
+        taken.append(1e6 * (time.process_time() - start_s) / times)
+    return statistics.median(taken)
+
+
+def request_hops(model: ModelText, characters: int, shared_characters: int) -> dict[str, float]:
+    """Of one request whose prompt shares its beginning with those before it."""
+    source = prompts(characters, shared_characters, seed=0)
+    template = model.template
+    assert template is not None
+    messages = [{"role": "user", "content": next(source)}]
+    body = json.dumps({"model": "demo", "messages": messages, "max_tokens": 1}).encode()
+    rendered = [template.render([{"role": "user", "content": next(source)}]) for _ in range(1 + 10 * ROUNDS)]
+    token_ids = model.chunked.encode(rendered.pop())
+    relay = _relay(token_ids)
+    hashes = block_hashes(token_ids, BLOCK_TOKENS)
+
+    def place() -> bytes:
+        request = scheduler_pb2.PlaceRequest(request_id="r", model="demo", block_hashes=hashes)
+        return scheduler_pb2.SchedulerMessage(place=request).SerializeToString()
+
+    def generate() -> bytes:
+        return worker_pb2.FrontendMessage(generate=relay.generate_request(0.0)).SerializeToString()
+
+    return {
+        "decode and check the body": cpu_us(lambda: decode_body(body, ChatCompletionRequest), 50),
+        "chat template": cpu_us(lambda: template.render(messages), 50),
+        "tokenise": cpu_us(lambda: model.chunked.encode(rendered.pop()), 10),
+        "hash the blocks": cpu_us(lambda: block_hashes(token_ids, BLOCK_TOKENS), 50),
+        "place: encode the message": cpu_us(place, 50),
+        "stream: encode the request": cpu_us(generate, 50),
+    }
+
+
+def chunk_hops(model: ModelText, streams: int) -> dict[str, float]:
+    """Of one chunk, where a step's message holds one delta for each stream."""
+    deltas = [request_pb2.TokenDelta(request_id=f"chatcmpl-{i:032x}", offset=9, token_ids=[70]) for i in range(streams)]
+    message = worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=deltas)).SerializeToString()
+    relay, delta = _relay([1]), request_pb2.TokenDelta(offset=0, token_ids=[70])
+    text = ChoiceText(0, model.detokenizer([]), (), frozenset())
+    stopping = ChoiceText(0, model.detokenizer([]), ("never", "ever"), frozenset())
+    piece = Piece(0, [70], (), 0, None)
+    header = AnswerHeader("chatcmpl-" + 32 * "0", 0, "demo", model, logprobs=False, include_usage=False)
+    form, shown = ChatFormat(header, 1), ChoicePiece(0, " token", (), None)
+
+    def accept() -> None:
+        relay.emitted_token_ids.clear()
+        relay.accept(delta)
+
+    return {
+        "stream: decode the message, per delta": cpu_us(lambda: _read(message), 200) / streams,
+        "stream: relay": cpu_us(accept, 2000),
+        "detokenise": cpu_us(lambda: text.push(piece), 2000),
+        "detokenise, with two stop strings": cpu_us(lambda: stopping.push(piece), 2000),
+        "SSE: encode": cpu_us(lambda: form.event(shown), 2000),
+    }
+
+
+def _read(message: bytes) -> None:
+    for delta in worker_pb2.WorkerMessage.FromString(message).step.deltas:
+        _ = delta.request_id
+
+
+def _relay(token_ids: list[int]) -> Relay:
+    return Relay(
+        request_id="chatcmpl-" + 32 * "0",
+        index=0,
+        model="demo",
+        prompt_token_ids=token_ids,
+        sampling=request_pb2.SamplingParams(max_tokens=1),
+        priority=0,
+        started_s=0.0,
+        deadline_s=600.0,
+        mailbox=Mailbox(10**9, lambda: None),
+    )
