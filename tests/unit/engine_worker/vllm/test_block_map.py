@@ -1,0 +1,194 @@
+"""The map from vLLM's block hashes to the mesh's, against a model of vLLM's block pool."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.model.instance import KvBlocks
+from controlplane.model.prefix_hash import block_hashes
+from engine_worker.engines.vllm.block_map import (
+    AllBlocksCleared,
+    BlockMap,
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    KvEventBatch,
+)
+
+BLOCK = 4
+
+
+def stored(tokens: list[int], first_block: int = 0, **others: object) -> BlockStored:
+    """The event of storing a prompt's blocks from `first_block` on; a block's engine hash is made of its prefix."""
+    blocks = len(tokens) // BLOCK
+    return msgspec.structs.replace(
+        BlockStored(
+            block_hashes=[engine_hash(tokens[: BLOCK * (block + 1)]) for block in range(first_block, blocks)],
+            parent_block_hash=engine_hash(tokens[: BLOCK * first_block]) if first_block else None,
+            token_ids=tokens[BLOCK * first_block : BLOCK * blocks],
+            block_size=BLOCK,
+            medium="GPU",
+            group_idx=0,
+        ),
+        **others,
+    )
+
+
+def removed(prefix: list[int]) -> BlockRemoved:
+    return BlockRemoved(block_hashes=[engine_hash(prefix)], medium="GPU", group_idx=0)
+
+
+def engine_hash(prefix: list[int]) -> int:
+    return hash(("engine", *prefix)) & ((1 << 64) - 1)
+
+
+def test_blocks_get_the_prompt_s_own_hashes() -> None:
+    tokens = list(range(3 * BLOCK + 1))
+    change = BlockMap(BLOCK).apply([stored(tokens)])
+    assert change == KvBlocks(stored=tuple(block_hashes(tokens, BLOCK)))
+
+
+def test_later_blocks_go_on_from_their_parent() -> None:
+    tokens = list(range(3 * BLOCK))
+    block_map = BlockMap(BLOCK)
+    block_map.apply([stored(tokens[: 2 * BLOCK])])
+    assert block_map.apply([stored(tokens, first_block=2)]) == KvBlocks(stored=(block_hashes(tokens, BLOCK)[2],))
+
+
+def test_a_block_is_gone_with_its_last_copy() -> None:
+    tokens = list(range(BLOCK))
+    block_map = BlockMap(BLOCK)
+    (mesh_hash,) = block_hashes(tokens, BLOCK)
+    assert block_map.apply([stored(tokens), stored(tokens)]) == KvBlocks(stored=(mesh_hash,))
+    assert block_map.apply([removed(tokens)]) is None
+    assert block_map.apply([removed(tokens)]) == KvBlocks(removed=(mesh_hash,))
+    assert block_map.apply([removed(tokens)]) is None
+
+
+def test_what_comes_and_goes_in_one_batch_is_not_told() -> None:
+    tokens = list(range(BLOCK))
+    block_map = BlockMap(BLOCK)
+    assert block_map.apply([stored(tokens), removed(tokens)]) is None
+    block_map.apply([stored(tokens)])
+    assert block_map.apply([removed(tokens), stored(tokens)]) is None
+
+
+def test_clearing_forgets_everything_before_it() -> None:
+    old, new = list(range(BLOCK)), list(range(50, 50 + BLOCK))
+    block_map = BlockMap(BLOCK)
+    block_map.apply([stored(old)])
+    change = block_map.apply([removed(old), AllBlocksCleared(), stored(new)])
+    assert change == KvBlocks(stored=tuple(block_hashes(new, BLOCK)), cleared=True)
+    assert block_map.cached_tokens((*old, 1)) == 0
+    assert block_map.cached_tokens((*new, 1)) == BLOCK
+
+
+def test_blocks_that_tokens_do_not_name_are_left_out() -> None:
+    tokens = list(range(2 * BLOCK))
+    strange = [
+        stored(tokens, lora_name="adapter"),
+        stored(tokens, extra_keys=[("image", 0), None]),
+        stored(tokens, block_size=2 * BLOCK, block_hashes=[1]),
+        stored(tokens, first_block=1),
+    ]
+    for event in strange:
+        block_map = BlockMap(BLOCK)
+        assert block_map.apply([event]) is None
+        assert block_map.unmapped_blocks_total == len(event.block_hashes)
+        assert block_map.apply([removed(tokens[:BLOCK]), removed(tokens)]) is None
+
+
+def test_offloaded_blocks_and_other_cache_groups_are_not_the_prefix_cache() -> None:
+    tokens = list(range(BLOCK))
+    block_map = BlockMap(BLOCK)
+    assert block_map.apply([stored(tokens, medium="CPU"), stored(tokens, group_idx=1)]) is None
+    block_map.apply([stored(tokens)])
+    assert block_map.apply([BlockRemoved([engine_hash(tokens)], medium="CPU", group_idx=0)]) is None
+
+
+def test_the_last_token_of_a_prompt_is_never_cached() -> None:
+    tokens = tuple(range(2 * BLOCK))
+    block_map = BlockMap(BLOCK)
+    block_map.apply([stored(list(tokens))])
+    assert block_map.cached_tokens(tokens) == BLOCK
+    assert block_map.cached_tokens((*tokens, 1)) == 2 * BLOCK
+    assert block_map.cached_tokens(tokens[: BLOCK + 1]) == BLOCK
+    assert block_map.cached_tokens((9, *tokens)) == 0
+    assert block_map.cached_tokens(()) == 0
+
+
+def test_the_wire_format() -> None:
+    batch = [
+        123.5,
+        [
+            {
+                "type": "BlockStored",
+                "block_hashes": [7],
+                "parent_block_hash": None,
+                "token_ids": [1, 2, 3, 4],
+                "block_size": 4,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+                "a_field_of_tomorrow": 1,
+            },
+            {"type": "BlockRemoved", "block_hashes": [b"\x01"], "medium": None},
+            {"type": "AllBlocksCleared"},
+        ],
+        0,
+    ]
+    events = msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=KvEventBatch).events
+    assert [type(event) for event in events] == [BlockStored, BlockRemoved, AllBlocksCleared]
+
+
+@dataclass
+class Pool:
+    """Physical blocks as vLLM keeps them: equal ones side by side, each told of when stored and when evicted."""
+
+    copies: Counter[tuple[int, ...]] = field(default_factory=Counter)
+
+    def step(self, prompt: list[int], choice: int) -> list[KvEvent]:
+        """Store a prompt's uncached blocks, or for an empty prompt evict some leaf."""
+        if not prompt:
+            return self._evict(choice)
+        prefixes = [tuple(prompt[:end]) for end in range(BLOCK, len(prompt) + 1, BLOCK)]
+        hit = 0
+        # An odd choice stands for two requests that compute the same blocks at once.
+        while hit < len(prefixes) and self.copies[prefixes[hit]] and choice % 2 == 0:
+            hit += 1
+        for prefix in prefixes[hit:]:
+            self.copies[prefix] += 1
+        return [stored(prompt, first_block=hit)] if hit < len(prefixes) else []
+
+    def _evict(self, choice: int) -> list[KvEvent]:
+        held = sorted(prefix for prefix, count in self.copies.items() if count)
+        leaves = [one for one in held if not any(other != one and other[: len(one)] == one for other in held)]
+        if not leaves:
+            return []
+        leaf = leaves[choice % len(leaves)]
+        self.copies[leaf] -= 1
+        return [removed(list(leaf))]
+
+    def mesh_hashes(self) -> set[int]:
+        return {block_hashes(prefix, BLOCK)[-1] for prefix, count in self.copies.items() if count}
+
+
+prompts = st.lists(st.sampled_from([[1] * BLOCK, [2] * BLOCK, [1, 2] * (BLOCK // 2)]), max_size=4).map(
+    lambda blocks: [token for block in blocks for token in block]
+)
+
+
+@given(st.lists(st.lists(st.tuples(prompts, st.integers(0, 9)), max_size=5), max_size=30))
+def test_the_changes_add_up_to_what_the_pool_holds(batches: list[list[tuple[list[int], int]]]) -> None:
+    pool, block_map, held = Pool(), BlockMap(BLOCK), set[int]()
+    for batch in batches:
+        change = block_map.apply([event for prompt, choice in batch for event in pool.step(prompt, choice)])
+        if change is not None:
+            assert held.isdisjoint(change.stored)
+            assert held.issuperset(change.removed)
+            held = (held - set(change.removed)) | set(change.stored)
+        assert held == pool.mesh_hashes()
+    assert block_map.unmapped_blocks_total == 0

@@ -1,0 +1,59 @@
+"""Where a checkpoint names its end of sequence."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine_worker.engines.vllm.checkpoint import Vocabulary, read_vocabulary
+from mesh.errors import EngineFailed
+
+
+def write(path: Path, **files: object) -> Path:
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_config_alone(tmp_path: Path) -> None:
+    path = write(tmp_path, config={"vocab_size": 10, "eos_token_id": 2})
+    assert read_vocabulary(path) == Vocabulary(10, (2,))
+
+
+def test_the_generation_config_goes_before_the_config(tmp_path: Path) -> None:
+    path = write(tmp_path, config={"vocab_size": 10, "eos_token_id": 2}, generation_config={"eos_token_id": [4, 3]})
+    assert read_vocabulary(path) == Vocabulary(10, (3, 4))
+
+
+@pytest.mark.parametrize("eos", ["</s>", {"content": "</s>"}])
+def test_the_tokenizer_s_counts_too(tmp_path: Path, eos: object) -> None:
+    path = write(
+        tmp_path,
+        config={"vocab_size": 10, "eos_token_id": 2},
+        tokenizer_config={"eos_token": eos},
+        tokenizer={"added_tokens": [{"id": 1, "content": "<s>"}, {"id": 7, "content": "</s>"}]},
+    )
+    assert read_vocabulary(path) == Vocabulary(10, (2, 7))
+
+
+def test_a_model_may_have_no_end_of_sequence(tmp_path: Path) -> None:
+    assert read_vocabulary(write(tmp_path, config={"vocab_size": 10})) == Vocabulary(10, ())
+
+
+def test_the_text_part_of_a_larger_model(tmp_path: Path) -> None:
+    path = write(tmp_path, config={"text_config": {"vocab_size": 10, "eos_token_id": 2}})
+    assert read_vocabulary(path) == Vocabulary(10, (2,))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no config.json"),
+        ({"config": {}}, "no vocab_size"),
+        ({"config": "{"}, "is not JSON"),
+        ({"config": [1]}, "is not a JSON object"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, files: dict[str, object], message: str) -> None:
+    with pytest.raises(EngineFailed, match=message):
+        read_vocabulary(write(tmp_path, **files))

@@ -1,0 +1,129 @@
+"""The mapping of sampling parameters, continued requests included."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.model.request import EngineRequest, SamplingParams
+from engine_worker.engines.vllm.checkpoint import Vocabulary
+from engine_worker.engines.vllm.sampling import refusal, sampling_arguments
+
+VOCABULARY = Vocabulary(size=100, eos_token_ids=(2, 3))
+
+
+def request(sampling: SamplingParams, emitted: tuple[int, ...] = ()) -> EngineRequest:
+    return EngineRequest("r", (10, 11, 12), sampling, emitted_token_ids=emitted)
+
+
+def refused(sampling: SamplingParams, prompt: tuple[int, ...] = (10,), emitted: tuple[int, ...] = ()) -> str | None:
+    return refusal(
+        EngineRequest("r", prompt, sampling, emitted_token_ids=emitted),
+        VOCABULARY,
+        max_model_len_tokens=16,
+        max_logprobs=5,
+    )
+
+
+def test_every_parameter_is_passed_on() -> None:
+    sampling = SamplingParams(
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.7,
+        top_p=0.8,
+        top_k=40,
+        min_p=0.05,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        repetition_penalty=1.1,
+        seed=7,
+        stop_token_ids=(50,),
+        logprobs=3,
+        logit_bias=((60, 1.5),),
+    )
+    assert sampling_arguments(request(sampling), VOCABULARY) == {
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 40,
+        "min_p": 0.05,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "seed": 7,
+        "stop_token_ids": [2, 3, 50],
+        "ignore_eos": False,
+        "logprobs": 3,
+        "logit_bias": {60: 1.5},
+        "detokenize": False,
+        "skip_clone": True,
+    }
+
+
+def test_ignoring_the_end_of_sequence_keeps_the_stop_tokens() -> None:
+    sampling = SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=(50,))
+    assert sampling_arguments(request(sampling), VOCABULARY)["stop_token_ids"] == [50]
+
+
+@given(
+    max_tokens=st.integers(1, 50),
+    min_tokens=st.integers(0, 50),
+    emitted=st.lists(st.integers(0, 99), max_size=49).map(tuple),
+)
+def test_what_was_emitted_is_not_asked_for_again(max_tokens: int, min_tokens: int, emitted: tuple[int, ...]) -> None:
+    arguments = sampling_arguments(
+        request(SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens), emitted), VOCABULARY
+    )
+    assert arguments["max_tokens"] + len(emitted) == max_tokens
+    assert arguments["min_tokens"] == max(0, min_tokens - len(emitted))
+
+
+def test_penalties_of_emitted_tokens_become_bias() -> None:
+    sampling = SamplingParams(
+        max_tokens=9, presence_penalty=0.5, frequency_penalty=0.25, logit_bias=((20, 2.0), (21, 1.0))
+    )
+    arguments = sampling_arguments(request(sampling, emitted=(20, 30, 20)), VOCABULARY)
+    assert arguments["logit_bias"] == {20: 2.0 - 0.5 - 2 * 0.25, 21: 1.0, 30: -0.5 - 0.25}
+
+
+def test_without_penalties_emitted_tokens_leave_the_bias_alone() -> None:
+    assert sampling_arguments(request(SamplingParams(max_tokens=9), emitted=(20,)), VOCABULARY)["logit_bias"] is None
+
+
+@given(seed=st.integers(-(1 << 63), (1 << 63) - 1), emitted=st.integers(1, 1000))
+def test_a_continuation_draws_from_a_seed_of_its_own(seed: int, emitted: int) -> None:
+    sampling = SamplingParams(max_tokens=2000, seed=seed)
+    seeds = [
+        sampling_arguments(request(sampling, (5,) * count), VOCABULARY)["seed"] for count in (0, emitted, emitted + 1)
+    ]
+    assert seeds[0] == seed
+    assert 0 <= seeds[1] < 1 << 63
+    assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "prompt", "emitted", "message"),
+    [
+        (SamplingParams(max_tokens=5), (), (), "empty"),
+        (SamplingParams(max_tokens=5), (1,) * 16, (), "context is 16"),
+        (SamplingParams(max_tokens=15), (1,) * 6, (1,) * 10, "context is 16"),
+        (SamplingParams(max_tokens=0), (1,), (), "nothing is left"),
+        (SamplingParams(max_tokens=2), (1,), (1, 1), "nothing is left"),
+        (SamplingParams(max_tokens=5, logprobs=6), (1,), (), "at most 5 logprobs"),
+        (SamplingParams(max_tokens=5), (1, 100), (), "token id 100 is outside"),
+        (SamplingParams(max_tokens=5), (1,), (-1,), "token id -1 is outside"),
+        (SamplingParams(max_tokens=5, stop_token_ids=(100,)), (1,), (), "token id 100 is outside"),
+        (SamplingParams(max_tokens=5, logit_bias=((100, 1.0),)), (1,), (), "token id 100 is outside"),
+    ],
+)
+def test_what_can_never_be_served(
+    sampling: SamplingParams, prompt: tuple[int, ...], emitted: tuple[int, ...], message: str
+) -> None:
+    reason = refused(sampling, prompt, emitted)
+    assert reason is not None
+    assert message in reason
+
+
+def test_what_just_fits_is_served() -> None:
+    assert refused(SamplingParams(max_tokens=5, logprobs=5), (99,) * 15) is None
+    assert refused(SamplingParams(max_tokens=3), (0,), (1, 1)) is None
