@@ -41,7 +41,8 @@ class Generation:
         """`started_s`: when the client's request arrived; `on_overflow`: the client does not read."""
         self.plan = plan
         self.started_s = started_s
-        self.mailbox = Mailbox(bounds.max_pending_tokens, on_overflow)
+        choices = len(plan.prompts) * plan.n
+        self.mailbox = Mailbox(bounds.max_pending_tokens * choices, on_overflow)
         self.relays: list[Relay] = []
         self.instance_ids: list[str] = []
         """Of each prompt."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import uvicorn
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
 """Longer than the usual pools of clients and balancers keep an idle connection, so that they close it, not we."""
+DATE_RENEWED_S: Final = 1.0
 _TRANSPORT: Final = "penstock.transport"
 
 
@@ -66,7 +67,7 @@ class HttpServer:
 
     def stop_accepting(self) -> None:
         """Close the port and idle connections; running requests have a second to finish, then are cancelled."""
-        self._server.should_exit = True
+        self._server.end()
 
     async def stop(self) -> None:
         """The same, and return when all is closed."""
@@ -77,11 +78,26 @@ class HttpServer:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Signals belong to the role."""
+    """Signals belong to the role, and there is nothing to look at ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._end = asyncio.Event()
+
+    def end(self) -> None:
+        """Leave the main loop."""
+        self.should_exit = True
+        self._end.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Renew the Date header every second until the end."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._end.wait(), DATE_RENEWED_S)
 
 
 def _bind(host: str, port: int) -> socket.socket:

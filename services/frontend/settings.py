@@ -29,6 +29,6 @@ class FrontendSettings:
     connect_wait_s: float = 1.0
     """How long a request waits for the connection to the worker it was placed on."""
     max_pending_tokens: int = 2048
-    """Tokens that wait for a client that does not read; beyond it the request is aborted."""
+    """Tokens of each choice that wait for a client that does not read; beyond it the request is aborted."""
     tokenizer_cache_characters: int = 16 * 1024 * 1024
     """Text whose tokens are remembered, per model."""
