@@ -102,6 +102,12 @@ class Core:
         """Whether the core process has died."""
         return bool(self._llm.errored)
 
+    def stop_reading(self) -> None:
+        """Take nothing more from the core process; on the event loop, before `shutdown`. Otherwise vLLM reports
+        the shutdown as the engine's death."""
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()
+
     def shutdown(self, timeout_s: float) -> None:
         """End the core process; blocks for up to that long, then kills it."""
         self._llm.shutdown(timeout=timeout_s)

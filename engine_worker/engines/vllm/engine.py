@@ -154,6 +154,7 @@ class VllmEngine:
         if self._kv_events is not None:
             self._kv_events.close()
         if self._core is not None:
+            self._core.stop_reading()
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._launcher, self._core.shutdown, self._settings.stop_timeout_s)
         self._launcher.shutdown(wait=False)

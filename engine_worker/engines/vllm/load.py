@@ -30,6 +30,8 @@ class StepStats:
     """Share of the blocks that requests hold."""
     prefilled_tokens: int
     """Prompt tokens that the step computed."""
+    decoded_tokens: int
+    """Other tokens that it computed; neither means that it only cleaned up after ended requests."""
     preemptions: int
 
 
@@ -50,7 +52,7 @@ class LoadAccount:
         self._prefilling: dict[str, _Account] = {}
         self._arrivals = 0
         self._step_since_s = 0.0
-        self._stats = StepStats(0, 0.0, 0, 0)
+        self._stats = StepStats(0, 0.0, 0, 0, 0)
         self._generated_tokens = 0
         self._prefilled_tokens = 0
         self._preemptions = 0
@@ -85,7 +87,8 @@ class LoadAccount:
         self._stats = stats
         self._prefilled_tokens += stats.prefilled_tokens
         self._preemptions += stats.preemptions
-        self._step_ms = 1e3 * (now_s - self._step_since_s)
+        if stats.prefilled_tokens or stats.decoded_tokens:
+            self._step_ms = 1e3 * (now_s - self._step_since_s)
         self._step_since_s = now_s
         self._spread(stats.prefilled_tokens)
 

@@ -30,6 +30,7 @@ def stats_tap(on_step: Callable[[StepStats], None]) -> Callable[[Any, int], Stat
                     running_requests=scheduler_stats.num_running_reqs,
                     kv_cache_usage=scheduler_stats.kv_cache_usage,
                     prefilled_tokens=0 if details is None else details.num_ctx_tokens,
+                    decoded_tokens=0 if details is None else details.num_generation_tokens,
                     preemptions=0 if iteration_stats is None else iteration_stats.num_preempted_reqs,
                 )
             )

@@ -4,7 +4,7 @@ from engine_worker.engines.vllm.load import LoadAccount, StepStats
 
 
 def stats(running: int, prefilled: int = 0, usage: float = 0.0, preemptions: int = 0) -> StepStats:
-    return StepStats(running, usage, prefilled, preemptions)
+    return StepStats(running, usage, prefilled, running, preemptions)
 
 
 def submit(load: LoadAccount, request_id: str, tokens: int, cached: int = 0, priority: int = 0) -> None:
@@ -31,7 +31,7 @@ def test_a_request_s_life() -> None:
     assert (decoding.queued_prefill_tokens, decoding.running_tokens) == (0, 51)
     assert decoding.step_ms == 250.0
 
-    load.stepped(stats(0), now_s=0.8)
+    load.stepped(StepStats(0, 0.0, prefilled_tokens=0, decoded_tokens=1, preemptions=0), now_s=0.8)
     load.produced("a", 1)
     load.ended("a")
     done = load.report()
@@ -91,3 +91,11 @@ def test_preemptions_add_up() -> None:
     load.stepped(stats(1, preemptions=2), now_s=0.1)
     load.stepped(stats(1, preemptions=1), now_s=0.2)
     assert load.report().preemptions_total == 3
+
+
+def test_a_step_that_only_cleans_up_has_no_duration() -> None:
+    load = LoadAccount(kv_blocks=100)
+    submit(load, "a", 5)
+    load.stepped(stats(1, prefilled=5), now_s=0.5)
+    load.stepped(stats(0), now_s=0.6)
+    assert load.report().step_ms == 500.0
