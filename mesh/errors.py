@@ -9,6 +9,8 @@ PenstockError
 |   +-- PeerUnavailable     not reachable, or gone while we were talking
 |   +-- DeadlineExceeded    no answer within the deadline
 |   +-- ProtocolViolation   the peer broke the agreed order of messages
+|   +-- KvTransferRefused   KV blocks will not be moved, and none was
+|   +-- KvTransferFailed    the peer gave up moving KV blocks midway
 +-- EngineError             the engine inside a worker
 |   +-- EngineFailed        it cannot start, or died
 |   +-- RequestRefused      this one request cannot be served here
@@ -63,6 +65,14 @@ class DeadlineExceeded(RpcError):
 
 class ProtocolViolation(RpcError):
     """The peer broke the agreed order of messages."""
+
+
+class KvTransferRefused(RpcError):
+    """KV blocks will not be moved, and none was."""
+
+
+class KvTransferFailed(RpcError):
+    """The peer gave up moving KV blocks midway."""
 
 
 class EngineError(PenstockError):

@@ -1,0 +1,339 @@
+"""The KV transfer agent: one per engine process, beside the KV memory.
+
+    agent = KvTransferAgent(memory, KvTransferSettings(), agent_id="worker-1")
+    port = await agent.start()
+
+All methods are to be called on the event loop that `start` was awaited on; `agent_thread` runs it on a thread of
+its own.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from engine_worker.kv.connection import Connection, PeerAddress
+from engine_worker.kv.grants import BlockGrants
+from engine_worker.kv.layout import KvLayout
+from engine_worker.kv.memory import KvMemory
+from engine_worker.kv.messages import MAX_ID_CHARACTERS, MAX_RUNS, PROTOCOL_VERSION, Hello, Pull
+from engine_worker.kv.plan import Run, check_block_ids, joint_runs
+from engine_worker.kv.serving import Serving
+from engine_worker.kv.session import Session, at_rest
+from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.slots import TransferSlots
+from engine_worker.kv.staging import StagingRing
+from engine_worker.kv.transfer import AgentStatus, TransferStats
+from engine_worker.kv.ucx_environment import load_ucx
+from engine_worker.kv.ucx_worker import UcxEndpoint, UcxWorker
+from mesh.errors import ConfigurationError, DeadlineExceeded, KvTransferRefused, PeerUnavailable, RpcError
+
+log = logging.getLogger(__name__)
+
+
+class KvTransferAgent:
+    """Pulls blocks from other agents and serves blocks that were exported here."""
+
+    def __init__(self, memory: KvMemory, settings: KvTransferSettings, *, agent_id: str) -> None:
+        """Raises `ConfigurationError` if a block does not fit into a message."""
+        largest = max(memory.layout.region_block_bytes)
+        if largest > settings.message_bytes:
+            raise ConfigurationError(
+                f"a block has {largest} bytes in one region and a message at most {settings.message_bytes}: raise "
+                "message_bytes, on all workers alike"
+            )
+        self._memory = memory
+        self._settings = settings
+        self._agent_id = agent_id
+        self._exports = BlockGrants("exported")
+        self._reserved = BlockGrants("reserved")
+        self._pull_slots = self._new_slots()
+        self._serve_slots = self._new_slots()
+        self._sessions: dict[PeerAddress, asyncio.Task[Session]] = {}
+        """Those that this side opened; pulls use them. Those of peers that pull from here are in `_open` only."""
+        self._open: dict[Connection, Session | None] = {}
+        """None while the two greet each other."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._worker: UcxWorker | None = None
+        self._listener: Any = None
+        self._is_stopping = False
+        self._pulls = 0
+        self._failed_pulls = 0
+        self._pulled_bytes = 0
+
+    async def start(self) -> int:
+        """Load UCX and listen. Returns the port. Raises `ConfigurationError` where UCX is not installed or the
+        port is taken."""
+        ucx = load_ucx(self._settings.device)
+        self._worker = UcxWorker(ucx, spin_us=self._settings.spin_us)
+        self._listener = self._worker.listen(self._settings.port, self._accept)
+        return self.port
+
+    @property
+    def port(self) -> int:
+        """Where peers connect; after `start`."""
+        if self._listener is None:
+            raise ConfigurationError("the KV transfer agent is not started")
+        return int(self._listener.port)
+
+    @property
+    def agent_id(self) -> str:
+        """Its name in peers' messages."""
+        return self._agent_id
+
+    @property
+    def layout(self) -> KvLayout:
+        """Of the memory here."""
+        return self._memory.layout
+
+    @property
+    def settings(self) -> KvTransferSettings:
+        """As given."""
+        return self._settings
+
+    def export(self, export_id: str, block_ids: Sequence[int]) -> None:
+        """Let peers read these blocks under this id, besides those exported under it before. They must hold what
+        they are to hold, and keep it, until `withdraw` has returned."""
+        if len(export_id) > MAX_ID_CHARACTERS:
+            raise KvTransferRefused(f"an export's id has at most {MAX_ID_CHARACTERS} characters")
+        self._check_range(block_ids)
+        self._exports.open(export_id, block_ids)
+
+    async def withdraw(self, export_id: str) -> None:
+        """End an export. When this returns or raises, no transfer reads its blocks any more; transfers under way
+        are failed, in `grace_s` at most."""
+        withdrawing = asyncio.create_task(self._withdraw(export_id))
+        try:
+            await asyncio.shield(withdrawing)
+        except asyncio.CancelledError:
+            await at_rest(withdrawing)
+            raise
+
+    def reserve(self, transfer_id: str, block_ids: Sequence[int]) -> None:
+        """Let another process of this worker order, by `pull_reserved`, a pull into these blocks."""
+        self._check_range(block_ids)
+        self._reserved.open(transfer_id, block_ids)
+
+    def release(self, transfer_id: str) -> None:
+        """End a reservation; a pull under way goes on."""
+        self._reserved.close(transfer_id)
+
+    async def pull_reserved(
+        self,
+        peer: PeerAddress,
+        transfer_id: str,
+        source_block_ids: Sequence[int],
+        target_block_ids: Sequence[int],
+        deadline_s: float,
+    ) -> TransferStats:
+        """`pull`, for an order from outside the engine: refused unless the engine reserved the target blocks."""
+        self._reserved.check(transfer_id, target_block_ids)
+        return await self.pull(peer, transfer_id, source_block_ids, target_block_ids, deadline_s)
+
+    async def pull(
+        self,
+        peer: PeerAddress,
+        transfer_id: str,
+        source_block_ids: Sequence[int],
+        target_block_ids: Sequence[int],
+        deadline_s: float,
+    ) -> TransferStats:
+        """Fill target_block_ids[i] with the peer's source_block_ids[i], which it has exported as `transfer_id`.
+
+        However it ends, cancelled too, no target block is written to afterwards; after an error they may hold
+        anything. Ends at most `grace_s` after the deadline. Raises KvTransferRefused (not exported, other layout,
+        too many waiting), KvTransferFailed (the source gave up), PeerUnavailable, DeadlineExceeded, KvBlockCorrupt
+        (checksums), or what the engine's memory raised.
+        """
+        check_block_ids(source_block_ids, target_block_ids, self._memory.blocks)
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(deadline_s):
+                stats = await self._pull(
+                    peer, transfer_id, joint_runs(source_block_ids, target_block_ids), began_s, deadline_s
+                )
+        except TimeoutError as error:
+            self._failed_pulls += 1
+            raise DeadlineExceeded(
+                f"{len(target_block_ids)} blocks of {transfer_id!r} did not arrive from {peer} within "
+                f"{deadline_s:g} s; the peer may be hung, cut off or overloaded"
+            ) from error
+        except BaseException:
+            self._failed_pulls += 1
+            raise
+        self._pulls += 1
+        self._pulled_bytes += stats.nbytes
+        return stats
+
+    def status(self) -> AgentStatus:
+        """What goes on now."""
+        return AgentStatus(
+            pulling=self._pull_slots.running,
+            pull_queue=self._pull_slots.queued,
+            serving=self._serve_slots.running,
+            serve_queue=self._serve_slots.queued,
+            connections=len(self._open),
+            exports=self._exports.ids,
+            exported_blocks=self._exports.blocks,
+            pulls_total=self._pulls,
+            failed_pulls_total=self._failed_pulls,
+            pulled_bytes_total=self._pulled_bytes,
+        )
+
+    async def stop(self) -> None:
+        """Fail all transfers and close everything."""
+        self._is_stopping = True
+        self._listener = None
+        for connection in tuple(self._open):
+            connection.cut("the agent stops")
+        waiting = [*self._tasks, *self._sessions.values()]
+        if waiting:
+            await asyncio.wait(waiting)
+        if self._worker is not None:
+            await self._worker.close()
+
+    async def _pull(
+        self, peer: PeerAddress, transfer_id: str, runs: list[Run], began_s: float, deadline_s: float
+    ) -> TransferStats:
+        messages = 0
+        async with self._pull_slots.take() as ring:
+            session = await self._session(peer)
+            waited_s = time.monotonic() - began_s
+            for first in range(0, len(runs), MAX_RUNS):
+                left_s = deadline_s - (time.monotonic() - began_s)
+                messages += await session.pull(transfer_id, runs[first : first + MAX_RUNS], ring, left_s)
+        blocks = sum(run.blocks for run in runs)
+        nbytes = blocks * self.layout.block_bytes
+        return TransferStats(transfer_id, blocks, nbytes, messages, waited_s, time.monotonic() - began_s)
+
+    async def _session(self, peer: PeerAddress) -> Session:
+        """The session that pulls from a peer use, opened if there is none."""
+        opening = self._sessions.get(peer)
+        if opening is None:
+            if self._is_stopping or self._worker is None:
+                raise KvTransferRefused("this KV transfer agent is not running")
+            if len(self._open) >= self._settings.max_connections:
+                raise KvTransferRefused(f"this agent has {len(self._open)} connections, as many as it may")
+            opening = asyncio.create_task(self._dial(self._worker, peer), name=f"kv dial {peer}")
+            self._sessions[peer] = opening
+            opening.add_done_callback(lambda done: self._forget_if_failed(peer, done))
+        # Others wait for the same attempt, and it is bounded by itself.
+        return await asyncio.shield(opening)
+
+    async def _dial(self, worker: UcxWorker, peer: PeerAddress) -> Session:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                peer.host, peer.port, family=socket.AF_INET, type=socket.SOCK_STREAM
+            )
+        except OSError as error:
+            raise PeerUnavailable(f"the KV agent at {peer} has no address: {error}") from error
+        endpoint = worker.connect(str(found[0][4][0]), peer.port)
+        session = await self._greet(endpoint, str(peer))
+        session.connection.on_cut.append(lambda _: self._forget(peer))
+        return session
+
+    def _accept(self, endpoint: UcxEndpoint) -> None:
+        if self._is_stopping or len(self._open) >= self._settings.max_connections:
+            log.warning("a KV agent's connection was refused", extra={"connections": len(self._open)})
+            endpoint.close()
+            return
+        self._spawn(self._greet_caller(endpoint), "kv accept")
+
+    async def _greet_caller(self, endpoint: UcxEndpoint) -> None:
+        try:
+            await self._greet(endpoint, "a caller")
+        except RpcError as error:
+            log.warning("a KV agent connected and did not introduce itself", extra={"reason": str(error)})
+
+    async def _greet(self, endpoint: UcxEndpoint, peer_name: str) -> Session:
+        connection = Connection(endpoint, Hello(PROTOCOL_VERSION, self._agent_id, self.layout), peer_name)
+        self._open[connection] = None
+        connection.on_cut.append(self._closed)
+        await connection.greet(self._settings.connect_s)
+        if connection.is_cut:
+            raise connection.lost()
+        session = self._open[connection] = Session(connection, self._memory, self._settings, self._serve)
+        return session
+
+    def _forget_if_failed(self, peer: PeerAddress, opening: asyncio.Task[Session]) -> None:
+        if opening.cancelled() or opening.exception() is not None or opening.result().connection.is_cut:
+            self._forget(peer)
+
+    def _forget(self, peer: PeerAddress) -> None:
+        self._sessions.pop(peer, None)
+
+    def _closed(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+
+    def _serve(self, session: Session, serving: Serving) -> None:
+        reason = session.connection.refusal or self._refusal(serving.request)
+        if reason:
+            serving.refuse(reason)
+        else:
+            self._spawn(self._serve_in_turn(session, serving), f"kv serve {serving.request.export_id}")
+
+    async def _serve_in_turn(self, session: Session, serving: Serving) -> None:
+        bound_s = serving.request.deadline_ms * 1e-3 + self._settings.grace_s
+        reason = f"the puller did not take the blocks of {serving.request.export_id!r} within {bound_s:g} s"
+        timer = asyncio.get_running_loop().call_later(bound_s, session.connection.cut, reason)
+        serving.answered.add_done_callback(lambda _: timer.cancel())
+        try:
+            async with self._serve_slots.take() as ring:
+                await serving.run(ring, self._settings.window_messages)
+        except KvTransferRefused as error:
+            serving.refuse(str(error))
+
+    def _refusal(self, request: Pull) -> str:
+        """Why a pull is not served; empty if it is."""
+        packing = request.packing
+        largest = max(self.layout.region_block_bytes)
+        if not max(largest, packing.gathered_bytes) <= packing.message_bytes <= self._settings.message_bytes:
+            return (
+                f"messages of {packing.message_bytes} bytes are asked for and {self._settings.message_bytes} is the "
+                "largest here: give all workers one message_bytes"
+            )
+        if sum(count for _, count in request.runs) > self._memory.blocks:
+            return f"more blocks are asked for than there are ({self._memory.blocks})"
+        blocks = [block for first, count in request.runs for block in range(first, first + count)]
+        return self._exports.refusal(request.export_id, blocks)
+
+    async def _withdraw(self, export_id: str) -> None:
+        self._exports.close(export_id)
+        reading: dict[asyncio.Future[None], Connection] = {}
+        for connection, session in tuple(self._open.items()):
+            for serving in session.serving_of(export_id) if session else ():
+                reading[serving.answered] = connection
+                serving.fail("it was withdrawn")
+        if not reading:
+            return
+        _, late = await asyncio.wait(reading, timeout=self._settings.grace_s)
+        for answered in late:
+            reading[answered].cut(f"the puller did not take the blocks of {export_id!r}, which was withdrawn")
+        if late:
+            await asyncio.wait(late)
+
+    def _check_range(self, block_ids: Sequence[int]) -> None:
+        if block_ids and not 0 <= min(block_ids) <= max(block_ids) < self._memory.blocks:
+            raise KvTransferRefused(f"block ids are from 0 on and below {self._memory.blocks}")
+
+    def _new_slots(self) -> TransferSlots:
+        settings = self._settings
+        return TransferSlots(
+            settings.parallel_transfers,
+            settings.queued_transfers,
+            lambda: StagingRing(self._memory, settings.window_messages, settings.message_bytes),
+        )
+
+    def _spawn(self, work: Any, name: str) -> None:
+        """Such tasks end by themselves, within a bound, and are never cancelled: UCX's futures must not be."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a KV transfer task died", exc_info=error, extra={"task": task.get_name()})

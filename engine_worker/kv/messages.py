@@ -1,0 +1,133 @@
+"""What two agents say to each other, and the tags under which it travels.
+
+    puller                                       source
+    Pull (runs of blocks, messages granted) ---> checks the export
+           <--------------------------- data, as many messages as were granted
+    Grant (more) ------------------------------>
+           <--------------------------- data ...
+           <--------------------------- Done, or Failed with the reason
+    Cancel (at any time) ---------------------->
+
+Two rules keep every connection usable after a transfer that failed. The puller posts the receive of a message
+before it grants it, and the source sends every message that was granted, an empty one if it has given up; so
+nothing is left behind at either side. Every Pull is answered by one Done or Failed. Where a peer keeps to neither,
+because it hangs, the connection is cut, and tags of a connection are never used again.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from engine_worker.kv.layout import KvLayout
+from engine_worker.kv.plan import Packing
+from mesh.errors import ProtocolViolation
+
+PROTOCOL_VERSION = 1
+CONTROL_BYTES = 64 * 1024
+"""Largest control message, and the size of the buffer that awaits the next one."""
+MAX_RUNS = 4096
+"""In one Pull: at most 12 bytes each."""
+MAX_DIGESTS = 4096
+"""In one message: at most 9 bytes each."""
+MAX_ID_CHARACTERS = 256
+LAST_TRANSFER = 2**32 - 1
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message, both ways."""
+
+    protocol: int
+    agent_id: str
+    layout: KvLayout
+
+
+class Pull(msgspec.Struct, frozen=True, tag="pull"):
+    """Send me these blocks."""
+
+    transfer: int
+    """Counts from 1 on each connection."""
+    export_id: str
+    runs: tuple[tuple[int, int], ...]
+    """First source block and number of blocks of each."""
+    granted: int
+    """Messages whose receives are posted."""
+    deadline_ms: int
+    packing: Packing
+    checksums: bool
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    """So many messages may be sent now, the earlier ones included."""
+
+    transfer: int
+    granted: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """The puller wants no more of it."""
+
+    transfer: int
+
+
+class Digests(msgspec.Struct, frozen=True, tag="digests"):
+    """xxh3 of the next messages, in order."""
+
+    transfer: int
+    values: tuple[int, ...]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """All was sent."""
+
+    transfer: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """No more will be sent."""
+
+    transfer: int
+    kind: Literal["refused", "failed", "cancelled"]
+    """Before the first block, midway, or because the puller wanted no more."""
+    reason: str = ""
+
+
+Control: TypeAlias = Hello | Pull | Grant | Cancel | Digests | Done | Failed
+
+_LENGTH_BYTES = 4
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+
+
+def encode(message: Control) -> bytearray:
+    """Length, then the message. Raises `ProtocolViolation` if it is too long."""
+    frame = bytearray(_LENGTH_BYTES)
+    _encoder.encode_into(message, frame, _LENGTH_BYTES)
+    if len(frame) > CONTROL_BYTES:
+        raise ProtocolViolation(
+            f"a {type(message).__name__} of {len(frame)} bytes is longer than {CONTROL_BYTES}; name fewer blocks"
+        )
+    frame[:_LENGTH_BYTES] = (len(frame) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little")
+    return frame
+
+
+def decode(frame: bytes | memoryview) -> Control:
+    """Of a frame that may be longer than its message. Raises `ProtocolViolation` for anything else."""
+    length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
+    if not 0 < length <= len(frame) - _LENGTH_BYTES:
+        raise ProtocolViolation(f"a KV control message says it has {length} bytes in a frame of {len(frame)}")
+    try:
+        return _decoder.decode(memoryview(frame)[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    except msgspec.MsgspecError as error:
+        raise ProtocolViolation(
+            f"a KV control message cannot be read: {error}; do both sides run one version?"
+        ) from error
+
+
+def control_tag(key: int) -> int:
+    """Of control messages to the side that chose this key for the connection."""
+    return key << 32
+
+
+def data_tag(key: int, transfer: int) -> int:
+    """Of the blocks of a transfer to the side that chose this key."""
+    return key << 32 | transfer

@@ -1,0 +1,173 @@
+"""The puller's side of one transfer: post receives, grant them, put blocks where they belong."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
+
+from engine_worker.kv.connection import Connection
+from engine_worker.kv.memory import Buffer, KvMemory
+from engine_worker.kv.messages import Cancel, Failed, Grant, Pull
+from engine_worker.kv.plan import Extent, Message, Run, extents, plan_messages
+from engine_worker.kv.staging import StagingRing, place, scatter
+from mesh.errors import KvBlockCorrupt, KvTransferFailed, KvTransferRefused, PenstockError
+
+
+class _Receiving:
+    """One posted receive."""
+
+    __slots__ = ("buffer", "extents", "future", "is_staged")
+
+    def __init__(self, future: asyncio.Future[None], buffer: Buffer, where: list[Extent], is_staged: bool) -> None:
+        self.future = future
+        self.buffer = buffer
+        self.extents = where
+        self.is_staged = is_staged
+
+
+class Pulling:
+    """One `Pull` and what comes of it. When `run` returns or raises, nothing touches the target blocks any more."""
+
+    def __init__(
+        self, connection: Connection, request: Pull, runs: Sequence[Run], memory: KvMemory, grace_s: float
+    ) -> None:
+        """`request` with nothing granted."""
+        self.request = request
+        self.messages = 0
+        """Received so far."""
+        self._connection = connection
+        self._memory = memory
+        self._grace_s = grace_s
+        self._starts = [run.target_block for run in runs]
+        self._messages = plan_messages(
+            [run.blocks for run in runs],
+            memory.layout.region_block_bytes,
+            request.packing,
+        )
+        self._posted = 0
+        self._granted = 0
+        self._receiving: deque[_Receiving] = deque()
+        self._verdict: asyncio.Future[PenstockError | None] = asyncio.get_running_loop().create_future()
+        """The source's last word; an error if it gave up."""
+        self._stopped: Exception | None = None
+        """Why this side wants no more."""
+        self._cutting: asyncio.TimerHandle | None = None
+        self._digests: list[int] = []
+        self._source_digests: list[int] = []
+
+    async def run(self, ring: StagingRing, window_messages: int) -> None:
+        """Pull it all. Raises `KvTransferRefused`, `KvTransferFailed`, `PeerUnavailable`, `KvBlockCorrupt`, what
+        `stop` was given, or what the engine's memory raised."""
+        self._fill(ring, window_messages)
+        self._granted = self._posted
+        self._connection.send(replace(self.request, granted=self._granted))
+        while self._receiving:
+            receiving = self._receiving[0]
+            await asyncio.wait((receiving.future,))
+            self._receiving.popleft()
+            self._received(receiving)
+            if not self._is_failing():
+                self._fill(ring, window_messages)
+                self._grant(window_messages)
+        verdict = await self._verdict
+        if self._cutting is not None:
+            self._cutting.cancel()
+        if isinstance(verdict, KvTransferRefused | KvTransferFailed):
+            raise verdict
+        if self._stopped is not None:
+            raise self._stopped
+        if verdict is not None:
+            raise verdict
+        self._compare_digests()
+
+    def stop(self, error: Exception) -> None:
+        """Want no more: `run` raises `error`. If the source does not put the transfer to rest within the grace,
+        the connection is cut."""
+        if self._stopped is not None:
+            return
+        self._stopped = error
+        self._connection.send(Cancel(self.request.transfer))
+        reason = f"a transfer that was stopped ({error}) came to no rest in {self._grace_s:g} s"
+        self._cutting = asyncio.get_running_loop().call_later(self._grace_s, self._connection.cut, reason)
+
+    def done(self) -> None:
+        """The source has sent all, or has stopped as it was asked to."""
+        self._decide(None)
+
+    def failed(self, answer: Failed) -> None:
+        """The source gave up."""
+        story = f"{self._connection.peer_name} gives no blocks of {self.request.export_id!r}: {answer.reason}"
+        match answer.kind:
+            case "cancelled":
+                self._decide(None)
+            case "refused":
+                self._decide(KvTransferRefused(story))
+            case "failed":
+                self._decide(KvTransferFailed(story))
+
+    def add_digests(self, values: Sequence[int]) -> None:
+        """Checksums of the next messages."""
+        self._source_digests.extend(values)
+
+    def lost(self) -> None:
+        """The connection was cut."""
+        self._decide(self._connection.lost())
+
+    def _decide(self, verdict: PenstockError | None) -> None:
+        if not self._verdict.done():
+            self._verdict.set_result(verdict)
+
+    def _is_failing(self) -> bool:
+        return self._stopped is not None or (self._verdict.done() and self._verdict.result() is not None)
+
+    def _fill(self, ring: StagingRing, window_messages: int) -> None:
+        """Post receives until the window is full."""
+        while len(self._receiving) < window_messages:
+            message = next(self._messages, None)
+            if message is None:
+                return
+            self._post(message, ring)
+
+    def _post(self, message: Message, ring: StagingRing) -> None:
+        where = extents(message, self._starts)
+        buffer = place(self._memory, where)
+        is_staged = buffer is None
+        if is_staged:
+            buffer = ring.buffer(self._posted, message.nbytes)
+        future = self._connection.receive_data(self.request.transfer, buffer)
+        self._receiving.append(_Receiving(future, buffer, where, is_staged))
+        self._posted += 1
+
+    def _grant(self, window_messages: int) -> None:
+        """Not each time: a control message costs as much as a small message of blocks."""
+        is_last = len(self._receiving) < window_messages
+        if self._posted > self._granted and (is_last or self._posted - self._granted >= (window_messages + 1) // 2):
+            self._granted = self._posted
+            self._connection.send(Grant(self.request.transfer, self._granted))
+
+    def _received(self, receiving: _Receiving) -> None:
+        if receiving.future.exception() is not None:
+            self._connection.cut(str(receiving.future.exception()))
+            return
+        if self._is_failing():
+            return
+        self.messages += 1
+        try:
+            if self.request.checksums:
+                self._digests.append(xxh3_64_intdigest(self._memory.host_bytes(receiving.buffer)))
+            if receiving.is_staged:
+                scatter(self._memory, receiving.extents, receiving.buffer)
+        except Exception as error:  # noqa: BLE001  the caller gets it when the transfer has come to rest
+            self.stop(error)
+
+    def _compare_digests(self) -> None:
+        if not self.request.checksums:
+            return
+        for number, (here, there) in enumerate(zip(self._digests, self._source_digests, strict=True)):
+            if here != there:
+                raise KvBlockCorrupt(
+                    f"message {number} of {self.request.export_id!r} from {self._connection.peer_name} has xxh3 "
+                    f"{here:016x} here and {there:016x} there: were its blocks written to meanwhile?"
+                )

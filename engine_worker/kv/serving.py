@@ -1,0 +1,125 @@
+"""The source's side of one transfer: send blocks, as many messages as were granted."""
+
+import asyncio
+from collections import deque
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from engine_worker.kv.connection import Connection
+from engine_worker.kv.memory import Buffer, KvMemory
+from engine_worker.kv.messages import MAX_DIGESTS, Digests, Done, Failed, Pull
+from engine_worker.kv.plan import Message, extents, plan_messages
+from engine_worker.kv.staging import StagingRing, gather, place
+
+_VOID = np.zeros(1, np.uint8)
+"""Stands for a message that was granted and will not be sent."""
+
+
+class Serving:
+    """Answers one `Pull`. It is at rest, and touches no memory, once `answered` is done."""
+
+    def __init__(self, connection: Connection, request: Pull, memory: KvMemory) -> None:
+        self.request = request
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection = connection
+        self._memory = memory
+        self._granted = request.granted
+        self._sent = 0
+        self._sending: deque[asyncio.Future[None]] = deque()
+        self._digests: list[int] = []
+        self._failure: Failed | None = None
+        self._is_running = False
+        self._changed = asyncio.Event()
+
+    def grant(self, granted: int) -> None:
+        """The puller awaits so many messages now."""
+        self._granted = max(self._granted, granted)
+        self._changed.set()
+
+    def refuse(self, reason: str) -> None:
+        """Send nothing at all."""
+        self._stop(Failed(self.request.transfer, "refused", reason))
+
+    def fail(self, reason: str) -> None:
+        """Send no more blocks."""
+        self._stop(Failed(self.request.transfer, "failed", reason))
+
+    def cancel(self) -> None:
+        """The puller wants no more."""
+        self._stop(Failed(self.request.transfer, "cancelled"))
+
+    async def run(self, ring: StagingRing, window_messages: int) -> None:
+        """Send it all, or what was granted until it was stopped. Returns when it is at rest."""
+        if self._failure is not None:
+            return
+        self._is_running = True
+        try:
+            await self._send_blocks(ring, window_messages)
+        except ConnectionError as error:
+            self.fail(str(error))
+        except Exception as error:  # noqa: BLE001  whatever the engine's memory raises, the puller must hear of it
+            self.fail(f"the source cannot read its blocks: {error}")
+        if self._failure is None:
+            self._connection.send(Done(self.request.transfer))
+        else:
+            self._give_up(self._failure)
+        if self._sending:
+            await asyncio.wait(self._sending)
+        self.answered.set_result(None)
+
+    def _stop(self, failure: Failed) -> None:
+        if self._failure is not None or self.answered.done():
+            return
+        self._failure = failure
+        self._changed.set()
+        if not self._is_running:
+            self._give_up(failure)
+            self.answered.set_result(None)
+
+    async def _send_blocks(self, ring: StagingRing, window_messages: int) -> None:
+        layout, request = self._memory.layout, self.request
+        starts = [first for first, _ in request.runs]
+        messages = plan_messages(
+            [count for _, count in request.runs],
+            layout.region_block_bytes,
+            request.packing,
+        )
+        for message in messages:
+            while self._sent >= self._granted and self._failure is None:
+                self._changed.clear()
+                await self._changed.wait()
+            if len(self._sending) >= window_messages:
+                await self._sending.popleft()
+            if self._failure is not None:
+                return
+            buffer = self._content(message, starts, ring)
+            if request.checksums:
+                self._add_digest(xxh3_64_intdigest(self._memory.host_bytes(buffer)))
+            self._sending.append(self._connection.send_data(request.transfer, buffer))
+            self._sent += 1
+        self._send_digests()
+
+    def _content(self, message: Message, starts: list[int], ring: StagingRing) -> Buffer:
+        where = extents(message, starts)
+        buffer = place(self._memory, where)
+        if buffer is None:
+            buffer = ring.buffer(self._sent, message.nbytes)
+            gather(self._memory, where, buffer)
+        return buffer
+
+    def _add_digest(self, digest: int) -> None:
+        self._digests.append(digest)
+        if len(self._digests) == MAX_DIGESTS:
+            self._send_digests()
+
+    def _send_digests(self) -> None:
+        if self._digests:
+            self._connection.send(Digests(self.request.transfer, tuple(self._digests)))
+            self._digests.clear()
+
+    def _give_up(self, failure: Failed) -> None:
+        self._connection.send(failure)
+        for _ in range(self._sent, self._granted):
+            self._sending.append(self._connection.send_data(self.request.transfer, _VOID))
+        self._sent = self._granted

@@ -1,0 +1,134 @@
+"""The transfers on one connection, both ways."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from engine_worker.kv.connection import Connection
+from engine_worker.kv.memory import KvMemory
+from engine_worker.kv.messages import Cancel, Control, Digests, Done, Failed, Grant, Pull
+from engine_worker.kv.plan import Packing, Run
+from engine_worker.kv.pulling import Pulling
+from engine_worker.kv.serving import Serving
+from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.staging import StagingRing
+from mesh.errors import KvTransferFailed, KvTransferRefused
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """Hands control messages to the transfers that they belong to."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        memory: KvMemory,
+        settings: KvTransferSettings,
+        serve: Callable[["Session", Serving], None],
+    ) -> None:
+        """`serve` is called for every Pull of the peer."""
+        self.connection = connection
+        self._memory = memory
+        self._settings = settings
+        self._serve = serve
+        self._numbers = count(1)
+        self._pullings: dict[int, Pulling] = {}
+        self._servings: dict[int, Serving] = {}
+        connection.on_cut.append(self._on_cut)
+        self._listening = asyncio.create_task(connection.listen(self._handle), name=f"kv {connection.peer_name}")
+        self._listening.add_done_callback(self._on_listener_end)
+
+    async def pull(self, export_id: str, runs: Sequence[Run], ring: StagingRing, deadline_s: float) -> int:
+        """Pull runs of blocks; returns the messages it took. Errors as of `Pulling.run`; when cancelled, it ends
+        only once the transfer is at rest. The source is told the deadline; here, the caller keeps it."""
+        if self.connection.refusal:
+            raise KvTransferRefused(f"{self.connection.peer_name} has another KV layout: {self.connection.refusal}")
+        pulling = self._new_pulling(export_id, runs, deadline_s)
+        number = pulling.request.transfer
+        self._pullings[number] = pulling
+        run = asyncio.create_task(pulling.run(ring, self._settings.window_messages), name=f"kv pull {export_id}")
+        try:
+            await asyncio.shield(run)
+        except asyncio.CancelledError:
+            pulling.stop(KvTransferFailed("it was cancelled"))
+            await at_rest(run)
+            if not run.cancelled():
+                run.exception()  # why it stopped is known
+            raise
+        finally:
+            del self._pullings[number]
+        return pulling.messages
+
+    def serving_of(self, export_id: str) -> list[Serving]:
+        """Transfers that read the blocks of an export."""
+        return [serving for serving in self._servings.values() if serving.request.export_id == export_id]
+
+    def _new_pulling(self, export_id: str, runs: Sequence[Run], deadline_s: float) -> Pulling:
+        settings = self._settings
+        request = Pull(
+            transfer=next(self._numbers),
+            export_id=export_id,
+            runs=tuple((run.source_block, run.blocks) for run in runs),
+            granted=0,
+            deadline_ms=max(1, round(deadline_s * 1000)),
+            packing=Packing(settings.message_bytes, settings.gathered_bytes, settings.direct_bytes),
+            checksums=settings.checksums,
+        )
+        return Pulling(self.connection, request, runs, self._memory, settings.grace_s)
+
+    def _handle(self, message: Control) -> None:
+        match message:
+            case Pull():
+                serving = Serving(self.connection, message, self._memory)
+                self._servings[message.transfer] = serving
+                serving.answered.add_done_callback(lambda _: self._servings.pop(message.transfer, None))
+                self._serve(self, serving)
+            case Grant() | Cancel():
+                self._handle_puller(message)
+            case Done() | Failed() | Digests():
+                self._handle_source(message)
+
+    def _handle_puller(self, message: Grant | Cancel) -> None:
+        """About a transfer that is served here; it may have ended meanwhile."""
+        serving = self._servings.get(message.transfer)
+        if serving is None:
+            return
+        if isinstance(message, Grant):
+            serving.grant(message.granted)
+        else:
+            serving.cancel()
+
+    def _handle_source(self, message: Done | Failed | Digests) -> None:
+        pulling = self._pullings.get(message.transfer)
+        if pulling is None:
+            return
+        match message:
+            case Done():
+                pulling.done()
+            case Failed():
+                pulling.failed(message)
+            case Digests():
+                pulling.add_digests(message.values)
+
+    def _on_cut(self, connection: Connection) -> None:
+        for pulling in self._pullings.values():
+            pulling.lost()
+        for serving in tuple(self._servings.values()):
+            serving.fail(connection.reason)
+
+    def _on_listener_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a KV connection's listener died", exc_info=error)
+            self.connection.cut(f"this agent failed: {error!r}")
+
+
+async def at_rest(task: "asyncio.Task[object]") -> None:
+    """Wait for a task that ends by itself within a bound, even if cancelled again."""
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            continue

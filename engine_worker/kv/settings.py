@@ -1,0 +1,54 @@
+"""How an agent moves blocks, and its bounds."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from mesh.errors import ConfigurationError
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransferSettings:
+    """The measurements behind the sizes are in benchmarks/README.md."""
+
+    port: int = 0
+    """UCX listens here on every interface; 0 takes a free port."""
+    device: Device = "cpu"
+    """Where the KV memory is; decides the transports."""
+    parallel_transfers: int = 3
+    """Pulled at once, and served at once (CascadeInfer, section 5)."""
+    queued_transfers: int = 64
+    """Wait for their turn on either side; one more is refused."""
+    message_bytes: int = 4 * 1024 * 1024
+    """Largest message; also the size of a staging buffer."""
+    direct_bytes: int = 128 * 1024
+    """Consecutive bytes from here on travel as messages of their own, without a copy; less is gathered."""
+    gathered_bytes: int = 512 * 1024
+    """Largest message of gathered pieces: small enough to be sent out of the cache that it was gathered in."""
+    window_messages: int = 4
+    """Messages of one transfer under way at once; also the staging buffers of a transfer."""
+    spin_us: float = 50.0
+    """How long the agent looks for the next fragment before it sleeps. Without that, sender and receiver put each
+    other to sleep at each fragment and shared memory runs at a tenth of its speed."""
+    connect_s: float = 5.0
+    grace_s: float = 0.25
+    """How long an ended transfer may take to come to rest before its connection is cut."""
+    max_connections: int = 256
+    """With other agents, both ways together."""
+    checksums: bool = False
+    """Debug mode: xxh3 of every message, taken before it is sent and after it arrived."""
+
+    def __post_init__(self) -> None:
+        for name in ("parallel_transfers", "window_messages", "message_bytes", "direct_bytes", "max_connections"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.direct_bytes <= self.gathered_bytes <= self.message_bytes:
+            raise ConfigurationError(
+                f"direct_bytes ({self.direct_bytes}), gathered_bytes ({self.gathered_bytes}) and message_bytes "
+                f"({self.message_bytes}) must be given in ascending order"
+            )
+        if self.queued_transfers < 0 or self.spin_us < 0:
+            raise ConfigurationError("queued_transfers and spin_us must not be negative")
+        if min(self.connect_s, self.grace_s) <= 0:
+            raise ConfigurationError("connect_s and grace_s must be more than 0")

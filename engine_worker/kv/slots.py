@@ -1,0 +1,64 @@
+"""How many transfers run at once, and how many wait."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from engine_worker.kv.staging import StagingRing
+from mesh.errors import KvTransferRefused
+
+
+class TransferSlots:
+    """First come, first served. Each slot owns its staging buffers, so that transfers cannot wait for each other's."""
+
+    def __init__(self, parallel: int, queued: int, new_ring: Callable[[], StagingRing]) -> None:
+        self._rings = [new_ring() for _ in range(parallel)]
+        self._parallel = parallel
+        self._max_queued = queued
+        self._waiting: deque[asyncio.Future[StagingRing]] = deque()
+
+    @property
+    def running(self) -> int:
+        """Slots taken."""
+        return self._parallel - len(self._rings)
+
+    @property
+    def queued(self) -> int:
+        """Transfers that wait for one."""
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[StagingRing]:
+        """Wait for a slot and hold it. Raises `KvTransferRefused` at once if too many wait already."""
+        ring = await self._next()
+        try:
+            yield ring
+        finally:
+            self._give(ring)
+
+    async def _next(self) -> StagingRing:
+        if self._rings:
+            return self._rings.pop()
+        if len(self._waiting) >= self._max_queued:
+            raise KvTransferRefused(
+                f"{self.running} KV transfers run and {self.queued} wait; come back when some have ended"
+            )
+        turn: asyncio.Future[StagingRing] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give(turn.result())
+            else:
+                self._waiting.remove(turn)
+            raise
+
+    def _give(self, ring: StagingRing) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(ring)
+                return
+        self._rings.append(ring)

@@ -1,0 +1,47 @@
+"""Staging buffers: bounded, reused, made when first needed."""
+
+from engine_worker.kv.memory import Buffer, KvMemory
+from engine_worker.kv.plan import Extent
+
+
+class StagingRing:
+    """The buffers of one transfer. Message n uses buffer n modulo `buffers`: a transfer has no more messages under
+    way, and they complete in order."""
+
+    def __init__(self, memory: KvMemory, buffers: int, buffer_bytes: int) -> None:
+        self._memory = memory
+        self._buffer_bytes = buffer_bytes
+        self._buffers: list[Buffer | None] = [None] * buffers
+
+    def buffer(self, number: int, nbytes: int) -> Buffer:
+        """For message `number`."""
+        slot = number % len(self._buffers)
+        buffer = self._buffers[slot]
+        if buffer is None:
+            buffer = self._buffers[slot] = self._memory.staging(self._buffer_bytes)
+        return buffer[:nbytes]
+
+
+def place(memory: KvMemory, extents: list[Extent]) -> Buffer | None:
+    """The blocks in place if they lie in one piece."""
+    return memory.view(*extents[0]) if len(extents) == 1 else None
+
+
+def gather(memory: KvMemory, extents: list[Extent], into: Buffer) -> None:
+    """Copy blocks into a buffer, one after another."""
+    offset = 0
+    for extent in extents:
+        end = offset + extent.blocks * memory.layout.region_block_bytes[extent.region]
+        memory.read(*extent, into[offset:end])
+        offset = end
+    memory.settle()
+
+
+def scatter(memory: KvMemory, extents: list[Extent], content: Buffer) -> None:
+    """Copy blocks out of a buffer."""
+    offset = 0
+    for extent in extents:
+        end = offset + extent.blocks * memory.layout.region_block_bytes[extent.region]
+        memory.write(*extent, content[offset:end])
+        offset = end
+    memory.settle()
