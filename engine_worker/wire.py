@@ -54,10 +54,7 @@ def step_message(deltas: Sequence[Delta]) -> worker_pb2.WorkerMessage:
             added.error.code = _ERROR_CODES[delta.code]
             added.error.message = delta.message
             continue
-        if len(delta.token_ids) == 1:
-            added.token_ids.append(delta.token_ids[0])
-        else:
-            added.token_ids.extend(delta.token_ids)
+        added.token_ids.extend(delta.token_ids)
         if delta.logprobs:
             _add_logprobs(added, delta.logprobs)
         if delta.cached_tokens is not None:
