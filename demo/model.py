@@ -65,7 +65,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 KVCache = list[tuple[Tensor, Tensor]]
 
 
-class Attention(nn.Module):  # type: ignore[misc]
+class Attention(nn.Module):
     """Grouped-query attention with rotary positions."""
 
     def __init__(self, shape: Shape) -> None:
@@ -93,7 +93,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         return self.o_proj(attended.transpose(1, 2).flatten(2)), (k, v)
 
 
-class MLP(nn.Module):  # type: ignore[misc]
+class MLP(nn.Module):
     """SwiGLU feed-forward layer."""
 
     def __init__(self, shape: Shape) -> None:
@@ -107,7 +107,7 @@ class MLP(nn.Module):  # type: ignore[misc]
         return down
 
 
-class Layer(nn.Module):  # type: ignore[misc]
+class Layer(nn.Module):
     """Attention and feed-forward, each normalised before and added to the residual stream."""
 
     def __init__(self, shape: Shape) -> None:
@@ -125,7 +125,7 @@ class Layer(nn.Module):  # type: ignore[misc]
         return x + self.mlp(self.post_attention_layernorm(x)), present
 
 
-class Decoder(nn.Module):  # type: ignore[misc]
+class Decoder(nn.Module):
     """Embedding, layers and final norm: what a checkpoint calls `model`."""
 
     def __init__(self, shape: Shape) -> None:
@@ -135,7 +135,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         self.norm = nn.RMSNorm(shape.hidden, eps=RMS_NORM_EPS)
 
 
-class Llama(nn.Module):  # type: ignore[misc]
+class Llama(nn.Module):
     """A Llama language model whose output layer is its embedding."""
 
     cos: Tensor

@@ -132,6 +132,13 @@ class Completion(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class ModelFacts(msgspec.Struct):
+    """What OpenAI's form of a model has no place for."""
+
+    vocab_size: int
+    """Token ids that a prompt may hold: 0 to vocab_size - 1."""
+
+
 class Model(msgspec.Struct):
     """A model that can be asked for."""
 
@@ -139,6 +146,7 @@ class Model(msgspec.Struct):
     created: int
     max_model_len: int
     """Tokens of prompt and answer together."""
+    penstock: ModelFacts
     object: Literal["model"] = "model"
     owned_by: str = "penstock"
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.answers.sse import encode
-from services.frontend.api.answer_schema import Model, ModelList
+from services.frontend.api.answer_schema import Model, ModelFacts, ModelList
 from services.frontend.api.errors import model_not_found, unavailable
 from services.frontend.api.openapi import answer_docs
 from services.frontend.models import ServedModel
@@ -48,7 +48,8 @@ def info_routes(service: FrontendService, registry: CollectorRegistry) -> APIRou
 
 
 def _model(model: ServedModel) -> Model:
-    return Model(model.name, model.created_unix_s, model.max_model_len_tokens)
+    facts = ModelFacts(model.text.vocabulary_size)
+    return Model(model.name, model.created_unix_s, model.max_model_len_tokens, facts)
 
 
 def _json(body: bytes) -> Response:
