@@ -135,7 +135,7 @@ def bare_main(pipe: Connection, steps_per_s: float, duration_s: float, requests:
 
 
 async def _bare_work(pipe: Connection, steps_per_s: float, duration_s: float, requests: int) -> None:
-    service = BareService(wire.step_message(_deltas(requests)), steps_per_s)
+    service = BareService(wire.step_message(_deltas(requests), {}), steps_per_s)
     server = RpcServer()
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     pipe.send(await server.start())
@@ -210,10 +210,10 @@ def measure_parts(requests: int) -> dict[str, float]:
         table.admit(request, stream_id=1, frontend_id="f", now_s=0.0)
     empty = StepOutput(tuple(TokenDelta(_request_id(number), 0, ()) for number in range(requests)))
     deltas = _deltas(requests)
-    message = wire.step_message(deltas)
+    message = wire.step_message(deltas, {})
     parts = {
         "route": lambda: table.route(empty),
-        "encode": lambda: wire.step_message(deltas),
+        "encode": lambda: wire.step_message(deltas, {}),
         "size": message.ByteSize,
         "serialise": message.SerializeToString,
     }

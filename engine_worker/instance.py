@@ -98,16 +98,20 @@ class Instance:
         if not self.streams:
             self._no_streams.set()
 
-    def submit(self, stream: OutputStream, request: EngineRequest, *, model: str, deadline_ms: int = 0) -> None:
-        """Hand a request to the engine, or answer why not."""
+    def submit(
+        self, stream: OutputStream, request: EngineRequest, *, model: str, deadline_ms: int = 0, epoch: int = 0
+    ) -> None:
+        """Hand a request to the engine, or answer why not. Its deltas are sent under `epoch`."""
         if stream.is_cut:
             return
-        if (duplicate := self.table.refuse_duplicate(stream.stream_id, request.request_id)) is not None:
+        if (duplicate := self.table.refuse_duplicate(stream.stream_id, request.request_id, epoch)) is not None:
             self._carry_out(duplicate)
             return
         failure = self._admission_failure(request, model) or self._hand_over(request)
         if failure is not None:
-            self._carry_out(Orders(messages={stream.stream_id: [failure]}))
+            orders = Orders()
+            orders.tell(stream.stream_id, failure, epoch)
+            self._carry_out(orders)
             return
         now_s = self._clock()
         self.table.admit(
@@ -116,6 +120,7 @@ class Instance:
             frontend_id=stream.frontend_id,
             now_s=now_s,
             deadline_s=now_s + deadline_ms / 1000 if deadline_ms else None,
+            epoch=epoch,
         )
         self._changed()
 
@@ -224,7 +229,7 @@ class Instance:
                 self._engine.abort(request_id)
         for stream_id, deltas in orders.messages.items():
             stream = self.streams[stream_id]
-            self._metrics.message_bytes.observe(stream.put(wire.step_message(deltas)))
+            self._metrics.message_bytes.observe(stream.put(wire.step_message(deltas, orders.epochs)))
             self._close_if_finished(stream)
             self._count_failures(deltas)
         self._drop_cut_streams([self.streams[stream_id] for stream_id in orders.messages])

@@ -39,6 +39,8 @@ class TrackedRequest:
     deadline_s: float | None
     emitted_token_ids: list[int]
     """All generated tokens: those that the request brought along and those that the engine added."""
+    epoch: int = 0
+    """Under which its deltas are sent; grows with each hand-over and each recovery."""
     state: State = "running"
     started: bool = False
     """The engine has answered at least once."""
@@ -61,9 +63,13 @@ class Orders:
     """By stream."""
     aborts: list[str] = field(default_factory=list)
     """Requests that the engine is to drop."""
+    epochs: dict[str, int] = field(default_factory=dict)
+    """Of the deltas in `messages`, by request; those of epoch 0 are left out."""
 
-    def tell(self, stream_id: int, delta: Delta) -> None:
-        """Add one delta for a stream."""
+    def tell(self, stream_id: int, delta: Delta, epoch: int = 0) -> None:
+        """Add one delta for a stream, to be sent under the request's epoch."""
+        if epoch:
+            self.epochs[delta.request_id] = epoch
         told = self.messages.get(stream_id)
         if told is None:
             self.messages[stream_id] = [delta]
@@ -113,12 +119,13 @@ class RequestTable:
         frontend_id: str,
         now_s: float,
         deadline_s: float | None = None,
+        epoch: int = 0,
     ) -> None:
         """Record a request that the engine has taken. Raises IllegalTransition if the id is here already."""
         if request.request_id in self._requests:
             raise IllegalTransition(f"request {request.request_id} is admitted twice; this is a bug of the worker")
         self._requests[request.request_id] = TrackedRequest(
-            request, stream_id, frontend_id, now_s, deadline_s, list(request.emitted_token_ids)
+            request, stream_id, frontend_id, now_s, deadline_s, list(request.emitted_token_ids), epoch
         )
         self._recent_admissions.append(request.request_id)
         self.admissions_total += 1
@@ -138,7 +145,7 @@ class RequestTable:
             if delta.offset == len(tracked.emitted_token_ids):
                 tracked.emitted_token_ids += delta.token_ids
                 tracked.started = True
-                orders.tell(tracked.stream_id, delta)
+                orders.tell(tracked.stream_id, delta, tracked.epoch)
             else:
                 self._end_broken(tracked, delta, orders)
         return orders
@@ -160,8 +167,9 @@ class RequestTable:
             self._discard(tracked, orders)
         return orders
 
-    def refuse_duplicate(self, stream_id: int, request_id: str) -> Orders | None:
-        """Answer to a request whose id is here already; None if it is not.
+    def refuse_duplicate(self, stream_id: int, request_id: str, epoch: int = 0) -> Orders | None:
+        """Answer to a request whose id is here already; None if it is not. The answer bears the `epoch` of the
+        second request. One that comes back while the first is being dropped may be tried again, here or elsewhere.
 
         On the stream that runs the first one, the answer ends both: the stream could not tell a refusal of the
         second from an end of the first.
@@ -170,13 +178,14 @@ class RequestTable:
         if first is None:
             return None
         orders = Orders()
-        if first.state == "discarded":
+        if first.state != "running":
             code, message = FailureCode.UNAVAILABLE, "an earlier request of this id is still being dropped; retry"
         else:
             code, message = FailureCode.REFUSED, "a request of this id is running here; ids must be unique"
         if first.state == "discarded" or first.stream_id != stream_id:
-            orders.tell(stream_id, Failure(request_id, 0, code, message))
+            orders.tell(stream_id, Failure(request_id, 0, code, message), epoch)
         else:
+            first.epoch = max(first.epoch, epoch)
             self._fail(first, code, message, orders)
         return orders
 
@@ -199,13 +208,13 @@ class RequestTable:
     def _end_broken(self, tracked: TrackedRequest, delta: TokenDelta, orders: Orders) -> None:
         expected = len(tracked.emitted_token_ids)
         message = f"the engine went on at token {delta.offset} instead of {expected}; this is a bug of the engine"
-        orders.tell(tracked.stream_id, Failure(delta.request_id, expected, FailureCode.ENGINE, message))
+        orders.tell(tracked.stream_id, Failure(delta.request_id, expected, FailureCode.ENGINE, message), tracked.epoch)
         if delta.finish_reason is None:
             self._discard(tracked, orders)
 
     def _fail(self, tracked: TrackedRequest, code: FailureCode, message: str, orders: Orders) -> None:
         failure = Failure(tracked.request.request_id, len(tracked.emitted_token_ids), code, message)
-        orders.tell(tracked.stream_id, failure)
+        orders.tell(tracked.stream_id, failure, tracked.epoch)
         self._discard(tracked, orders)
 
     def _discard(self, tracked: TrackedRequest, orders: Orders) -> None:

@@ -94,6 +94,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                         wire.engine_request(generate),
                         model=generate.model,
                         deadline_ms=generate.deadline_ms,
+                        epoch=generate.epoch,
                     )
                 case "abort":
                     self._instance.abort(stream, message.abort.request_id)

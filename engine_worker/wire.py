@@ -1,7 +1,7 @@
 """Values to messages and back. Token deltas are the hot path: 0.5 us each, which is why messages are filled
 field by field (three times faster in upb than keyword construction)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
@@ -39,8 +39,8 @@ def engine_request(message: request_pb2.GenerateRequest) -> EngineRequest:
     )
 
 
-def step_message(deltas: Sequence[Delta]) -> worker_pb2.WorkerMessage:
-    """What one engine step brought for one stream."""
+def step_message(deltas: Sequence[Delta], epochs: Mapping[str, int]) -> worker_pb2.WorkerMessage:
+    """What one engine step brought for one stream; `epochs` by request, 0 for those that are not in it."""
     message = worker_pb2.WorkerMessage()
     step = message.step
     step.SetInParent()
@@ -49,6 +49,8 @@ def step_message(deltas: Sequence[Delta]) -> worker_pb2.WorkerMessage:
         added = add()
         added.request_id = delta.request_id
         added.offset = delta.offset
+        if delta.request_id in epochs:
+            added.epoch = epochs[delta.request_id]
         if isinstance(delta, Failure):
             added.finish_reason = request_pb2.FINISH_REASON_ERROR
             added.error.code = _ERROR_CODES[delta.code]

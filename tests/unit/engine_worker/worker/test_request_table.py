@@ -232,6 +232,24 @@ def test_an_id_that_is_being_dropped_may_come_again_later() -> None:
     assert table.refuse_duplicate(2, "a") is None
 
 
+def test_every_answer_bears_the_epoch_that_the_request_came_with() -> None:
+    table = RequestTable()
+    table.admit(make_request("a"), stream_id=1, frontend_id="f", now_s=0.0, epoch=4)
+    table.admit(make_request("b"), stream_id=1, frontend_id="f", now_s=0.0)
+    assert table.route(StepOutput((TokenDelta("a", 0, (1,)), TokenDelta("b", 0, (1,))))).epochs == {"a": 4}
+    assert table.fail_all(FailureCode.UNAVAILABLE, "stopping").epochs == {"a": 4}
+
+
+def test_a_recovered_request_that_comes_back_while_its_first_life_is_aborted_may_go_elsewhere() -> None:
+    table = admitted("a")
+    table.abort(1, "a")
+    orders = table.refuse_duplicate(1, "a", epoch=2)
+    assert orders is not None
+    (failure,) = orders.messages[1]
+    assert isinstance(failure, Failure)
+    assert (failure.code, orders.epochs) == (FailureCode.UNAVAILABLE, {"a": 2})
+
+
 def test_admitting_twice_is_a_bug_and_says_so() -> None:
     table = admitted("a")
     with pytest.raises(IllegalTransition, match="request a is admitted twice"):

@@ -48,7 +48,7 @@ def read_back(message: request_pb2.TokenDelta) -> Delta:
 
 @given(st.lists(DELTA | FAILURE, max_size=5))
 def test_a_step_survives_the_wire(deltas: list[Delta]) -> None:
-    message = worker_pb2.WorkerMessage.FromString(wire.step_message(deltas).SerializeToString())
+    message = worker_pb2.WorkerMessage.FromString(wire.step_message(deltas, {}).SerializeToString())
     assert message.WhichOneof("message") == "step"
     for sent, got in zip(deltas, map(read_back, message.step.deltas), strict=True):
         if isinstance(sent, Failure):
@@ -67,6 +67,12 @@ def test_a_step_survives_the_wire(deltas: list[Delta]) -> None:
         assert (got.request_id, got.offset, got.token_ids) == (sent.request_id, sent.offset, sent.token_ids)
         assert (got.logprobs, got.finish_reason) == (sent.logprobs, sent.finish_reason)
         assert got.cached_tokens == sent.cached_tokens
+
+
+def test_every_delta_bears_its_epoch() -> None:
+    deltas = (TokenDelta("a", 0, (1,)), Failure("b", 3, FailureCode.UNAVAILABLE, "full"), TokenDelta("c", 0, (1,)))
+    step = wire.step_message(deltas, {"a": 2, "b": 4}).step
+    assert [delta.epoch for delta in step.deltas] == [2, 4, 0]
 
 
 def test_a_request_arrives_as_it_was_sent() -> None:
@@ -123,4 +129,4 @@ def test_block_hashes_keep_all_64_bits() -> None:
 
 
 def test_an_empty_step_is_still_a_step() -> None:
-    assert wire.step_message(StepOutput().deltas).WhichOneof("message") == "step"
+    assert wire.step_message(StepOutput().deltas, {}).WhichOneof("message") == "step"
