@@ -17,9 +17,6 @@ from typing import Any
 from engine_worker.kv.memory import Buffer
 from mesh.errors import ConfigurationError, PeerUnavailable
 
-_LONGEST_TURN_S = 0.002
-"""Then other work of the event loop gets its turn."""
-
 
 class UcxWorker:
     """One per agent; everything on one event loop."""
@@ -39,6 +36,7 @@ class UcxWorker:
         self._pending: dict[Any, tuple[asyncio.Future[None], Any]] = {}
         """By request: its future, and the buffer, which must live as long as the request."""
         self._data_pending = 0
+        self._busy_until_s = 0.0
         self._is_scheduled = False
         self._is_closed = False
 
@@ -69,6 +67,7 @@ class UcxWorker:
         future: asyncio.Future[None] = self._loop.create_future()
         if is_data:
             self._data_pending += 1
+            self._busy_until_s = time.perf_counter() + self._spin_s
             future.add_done_callback(self._data_done)
         self._pending[request] = (future, buffer)
         self.wake()
@@ -91,28 +90,22 @@ class UcxWorker:
         self._data_pending -= 1
 
     def _run(self) -> None:
+        """One turn. While data is under way there is another one soon, but never a loop in here: whoever waited for
+        what is complete may have to answer before more can come, and gets there only in turns of the event loop."""
         self._is_scheduled = False
         if self._is_closed:
             return
-        worker, clock = self._worker, time.perf_counter
+        now_s = time.perf_counter()
+        if self._worker.progress_once():
+            self._worker.progress()
+            self._busy_until_s = time.perf_counter() + self._spin_s
         self._settle()
-        began = last = clock()
-        while True:
-            now = clock()
-            if worker.progress_once():
-                worker.progress()
-                self._settle()
-                last = clock()
-            elif not self._data_pending or now - last > self._spin_s:
-                if worker.arm():
-                    return
-                last = now
-            else:
-                # Where the peer runs on the same core it would otherwise not get on before we sleep.
-                os.sched_yield()
-            if now - began > _LONGEST_TURN_S:
-                self.wake()
-                return
+        if self._data_pending and now_s < self._busy_until_s:
+            # Where the peer runs on the same core it would otherwise not get on before we sleep.
+            os.sched_yield()
+            self.wake()
+        elif not self._worker.arm():
+            self.wake()
 
     def _settle(self) -> None:
         """Complete the futures of completed requests."""
