@@ -16,16 +16,16 @@ from typing import Any
 
 from engine_worker.kv.connection import Connection, PeerAddress
 from engine_worker.kv.grants import BlockGrants
-from engine_worker.kv.layout import KvLayout
 from engine_worker.kv.memory import KvMemory
 from engine_worker.kv.messages import MAX_ID_CHARACTERS, MAX_RUNS, PROTOCOL_VERSION, Hello, Pull
+from engine_worker.kv.orders import PullOrders
 from engine_worker.kv.plan import Run, check_block_ids, joint_runs
 from engine_worker.kv.serving import Serving
 from engine_worker.kv.session import Session, at_rest
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.slots import TransferSlots
 from engine_worker.kv.staging import StagingRing
-from engine_worker.kv.transfer import AgentStatus, TransferStats
+from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
 from engine_worker.kv.ucx_environment import load_ucx
 from engine_worker.kv.ucx_worker import UcxEndpoint, UcxWorker
 from mesh.errors import ConfigurationError, DeadlineExceeded, KvTransferRefused, PeerUnavailable, RpcError
@@ -48,7 +48,8 @@ class KvTransferAgent:
         self._settings = settings
         self._agent_id = agent_id
         self._exports = BlockGrants("exported")
-        self._reserved = BlockGrants("reserved")
+        self.orders = PullOrders(self.pull)
+        """For pulls that another process of this worker orders."""
         self._pull_slots = self._new_slots()
         self._serve_slots = self._new_slots()
         self._sessions: dict[PeerAddress, asyncio.Task[Session]] = {}
@@ -78,20 +79,9 @@ class KvTransferAgent:
             raise ConfigurationError("the KV transfer agent is not started")
         return int(self._listener.port)
 
-    @property
-    def agent_id(self) -> str:
-        """Its name in peers' messages."""
-        return self._agent_id
-
-    @property
-    def layout(self) -> KvLayout:
-        """Of the memory here."""
-        return self._memory.layout
-
-    @property
-    def settings(self) -> KvTransferSettings:
-        """As given."""
-        return self._settings
+    async def describe(self) -> AgentDescription:
+        """What it is; after `start`."""
+        return AgentDescription(self._agent_id, self.port, self._memory.layout, self._settings)
 
     def export(self, export_id: str, block_ids: Sequence[int]) -> None:
         """Let peers read these blocks under this id, besides those exported under it before. They must hold what
@@ -110,27 +100,6 @@ class KvTransferAgent:
         except asyncio.CancelledError:
             await at_rest(withdrawing)
             raise
-
-    def reserve(self, transfer_id: str, block_ids: Sequence[int]) -> None:
-        """Let another process of this worker order, by `pull_reserved`, a pull into these blocks."""
-        self._check_range(block_ids)
-        self._reserved.open(transfer_id, block_ids)
-
-    def release(self, transfer_id: str) -> None:
-        """End a reservation; a pull under way goes on."""
-        self._reserved.close(transfer_id)
-
-    async def pull_reserved(
-        self,
-        peer: PeerAddress,
-        transfer_id: str,
-        source_block_ids: Sequence[int],
-        target_block_ids: Sequence[int],
-        deadline_s: float,
-    ) -> TransferStats:
-        """`pull`, for an order from outside the engine: refused unless the engine reserved the target blocks."""
-        self._reserved.check(transfer_id, target_block_ids)
-        return await self.pull(peer, transfer_id, source_block_ids, target_block_ids, deadline_s)
 
     async def pull(
         self,
@@ -167,7 +136,18 @@ class KvTransferAgent:
         self._pulled_bytes += stats.nbytes
         return stats
 
-    def status(self) -> AgentStatus:
+    async def pull_reserved(
+        self,
+        peer: PeerAddress,
+        transfer_id: str,
+        source_block_ids: Sequence[int],
+        target_block_ids: Sequence[int],
+        deadline_s: float,
+    ) -> TransferStats:
+        """See `PullOrders.pull`."""
+        return await self.orders.pull(peer, transfer_id, source_block_ids, target_block_ids, deadline_s)
+
+    async def status(self) -> AgentStatus:
         """What goes on now."""
         return AgentStatus(
             pulling=self._pull_slots.running,
@@ -205,7 +185,7 @@ class KvTransferAgent:
                 left_s = deadline_s - (time.monotonic() - began_s)
                 messages += await session.pull(transfer_id, runs[first : first + MAX_RUNS], ring, left_s)
         blocks = sum(run.blocks for run in runs)
-        nbytes = blocks * self.layout.block_bytes
+        nbytes = blocks * self._memory.layout.block_bytes
         return TransferStats(transfer_id, blocks, nbytes, messages, waited_s, time.monotonic() - began_s)
 
     async def _session(self, peer: PeerAddress) -> Session:
@@ -248,7 +228,7 @@ class KvTransferAgent:
             log.warning("a KV agent connected and did not introduce itself", extra={"reason": str(error)})
 
     async def _greet(self, endpoint: UcxEndpoint, peer_name: str) -> Session:
-        connection = Connection(endpoint, Hello(PROTOCOL_VERSION, self._agent_id, self.layout), peer_name)
+        connection = Connection(endpoint, Hello(PROTOCOL_VERSION, self._agent_id, self._memory.layout), peer_name)
         self._open[connection] = None
         connection.on_cut.append(self._closed)
         await connection.greet(self._settings.connect_s)
@@ -288,7 +268,7 @@ class KvTransferAgent:
     def _refusal(self, request: Pull) -> str:
         """Why a pull is not served; empty if it is."""
         packing = request.packing
-        largest = max(self.layout.region_block_bytes)
+        largest = max(self._memory.layout.region_block_bytes)
         if not max(largest, packing.gathered_bytes) <= packing.message_bytes <= self._settings.message_bytes:
             return (
                 f"messages of {packing.message_bytes} bytes are asked for and {self._settings.message_bytes} is the "

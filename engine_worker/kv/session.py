@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 from engine_worker.kv.connection import Connection
 from engine_worker.kv.memory import KvMemory
@@ -54,8 +55,6 @@ class Session:
         except asyncio.CancelledError:
             pulling.stop(KvTransferFailed("it was cancelled"))
             await at_rest(run)
-            if not run.cancelled():
-                run.exception()  # why it stopped is known
             raise
         finally:
             del self._pullings[number]
@@ -125,10 +124,13 @@ class Session:
             self.connection.cut(f"this agent failed: {error!r}")
 
 
-async def at_rest(task: "asyncio.Task[object]") -> None:
-    """Wait for a task that ends by itself within a bound, even if cancelled again."""
+async def at_rest(task: "asyncio.Task[Any]") -> None:
+    """Wait for a task that was stopped and ends by itself within a bound, even if cancelled again. Its error is
+    of no interest any more."""
     while not task.done():
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
             continue
+    if not task.cancelled():
+        task.exception()

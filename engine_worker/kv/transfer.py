@@ -1,6 +1,19 @@
-"""What an agent says about transfers."""
+"""What an agent says about itself and its transfers."""
 
 from dataclasses import dataclass
+
+from engine_worker.kv.layout import KvLayout
+from engine_worker.kv.settings import KvTransferSettings
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDescription:
+    """Of one agent, for its life."""
+
+    agent_id: str
+    port: int
+    layout: KvLayout
+    settings: KvTransferSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,119 @@
+"""The worker's gRPC service about KV transfers: a thin shell around its agent."""
+
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, TypeAlias
+
+import grpc
+
+from engine_worker.kv.connection import PeerAddress
+from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
+from mesh.errors import (
+    DeadlineExceeded,
+    KvBlockCorrupt,
+    KvTransferFailed,
+    KvTransferRefused,
+    PeerUnavailable,
+    PenstockError,
+)
+from penstock.v1 import kv_transfer_pb2 as pb2
+from penstock.v1 import kv_transfer_pb2_grpc
+
+SERVICE_NAME = "penstock.v1.KvTransfer"
+DEFAULT_DEADLINE_S = 5.0
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+_CODES: dict[type[PenstockError], grpc.StatusCode] = {
+    KvTransferRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    KvTransferFailed: grpc.StatusCode.ABORTED,
+    PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    KvBlockCorrupt: grpc.StatusCode.DATA_LOSS,
+}
+
+
+class AgentPort(Protocol):
+    """What the service asks of an agent, which may live on another thread (`AgentThread`) or in another process."""
+
+    async def describe(self) -> AgentDescription:
+        """What it is."""
+
+    async def status(self) -> AgentStatus:
+        """What it does."""
+
+    async def pull_reserved(
+        self,
+        peer: PeerAddress,
+        transfer_id: str,
+        source_block_ids: Sequence[int],
+        target_block_ids: Sequence[int],
+        deadline_s: float,
+    ) -> TransferStats:
+        """See `PullOrders.pull`."""
+
+
+class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
+    """penstock.v1.KvTransfer."""
+
+    def __init__(self, agent: AgentPort, host: str) -> None:
+        """`host` is how other workers reach this machine."""
+        self._agent = agent
+        self._host = host
+
+    async def Describe(self, request: pb2.KvDescribeRequest, context: Context) -> pb2.KvDescribeResponse:
+        """Where the agent listens and what its blocks look like."""
+        about = await self._agent.describe()
+        return pb2.KvDescribeResponse(
+            agent_id=about.agent_id,
+            host=self._host,
+            port=about.port,
+            model=about.layout.model,
+            dtype=about.layout.dtype,
+            block_tokens=about.layout.block_tokens,
+            region_block_bytes=about.layout.region_block_bytes,
+            isa=about.layout.isa,
+            parallel_transfers=about.settings.parallel_transfers,
+            message_bytes=about.settings.message_bytes,
+            checksums=about.settings.checksums,
+        )
+
+    async def Pull(self, request: pb2.KvPullRequest, context: Context) -> pb2.KvPullResponse:
+        """Pull into reserved blocks; the end of the call cancels it."""
+        deadline_s = request.deadline_ms / 1000 or context.time_remaining() or DEFAULT_DEADLINE_S
+        try:
+            stats = await self._agent.pull_reserved(
+                PeerAddress(request.host, request.port),
+                request.transfer_id,
+                list(request.source_block_ids),
+                list(request.target_block_ids),
+                deadline_s,
+            )
+        except PenstockError as error:
+            await _abort(context, error)
+        return pb2.KvPullResponse(
+            kv_bytes=stats.nbytes,
+            messages=stats.messages,
+            waited_ms=stats.waited_s * 1e3,
+            duration_ms=stats.duration_s * 1e3,
+        )
+
+    async def Status(self, request: pb2.KvStatusRequest, context: Context) -> pb2.KvStatusResponse:
+        """What the agent is doing."""
+        status = await self._agent.status()
+        return pb2.KvStatusResponse(
+            pulling=status.pulling,
+            pull_queue=status.pull_queue,
+            serving=status.serving,
+            serve_queue=status.serve_queue,
+            connections=status.connections,
+            exports=status.exports,
+            exported_blocks=status.exported_blocks,
+            pulls_total=status.pulls_total,
+            failed_pulls_total=status.failed_pulls_total,
+            pulled_bytes_total=status.pulled_bytes_total,
+        )
+
+
+async def _abort(context: Context, error: PenstockError) -> NoReturn:
+    await context.abort(_CODES.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+    raise AssertionError("abort returned")
