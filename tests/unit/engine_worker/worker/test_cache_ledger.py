@@ -62,6 +62,15 @@ def test_changes_while_pieces_are_on_their_way_come_on_top() -> None:
     assert monitor.blocks == {2, 3, 4}
 
 
+def test_what_was_told_is_not_told_again() -> None:
+    ledger, backlog = CacheLedger(10), KvBacklog(10)
+    assert list(backlog.take(ledger.blocks)) == [KvBlocks(cleared=True)]
+    backlog.add(ledger.apply(KvBlocks(stored=(1,))))
+    assert list(backlog.take(ledger.blocks)) == [KvBlocks(stored=(1,))]
+    assert not backlog
+    assert list(backlog.take(ledger.blocks)) == []
+
+
 def test_more_blocks_than_the_engine_has_empty_the_index() -> None:
     ledger = CacheLedger(2)
     assert ledger.apply(KvBlocks(stored=(1, 2))) == KvBlocks(stored=(1, 2))

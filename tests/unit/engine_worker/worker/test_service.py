@@ -12,6 +12,7 @@ from controlplane.model.instance import LoadReport
 from controlplane.model.request import TokenDelta
 from mesh.errors import EngineFailed
 from penstock.v1 import request_pb2, worker_pb2
+from tests.unit.engine_worker.worker.fake_engine import make_request
 from tests.unit.engine_worker.worker.running_worker import (
     SETTINGS,
     FrontendStream,
@@ -194,6 +195,14 @@ async def test_a_frontend_that_does_not_read_is_cut_off_and_nobody_else_is(caplo
         assert "frontend deaf does not read" in details
         worker.engine.step()
         assert "b" in await healthy.deltas()
+
+
+async def test_what_a_cut_frontend_still_sends_reaches_no_engine(worker: RunningWorker) -> None:
+    stream = worker.instance.open_stream("frontend-0")
+    stream.cut("does not read")
+    worker.instance.close_stream(stream)
+    worker.instance.submit(stream, make_request("a"), model="m")
+    assert worker.engine.requests == {}
 
 
 async def drained_status(stream: FrontendStream) -> tuple[grpc.StatusCode, str]:
