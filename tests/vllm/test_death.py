@@ -104,9 +104,9 @@ async def _read(outputs: AsyncIterator[StepOutput]) -> None:
 
 
 def _cores(pid: int) -> list[psutil.Process]:
-    """Children but for the resource tracker of multiprocessing, which ends with its process."""
-    children = psutil.Process(pid).children(recursive=True)
-    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    """Engine cores of this process: the children that multiprocessing spawned. A whole test run has others."""
+    children = psutil.Process(pid).children()
+    return [child for child in children if "multiprocessing.spawn" in " ".join(child.cmdline())]
 
 
 async def _fact(worker: asyncio.subprocess.Process, key: str) -> dict[str, list[object]]:
