@@ -197,15 +197,62 @@ class Instance:
         """Fill an imported block. Raises `KvBlockCorrupt` if the content is not what its tokens say."""
         self._imports.write(block_id, content)
 
-    def complete_import(self, request_id: str) -> None:
-        """Every block is written: the request joins the queue, ahead of those that hold no KV."""
-        sequence = self._known(request_id)
+    def extend_import(self, request_id: str, computed_tokens: int) -> KvImport:
+        """The former instance has gone on: await the blocks of its tokens up to `computed_tokens`.
+
+        The last block of the step before must have been full. Raises `RequestRefused` where there is no room.
+        """
+        sequence = self._importing(request_id)
+        kv = self._scheduler.kv
+        done_blocks, partly = divmod(sequence.computed_tokens, self.config.block_tokens)
+        if computed_tokens <= sequence.computed_tokens:
+            return KvImport((), done_blocks, sequence.computed_tokens)
+        if partly:
+            raise IllegalTransition(f"{sequence.story()} cannot be extended: its last block is partly filled")
+        if kv.blocks_for(computed_tokens) - len(sequence.blocks) > kv.pool.free_blocks:
+            raise RequestRefused(f"request {request_id}: too few free KV blocks for what it has grown to")
+        kv.grow(sequence, computed_tokens)
+        sequence.computed_tokens = computed_tokens
+        return self._imports.expect(sequence, done_blocks)
+
+    def complete_import(self, request_id: str, tokens: int = 0) -> None:
+        """Every block is written: the request joins the queue, ahead of those that hold no KV. `tokens` counts its
+        prompt and generated tokens by now, if they have become more since it was admitted."""
+        sequence = self._importing(request_id)
         missing = self._imports.missing(sequence)
-        if sequence.state is not SequenceState.IMPORTING or missing:
+        if missing:
             raise IllegalTransition(f"{sequence.story()} cannot start: blocks {missing} are not written")
-        sequence.move_to(SequenceState.WAITING)
+        sequence.tokens = sequence.reported_tokens = max(sequence.tokens, tokens)
+        if not sequence.computed_tokens < sequence.tokens < sequence.total_tokens:
+            raise IllegalTransition(f"{sequence.story()} cannot start: nothing is left to compute")
+        sequence.started = sequence.tokens > sequence.prompt_tokens
         self._scheduler.kv.remember(sequence, sequence.computed_tokens)
-        self._scheduler.enqueue(sequence)
+        self._scheduler.resume(sequence)
+
+    def state_of(self, request_id: str) -> SequenceState:
+        """Where a request stands; ENDED for unknown ones."""
+        sequence = self._sequences.get(request_id)
+        return SequenceState.ENDED if sequence is None else sequence.state
+
+    def generated_token_ids(self, request_id: str) -> tuple[int, ...]:
+        """All that a request with token ids has generated, here and elsewhere."""
+        sequence = self._known(request_id)
+        if sequence.text is None:
+            raise IllegalTransition(f"{sequence.story()} has no token ids")
+        return tuple(sequence.text.between(sequence.prompt_tokens, self._scheduler.tokens_of(sequence)).tolist())
+
+    def pause(self, request_id: str) -> None:
+        """Let a decoding request stand still, with its KV, until `resume` or `abort`. Not during a step."""
+        if self._step is not None:
+            raise IllegalTransition(f"request {request_id} cannot be paused in the midst of a step")
+        self._scheduler.pause(self._known(request_id))
+
+    def resume(self, request_id: str) -> None:
+        """Let a paused request go on, ahead of those that hold no KV."""
+        sequence = self._known(request_id)
+        if sequence.state is not SequenceState.PAUSED:
+            raise IllegalTransition(f"{sequence.story()} is not paused")
+        self._scheduler.resume(sequence)
 
     def validate(self) -> None:
         """Raises `IllegalTransition` where an invariant is broken; for tests."""
@@ -244,6 +291,12 @@ class Instance:
         self._scheduler.end(sequence)
         del self._sequences[sequence.request_id]
         self._readers -= sequence.text is not None
+
+    def _importing(self, request_id: str) -> Sequence:
+        sequence = self._known(request_id)
+        if sequence.state is not SequenceState.IMPORTING:
+            raise IllegalTransition(f"{sequence.story()} is not being imported")
+        return sequence
 
     def _known(self, request_id: str) -> Sequence:
         sequence = self._sequences.get(request_id)

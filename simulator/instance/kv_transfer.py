@@ -41,14 +41,14 @@ class KvImports:
         self._kv = kv
         self._awaited: dict[int, tuple[Sequence, int]] = {}
 
-    def expect(self, sequence: Sequence, prefix_blocks: int) -> KvImport:
-        """Await the blocks of an importing request that come after its locally cached prefix."""
+    def expect(self, sequence: Sequence, first_block: int) -> KvImport:
+        """Await the blocks of an importing request from `first_block` to the end of its computed tokens."""
         stop = self._kv.blocks_for(sequence.computed_tokens)
-        blocks = tuple(sequence.blocks[prefix_blocks:stop])
+        blocks = tuple(sequence.blocks[first_block:stop])
         if sequence.text is not None:
-            for index, block in enumerate(blocks, start=prefix_blocks):
+            for index, block in enumerate(blocks, start=first_block):
                 self._awaited[block] = (sequence, index)
-        return KvImport(blocks, prefix_blocks, sequence.computed_tokens)
+        return KvImport(blocks, first_block, sequence.computed_tokens)
 
     def write(self, block: int, content: bytes) -> None:
         """Raises `KvBlockCorrupt` where the content is not what the request's tokens say; the block is then

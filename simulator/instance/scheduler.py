@@ -105,6 +105,22 @@ class Scheduler:
         sequence.move_to(SequenceState.DECODE)
         self.decoding.join(sequence)
 
+    def pause(self, sequence: Sequence) -> None:
+        """Take a decoding request out of the batch, with its blocks."""
+        self.decoding.leave(sequence)
+        sequence.move_to(SequenceState.PAUSED)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Queue a request that stands still with its KV. Where memory lacks for its next token it loses its
+        blocks, as if it were preempted: whoever waits in the queue with blocks never lacks any."""
+        if self.kv.blocks_for(sequence.tokens) - len(sequence.blocks) > self.kv.pool.free_blocks:
+            self.kv.release(sequence)
+            sequence.computed_tokens = 0
+        else:
+            self.kv.grow(sequence, sequence.tokens)
+        sequence.move_to(SequenceState.WAITING)
+        self.enqueue(sequence)
+
     def end(self, sequence: Sequence) -> None:
         """Remove a request in any state and free its memory."""
         was_waiting = sequence.state is SequenceState.WAITING

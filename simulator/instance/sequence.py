@@ -17,6 +17,8 @@ class SequenceState(StrEnum):
     """In the queue: new, preempted, or imported with its KV."""
     IMPORTING = "importing"
     """Holds blocks into which another instance's KV is being written."""
+    PAUSED = "paused"
+    """Stands still with its KV, while it is handed over to another instance."""
     PREFILL = "prefill"
     """Runs; a part of its prompt is still to be computed."""
     DECODE = "decode"
@@ -28,7 +30,8 @@ _NEXT = {
     SequenceState.WAITING: {SequenceState.PREFILL, SequenceState.ENDED},
     SequenceState.IMPORTING: {SequenceState.WAITING, SequenceState.ENDED},
     SequenceState.PREFILL: {SequenceState.DECODE, SequenceState.WAITING, SequenceState.ENDED},
-    SequenceState.DECODE: {SequenceState.WAITING, SequenceState.ENDED},
+    SequenceState.DECODE: {SequenceState.WAITING, SequenceState.PAUSED, SequenceState.ENDED},
+    SequenceState.PAUSED: {SequenceState.WAITING, SequenceState.ENDED},
     SequenceState.ENDED: frozenset[SequenceState](),
 }
 

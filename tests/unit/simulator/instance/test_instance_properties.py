@@ -12,6 +12,7 @@ from mesh.errors import KvBlockCorrupt, RequestRefused
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.instance import Instance
+from simulator.instance.sequence import SequenceState
 from simulator.instance.step import Step
 
 OUTPUT = OutputConfig(
@@ -88,6 +89,7 @@ class InstanceMachine(RuleBasedStateMachine):
         self.said: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
         self.importing: set[str] = set()
+        self.paused: set[str] = set()
         self.cached: set[int] = set()
 
     @rule(request=requests)
@@ -132,6 +134,56 @@ class InstanceMachine(RuleBasedStateMachine):
             self.instance.write_block(block, content)
             assert self.instance.read_block(block) == content
 
+    @rule(request=requests, shares=st.lists(st.floats(0, 1), min_size=1, max_size=4).map(sorted))
+    def import_in_rounds(self, request: EngineRequest, shares: list[float]) -> None:
+        """As a live migration does: the source goes on between the rounds, and only the last block is partial."""
+        source = Instance(ROOMY, LinearCost())
+        request = self._named(request)
+        whole = sum(len(delta.token_ids) for delta in undisturbed(request))
+        source.submit(request)
+        try:
+            wanted = self.instance.admit_import(request, 0)
+        except RequestRefused:
+            return  # no room: a fair answer
+        self._note(request)
+        for number, share in enumerate(shares, start=1):
+            while len(self.said[request.request_id]) < int(share * (whole - 1)):
+                step = source.plan_step(0.0)
+                assert step is not None
+                for delta in source.finish_step(step).deltas:
+                    self.said[request.request_id] += delta.token_ids
+            exported = source.export(request.request_id)
+            computed = min(exported.computed_tokens, exported.tokens - 1)
+            if number < len(shares):
+                computed -= computed % ROOMY.block_tokens
+            try:
+                wanted = self.instance.extend_import(request.request_id, computed)
+            except RequestRefused:
+                delta = self.instance.abort(request.request_id)
+                assert delta is not None
+                self.submitted.pop(request.request_id)
+                self.said.pop(request.request_id)
+                return
+            sent = exported.block_ids[wanted.first_block :]
+            for block, remote in zip(wanted.block_ids, sent[: len(wanted.block_ids)], strict=True):
+                self.instance.write_block(block, source.read_block(remote))
+        self.instance.complete_import(request.request_id, source.export(request.request_id).tokens)
+
+    @precondition(lambda self: self.step is None and bool(self._decoding()))
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(self._decoding()))
+        self.instance.pause(request_id)
+        assert list(self.instance.generated_token_ids(request_id)) == self.said[request_id]
+        self.paused.add(request_id)
+
+    @precondition(lambda self: bool(self.paused))
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.paused)))
+        self.paused.discard(request_id)
+        self.instance.resume(request_id)
+
     @precondition(lambda self: bool(self.importing))
     @rule(data=st.data())
     def complete_import(self, data: st.DataObject) -> None:
@@ -146,6 +198,7 @@ class InstanceMachine(RuleBasedStateMachine):
         delta = self.instance.abort(request_id)
         assert delta is not None
         self.importing.discard(request_id)
+        self.paused.discard(request_id)
         self._hear(delta)
         assert self.instance.abort(request_id) is None
 
@@ -179,7 +232,7 @@ class InstanceMachine(RuleBasedStateMachine):
     def books_balance(self) -> None:
         self.instance.validate()
         load = self.instance.load()
-        running = len(self.submitted) - len(self.ended) - len(self.importing)
+        running = len(self.submitted) - len(self.ended) - len(self.importing) - len(self.paused)
         assert load.running_requests + load.queued_requests == running
         assert load.kv_blocks_used <= self.instance.config.kv_blocks
 
@@ -190,6 +243,9 @@ class InstanceMachine(RuleBasedStateMachine):
         for request_id in self.importing:
             self.instance.complete_import(request_id)
         self.importing.clear()
+        for request_id in self.paused:
+            self.instance.resume(request_id)
+        self.paused.clear()
         for _ in range(20_000):
             if self.step is None:
                 self.plan()
@@ -216,6 +272,9 @@ class InstanceMachine(RuleBasedStateMachine):
     def _note(self, request: EngineRequest) -> None:
         self.submitted[request.request_id] = request
         self.said[request.request_id] = list(request.emitted_token_ids)
+
+    def _decoding(self) -> list[str]:
+        return [each for each in self.submitted if self.instance.state_of(each) is SequenceState.DECODE]
 
     def _hear(self, delta: TokenDelta) -> None:
         assert delta.request_id not in self.ended
