@@ -104,9 +104,9 @@ async def _read(outputs: AsyncIterator[StepOutput]) -> None:
 
 
 def _cores(pid: int) -> list[psutil.Process]:
-    """Engine cores of this process: the children that multiprocessing spawned. A whole test run has others."""
-    children = psutil.Process(pid).children()
-    return [child for child in children if "multiprocessing.spawn" in " ".join(child.cmdline())]
+    """Engine cores of this process; a whole test run has other children too. vLLM renames the process if it can."""
+    marks = ("multiprocessing.spawn", "EngineCore")
+    return [child for child in psutil.Process(pid).children() if any(mark in str(child.cmdline()) for mark in marks)]
 
 
 async def _fact(worker: asyncio.subprocess.Process, key: str) -> dict[str, list[object]]:
