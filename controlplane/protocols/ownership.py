@@ -1,0 +1,230 @@
+"""Whose tokens of a request count while it moves between workers or outlives one: the frontend's side. Pure; time is
+an argument.
+
+- Every delta bears an epoch. Lower ones than ours are no longer wanted; a higher one makes its sender the owner.
+- A new owner may be heard before the last tokens of the former one, which come over another stream. Its deltas are
+  held until those arrive, until the former owner is known to send no more, or until `hold_s` has passed; then the gap
+  is filled from the account of emitted tokens that the new owner's first delta bears.
+- Between the loss of an owner and the next placement there is none, and nobody can make himself owner.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from mesh.errors import IllegalTransition, RpcError
+
+HOLD_S: Final = 1.0
+MAX_HELD_DELTAS: Final = 256
+EPOCHS_PER_RECOVERY: Final = 2
+"""A hand-over takes one: one that committed unheard stays below the recovery that followed."""
+
+
+class TokenGap(RpcError):
+    """A worker sent tokens that do not follow those it sent before (a bug; the message tells the story)."""
+
+
+class Sender(NamedTuple):
+    """One life of a worker."""
+
+    instance_id: str
+    incarnation_id: str
+
+
+class Delta(Protocol):
+    """What an engine step added to a request, as far as it matters here."""
+
+    @property
+    def epoch(self) -> int:
+        """The request's epoch at its sender."""
+
+    @property
+    def offset(self) -> int:
+        """Index of the first token among all generated ones."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens."""
+
+    @property
+    def emitted_token_ids(self) -> Sequence[int]:
+        """All tokens before `offset`; on the first delta after a hand-over only."""
+
+
+class Filled(NamedTuple):
+    """Tokens that are known from the new owner's account only, so without logprobs."""
+
+    token_ids: Sequence[int]
+
+
+D = TypeVar("D", bound=Delta)
+
+
+class Ownership(Generic[D]):
+    """Of one request. What is returned is to be passed on, in order: each token exactly once."""
+
+    __slots__ = (
+        "_deadline_s",
+        "_formers",
+        "_handed_over_at",
+        "_held",
+        "_hold_s",
+        "_told",
+        "epoch",
+        "owner",
+        "token_ids",
+    )
+
+    def __init__(self, hold_s: float = HOLD_S) -> None:
+        self.epoch = 0
+        self.owner: Sender | None = None
+        self.token_ids: list[int] = []
+        """All that were passed on."""
+        self._hold_s = hold_s
+        self._formers: set[Sender] = set()
+        """Former owners whose last tokens may still come."""
+        self._handed_over_at = 0
+        """Offset of the present owner's first token."""
+        self._held: list[D] = []
+        self._deadline_s: float | None = None
+        self._told: set[Sender] = set()
+
+    @property
+    def holds(self) -> bool:
+        """Tokens wait for earlier ones: call `expire` now and then."""
+        return bool(self._held)
+
+    def place(self, owner: Sender) -> None:
+        """The request is given to a worker, under the present epoch. Raises IllegalTransition if it has an owner."""
+        if self.owner is not None:
+            raise IllegalTransition(
+                f"a request of {self.owner.instance_id} in epoch {self.epoch} is placed on {owner.instance_id} without "
+                "having been taken back; this is a bug of the frontend"
+            )
+        self.owner = owner
+        self._told.clear()
+
+    def take_back(self) -> None:
+        """Nobody owns the request from now on; a new epoch begins."""
+        self.owner = None
+        self.epoch += EPOCHS_PER_RECOVERY
+        self._forget_formers()
+
+    def receive(self, sender: Sender, delta: D, now_s: float) -> Sequence[D | Filled] | None:
+        """Tokens have come. None: they are not wanted and the sender is to drop the request (said once). Raises
+        TokenGap if the owner leaves tokens out or repeats some."""
+        if delta.epoch == self.epoch and sender == self.owner:
+            if self._held:
+                return self._hold(delta, now_s)
+            if delta.offset != len(self.token_ids):
+                raise TokenGap(
+                    f"instance {sender.instance_id} in epoch {self.epoch}: expected the token at offset "
+                    f"{len(self.token_ids)}, got {len(delta.token_ids)} from offset {delta.offset}"
+                )
+            self.token_ids += delta.token_ids
+            return (delta,)
+        if delta.epoch > self.epoch:
+            return self._handed_over(sender, delta, now_s)
+        if sender in self._formers and self._held:
+            return self._late(delta, now_s)
+        return self._unwanted(sender)
+
+    def moved(self, sender: Sender, target: Sender, epoch: int) -> Sequence[D | Filled]:
+        """`sender` says that it has handed the request over and that all its tokens have been sent."""
+        if sender == self.owner and epoch > self.epoch:
+            self.owner, self.epoch = target, epoch
+            return ()
+        return self.silenced(sender)
+
+    def gives_up(self, sender: Sender, epoch: int) -> bool:
+        """`sender` has ended the request with an error: whether it was the owner, who leaves the request to nobody."""
+        if epoch > self.epoch:
+            if self.owner is None:
+                self.epoch = epoch + 1
+                return False
+            self._formers.add(self.owner)
+            self.owner, self.epoch = sender, epoch
+        return sender == self.owner and epoch == self.epoch
+
+    def silenced(self, sender: Sender) -> Sequence[D | Filled]:
+        """A sender that is not the owner will send no more."""
+        if sender in self._formers:
+            self._formers.discard(sender)
+            if not self._formers:
+                return self.settle()
+        return ()
+
+    def expire(self, now_s: float) -> Sequence[D | Filled]:
+        """Time has passed."""
+        if self._deadline_s is not None and now_s >= self._deadline_s:
+            return self.settle()
+        return ()
+
+    def settle(self) -> Sequence[D | Filled]:
+        """Wait no longer for former owners: pass on what is held, filling gaps from the accounts of new owners."""
+        held = self._held
+        self._forget_formers()
+        passed: list[D | Filled] = []
+        for delta in held:
+            received = len(self.token_ids)
+            if delta.offset < received:
+                continue
+            missing = list(delta.emitted_token_ids)[received : delta.offset]
+            if len(missing) != delta.offset - received:
+                break
+            if missing:
+                passed.append(Filled(missing))
+            self.token_ids += missing
+            self.token_ids += delta.token_ids
+            passed.append(delta)
+        return passed
+
+    def _handed_over(self, sender: Sender, delta: D, now_s: float) -> Sequence[D | Filled] | None:
+        account = list(delta.emitted_token_ids)
+        if self.owner is None:
+            self.epoch = delta.epoch + 1
+            return self._unwanted(sender)
+        if len(account) != delta.offset or account[: len(self.token_ids)] != self.token_ids:
+            # A life of the request that a recovery has overtaken and that went on to move: its tokens are not ours.
+            return self._unwanted(sender)
+        self._formers.add(self.owner)
+        self._formers.discard(sender)
+        self.owner, self.epoch = sender, delta.epoch
+        self._handed_over_at = delta.offset
+        if delta.offset == len(self.token_ids) and not self._held:
+            self._forget_formers()
+            self.token_ids += delta.token_ids
+            return (delta,)
+        return self._hold(delta, now_s)
+
+    def _late(self, delta: D, now_s: float) -> Sequence[D | Filled]:
+        beyond = delta.offset + len(delta.token_ids) > self._handed_over_at
+        if beyond or delta.offset < len(self.token_ids):
+            return ()
+        return self._hold(delta, now_s)
+
+    def _hold(self, delta: D, now_s: float) -> Sequence[D | Filled]:
+        self._held.append(delta)
+        self._held.sort(key=lambda one: (one.epoch, one.offset))
+        if self._deadline_s is None:
+            self._deadline_s = now_s + self._hold_s
+        if len(self._held) > MAX_HELD_DELTAS:
+            return self.settle()
+        passed: list[D | Filled] = []
+        while self._held and self._held[0].offset == len(self.token_ids):
+            delta = self._held.pop(0)
+            self.token_ids += delta.token_ids
+            passed.append(delta)
+        if not self._held:
+            self._forget_formers()
+        return passed
+
+    def _unwanted(self, sender: Sender) -> Sequence[D | Filled] | None:
+        if sender == self.owner or sender in self._told:
+            return ()
+        self._told.add(sender)
+        return None
+
+    def _forget_formers(self) -> None:
+        self._formers.clear()
+        self._held = []
+        self._deadline_s = None

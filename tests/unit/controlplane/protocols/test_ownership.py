@@ -1,0 +1,177 @@
+"""The frontend's view of a request that moves: whatever comes in whatever order, each token counts once."""
+
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from controlplane.protocols.ownership import Filled, Ownership, Sender, TokenGap
+from mesh.errors import IllegalTransition
+
+A, B, C = Sender("a", "1"), Sender("b", "1"), Sender("c", "1")
+TRUTH = list(range(100, 130))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A delta."""
+
+    epoch: int
+    offset: int
+    token_ids: list[int]
+    emitted_token_ids: list[int] = field(default_factory=list)
+
+
+def step(epoch: int, start: int, end: int, *, first: bool = False) -> Step:
+    return Step(epoch, start, TRUTH[start:end], TRUTH[:start] if first else [])
+
+
+def owned_by(owner: Sender) -> Ownership[Step]:
+    ownership = Ownership[Step]()
+    ownership.place(owner)
+    return ownership
+
+
+def tokens_of(passed: object) -> list[int]:
+    assert isinstance(passed, list | tuple)
+    return [token for one in passed for token in one.token_ids]
+
+
+def test_the_owners_tokens_are_passed_on() -> None:
+    ownership = owned_by(A)
+    assert tokens_of(ownership.receive(A, step(0, 0, 2), 0)) == TRUTH[:2]
+    assert tokens_of(ownership.receive(A, step(0, 2, 3), 0)) == TRUTH[2:3]
+    assert ownership.token_ids == TRUTH[:3]
+
+
+@pytest.mark.parametrize("offset", [1, 3])
+def test_a_gap_or_a_double_of_the_owner_is_an_error(offset: int) -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    with pytest.raises(TokenGap, match="offset 2"):
+        ownership.receive(A, step(0, offset, offset + 1), 0)
+
+
+def test_an_early_new_owner_waits_for_the_last_tokens_of_the_former_one() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    assert ownership.receive(B, step(1, 4, 5, first=True), 0) == []
+    assert tokens_of(ownership.receive(A, step(0, 2, 3), 0)) == TRUTH[2:3]
+    assert tokens_of(ownership.receive(A, step(0, 3, 4), 0)) == TRUTH[3:5]
+    assert (ownership.owner, ownership.holds) == (B, False)
+
+
+@pytest.mark.parametrize("end", ["time", "stream", "moved"])
+def test_missing_tokens_are_filled_in_from_the_new_owners_account(end: str) -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    ownership.receive(B, step(1, 4, 5, first=True), 0)
+    assert ownership.expire(0.5) == ()
+    ends = {
+        "time": lambda: ownership.expire(1.0),
+        "stream": lambda: ownership.silenced(A),
+        "moved": lambda: ownership.moved(A, B, 1),
+    }
+    assert ends[end]() == [Filled(TRUTH[2:4]), step(1, 4, 5, first=True)]
+    assert ownership.receive(A, step(0, 2, 3), 2) is None, "too late, and A is told to stop"
+
+
+def test_a_move_that_was_announced_makes_the_target_the_owner() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    ownership.moved(A, B, 1)
+    assert (ownership.owner, ownership.epoch) == (B, 1)
+    assert tokens_of(ownership.receive(B, step(1, 2, 3, first=True), 0)) == TRUTH[2:3]
+
+
+def test_after_a_recovery_the_old_life_is_told_to_stop_once() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    ownership.take_back()
+    assert ownership.receive(A, step(0, 2, 3), 0) is None
+    assert ownership.receive(B, step(1, 3, 4, first=True), 0) is None, "it committed unheard"
+    ownership.place(C)
+    assert tokens_of(ownership.receive(C, step(2, 2, 3), 0)) == TRUTH[2:3]
+    assert ownership.receive(A, step(0, 3, 4), 0) is None
+    assert ownership.receive(A, step(0, 4, 5), 0) == ()
+
+
+def test_nobody_makes_himself_owner_while_the_request_is_placed_again() -> None:
+    ownership = owned_by(A)
+    ownership.take_back()
+    assert ownership.receive(B, step(7, 0, 1, first=True), 0) is None
+    ownership.place(C)
+    assert ownership.epoch == 8, "above the stray life's"
+    assert ownership.receive(B, step(7, 1, 2), 0) is None
+
+
+def test_another_lifes_tokens_are_not_ours() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    assert ownership.receive(B, Step(1, 2, [7], [1, 2]), 0) is None
+    assert ownership.owner == A
+
+
+def test_only_the_owner_can_give_up() -> None:
+    ownership = owned_by(A)
+    assert not ownership.gives_up(B, 0)
+    assert ownership.gives_up(A, 0)
+    assert ownership.gives_up(B, 1), "a new owner that was not heard of before"
+
+
+def test_two_placements_without_taking_back_are_a_bug() -> None:
+    with pytest.raises(IllegalTransition, match="taken back"):
+        owned_by(A).place(B)
+
+
+EVENTS = st.lists(st.sampled_from(["a", "b", "b", "time", "repeat", "a ends"]), max_size=30)
+
+
+@given(EVENTS, st.integers(0, 12), st.integers(0, 12))
+def test_two_senders_in_any_order_with_loss_and_death(events: list[str], hand_over: int, lost_from: int) -> None:
+    """A hands over to B; both streams are interleaved at will, A's tail may be lost with it, time may pass."""
+    sent_by_a = [step(0, index, index + 1) for index in range(hand_over)]
+    by_a, by_b = sent_by_a[:lost_from], [step(1, hand_over, hand_over + 1, first=True)]
+    by_b += [step(1, index, index + 1) for index in range(hand_over + 1, hand_over + 5)]
+    ownership, passed, now_s = owned_by(A), list[int](), 0.0
+    for event in [*events, *(["b"] * 5), *(["a"] * 12), "time", "time"]:
+        if event == "a" and by_a:
+            passed += tokens_of(ownership.receive(A, by_a.pop(0), now_s) or ())
+        elif event == "b" and by_b:
+            passed += tokens_of(ownership.receive(B, by_b.pop(0), now_s) or ())
+        elif event == "time":
+            now_s += 0.6
+            passed += tokens_of(ownership.expire(now_s))
+        elif event == "repeat" and ownership.owner == B and sent_by_a:
+            passed += tokens_of(ownership.receive(A, sent_by_a[0], now_s) or ())
+        elif event == "a ends" and ownership.owner == B:
+            by_a = []
+            passed += tokens_of(ownership.silenced(A))
+        assert passed == ownership.token_ids == TRUTH[: len(passed)]
+    assert ownership.owner == B
+    assert passed == TRUTH[: hand_over + 5]
+
+
+@given(st.lists(st.sampled_from(["deliver", "die", "stray", "duplicate"]), max_size=40))
+def test_recoveries_between_two_workers_lose_and_double_nothing(events: list[str]) -> None:
+    ownership, passed = owned_by(A), list[int]()
+    lives = {A: 0, B: 0}
+    truth = list(range(1000))
+    for event in events:
+        owner = ownership.owner
+        assert owner is not None
+        other = B if owner == A else A
+        at = len(ownership.token_ids)
+        if event == "deliver":
+            passed += tokens_of(ownership.receive(owner, Step(ownership.epoch, at, truth[at : at + 2]), 0) or ())
+        elif event == "die":
+            ownership.take_back()
+            ownership.place(other)
+            lives[other] = ownership.epoch
+        elif event == "stray":
+            assert not ownership.receive(other, Step(lives[other], at, truth[at : at + 1]), 0)
+        elif at:
+            with pytest.raises(TokenGap):
+                ownership.receive(owner, Step(ownership.epoch, at - 1, truth[at - 1 : at]), 0)
+        assert passed == ownership.token_ids == truth[: len(passed)]
