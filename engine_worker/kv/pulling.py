@@ -46,6 +46,7 @@ class Pulling:
             memory.layout.region_block_bytes,
             request.packing,
         )
+        self._is_asked = False
         self._posted = 0
         self._granted = 0
         self._receiving: deque[_Receiving] = deque()
@@ -60,6 +61,9 @@ class Pulling:
     async def run(self, ring: StagingRing, window_messages: int) -> None:
         """Pull it all. Raises `KvTransferRefused`, `KvTransferFailed`, `PeerUnavailable`, `KvBlockCorrupt`, what
         `stop` was given, or what the engine's memory raised."""
+        if self._stopped is not None:
+            raise self._stopped
+        self._is_asked = True
         self._fill(ring, window_messages)
         self._granted = self._posted
         self._connection.send(replace(self.request, granted=self._granted))
@@ -88,6 +92,8 @@ class Pulling:
         if self._stopped is not None:
             return
         self._stopped = error
+        if not self._is_asked:
+            return
         self._connection.send(Cancel(self.request.transfer))
         reason = f"a transfer that was stopped ({error}) came to no rest in {self._grace_s:g} s"
         self._cutting = asyncio.get_running_loop().call_later(self._grace_s, self._connection.cut, reason)

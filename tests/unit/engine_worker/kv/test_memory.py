@@ -1,0 +1,103 @@
+"""KV memory in its three forms."""
+
+import numpy as np
+import pytest
+
+from engine_worker.kv.layout import KvLayout
+from engine_worker.kv.memory import BlockBytesMemory, KvMemory, RegionMemory
+from engine_worker.kv.plan import Extent
+from engine_worker.kv.staging import StagingRing, gather, place, scatter
+from mesh.errors import ConfigurationError
+
+
+def memory_of(*regions: np.ndarray) -> RegionMemory:
+    return RegionMemory(regions, model="m", dtype="uint8", block_tokens=16)
+
+
+def numbered(blocks: int, block_bytes: int) -> np.ndarray:
+    return np.arange(blocks * block_bytes, dtype=np.uint32).astype(np.uint8).reshape(blocks, block_bytes)
+
+
+def test_dense_blocks_are_seen_in_place() -> None:
+    region = numbered(8, 32)
+    view = memory_of(region).view(0, 2, 3)
+    assert view is not None
+    view[:] = 7
+    assert (region[2:5] == 7).all()
+    assert not (region[[1, 5]] == 7).all()
+
+
+def test_blocks_with_gaps_between_are_seen_one_by_one() -> None:
+    whole = numbered(8, 64)
+    memory = memory_of(whole[:, :32], whole[:, 32:])
+    assert memory.layout.region_block_bytes == (32, 32)
+    assert memory.view(1, 2, 2) is None
+    one = memory.view(1, 2, 1)
+    assert one is not None
+    assert (one == whole[2, 32:]).all()
+
+
+def test_a_torch_tensor_is_shared_not_copied() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(4, 2, 8, dtype=torch.bfloat16)
+    memory = memory_of(tensor.view(torch.uint8).reshape(4, -1).numpy())
+    view = memory.view(0, 1, 1)
+    assert view is not None
+    view[:] = np.frombuffer(np.full(16, 0x3F80, np.uint16).tobytes(), np.uint8)
+    assert (tensor[1] == 1.0).all()
+    assert (tensor[[0, 2, 3]] == 0.0).all()
+
+
+def test_torch_tensors_are_sliced_like_arrays() -> None:
+    """The path of a GPU, on tensors in host memory."""
+    torch = pytest.importorskip("torch")
+    region = torch.arange(8 * 32).to(torch.uint8).reshape(8, 32)
+    memory = RegionMemory(
+        [region], model="m", dtype="uint8", block_tokens=16, new_staging=lambda n: torch.empty(n, dtype=torch.uint8)
+    )
+    buffer = memory.staging(64)
+    gather(memory, [Extent(0, 5, 1), Extent(0, 1, 1)], buffer)
+    assert bytes(memory.host_bytes(buffer)) == bytes(region[5].numpy()) + bytes(region[1].numpy())
+    scatter(memory, [Extent(0, 0, 1), Extent(0, 7, 1)], buffer)
+    assert (region[0] == region[5]).all()
+    assert (region[7] == region[1]).all()
+    assert memory.view(0, 2, 3).shape == (96,)
+
+
+def simulated(content: dict[int, bytes]) -> BlockBytesMemory:
+    layout = KvLayout("m", "bytes", 16, (32,))
+    return BlockBytesMemory(layout, 8, content.__getitem__, content.__setitem__)
+
+
+@pytest.mark.parametrize("kind", ["regions", "bytes"])
+def test_gathered_blocks_are_scattered_to_their_places(kind: str) -> None:
+    blocks = numbered(8, 32)
+    kept = blocks.copy()
+    content = {index: blocks[index].tobytes() for index in range(8)}
+    memory: KvMemory = memory_of(blocks) if kind == "regions" else simulated(content)
+    buffer = StagingRing(memory, buffers=2, buffer_bytes=128).buffer(3, 96)
+    gather(memory, [Extent(0, 4, 2), Extent(0, 1, 1)], buffer)
+    scatter(memory, [Extent(0, 6, 1), Extent(0, 2, 2)], buffer)
+    now = blocks if kind == "regions" else np.stack([np.frombuffer(content[i], np.uint8) for i in range(8)])
+    assert (now == kept[[0, 1, 5, 1, 4, 5, 4, 7]]).all()
+
+
+def test_blocks_in_pieces_have_no_place() -> None:
+    memory = memory_of(numbered(8, 32))
+    assert place(memory, [Extent(0, 1, 2), Extent(0, 5, 1)]) is None
+    assert place(simulated({}), [Extent(0, 1, 1)]) is None
+
+
+def test_a_ring_reuses_its_buffers() -> None:
+    ring = StagingRing(memory_of(numbered(8, 32)), buffers=2, buffer_bytes=64)
+    first, second, third = (ring.buffer(number, 64) for number in range(3))
+    assert np.shares_memory(first, third)
+    assert not np.shares_memory(first, second)
+
+
+@pytest.mark.parametrize(
+    "regions", [[], [np.zeros((4, 8), np.float32)], [np.zeros(8, np.uint8)], [numbered(4, 8), numbered(5, 8)]]
+)
+def test_regions_of_another_shape_are_refused(regions: list[np.ndarray]) -> None:
+    with pytest.raises(ConfigurationError):
+        memory_of(*regions)

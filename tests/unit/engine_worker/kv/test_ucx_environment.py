@@ -1,0 +1,53 @@
+"""UCX is loaded in one place, with its settings, and only when an agent starts."""
+
+import subprocess
+import sys
+
+import pytest
+
+from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.ucx_environment import load_ucx, ucx_environment
+from mesh.errors import ConfigurationError
+
+
+def test_without_ucx_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ucxx", None)
+    with pytest.raises(ConfigurationError, match="pip install ucxx-cu13"):
+        load_ucx("cpu", {})
+
+
+def test_the_operators_own_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ucxx", None)
+    environ = {"UCX_TLS": "tcp"}
+    with pytest.raises(ConfigurationError):
+        load_ucx("cpu", environ)
+    assert environ["UCX_TLS"] == "tcp"
+    assert environ["UCX_POSIX_ERROR_HANDLING"] == "y"
+
+
+def test_a_gpu_has_its_transports() -> None:
+    assert "cuda_ipc" in ucx_environment("cuda")["UCX_TLS"]
+    assert "cuda" not in ucx_environment("cpu")["UCX_TLS"]
+
+
+def test_importing_the_agent_does_not_import_ucx() -> None:
+    code = (
+        "import sys; import engine_worker.kv.agent, engine_worker.kv.agent_thread, engine_worker.kv.service;"
+        "sys.exit('ucxx' in sys.modules or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parallel_transfers": 0},
+        {"direct_bytes": 1024, "gathered_bytes": 512},
+        {"gathered_bytes": 8 * 2**20},
+        {"queued_transfers": -1},
+        {"grace_s": 0.0},
+    ],
+)
+def test_settings_that_contradict_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError):
+        KvTransferSettings(**wrong)  # type: ignore[arg-type]
