@@ -11,7 +11,7 @@ from penstock.v1 import scheduler_pb2
 from services.frontend.api.errors import model_not_found, unavailable
 from services.frontend.mailbox import Mailbox
 from services.frontend.metrics import ModelMetrics
-from services.frontend.placement import PlacementClient
+from services.frontend.placement import Placement, PlacementClient
 from services.frontend.plan import GenerationPlan
 from services.frontend.relay import Relay
 from services.frontend.worker_link import WorkerLink
@@ -45,6 +45,8 @@ class Generation:
         self.mailbox = Mailbox(bounds.max_pending_tokens * choices, on_overflow)
         self.relays: list[Relay] = []
         self.instance_ids: list[str] = []
+        self.policies: list[str] = []
+        """Who placed each of `instance_ids`."""
         """Of each prompt."""
         self._bounds = bounds
         self._links: dict[str, WorkerLink] = {}
@@ -81,11 +83,13 @@ class Generation:
         relays = [self._relay(choice) for choice in choices]
         place = self._place_request(index, relays[0].request_id)
         for _ in range(MAX_PLACEMENTS):
-            instance_id = await self._place(place, placement)
+            chosen = await self._place(place, placement)
+            instance_id = chosen.instance_id
             link = await pool.wait_connected(instance_id, self._bounds.connect_wait_s)
             if link is not None and self._submit(relays, link):
                 self.relays += relays
                 self.instance_ids.append(instance_id)
+                self.policies.append(chosen.policy)
                 return
             log.warning("placed on an instance that is not connected", extra={"instance_id": instance_id})
             place.excluded_instance_ids.append(instance_id)
@@ -116,11 +120,11 @@ class Generation:
             max_tokens=prompt.sampling.max_tokens,
         )
 
-    async def _place(self, request: scheduler_pb2.PlaceRequest, placement: PlacementClient) -> str:
+    async def _place(self, request: scheduler_pb2.PlaceRequest, placement: PlacementClient) -> Placement:
         if request.request_id not in self._placed_ids:  # before the answer, which a client may not wait for
             self._placed_ids.append(request.request_id)
         try:
-            return (await placement.place(request)).instance_id
+            return await placement.place(request)
         except UnknownModel as error:
             raise model_not_found(request.model) from error
         except NoInstance as error:

@@ -71,6 +71,7 @@ def test_the_policy_can_be_switched_while_serving(mesh: RunningMesh) -> None:
     for number in range(6):
         raw = client.completions.with_raw_response.create(model="demo-large", prompt=f"{number} x", max_tokens=1)
         used.add(raw.headers["x-penstock-instance"])
+        assert raw.headers["x-penstock-policy"] == "round_robin"
     assert len(used) == 3
     refused = mesh.cli("policy", "nonsense")
     assert refused.returncode == 1

@@ -31,6 +31,7 @@ CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status for a client that left before its answer."""
 REQUEST_ID_HEADER: Final = "x-request-id"
 INSTANCE_HEADER: Final = "x-penstock-instance"
+POLICY_HEADER: Final = "x-penstock-policy"
 
 
 class Exchange(Response):
@@ -145,6 +146,7 @@ class Exchange(Response):
         ]
         reader = AnswerReader(generation, texts, self._service.metrics.of(self._model.name), self._service.clock)
         sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
+        sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
         options = self._request.stream_options
         include_usage = options is not None and bool(options.include_usage)
         form = self._format(generation.plan, include_usage)
