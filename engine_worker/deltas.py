@@ -17,6 +17,8 @@ class FailureCode(StrEnum):
     """The engine died or broke its contract."""
     DEADLINE = "deadline"
     """The request's own deadline passed."""
+    LOST = "lost"
+    """Nobody is known to own it after a failed hand-over."""
 
 
 @dataclass(frozen=True, slots=True)

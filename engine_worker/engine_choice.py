@@ -34,10 +34,10 @@ def make_engine(settings: WorkerSettings, seed: int) -> Engine:
 
 def _make_simulated(settings: WorkerSettings, seed: int) -> Engine:
     """Its answers depend on prompt and request alone; the seed is not used."""
-    from engine_worker.engines.simulated import SimulatedEngine
+    from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 
     chosen = engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings))
-    return SimulatedEngine(chosen.instance, chosen.cost, time_scale=chosen.time_scale)
+    return MovableSimulatedEngine(chosen.instance, chosen.cost, time_scale=chosen.time_scale)
 
 
 def _simulated_defaults(settings: WorkerSettings) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Instance:
         """Called after each step and each change of state."""
         self.on_hang_change: list[Callable[[], None]] = []
         """Called when the engine begins or ceases to hang."""
+        self.keep_abort: Callable[[str], bool] = lambda _: False
+        """Asked before the engine is told to abort a request: whether that has to wait (see `coordinator`)."""
         self._engine = engine
         self._settings = settings
         self._metrics = metrics
@@ -127,6 +129,50 @@ class Instance:
     def abort(self, stream: OutputStream, request_id: str) -> None:
         """Take a request of this stream back."""
         self._carry_out(self.table.abort(stream.stream_id, request_id))
+
+    def import_obstacle(self, request: EngineRequest, model: str, frontend_id: str) -> str | None:
+        """Why a request cannot be taken over from another instance now; None if it can."""
+        if self.table.find(request.request_id) is not None:
+            return f"a request of the id {request.request_id} is here"
+        if self._stream_of(frontend_id) is None:
+            return f"frontend {frontend_id} has no stream to this instance"
+        return refusal(request, asked_model=model, served_model=self.description.model) or self._obstacle()
+
+    def take_over(self, request: EngineRequest, frontend_id: str, *, epoch: int, deadline_s: float | None) -> None:
+        """The request is this instance's from now on; ask for the `import_obstacle` first, without a pause between."""
+        stream = self._stream_of(frontend_id)
+        assert stream is not None, "import_obstacle() has been asked"
+        self.table.admit(
+            request,
+            stream_id=stream.stream_id,
+            frontend_id=frontend_id,
+            now_s=self._clock(),
+            deadline_s=deadline_s,
+            epoch=epoch,
+            taken_over=True,
+        )
+        self._changed()
+
+    def hand_away(self, request_id: str, instance_id: str, incarnation_id: str) -> None:
+        """The request is another instance's: tell its frontend."""
+        tracked = self.table.take_out(request_id)
+        if tracked is not None and (stream := self.streams.get(tracked.stream_id)) is not None:
+            moved = wire.moved_message(request_id, instance_id, incarnation_id, tracked.epoch + 1)
+            self._metrics.message_bytes.observe(stream.put(moved))
+            self._close_if_finished(stream)
+            self._drop_cut_streams([stream])
+        self._carry_out(Orders())
+        self._changed()
+
+    def give_up(self, request_id: str, reason: str) -> None:
+        """Nobody is known to own the request any more: its frontend has to recover it."""
+        tracked = self.table.take_out(request_id)
+        orders = Orders()
+        if tracked is not None and tracked.state != "discarded":
+            failure = Failure(request_id, len(tracked.emitted_token_ids), FailureCode.LOST, reason)
+            orders.tell(tracked.stream_id, failure, tracked.epoch)
+        self._carry_out(orders)
+        self._changed()
 
     def tick(self) -> None:
         """End requests past their deadline and look whether the engine hangs. Call it every 50 ms or so."""
@@ -214,6 +260,15 @@ class Instance:
             return f"{len(self.table)} requests are here already, the limit"
         return None
 
+    def _stream_of(self, frontend_id: str) -> OutputStream | None:
+        """The newest usable stream of a frontend."""
+        usable = (
+            stream
+            for stream in reversed(self.streams.values())
+            if stream.frontend_id == frontend_id and not stream.is_cut and not stream.input_ended
+        )
+        return next(usable, None)
+
     def _hand_over(self, request: EngineRequest) -> Failure | None:
         try:
             self._engine.submit(request)
@@ -226,10 +281,11 @@ class Instance:
     def _carry_out(self, orders: Orders, *, engine_lives: bool = True) -> None:
         if engine_lives:
             for request_id in orders.aborts:
-                self._engine.abort(request_id)
+                if not self.keep_abort(request_id):
+                    self._engine.abort(request_id)
         for stream_id, deltas in orders.messages.items():
             stream = self.streams[stream_id]
-            self._metrics.message_bytes.observe(stream.put(wire.step_message(deltas, orders.epochs)))
+            self._metrics.message_bytes.observe(stream.put(wire.step_message(deltas, orders.epochs, orders.before)))
             self._close_if_finished(stream)
             self._count_failures(deltas)
         self._drop_cut_streams([self.streams[stream_id] for stream_id in orders.messages])

@@ -6,7 +6,7 @@ still sends, so that the id cannot be taken twice inside the engine.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
@@ -44,6 +44,8 @@ class TrackedRequest:
     state: State = "running"
     started: bool = False
     """The engine has answered at least once."""
+    taken_over: bool = False
+    """It came by a hand-over, and its first delta here must name the tokens before it."""
 
     def become(self, state: State) -> None:
         """Change state. Raises IllegalTransition."""
@@ -65,6 +67,8 @@ class Orders:
     """Requests that the engine is to drop."""
     epochs: dict[str, int] = field(default_factory=dict)
     """Of the deltas in `messages`, by request; those of epoch 0 are left out."""
+    before: dict[str, Sequence[int]] = field(default_factory=dict)
+    """All tokens before the first delta that a request brings here after it was taken over."""
 
     def tell(self, stream_id: int, delta: Delta, epoch: int = 0) -> None:
         """Add one delta for a stream, to be sent under the request's epoch."""
@@ -120,12 +124,20 @@ class RequestTable:
         now_s: float,
         deadline_s: float | None = None,
         epoch: int = 0,
+        taken_over: bool = False,
     ) -> None:
         """Record a request that the engine has taken. Raises IllegalTransition if the id is here already."""
         if request.request_id in self._requests:
             raise IllegalTransition(f"request {request.request_id} is admitted twice; this is a bug of the worker")
         self._requests[request.request_id] = TrackedRequest(
-            request, stream_id, frontend_id, now_s, deadline_s, list(request.emitted_token_ids), epoch
+            request,
+            stream_id,
+            frontend_id,
+            now_s,
+            deadline_s,
+            list(request.emitted_token_ids),
+            epoch,
+            taken_over=taken_over,
         )
         self._recent_admissions.append(request.request_id)
         self.admissions_total += 1
@@ -143,12 +155,18 @@ class RequestTable:
             if tracked.state == "discarded":
                 continue
             if delta.offset == len(tracked.emitted_token_ids):
+                if tracked.taken_over and not tracked.started:
+                    orders.before[delta.request_id] = tuple(tracked.emitted_token_ids)
                 tracked.emitted_token_ids += delta.token_ids
                 tracked.started = True
                 orders.tell(tracked.stream_id, delta, tracked.epoch)
             else:
                 self._end_broken(tracked, delta, orders)
         return orders
+
+    def take_out(self, request_id: str) -> TrackedRequest | None:
+        """Forget a request that the engine was told to release: no end of it will come."""
+        return self._requests.pop(request_id, None)
 
     def abort(self, stream_id: int, request_id: str) -> Orders:
         """A frontend takes a request back. Unknown ids and other streams' requests are left alone, because an

@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from controlplane.model.instance import InstanceDescription, InstanceState
+from engine_worker.coordinator.mover import Mover
 from engine_worker.engine_choice import make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
+from engine_worker.engines.movable import is_movable
 from engine_worker.instance import Instance
 from engine_worker.metrics import GaugeCollector, Gauges, WorkerMetrics
 from engine_worker.reporter import Reporter
@@ -32,12 +36,18 @@ class WorkerRole:
     name: ClassVar[str] = "worker"
 
     def __init__(
-        self, settings: WorkerSettings, make_engine: Callable[[WorkerSettings, int], Engine] = make_engine
+        self,
+        settings: WorkerSettings,
+        make_engine: Callable[[WorkerSettings, int], Engine] = make_engine,
+        end_process: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
+        """`end_process` is called once a drain by RPC has emptied the instance."""
         self._settings = settings
         self._make_engine = make_engine
         self._engine: Engine | None = None
+        self._end_process = end_process
         self._instance: Instance | None = None
+        self._mover: Mover | None = None
         self._reporter: Reporter | None = None
         self._vital: tuple[asyncio.Task[None], ...] = ()
         self._tasks = TaskSet("worker")
@@ -56,14 +66,16 @@ class WorkerRole:
         reporter = Reporter(instance, self._settings, metrics, time.monotonic)
         self._instance, self._reporter = instance, reporter
         GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
+        if is_movable(self._engine):
+            self._mover = Mover(instance, self._engine, context, time.monotonic, self._end_process)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
-            WorkerService(instance, time.monotonic),
+            WorkerService(instance, time.monotonic, self._mover),
             "penstock.v1.Worker",
         )
         self._vital = (
             self._tasks.spawn(instance.run(), name="output"),
-            self._tasks.spawn(_tick(instance), name="tick"),
+            self._tasks.spawn(_tick(instance, self._mover), name="tick"),
         )
         self._tasks.spawn(_follow_health(instance, context.server), name="health")
         reporter.start(context.directory, self._engine.kv_blocks())
@@ -82,13 +94,18 @@ class WorkerRole:
             task.result()
 
     async def drain(self) -> None:
-        """Take nothing new; return when the last request has ended."""
+        """Take nothing new, move what runs to other instances if there are any; return when the last request has
+        ended or moved."""
         assert self._instance is not None, "drain() is called after start()"
         self._instance.start_draining()
+        if self._mover is not None:
+            self._mover.evacuate()
         await self._instance.drained()
 
     async def stop(self) -> None:
         """End what still runs with UNAVAILABLE, leave the monitors, end the engine and its processes."""
+        if self._mover is not None:
+            await self._mover.stop()
         if self._instance is not None:
             await self._instance.stop(FLUSH_S)
         if self._reporter is not None:
@@ -98,9 +115,11 @@ class WorkerRole:
             await self._engine.stop()
 
 
-async def _tick(instance: Instance) -> None:
+async def _tick(instance: Instance, mover: Mover | None) -> None:
     while True:
         instance.tick()
+        if mover is not None:
+            mover.tick()
         await asyncio.sleep(TICK_S)
 
 

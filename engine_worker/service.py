@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
 
 from engine_worker import wire
+from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.instance import Instance
 from engine_worker.streams import OutputStream
 from mesh.errors import ProtocolViolation
@@ -16,17 +17,30 @@ from penstock.v1 import worker_pb2, worker_pb2_grpc
 log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
+CANNOT_MOVE = "the engine of this worker cannot move requests"
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Inbound = AsyncIterator[worker_pb2.FrontendMessage]
 
 
+class Departures(Protocol):
+    """How requests leave this instance."""
+
+    async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
+        """Move one; see `Coordinator.migrate`."""
+
+    def leave(self) -> None:
+        """Move all, then end the process. Once is enough, more is no harm."""
+
+
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """penstock.v1.Worker."""
 
-    def __init__(self, instance: Instance, clock: Callable[[], float]) -> None:
+    def __init__(self, instance: Instance, clock: Callable[[], float], departures: Departures | None = None) -> None:
+        """`departures` if requests can move away from here."""
         self._instance = instance
         self._clock = clock
+        self._departures = departures
 
     async def Stream(self, inbound: Inbound, context: Context) -> None:
         """The data path; the end of it aborts its requests. A frontend that only closes its sending side still
@@ -81,8 +95,28 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         )
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: Context) -> worker_pb2.DrainResponse:
-        """Take nothing new from now on."""
-        return worker_pb2.DrainResponse(running_requests=self._instance.start_draining())
+        """Take nothing new from now on; with `migrate`, move what runs elsewhere, then end the process."""
+        running = self._instance.start_draining()
+        if request.migrate:
+            if self._departures is None:
+                await _abort(context, grpc.StatusCode.UNIMPLEMENTED, CANNOT_MOVE)
+            self._departures.leave()
+        return worker_pb2.DrainResponse(running_requests=running)
+
+    async def Migrate(self, request: worker_pb2.MigrateRequest, context: Context) -> worker_pb2.MigrateResponse:
+        """Move a request; answers when it has moved, or says why it stayed. A call that is given up cancels it."""
+        if self._departures is None:
+            return worker_pb2.MigrateResponse(moved=False, reason=CANNOT_MOVE)
+        outcome = await self._departures.migrate(
+            request.request_id, request.target_instance_id, stop_and_copy=request.stop_and_copy
+        )
+        return worker_pb2.MigrateResponse(
+            moved=outcome.moved,
+            reason=outcome.reason,
+            rounds=outcome.rounds,
+            blocks=outcome.blocks,
+            paused_ms=outcome.paused_ms,
+        )
 
     async def _read(self, inbound: Inbound, stream: OutputStream) -> None:
         async for message in inbound:

@@ -2,6 +2,7 @@
 field by field (three times faster in upb than keyword construction)."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
@@ -20,6 +21,7 @@ _ERROR_CODES = {
     FailureCode.UNAVAILABLE: request_pb2.ERROR_CODE_UNAVAILABLE,
     FailureCode.ENGINE: request_pb2.ERROR_CODE_ENGINE,
     FailureCode.DEADLINE: request_pb2.ERROR_CODE_DEADLINE,
+    FailureCode.LOST: request_pb2.ERROR_CODE_LOST,
 }
 _STATES = {
     InstanceState.STARTING: worker_pb2.INSTANCE_STATE_STARTING,
@@ -39,8 +41,11 @@ def engine_request(message: request_pb2.GenerateRequest) -> EngineRequest:
     )
 
 
-def step_message(deltas: Sequence[Delta], epochs: Mapping[str, int]) -> worker_pb2.WorkerMessage:
-    """What one engine step brought for one stream; `epochs` by request, 0 for those that are not in it."""
+def step_message(
+    deltas: Sequence[Delta], epochs: Mapping[str, int], before: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> worker_pb2.WorkerMessage:
+    """What one engine step brought for one stream; `epochs` by request, 0 for those that are not in it; `before` for
+    requests that were taken over just now."""
     message = worker_pb2.WorkerMessage()
     step = message.step
     step.SetInParent()
@@ -51,6 +56,8 @@ def step_message(deltas: Sequence[Delta], epochs: Mapping[str, int]) -> worker_p
         added.offset = delta.offset
         if delta.request_id in epochs:
             added.epoch = epochs[delta.request_id]
+        if delta.request_id in before:
+            added.emitted_token_ids.extend(before[delta.request_id])
         if isinstance(delta, Failure):
             added.finish_reason = request_pb2.FINISH_REASON_ERROR
             added.error.code = _ERROR_CODES[delta.code]
@@ -73,6 +80,14 @@ def hello_message(instance_id: str, incarnation_id: str) -> worker_pb2.WorkerMes
     """The worker's answer to a frontend's hello."""
     hello = worker_pb2.WorkerHello(instance_id=instance_id, incarnation_id=incarnation_id)
     return worker_pb2.WorkerMessage(hello=hello)
+
+
+def moved_message(request_id: str, instance_id: str, incarnation_id: str, epoch: int) -> worker_pb2.WorkerMessage:
+    """A request lives elsewhere from now on."""
+    moved = worker_pb2.RequestMoved(
+        request_id=request_id, instance_id=instance_id, incarnation_id=incarnation_id, epoch=epoch
+    )
+    return worker_pb2.WorkerMessage(moved=moved)
 
 
 def description_message(instance: InstanceDescription) -> worker_pb2.InstanceDescription:

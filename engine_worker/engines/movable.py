@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from controlplane.model.request import EngineRequest
 from engine_worker.engines.interface import Engine
@@ -78,3 +78,8 @@ class MovableEngine(Engine, Protocol):
 
     def discard(self, migration_id: str) -> None:
         """Free what was reserved. Unknown ids are ignored."""
+
+
+def is_movable(engine: Engine) -> TypeGuard[MovableEngine]:
+    """Whether requests can move to and from an engine of this class."""
+    return hasattr(type(engine), "activate")

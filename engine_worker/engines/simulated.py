@@ -136,9 +136,13 @@ class SimulatedEngine:
             result = self.instance.finish_step(step)
             if result.deltas:
                 self._outputs.put(StepOutput(deltas=result.deltas))
+            self._after_step()
             self._tell_kv_changes(result.kv_blocks)
             if len(self._outputs) >= _MOST_UNREAD_STEPS:
                 await self._outputs.below(_MOST_UNREAD_STEPS)
+
+    def _after_step(self) -> None:
+        """Between two steps, with the output of the first one told; for engines built on this one."""
 
     async def _sleep_until(self, deadline_s: float) -> float:
         """Sleep to the deadline; returns it, moved on if the process is too late to catch up."""

@@ -234,6 +234,11 @@ class Instance:
         sequence = self._sequences.get(request_id)
         return SequenceState.ENDED if sequence is None else sequence.state
 
+    def generated_tokens(self, request_id: str) -> int:
+        """How many tokens a request has generated, here and elsewhere."""
+        sequence = self._known(request_id)
+        return self._scheduler.tokens_of(sequence) - sequence.prompt_tokens
+
     def generated_token_ids(self, request_id: str) -> tuple[int, ...]:
         """All that a request with token ids has generated, here and elsewhere."""
         sequence = self._known(request_id)

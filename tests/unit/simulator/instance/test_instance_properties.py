@@ -159,8 +159,7 @@ class InstanceMachine(RuleBasedStateMachine):
             try:
                 wanted = self.instance.extend_import(request.request_id, computed)
             except RequestRefused:
-                delta = self.instance.abort(request.request_id)
-                assert delta is not None
+                assert self.instance.abort(request.request_id) is not None
                 self.submitted.pop(request.request_id)
                 self.said.pop(request.request_id)
                 return

@@ -1,0 +1,167 @@
+"""Migrations from and to one worker."""
+
+import asyncio
+import logging
+from itertools import count
+
+from controlplane.protocols.migration.source import Cancel, TargetLost
+from engine_worker.coordinator import wire
+from engine_worker.coordinator.arrivals import Arrivals
+from engine_worker.coordinator.link import TargetLink, source_hello
+from engine_worker.coordinator.outgoing import MigrationOutcome, OutgoingMigration
+from engine_worker.coordinator.workplace import Workplace
+from mesh.errors import PenstockError
+from mesh.membership import Directory, Member
+from penstock.v1 import migration_pb2
+
+log = logging.getLogger(__name__)
+
+ALIKE = ("model", "engine", "block_tokens")
+"""Attributes that two workers must share before KV of one makes sense to the other."""
+
+
+class Coordinator:
+    """Starts migrations to other workers, at most so many at once, and takes those from others (`arrivals`)."""
+
+    def __init__(self, workplace: Workplace, directory: Directory) -> None:
+        self.arrivals = Arrivals(workplace)
+        self._workplace = workplace
+        self._directory = directory
+        self._outgoing: dict[str, OutgoingMigration] = {}
+        """By migration id."""
+        self._ordered: set[str] = set()
+        """Requests that a migration was ordered for."""
+        self._turn = asyncio.Semaphore(workplace.settings.parallel)
+        self._links: dict[tuple[str, str], TargetLink] = {}
+        """By instance and incarnation."""
+        self._numbers = count(1)
+        self._is_stopping = False
+        workplace.instance.on_change.append(self._look)
+        workplace.instance.keep_abort = self._keep_abort
+
+    def peers(self) -> tuple[Member, ...]:
+        """Workers that KV of this one makes sense to."""
+        own = self._workplace.instance.description
+        facts = {"model": own.model, "engine": own.engine, "block_tokens": str(own.block_tokens)}
+        return tuple(
+            member
+            for member in self._directory.members("worker")
+            if member.member_id != own.instance_id and all(member.attributes.get(name) == facts[name] for name in ALIKE)
+        )
+
+    async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
+        """Move a running request; returns when that is done or why it stayed. Where the caller gives up, so does the
+        migration."""
+        obstacle = self._obstacle(request_id, target_id)
+        if obstacle:
+            return MigrationOutcome(False, obstacle)
+        self._ordered.add(request_id)
+        try:
+            async with self._turn:
+                return await self._migrate(request_id, target_id, stop_and_copy)
+        finally:
+            self._ordered.discard(request_id)
+
+    def tick(self) -> None:
+        """Time has passed; call it every 50 ms or so."""
+        for outgoing in list(self._outgoing.values()):
+            outgoing.tick()
+        self.arrivals.tick()
+
+    async def stop(self) -> None:
+        """Take no more orders; what is under way is cancelled, what is paused gets a moment to be settled."""
+        self._is_stopping = True
+        for outgoing in list(self._outgoing.values()):
+            outgoing.handle(Cancel("the worker is stopping"))
+        outcomes = [outgoing.outcome for outgoing in self._outgoing.values()]
+        if outcomes:
+            await asyncio.wait(outcomes, timeout=self._workplace.settings.limits.verdict_ms / 1000)
+        await self._workplace.tasks.cancel()
+
+    async def _migrate(self, request_id: str, target_id: str, stop_and_copy: bool) -> MigrationOutcome:
+        # It may have ended while the order waited for its turn.
+        workplace, settings = self._workplace, self._workplace.settings
+        tracked = workplace.instance.table.find(request_id)
+        target = self._peer(target_id)
+        if tracked is None or tracked.state != "running" or target is None or self._is_stopping:
+            return MigrationOutcome(False, "the request ended, or its target left, before the migration had its turn")
+        limits = settings.stop_and_copy_limits if stop_and_copy else settings.limits
+        migration_id = f"{workplace.instance.description.incarnation_id}-{next(self._numbers)}"
+        try:
+            link = self._link(target)
+            outgoing = OutgoingMigration(migration_id, tracked, target, limits, link.send, workplace)
+            self._outgoing[migration_id] = outgoing
+            outgoing.start()
+        except PenstockError as error:
+            self._outgoing.pop(migration_id, None)
+            return MigrationOutcome(False, str(error))
+        try:
+            async with asyncio.timeout(settings.migration_s):
+                return await asyncio.shield(outgoing.outcome)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            outgoing.handle(Cancel("the order was withdrawn or took too long"))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return await outgoing.outcome
+        finally:
+            outgoing.outcome.add_done_callback(lambda _: self._outgoing.pop(migration_id, None))
+
+    def _obstacle(self, request_id: str, target_id: str) -> str:
+        """Why a migration cannot even be queued; empty if it can."""
+        instance, settings = self._workplace.instance, self._workplace.settings
+        tracked = instance.table.find(request_id)
+        if self._is_stopping:
+            return "the worker is stopping"
+        if tracked is None or tracked.state != "running":
+            return f"request {request_id} does not run here; see `penstock status` or ListRequests"
+        if request_id in self._ordered:
+            return f"request {request_id} is being moved already"
+        if target_id == instance.description.instance_id:
+            return f"request {request_id} is on {target_id} already"
+        if self._peer(target_id) is None:
+            known = ", ".join(member.member_id for member in self.peers()) or "none"
+            return f"{target_id} is no instance that could take it; those of the same model and engine: {known}"
+        if len(self._ordered) >= settings.queued + settings.parallel:
+            return f"{len(self._ordered)} migrations are ordered already, the limit; try again later"
+        return ""
+
+    def _peer(self, instance_id: str) -> Member | None:
+        return next((member for member in self.peers() if member.member_id == instance_id), None)
+
+    def _link(self, target: Member) -> TargetLink:
+        """The stream to this incarnation of the target, opened if there is none."""
+        key = (target.member_id, target.incarnation_id)
+        link = self._links.get(key)
+        if link is None:
+            own = self._workplace.instance.description
+            kv_address = self._workplace.engine.kv_address
+            hello = source_hello(own.instance_id, own.incarnation_id, own.address, kv_address)
+            link = TargetLink(target, hello, self._receive, self._workplace.settings.unsent_messages)
+            self._links[key] = link
+            self._workplace.tasks.spawn(self._run_link(link), name=f"link {target.member_id}")
+        return link
+
+    async def _run_link(self, link: TargetLink) -> None:
+        try:
+            reason = await link.run()
+            log.info("a migration stream ended", extra={"instance_id": link.target.member_id, "reason": reason})
+        finally:
+            del self._links[link.target.member_id, link.target.incarnation_id]
+            for outgoing in list(self._outgoing.values()):
+                if outgoing.target == link.target:
+                    outgoing.handle(TargetLost())
+
+    def _receive(self, message: migration_pb2.TargetMessage) -> None:
+        said = wire.to_source(message)
+        outgoing = self._outgoing.get(said.migration_id)
+        if outgoing is not None:
+            outgoing.handle(said)
+
+    def _look(self) -> None:
+        for outgoing in list(self._outgoing.values()):
+            outgoing.look()
+
+    def _keep_abort(self, request_id: str) -> bool:
+        return any(
+            outgoing.keep_abort() for outgoing in list(self._outgoing.values()) if outgoing.request_id == request_id
+        )

@@ -1,0 +1,107 @@
+"""The source's end of the stream to one incarnation of another worker."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from engine_worker.coordinator import wire
+from mesh.errors import IllegalTransition, PenstockError, ProtocolViolation
+from mesh.membership import Member
+from mesh.rpc.client import open_channel, rpc_error
+from penstock.v1 import migration_pb2, migration_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 1.0
+
+
+class Outbox:
+    """What waits to be sent on a stream. Bounded: what does not fit is dropped, and the protocol sends it again."""
+
+    def __init__(self, max_messages: int) -> None:
+        self._waiting: deque[object] = deque()
+        self._max_messages = max_messages
+        self._ready = asyncio.Event()
+
+    def put(self, message: object) -> None:
+        """Queue a message."""
+        if len(self._waiting) >= self._max_messages:
+            log.warning("a migration message was dropped: the peer does not read")
+            return
+        self._waiting.append(message)
+        self._ready.set()
+
+    async def take(self) -> object:
+        """The next message, waiting for one."""
+        while not self._waiting:
+            self._ready.clear()
+            await self._ready.wait()
+        return self._waiting.popleft()
+
+
+class TargetLink:
+    """Its stream's end is the target's death: `run` returns the reason then, and the link is of no more use."""
+
+    def __init__(
+        self,
+        target: Member,
+        hello: migration_pb2.SourceMessage,
+        receive: Callable[[migration_pb2.TargetMessage], None],
+        max_messages: int,
+    ) -> None:
+        self.target = target
+        self._outbox = Outbox(max_messages)
+        self._outbox.put(hello)
+        self._receive = receive
+
+    def send(self, message: migration_pb2.SourceMessage) -> None:
+        """Queue a message."""
+        self._outbox.put(message)
+
+    async def run(self) -> str:
+        """Talk until the stream ends; returns why it did."""
+        peer = f"worker {self.target.member_id} at {self.target.address}"
+        async with open_channel(self.target.address) as channel:
+            stub = migration_pb2_grpc.MigrationStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Exchange(self._messages())
+            try:
+                await self._greet(call)
+                async for message in call:
+                    self._receive(message)
+                return f"{peer} ended the stream"
+            except TimeoutError:
+                return f"{peer} did not answer within {HELLO_TIMEOUT_S:g} s"
+            except grpc.aio.AioRpcError as error:
+                return str(rpc_error(error, peer))
+            except IllegalTransition:
+                log.exception("a target broke the migration protocol", extra={"instance_id": self.target.member_id})
+                return f"{peer} broke the migration protocol"
+            except PenstockError as error:
+                return str(error)
+            finally:
+                call.cancel()
+
+    async def _messages(self) -> AsyncIterator[object]:
+        while True:
+            yield await self._outbox.take()
+
+    async def _greet(self, call: grpc.aio.StreamStreamCall) -> None:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            answer = await call.read()
+        if answer is grpc.aio.EOF or not answer.HasField("hello"):
+            raise ProtocolViolation(f"worker {self.target.member_id} did not begin with a hello")
+        if answer.hello.incarnation_id != self.target.incarnation_id:
+            raise ProtocolViolation(
+                f"worker {self.target.member_id} is incarnation {answer.hello.incarnation_id} by now, announced was "
+                f"{self.target.incarnation_id}; try again"
+            )
+
+
+def source_hello(instance_id: str, incarnation_id: str, address: str, kv_address: str) -> migration_pb2.SourceMessage:
+    """How this worker introduces itself. Its transfer agent listens on every interface, so that peers reach it by the
+    host by which they reach the worker."""
+    host, port = address.rpartition(":")[0], kv_address.rpartition(":")[2]
+    return wire.source_hello(instance_id, incarnation_id, f"{host}:{port}")

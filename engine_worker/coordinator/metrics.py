@@ -1,0 +1,39 @@
+"""What a worker shows about migrations."""
+
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+Direction = Literal["out", "in"]
+
+_PAUSED_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class MigrationMetrics:
+    """Counters of ended migrations."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ended = Counter(
+            "penstock_worker_migrations",
+            "Ended migrations: moved, kept or lost (out); committed or discarded (in)",
+            ["direction", "outcome"],
+            registry=registry,
+        )
+        self._blocks = Counter(
+            "penstock_worker_migrated_kv_blocks", "KV blocks of requests that moved", ["direction"], registry=registry
+        )
+        self._paused = Histogram(
+            "penstock_worker_migration_paused_seconds",
+            "How long a request that moved, or nearly did, stood still here",
+            buckets=_PAUSED_SECONDS,
+            registry=registry,
+        )
+
+    def ended(self, direction: Direction, outcome: str, blocks: int) -> None:
+        """A migration has ended, with so many blocks copied."""
+        self._ended.labels(direction, outcome).inc()
+        self._blocks.labels(direction).inc(blocks)
+
+    def paused(self, seconds: float) -> None:
+        """A request stood still."""
+        self._paused.observe(seconds)

@@ -1,0 +1,72 @@
+"""The moving part of a worker: coordinator, its service and the drain, put together for the role."""
+
+import asyncio
+from collections.abc import Callable
+
+from engine_worker.coordinator.coordinator import Coordinator
+from engine_worker.coordinator.drain import evacuate
+from engine_worker.coordinator.metrics import MigrationMetrics
+from engine_worker.coordinator.outgoing import MigrationOutcome
+from engine_worker.coordinator.service import MigrationService
+from engine_worker.coordinator.settings import CoordinatorSettings
+from engine_worker.coordinator.workplace import Workplace
+from engine_worker.engines.movable import MovableEngine
+from engine_worker.instance import Instance
+from mesh.role import RoleContext
+from mesh.tasks import TaskSet
+from penstock.v1 import migration_pb2_grpc
+
+
+class Mover:
+    """Serves `penstock.v1.Migration` on the role's server and moves requests away."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        engine: MovableEngine,
+        context: RoleContext,
+        clock: Callable[[], float],
+        end_process: Callable[[], None],
+    ) -> None:
+        self._instance = instance
+        self._end_process = end_process
+        self._tasks = TaskSet("mover")
+        self._evacuation: asyncio.Task[int] | None = None
+        self._is_leaving = False
+        settings, metrics = CoordinatorSettings(), MigrationMetrics(context.registry)
+        workplace = Workplace(instance, engine, settings, metrics, TaskSet("coordinator"), clock)
+        self.coordinator = Coordinator(workplace, context.directory)
+        context.server.add(
+            migration_pb2_grpc.add_MigrationServicer_to_server,
+            MigrationService(instance, self.coordinator.arrivals, settings.unsent_messages),
+            "penstock.v1.Migration",
+        )
+
+    async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
+        """See `Coordinator.migrate`."""
+        return await self.coordinator.migrate(request_id, target_id, stop_and_copy=stop_and_copy)
+
+    def evacuate(self) -> None:
+        """Begin to move all requests of a draining instance away, unless that goes on already."""
+        if self._evacuation is None or self._evacuation.done():
+            self._evacuation = self._tasks.spawn(evacuate(self._instance, self.coordinator), name="evacuate")
+
+    def leave(self) -> None:
+        """Move all requests away, then end the process. Once is enough, more is no harm."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self.evacuate()
+            self._tasks.spawn(self._leave(), name="leave")
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self.coordinator.tick()
+
+    async def stop(self) -> None:
+        """See `Coordinator.stop`."""
+        await self.coordinator.stop()
+        await self._tasks.cancel()
+
+    async def _leave(self) -> None:
+        await self._instance.drained()
+        self._end_process()

@@ -1,0 +1,192 @@
+"""A request that leaves: carries out what `SourceMigration` says."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from controlplane.protocols.migration.limits import MigrationLimits
+from controlplane.protocols.migration.messages import HandOver, Offer, Round, ToTarget
+from controlplane.protocols.migration.source import (
+    FINAL,
+    PAUSED,
+    Cancel,
+    Ended,
+    GiveUp,
+    Pause,
+    Paused,
+    Progress,
+    Release,
+    Resume,
+    Send,
+    SourceEvent,
+    SourceInstruction,
+    SourceMigration,
+    SourceState,
+    Tick,
+)
+from engine_worker.coordinator import wire
+from engine_worker.coordinator.workplace import Workplace
+from engine_worker.engines.movable import ExportProgress, PausedRequest
+from engine_worker.request_table import TrackedRequest
+from mesh.membership import Member
+from penstock.v1 import migration_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationOutcome:
+    """How a migration ended."""
+
+    moved: bool
+    reason: str = ""
+    """Why it did not."""
+    rounds: int = 0
+    blocks: int = 0
+    paused_ms: float = 0.0
+
+
+class OutgoingMigration:
+    """One migration of one request to `target`. The engine is heard through `look`, everything else by `handle`."""
+
+    def __init__(
+        self,
+        migration_id: str,
+        tracked: TrackedRequest,
+        target: Member,
+        limits: MigrationLimits,
+        send: Callable[[migration_pb2.SourceMessage], None],
+        workplace: Workplace,
+    ) -> None:
+        self.outcome: asyncio.Future[MigrationOutcome] = asyncio.get_running_loop().create_future()
+        self.request_id = tracked.request.request_id
+        self.migration_id = migration_id
+        self.target = target
+        self._tracked = tracked
+        self._send = send
+        self._workplace = workplace
+        self._machine = SourceMigration(
+            migration_id,
+            replace(tracked.request, emitted_token_ids=tuple(tracked.emitted_token_ids)),
+            epoch=tracked.epoch,
+            frontend_id=tracked.frontend_id,
+            limits=limits,
+            now_ms=workplace.now_ms,
+        )
+        self._progress: ExportProgress | None = None
+        """News of the engine that the frontend's side has not caught up with."""
+        self._block_ids: tuple[int, ...] = ()
+        self._paused: PausedRequest | None = None
+        self._is_told = False
+        """All tokens of the paused request are on the stream to the frontend."""
+        self._paused_at_s = 0.0
+        self._abort_waits = False
+
+    def start(self) -> None:
+        """Make the offer. Raises what the engine's `export` raises; nothing has happened then."""
+        self._workplace.engine.export(self.request_id, self.migration_id, self._on_progress)
+        self._carry_out(self._machine.start())
+        self.look()
+
+    def handle(self, event: SourceEvent) -> None:
+        """What the target said, a loss of it, a cancellation or a tick."""
+        if self._machine.state in FINAL:
+            return
+        self._carry_out(self._machine.handle(event, self._workplace.now_ms))
+        if self._machine.state in FINAL and not self.outcome.done():
+            self._finish()
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self.handle(Tick())
+
+    def look(self) -> None:
+        """The outputs of a step are on their way to the frontends. What a step brought counts only from then on, so
+        that no token is left behind here when the request moves."""
+        if self._machine.state in FINAL:
+            return
+        if self._workplace.instance.table.find(self.request_id) is not self._tracked:
+            if self._machine.state not in PAUSED:
+                self.handle(Ended())
+            return
+        told_tokens = len(self._tracked.emitted_token_ids)
+        paused, progress = self._paused, self._progress
+        if progress is not None and told_tokens >= progress.emitted_tokens:
+            self._progress = None
+            self._block_ids = progress.block_ids
+            decoding = progress.emitted_tokens > len(self._tracked.request.emitted_token_ids)
+            self.handle(Progress(len(progress.block_ids), decoding))
+        if paused is not None and not self._is_told and told_tokens >= len(paused.emitted_token_ids):
+            self._is_told = True
+            self._block_ids = paused.block_ids
+            self.handle(Paused(paused.emitted_token_ids, paused.computed_tokens, len(paused.block_ids)))
+
+    def keep_abort(self) -> bool:
+        """The request is to be aborted. True if it stands still and the abort has to wait until that is over."""
+        if self._machine.state not in PAUSED:
+            return False
+        self._abort_waits = True
+        self.handle(Cancel("the request was taken back"))
+        return True
+
+    def _on_progress(self, progress: ExportProgress) -> None:
+        self._progress = progress
+
+    def _carry_out(self, instructions: tuple[SourceInstruction, ...]) -> None:
+        engine = self._workplace.engine
+        for instruction in instructions:
+            match instruction:
+                case Send(message):
+                    self._send(self._wire_message(message))
+                case Pause():
+                    self._workplace.tasks.spawn(self._pause(), name=f"pause {self.migration_id}")
+                case Resume():
+                    engine.resume(self.request_id)
+                case Release():
+                    engine.release(self.request_id, self.migration_id)
+                    self._workplace.instance.hand_away(
+                        self.request_id, self.target.member_id, self.target.incarnation_id
+                    )
+                case GiveUp(reason):
+                    engine.release(self.request_id, self.migration_id)
+                    self._workplace.instance.give_up(self.request_id, reason)
+
+    def _wire_message(self, message: ToTarget) -> migration_pb2.SourceMessage:
+        instance = self._workplace.instance
+        if isinstance(message, Offer):
+            deadline_s = self._tracked.deadline_s
+            left_ms = 0 if deadline_s is None else max(1, round(1000 * (deadline_s - self._workplace.clock())))
+            return wire.offer_message(message, model=instance.description.model, deadline_ms=left_ms)
+        if not isinstance(message, (Round, HandOver)):
+            return wire.source_message(message, (), ())
+        stop = message.first_block + message.block_count
+        covered = stop * instance.description.block_tokens - len(self._tracked.request.prompt_token_ids)
+        emitted = self._tracked.emitted_token_ids[: max(0, covered)]
+        return wire.source_message(message, self._block_ids[message.first_block : stop], emitted)
+
+    async def _pause(self) -> None:
+        paused = await self._workplace.engine.pause(self.request_id)
+        self._paused_at_s = self._workplace.clock()
+        if paused is None:
+            self.handle(Ended())
+            return
+        self._paused = paused
+        self.look()
+
+    def _finish(self) -> None:
+        workplace, state = self._workplace, self._machine.state
+        paused_s = 0.0 if self._paused is None else workplace.clock() - self._paused_at_s
+        if state is SourceState.KEPT:
+            workplace.engine.withdraw(self.request_id, self.migration_id)
+            if self._abort_waits:
+                workplace.engine.abort(self.request_id)
+        if self._paused is not None:
+            workplace.metrics.paused(paused_s)
+        moved = state is SourceState.MOVED
+        blocks = len(self._block_ids) if moved else self._machine.copied_blocks
+        workplace.metrics.ended("out", state.value, blocks)
+        level = logging.ERROR if state is SourceState.LOST else logging.INFO
+        log.log(level, "a migration ended", extra={"request_id": self.request_id, "story": self._machine.story})
+        rounds = self._machine.rounds
+        self.outcome.set_result(MigrationOutcome(moved, self._machine.reason, rounds, blocks, 1000 * paused_s))

@@ -1,0 +1,75 @@
+"""The target's end of the stream between two workers."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+
+from engine_worker.coordinator import wire
+from engine_worker.coordinator.arrivals import Arrivals, Source
+from engine_worker.coordinator.link import Outbox
+from engine_worker.instance import Instance
+from mesh.errors import IllegalTransition, ProtocolViolation
+from penstock.v1 import migration_pb2, migration_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+
+Context: TypeAlias = grpc.aio.ServicerContext
+Inbound: TypeAlias = AsyncIterator[migration_pb2.SourceMessage]
+
+
+class MigrationService(migration_pb2_grpc.MigrationServicer):
+    """penstock.v1.Migration."""
+
+    def __init__(self, instance: Instance, arrivals: Arrivals, max_messages: int) -> None:
+        self._instance = instance
+        self._arrivals = arrivals
+        self._max_messages = max_messages
+
+    async def Exchange(self, inbound: Inbound, context: Context) -> None:
+        """All migrations from one source; its end is the source's death."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = await _read_hello(inbound)
+        except TimeoutError:
+            await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came; send SourceHello first")
+        except ProtocolViolation as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        outbox = Outbox(self._max_messages)
+        source = Source(hello.instance_id, hello.incarnation_id, hello.kv_address, outbox.put)
+        description = self._instance.description
+        outbox.put(wire.target_hello(description.instance_id, description.incarnation_id))
+        writer = asyncio.create_task(_write(outbox, context))
+        try:
+            async for message in inbound:
+                self._arrivals.receive(source, message)
+        except ProtocolViolation as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except IllegalTransition as error:
+            log.exception("a source broke the migration protocol", extra={"instance_id": source.instance_id})
+            await _abort(context, grpc.StatusCode.INTERNAL, str(error))
+        finally:
+            writer.cancel()
+            self._arrivals.source_lost(source)
+
+
+async def _read_hello(inbound: Inbound) -> migration_pb2.SourceHello:
+    async for message in inbound:
+        if not message.HasField("hello") or not message.hello.instance_id:
+            raise ProtocolViolation("the first message must be a SourceHello with an instance_id")
+        return message.hello
+    raise ProtocolViolation("the stream ended before its hello")
+
+
+async def _write(outbox: Outbox, context: Any) -> None:
+    while True:
+        await context.write(await outbox.take())
+
+
+async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    await context.abort(code, message)
+    raise AssertionError("abort returned")

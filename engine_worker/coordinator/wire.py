@@ -1,0 +1,171 @@
+"""Migration messages to protobuf and back."""
+
+from collections.abc import Sequence
+
+from controlplane.model.request import EngineRequest, SamplingParams
+from controlplane.protocols.migration.messages import (
+    Abort,
+    Accept,
+    Committed,
+    Failed,
+    HandOver,
+    Offer,
+    Pulled,
+    Refuse,
+    Round,
+    ToSource,
+    ToTarget,
+)
+from engine_worker import wire
+from mesh.errors import ProtocolViolation
+from penstock.v1 import migration_pb2, request_pb2
+
+
+def source_hello(instance_id: str, incarnation_id: str, kv_address: str) -> migration_pb2.SourceMessage:
+    """First message of the source."""
+    hello = migration_pb2.SourceHello(instance_id=instance_id, incarnation_id=incarnation_id, kv_address=kv_address)
+    return migration_pb2.SourceMessage(hello=hello)
+
+
+def target_hello(instance_id: str, incarnation_id: str) -> migration_pb2.TargetMessage:
+    """First message of the target."""
+    hello = migration_pb2.TargetHello(instance_id=instance_id, incarnation_id=incarnation_id)
+    return migration_pb2.TargetMessage(hello=hello)
+
+
+def offer_message(offer: Offer, *, model: str, deadline_ms: int) -> migration_pb2.SourceMessage:
+    """An offer; `deadline_ms` is what is left of the request's time, 0 where it has no deadline."""
+    request = _request_message(offer.request, model=model, deadline_ms=deadline_ms, epoch=offer.epoch)
+    message = migration_pb2.MigrationOffer(
+        migration_id=offer.migration_id, request=request, frontend_id=offer.frontend_id
+    )
+    return migration_pb2.SourceMessage(offer=message)
+
+
+def offer_of(message: migration_pb2.MigrationOffer) -> Offer:
+    """The offer inside a message."""
+    request = wire.engine_request(message.request)
+    return Offer(message.migration_id, request, message.request.epoch, message.frontend_id)
+
+
+def source_message(
+    message: ToTarget, block_ids: Sequence[int], emitted_token_ids: Sequence[int]
+) -> migration_pb2.SourceMessage:
+    """Any message to the target but the offer; `block_ids` are those that it names, `emitted_token_ids` the generated
+    tokens that blocks up to the last of them cover."""
+    match message:
+        case Round():
+            round_ = migration_pb2.MigrationRound(
+                migration_id=message.migration_id,
+                number=message.number,
+                first_block=message.first_block,
+                block_ids=block_ids,
+                emitted_token_ids=emitted_token_ids,
+            )
+            return migration_pb2.SourceMessage(round=round_)
+        case HandOver():
+            hand_over = migration_pb2.MigrationHandOver(
+                migration_id=message.migration_id,
+                emitted_token_ids=message.emitted_token_ids,
+                computed_tokens=message.computed_tokens,
+                first_block=message.first_block,
+                block_ids=block_ids,
+            )
+            return migration_pb2.SourceMessage(hand_over=hand_over)
+        case Abort():
+            abort = migration_pb2.MigrationAbort(migration_id=message.migration_id, reason=message.reason)
+            return migration_pb2.SourceMessage(abort=abort)
+        case Offer():
+            raise TypeError("an offer has a function of its own")
+
+
+def target_message(message: ToSource) -> migration_pb2.TargetMessage:
+    """Any message to the source."""
+    migration_id = message.migration_id
+    match message:
+        case Accept():
+            return migration_pb2.TargetMessage(accept=migration_pb2.MigrationAccept(migration_id=migration_id))
+        case Refuse(reason=reason):
+            refuse = migration_pb2.MigrationRefuse(migration_id=migration_id, reason=reason)
+            return migration_pb2.TargetMessage(refuse=refuse)
+        case Pulled(number=number):
+            pulled = migration_pb2.MigrationPulled(migration_id=migration_id, number=number)
+            return migration_pb2.TargetMessage(pulled=pulled)
+        case Committed():
+            committed = migration_pb2.MigrationCommitted(migration_id=migration_id)
+            return migration_pb2.TargetMessage(committed=committed)
+        case Failed(reason=reason):
+            failed = migration_pb2.MigrationFailed(migration_id=migration_id, reason=reason)
+            return migration_pb2.TargetMessage(failed=failed)
+
+
+def to_source(message: migration_pb2.TargetMessage) -> ToSource:
+    """What the target said. Raises `ProtocolViolation` for an empty message or a second hello."""
+    match message.WhichOneof("message"):
+        case "accept":
+            return Accept(message.accept.migration_id)
+        case "refuse":
+            return Refuse(message.refuse.migration_id, message.refuse.reason)
+        case "pulled":
+            return Pulled(message.pulled.migration_id, message.pulled.number)
+        case "committed":
+            return Committed(message.committed.migration_id)
+        case "failed":
+            return Failed(message.failed.migration_id, message.failed.reason)
+        case other:
+            raise ProtocolViolation(f"after its hello the target of a migration must not send {other}")
+
+
+def to_target(message: migration_pb2.SourceMessage) -> Round | HandOver | Abort:
+    """What the source said after its offer. Raises `ProtocolViolation` for an empty message or a second hello."""
+    match message.WhichOneof("message"):
+        case "round":
+            round_ = message.round
+            return Round(round_.migration_id, round_.number, round_.first_block, len(round_.block_ids))
+        case "hand_over":
+            last = message.hand_over
+            return HandOver(
+                last.migration_id,
+                tuple(last.emitted_token_ids),
+                last.computed_tokens,
+                last.first_block,
+                len(last.block_ids),
+            )
+        case "abort":
+            return Abort(message.abort.migration_id, message.abort.reason)
+        case other:
+            raise ProtocolViolation(f"after its hello the source of a migration must not send {other}")
+
+
+def _request_message(
+    request: EngineRequest, *, model: str, deadline_ms: int, epoch: int
+) -> request_pb2.GenerateRequest:
+    return request_pb2.GenerateRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        emitted_token_ids=request.emitted_token_ids,
+        sampling=_sampling_message(request.sampling),
+        priority=request.priority,
+        deadline_ms=deadline_ms,
+        model=model,
+        epoch=epoch,
+    )
+
+
+def _sampling_message(sampling: SamplingParams) -> request_pb2.SamplingParams:
+    return request_pb2.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs,
+        logit_bias=dict(sampling.logit_bias),
+    )

@@ -1,0 +1,232 @@
+"""The simulated engine with requests that move: its blocks travel through the KV transfer agent, as a real engine's."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from controlplane.model.request import EngineRequest
+from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.movable import ExportProgress, PausedRequest
+from engine_worker.engines.simulated import SimulatedEngine
+from engine_worker.kv.agent import KvTransferAgent
+from engine_worker.kv.connection import PeerAddress
+from engine_worker.kv.layout import KvLayout
+from engine_worker.kv.memory import BlockBytesMemory
+from engine_worker.kv.settings import KvTransferSettings
+from mesh.errors import ConfigurationError, KvBlockCorrupt, RequestRefused
+from mesh.tasks import TaskSet
+from simulator.instance.config import InstanceConfig
+from simulator.instance.sequence import SequenceState
+
+log = logging.getLogger(__name__)
+
+_MESSAGE_BLOCKS = 16
+"""Its blocks are worked out when they are read and checked when they are written, on the event loop that also keeps the
+steps' time: the loop is never held for longer than so many blocks take (about a millisecond)."""
+
+
+@dataclass(slots=True)
+class _Export:
+    """What peers may read of a request."""
+
+    request_id: str
+    on_progress: Callable[[ExportProgress], None]
+    told: ExportProgress | None = None
+
+
+@dataclass(slots=True)
+class _Import:
+    """A request that is on its way here."""
+
+    request: EngineRequest
+    prompt_tokens: int
+
+
+class MovableSimulatedEngine(SimulatedEngine):
+    """A `MovableEngine`. Where UCX is not installed it serves all the same, and moving says what is missing."""
+
+    _agent: KvTransferAgent | None = None
+    _agent_missing = "the engine is not started"
+
+    async def start(self) -> EngineLimits:
+        """Begin to take steps, and listen for peers."""
+        self._exports: dict[str, _Export] = {}
+        self._imports: dict[str, _Import] = {}
+        self._pauses: dict[str, asyncio.Future[PausedRequest | None]] = {}
+        self._releases: dict[str, asyncio.Task[None]] = {}
+        self._moves = TaskSet("simulated-engine")
+        agent = _agent_for(self)
+        try:
+            await agent.start()
+            self._agent = agent
+        except ConfigurationError as error:
+            self._agent_missing = str(error)
+            log.warning("requests cannot move to or from this engine", extra={"reason": str(error)})
+        return await super().start()
+
+    async def stop(self) -> None:
+        """End every request, the stepping and all transfers."""
+        for pausing in self._pauses.values():
+            pausing.cancel()
+        for migration_id in list(self._imports):
+            self.discard(migration_id)
+        await super().stop()
+        if self._agent is not None:
+            await self._agent.stop()
+        await self._moves.cancel()
+
+    def abort(self, request_id: str) -> None:
+        """See `Engine.abort`; ends a pause that has not happened yet."""
+        super().abort(request_id)
+        self._end_pause(request_id, None)
+
+    @property
+    def kv_address(self) -> str:
+        """See `MovableEngine`. Raises `ConfigurationError` where UCX is not installed."""
+        return f"0.0.0.0:{self._kv_agent().port}"
+
+    def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
+        """See `MovableEngine`."""
+        self._kv_agent()
+        if self.instance.state_of(request_id) is SequenceState.ENDED:
+            raise RequestRefused(f"request {request_id} is unknown here or has ended")
+        export = _Export(request_id, on_progress)
+        self._exports[migration_id] = export
+        self._tell_progress(migration_id, export)
+
+    async def pause(self, request_id: str) -> PausedRequest | None:
+        """See `MovableEngine`. A preempted request is paused once it decodes again."""
+        if self.instance.state_of(request_id) is SequenceState.ENDED:
+            return None
+        pausing: asyncio.Future[PausedRequest | None] = asyncio.get_running_loop().create_future()
+        self._pauses[request_id] = pausing
+        return await pausing
+
+    def resume(self, request_id: str) -> None:
+        """See `MovableEngine`."""
+        self._end_pause(request_id, None)
+        if self.instance.state_of(request_id) is SequenceState.PAUSED:
+            self.instance.resume(request_id)
+            self.wake()
+
+    def withdraw(self, request_id: str, migration_id: str) -> None:
+        """See `MovableEngine`."""
+        if self._exports.pop(migration_id, None) is not None:
+            self._moves.spawn(self._kv_agent().withdraw(migration_id), name="withdraw")
+
+    def release(self, request_id: str, migration_id: str) -> None:
+        """See `MovableEngine`. The blocks are freed once nobody reads them any more."""
+        self._exports.pop(migration_id, None)
+        self._releases[request_id] = self._moves.spawn(self._release(request_id, migration_id), name="release")
+
+    async def reserve(self, migration_id: str, request: EngineRequest) -> None:
+        """See `MovableEngine`."""
+        self._kv_agent()
+        if (releasing := self._releases.get(request.request_id)) is not None:
+            await releasing
+        self.instance.admit_import(request, 0)
+        self._imports[migration_id] = _Import(request, len(request.prompt_token_ids))
+
+    async def pull(
+        self,
+        migration_id: str,
+        peer: str,
+        first_block: int,
+        peer_block_ids: tuple[int, ...],
+        emitted_token_ids: tuple[int, ...],
+        deadline_s: float,
+    ) -> None:
+        """See `MovableEngine`. Blocks that the prefix cache has here are not pulled."""
+        importing = self._imports[migration_id]
+        block_tokens = self.instance.config.block_tokens
+        stop_tokens = (first_block + len(peer_block_ids)) * block_tokens
+        computed_tokens = min(stop_tokens, importing.prompt_tokens + len(emitted_token_ids))
+        wanted = self.instance.extend_import(importing.request.request_id, computed_tokens)
+        if not wanted.block_ids:
+            return
+        if wanted.first_block < first_block:
+            raise KvBlockCorrupt(f"blocks {wanted.first_block} to {first_block} of {migration_id} were never sent")
+        host, _, port = peer.rpartition(":")
+        sent = peer_block_ids[wanted.first_block - first_block :]
+        await self._kv_agent().pull(PeerAddress(host, int(port)), migration_id, sent, wanted.block_ids, deadline_s)
+
+    def activate(self, migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int) -> None:
+        """See `MovableEngine`."""
+        importing = self._imports.pop(migration_id)
+        tokens = importing.prompt_tokens + len(emitted_token_ids)
+        self.instance.complete_import(importing.request.request_id, tokens)
+        self.wake()
+
+    def discard(self, migration_id: str) -> None:
+        """See `MovableEngine`."""
+        importing = self._imports.pop(migration_id, None)
+        if importing is not None:
+            self.instance.abort(importing.request.request_id)
+
+    def _after_step(self) -> None:
+        for request_id in list(self._pauses):
+            state = self.instance.state_of(request_id)
+            if state is SequenceState.DECODE:
+                self.instance.pause(request_id)
+                self._end_pause(request_id, self._paused(request_id))
+            elif state is SequenceState.ENDED:
+                self._end_pause(request_id, None)
+        for migration_id, export in list(self._exports.items()):
+            if self.instance.state_of(export.request_id) is not SequenceState.ENDED:
+                self._tell_progress(migration_id, export)
+
+    def _paused(self, request_id: str) -> PausedRequest:
+        exported = self.instance.export(request_id)
+        for migration_id, export in self._exports.items():
+            if export.request_id == request_id:
+                self._kv_agent().export(migration_id, exported.block_ids)
+        emitted = self.instance.generated_token_ids(request_id)
+        return PausedRequest(emitted, exported.computed_tokens, exported.block_ids)
+
+    def _end_pause(self, request_id: str, answer: PausedRequest | None) -> None:
+        pausing = self._pauses.pop(request_id, None)
+        if pausing is not None and not pausing.done():
+            pausing.set_result(answer)
+
+    def _tell_progress(self, migration_id: str, export: _Export) -> None:
+        exported = self.instance.export(export.request_id)
+        full_blocks = exported.computed_tokens // self.instance.config.block_tokens
+        emitted_tokens = self.instance.generated_tokens(export.request_id)
+        told = export.told
+        if (
+            told is not None
+            and len(told.block_ids) == full_blocks
+            and bool(told.emitted_tokens) == bool(emitted_tokens)
+        ):
+            return
+        progress = ExportProgress(exported.block_ids[:full_blocks], emitted_tokens)
+        known = len(told.block_ids) if told is not None else 0
+        if told is not None and progress.block_ids[:known] != told.block_ids:
+            known = 0  # it was preempted and has other blocks now
+        self._kv_agent().export(migration_id, progress.block_ids[known:])
+        export.told = progress
+        export.on_progress(progress)
+
+    async def _release(self, request_id: str, migration_id: str) -> None:
+        try:
+            await self._kv_agent().withdraw(migration_id)
+        finally:
+            self.instance.abort(request_id)
+            self._releases.pop(request_id, None)
+            self.wake()
+
+    def _kv_agent(self) -> KvTransferAgent:
+        if self._agent is None:
+            raise ConfigurationError(f"requests cannot move to or from this engine: {self._agent_missing}")
+        return self._agent
+
+
+def _agent_for(engine: SimulatedEngine) -> KvTransferAgent:
+    instance = engine.instance
+    config: InstanceConfig = instance.config
+    layout = KvLayout("simulated", "simulated", config.block_tokens, (config.block_bytes,))
+    message_bytes = _MESSAGE_BLOCKS * config.block_bytes
+    settings = KvTransferSettings(message_bytes=message_bytes, gathered_bytes=message_bytes, direct_bytes=message_bytes)
+    memory = BlockBytesMemory(layout, config.kv_blocks, instance.read_block, instance.write_block)
+    return KvTransferAgent(memory, settings, agent_id="simulated")
