@@ -69,7 +69,7 @@ class TargetLink:
             call = stub.Exchange(self._messages())
             try:
                 await self._greet(call)
-                async for message in call:
+                while (message := await call.read()) is not grpc.aio.EOF:
                     self._receive(message)
                 return f"{peer} ended the stream"
             except TimeoutError:

@@ -132,6 +132,7 @@ class OutgoingMigration:
 
     def _on_progress(self, progress: ExportProgress) -> None:
         self._progress = progress
+        self.look()  # a step of a prefill has no output that would be heard of
 
     def _carry_out(self, instructions: tuple[SourceInstruction, ...]) -> None:
         engine = self._workplace.engine

@@ -1,0 +1,127 @@
+"""Requests move between whole workers: the client hears exactly what it would have heard without."""
+
+import asyncio
+
+import pytest
+
+from penstock.v1 import worker_pb2
+from tests.unit.engine_worker.coordinator.running_workers import (
+    WAIT_S,
+    make_request,
+    running_workers,
+    undisturbed,
+)
+
+pytest.importorskip("ucxx", reason="KV transfers need UCX")
+
+
+async def test_a_request_moves_in_mid_stream_and_back_without_a_lost_token() -> None:
+    async with running_workers("a", "b") as mesh:
+        request = make_request("r", prompt=100, max_tokens=150)
+        heard = await mesh.generate("a", request)
+        await mesh.until_tokens("r", 20)
+        answer = await mesh.migrate("a", "r", "b")
+        assert answer.moved, answer.reason
+        assert answer.blocks >= 7
+        await mesh.until_tokens("r", 70)
+        assert (heard.owner, heard.epoch, heard.moved_to) == ("b", 1, ["b"])
+        assert len(mesh.workers["a"].instance.table) == 0
+        back = await mesh.migrate("b", "r", "a")
+        assert back.moved, back.reason
+        await mesh.until_ended("r")
+        assert (heard.owner, heard.epoch) == ("a", 2)
+        assert heard.token_ids == undisturbed(request)
+        assert mesh.workers["a"].metric("penstock_worker_migrations_total", direction="out", outcome="moved") == 1
+        assert mesh.workers["a"].metric("penstock_worker_migrations_total", direction="in", outcome="committed") == 1
+        assert mesh.workers["a"].metric("penstock_worker_migration_paused_seconds_count") == 1
+        for worker in mesh.workers.values():
+            worker.engine.instance.validate()
+            assert worker.engine.instance.load().kv_blocks_used == 0
+
+
+async def test_stop_and_copy_moves_all_in_one_piece() -> None:
+    async with running_workers("a", "b") as mesh:
+        request = make_request("r", prompt=600, max_tokens=60)
+        heard = await mesh.generate("a", request)
+        await mesh.until_tokens("r", 5)
+        answer = await mesh.migrate("a", "r", "b", stop_and_copy=True)
+        assert answer.moved, answer.reason
+        assert answer.rounds == 0
+        await mesh.until_ended("r")
+        assert heard.token_ids == undisturbed(request)
+
+
+async def test_a_migration_ordered_during_the_prefill_follows_it() -> None:
+    async with running_workers("a", "b", options=("instance.max_step_tokens=256", "cost.fixed_ms=25")) as mesh:
+        request = make_request("r", prompt=4000, max_tokens=60)
+        heard = await mesh.generate("a", request)
+        engine = mesh.workers["a"].engine
+        async with asyncio.timeout(WAIT_S):
+            while not engine.instance.request_ids:  # noqa: ASYNC110  the other end of a socket sets no event here
+                await asyncio.sleep(0.001)
+        assert not heard.token_ids
+        answer = await mesh.migrate("a", "r", "b")
+        assert answer.moved, answer.reason
+        assert answer.rounds >= 2, "the rounds follow the prefill"
+        assert len(heard.token_ids) < 20, "it moved soon after its first token"
+        await mesh.until_ended("r")
+        assert heard.token_ids == undisturbed(request)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "target", "reason"),
+    [("unknown", "b", "does not run here"), ("r", "nowhere", "no instance"), ("r", "a", "already")],
+)
+async def test_an_impossible_order_is_refused(request_id: str, target: str, reason: str) -> None:
+    async with running_workers("a", "b") as mesh:
+        request = make_request("r", max_tokens=20)
+        heard = await mesh.generate("a", request)
+        await mesh.until_tokens("r", 2)
+        answer = await mesh.migrate("a", request_id, target)
+        assert not answer.moved
+        assert reason in answer.reason
+        await mesh.until_ended("r")
+        assert heard.token_ids == undisturbed(request)
+        assert heard.epoch == 0
+
+
+async def test_a_target_without_room_leaves_the_request_where_it_is() -> None:
+    async with running_workers("a", "b", options=("instance.kv_blocks=512",)) as mesh:
+        hog = make_request("hog", prompt=7000, max_tokens=400, salt=1)
+        await mesh.generate("b", hog)
+        await mesh.until_tokens("hog", 1)
+        request = make_request("r", prompt=2000, max_tokens=60)
+        heard = await mesh.generate("a", request)
+        await mesh.until_tokens("r", 5)
+        answer = await mesh.migrate("a", "r", "b")
+        assert not answer.moved
+        assert "too few free KV blocks" in answer.reason
+        await mesh.until_ended("r")
+        assert (heard.owner, heard.token_ids) == ("a", undisturbed(request))
+
+
+async def test_a_frontend_unknown_to_the_target_keeps_the_request_where_it_is() -> None:
+    async with running_workers("a", "b") as mesh:
+        mesh.workers["b"].call.cancel()
+        request = make_request("r")
+        heard = await mesh.generate("a", request)
+        await mesh.until_tokens("r", 5)
+        answer = await mesh.migrate("a", "r", "b")
+        assert not answer.moved
+        assert "no stream" in answer.reason
+        await mesh.until_ended("r")
+        assert heard.token_ids == undisturbed(request)
+
+
+async def test_a_drain_moves_every_stream_and_ends_the_worker() -> None:
+    async with running_workers("a", "b", "c") as mesh:
+        requests = [make_request(f"r{number}", 60 + 20 * number, 200, salt=number) for number in range(16)]
+        for request in requests:
+            await mesh.generate("a", request)
+        await mesh.until(lambda: all(len(each.token_ids) > 3 for each in mesh.heard.values()))
+        await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
+        await asyncio.wait_for(mesh.workers["a"].ended.wait(), WAIT_S)
+        await mesh.until_ended(*mesh.heard)
+        assert {each.owner for each in mesh.heard.values()} == {"b", "c"}
+        for request in requests:
+            assert mesh.heard[request.request_id].token_ids == undisturbed(request)
