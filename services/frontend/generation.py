@@ -1,26 +1,16 @@
-"""A client's request in the mesh: placed, fanned out over its choices, taken back as a whole."""
+"""A client's request in the mesh: placed, fanned out over its choices, recovered, taken back as a whole."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
-from controlplane.model.prefix_hash import block_hashes
-from mesh.errors import NoInstance, PeerUnavailable, UnknownModel
-from penstock.v1 import scheduler_pb2
-from services.frontend.api.errors import model_not_found, unavailable
 from services.frontend.mailbox import Mailbox
-from services.frontend.metrics import ModelMetrics
-from services.frontend.placement import Placement, PlacementClient
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.placement import PlacementClient
+from services.frontend.placer import Placer
 from services.frontend.plan import GenerationPlan
-from services.frontend.relay import Relay
-from services.frontend.worker_link import WorkerLink
+from services.frontend.recovery import Recovery, RecoveryBounds
+from services.frontend.relay import Loss, Relay
 from services.frontend.worker_pool import WorkerPool
-
-log = logging.getLogger(__name__)
-
-MAX_PLACEMENTS: Final = 3
-"""A chosen worker may turn out not to be connected; after this many there is an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +20,7 @@ class GenerationBounds:
     deadline_s: float
     connect_wait_s: float
     max_pending_tokens: int
+    recovery: RecoveryBounds
 
 
 class Generation:
@@ -45,20 +36,27 @@ class Generation:
         self.mailbox = Mailbox(bounds.max_pending_tokens * choices, on_overflow)
         self.relays: list[Relay] = []
         self.instance_ids: list[str] = []
+        """Of each prompt: where it was placed first."""
         self.policies: list[str] = []
         """Who placed each of `instance_ids`."""
-        """Of each prompt."""
         self._bounds = bounds
-        self._links: dict[str, WorkerLink] = {}
-        self._placed_ids: list[str] = []
-        self._placement: PlacementClient | None = None
+        self._placer: Placer | None = None
+        self._recovery: Recovery | None = None
 
-    async def start(self, pool: WorkerPool, placement: PlacementClient, metrics: ModelMetrics) -> None:
+    async def start(
+        self, pool: WorkerPool, placement: PlacementClient, metrics: FrontendMetrics, clock: Callable[[], float]
+    ) -> None:
         """Place every prompt and send its choices. Raises ApiError if that is impossible."""
-        self._placement = placement
-        for index in range(len(self.plan.prompts)):
-            await self._start_prompt(index, pool, placement)
-        metrics.prompt_tokens.inc(self.plan.prompt_tokens)
+        plan = self.plan
+        placer = self._placer = Placer(pool, placement, plan.model.block_tokens, self._bounds.connect_wait_s)
+        self._recovery = Recovery(placer, self._bounds.recovery, metrics, clock)
+        for index in range(len(plan.prompts)):
+            relays = [self._relay(choice) for choice in range(index * plan.n, (index + 1) * plan.n)]
+            placed = await placer.put(relays)
+            self.relays += relays
+            self.instance_ids.append(placed.instance_id)
+            self.policies.append(placed.policy)
+        metrics.of(plan.model.name).prompt_tokens.inc(plan.prompt_tokens)
 
     def abort_choice(self, index: int) -> None:
         """The client has all it wants of this choice."""
@@ -66,34 +64,22 @@ class Generation:
 
     def close(self, ok: bool, reason: str) -> None:
         """Take back what still runs and tell the scheduler how it ended."""
+        if self._recovery is not None:
+            self._recovery.close()
         for relay in self.relays:
             self._abort(relay)
-        if self._placement is not None:
-            for placed_id in self._placed_ids:
-                self._placement.ended(placed_id, ok, reason)
-        self._placed_ids.clear()
+        if self._placer is not None:
+            self._placer.close(ok, reason)
 
     def _abort(self, relay: Relay) -> None:
         if not relay.finished:
             relay.finished = True
-            self._links[relay.request_id].abort(relay)
+            if self._placer is not None:
+                self._placer.pool.take_back(relay)
 
-    async def _start_prompt(self, index: int, pool: WorkerPool, placement: PlacementClient) -> None:
-        choices = range(index * self.plan.n, (index + 1) * self.plan.n)
-        relays = [self._relay(choice) for choice in choices]
-        place = self._place_request(index, relays[0].request_id)
-        for _ in range(MAX_PLACEMENTS):
-            chosen = await self._place(place, placement)
-            instance_id = chosen.instance_id
-            link = await pool.wait_connected(instance_id, self._bounds.connect_wait_s)
-            if link is not None and self._submit(relays, link):
-                self.relays += relays
-                self.instance_ids.append(instance_id)
-                self.policies.append(chosen.policy)
-                return
-            log.warning("placed on an instance that is not connected", extra={"instance_id": instance_id})
-            place.excluded_instance_ids.append(instance_id)
-        raise unavailable("The instances that were chosen for this request cannot be reached; try again.")
+    def _on_lost(self, relay: Relay, loss: Loss) -> None:
+        assert self._recovery is not None, "a relay is lost after it was placed"
+        self._recovery.recover(relay, loss)
 
     def _relay(self, choice: int) -> Relay:
         plan = self.plan
@@ -107,36 +93,5 @@ class Generation:
             started_s=self.started_s,
             deadline_s=self._bounds.deadline_s,
             mailbox=self.mailbox,
+            on_lost=self._on_lost,
         )
-
-    def _place_request(self, index: int, request_id: str) -> scheduler_pb2.PlaceRequest:
-        prompt = self.plan.prompts[index]
-        return scheduler_pb2.PlaceRequest(
-            request_id=request_id,
-            model=self.plan.model.name,
-            prompt_tokens=len(prompt.token_ids),
-            block_hashes=block_hashes(prompt.token_ids, self.plan.model.block_tokens),
-            priority=self.plan.priority,
-            max_tokens=prompt.sampling.max_tokens,
-        )
-
-    async def _place(self, request: scheduler_pb2.PlaceRequest, placement: PlacementClient) -> Placement:
-        if request.request_id not in self._placed_ids:  # before the answer, which a client may not wait for
-            self._placed_ids.append(request.request_id)
-        try:
-            return await placement.place(request)
-        except UnknownModel as error:
-            raise model_not_found(request.model) from error
-        except NoInstance as error:
-            raise unavailable(f"No instance can take this request now: {error}.", "no_instance") from error
-
-    def _submit(self, relays: list[Relay], link: WorkerLink) -> bool:
-        try:
-            for relay in relays:
-                link.submit(relay)
-                self._links[relay.request_id] = link
-        except PeerUnavailable:
-            for relay in relays:
-                link.abort(relay)
-            return False
-        return True

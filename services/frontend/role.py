@@ -89,7 +89,7 @@ class FrontendRole:
     def _build(self, context: RoleContext) -> FrontendService:
         settings, clock = self._settings, time.monotonic
         metrics = FrontendMetrics(context.registry)
-        pool = WorkerPool(context.member_id, metrics, clock, self._on_failed)
+        pool = WorkerPool(context.member_id, metrics, clock, self._on_failed, settings.stall_s)
         placement = PlacementClient(
             lambda model: [link.instance_id for link in pool.connected(model)],
             settings.placement_deadline_s,

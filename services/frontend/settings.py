@@ -28,6 +28,12 @@ class FrontendSettings:
     """How long the scheduler may take before the frontend places a request itself."""
     connect_wait_s: float = 1.0
     """How long a request waits for the connection to the worker it was placed on."""
+    max_recoveries: int = 3
+    """How often one request is placed again because its worker died, hung or gave it back."""
+    recovery_wait_s: float = 5.0
+    """How long such a request waits for an instance that can take it."""
+    stall_s: float = 5.0
+    """A worker that has requests and sends nothing for so long is asked whether it still works."""
     max_pending_tokens: int = 2048
     """Tokens of each choice that wait for a client that does not read; beyond it the request is aborted."""
     tokenizer_cache_characters: int = 16 * 1024 * 1024

@@ -1,16 +1,17 @@
-"""The frontend's side of its stream to one worker: requests out, tokens in, told apart by request id."""
+"""The frontend's side of its stream to one worker: requests out, tokens in."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 
+from controlplane.protocols.ownership import Sender
 from mesh.errors import PeerUnavailable, PenstockError
 from mesh.membership import Member
-from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
-from services.frontend.api.errors import ApiError, upstream_failed
-from services.frontend.metrics import FrontendMetrics
+from penstock.v1 import worker_pb2, worker_pb2_grpc
+from services.frontend.api.errors import upstream_failed
 from services.frontend.peer_stream import PeerStream, StreamHandlers
-from services.frontend.relay import Relay, TokenGap
+from services.frontend.relay import Loss, LossReason, Relay
+from services.frontend.relays import Relays
 
 log = logging.getLogger(__name__)
 
@@ -20,20 +21,33 @@ class WrongWorker(PenstockError):
 
 
 class WorkerLink:
-    """One incarnation of one worker. The end of the stream fails all requests on it at once."""
+    """One incarnation of one worker. The end of the stream leaves all requests on it without an owner, at once."""
 
-    def __init__(self, member: Member, frontend_id: str, metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        member: Member,
+        frontend_id: str,
+        relays: Relays,
+        clock: Callable[[], float],
+        on_moved: Callable[[Sender, worker_pb2.RequestMoved], None],
+    ) -> None:
+        """`on_moved`: a request has left this worker for another one."""
         self.member = member
         self.instance_id = member.member_id
+        self.sender = Sender(member.member_id, member.incarnation_id)
         self.connected = asyncio.Event()
         """Set while the worker takes requests from us."""
         self.retired = asyncio.Event()
         """Set once the worker has left the mesh and its last request has ended."""
-        self._leaving = False
+        self.leaving = False
+        self.hung = False
+        """The worker is known to make no progress; ends with its next message."""
+        self.messages = 0
+        """Received so far."""
         self._hello = worker_pb2.FrontendMessage(hello=worker_pb2.FrontendHello(frontend_id=frontend_id))
-        self._metrics = metrics
+        self._relays = relays
         self._clock = clock
-        self._relays: dict[str, Relay] = {}
+        self._on_moved = on_moved
         self._stream: PeerStream[worker_pb2.FrontendMessage, worker_pb2.WorkerMessage] = PeerStream(
             f"worker {self.instance_id}",
             member.address,
@@ -62,48 +76,55 @@ class WorkerLink:
     @property
     def requests(self) -> int:
         """Requests of ours that it has."""
-        return len(self._relays)
+        return len(self._relays.of(self.sender))
 
     @property
     def is_connected(self) -> bool:
         """Whether it takes requests from us."""
-        return self.connected.is_set() and not self._leaving
-
-    def leave(self) -> None:
-        """The worker is no longer announced: its running requests go on, the link ends with the last of them."""
-        self._leaving = True
-        self._retire_if_idle()
+        return self.connected.is_set() and not self.leaving and not self.hung
 
     def submit(self, relay: Relay) -> None:
         """Send a request. Raises PeerUnavailable while the worker is not connected."""
         if not self.connected.is_set():
             raise PeerUnavailable(f"worker {self.instance_id} at {self.member.address} is not connected")
-        relay.instance_id = self.instance_id
-        message = worker_pb2.FrontendMessage(generate=relay.generate_request(self._clock()))
-        self._stream.send(message)
-        self._relays[relay.request_id] = relay
+        self._stream.send(worker_pb2.FrontendMessage(generate=relay.generate_request(self._clock())))
+        relay.placed(self.sender)
+        self._relays.add(relay)
 
-    def abort(self, relay: Relay) -> None:
-        """Take a request back; it is forgotten here at once, tokens that cross the abort are dropped."""
-        if self._relays.pop(relay.request_id, None) is None or not self._stream.is_open:
+    def abort(self, request_id: str) -> None:
+        """Tell the worker to drop a request."""
+        if not self._stream.is_open:
             return
-        abort = request_abort(relay.request_id)
         try:
-            self._stream.send(abort)
+            self._stream.send(worker_pb2.FrontendMessage(abort=worker_pb2.AbortRequest(request_id=request_id)))
         except PeerUnavailable as error:
-            log.error("a request could not be taken back", extra={"request_id": relay.request_id, "error": str(error)})
-        self._retire_if_idle()
+            log.error("a request could not be taken back", extra={"request_id": request_id, "error": str(error)})
+
+    def drop_requests(self, reason: LossReason, message: str) -> None:
+        """Take all requests from a worker that may still be alive."""
+        for relay in self._relays.of(self.sender):
+            self.abort(relay.request_id)
+        self.lose_requests(reason, message)
+
+    def lose_requests(self, reason: LossReason, message: str) -> None:
+        """All requests on it need another owner."""
+        error = upstream_failed(f"The worker {self.instance_id} that served this request was lost: {message}", reason)
+        lost = self._relays.lose(self.sender, Loss(reason, self.instance_id, error))
+        if lost:
+            log.error("requests lost with their worker", extra={"instance_id": self.instance_id, "lost": lost})
 
     def _opened(self) -> None:
         self._stream.send(self._hello)
 
     def _received(self, message: worker_pb2.WorkerMessage) -> None:
+        self.messages += 1
+        self.hung = False
         if message.HasField("step"):
-            relays = self._relays
+            now_s, deliver = self._clock(), self._relays.deliver
             for delta in message.step.deltas:
-                relay = relays.get(delta.request_id)
-                if relay is not None:
-                    self._deliver(relay, delta)
+                deliver(self, delta, now_s)
+        elif message.HasField("moved"):
+            self._on_moved(self.sender, message.moved)
         elif message.HasField("hello"):
             self._greeted(message.hello)
 
@@ -116,37 +137,6 @@ class WorkerLink:
         log.info("worker connected", extra={"instance_id": self.instance_id, "address": self.member.address})
         self.connected.set()
 
-    def _deliver(self, relay: Relay, delta: request_pb2.TokenDelta) -> None:
-        try:
-            relay.accept(delta)
-        except TokenGap as error:
-            log.error("token stream broken", extra={"request_id": relay.request_id, "error": str(error)})
-            self._metrics.token_gaps.inc()
-            self.abort(relay)
-            relay.fail(upstream_failed(f"The worker's token stream is broken: {error}", "token_gap"))
-        if relay.finished:
-            self._relays.pop(relay.request_id, None)
-            self._retire_if_idle()
-
     def _lost(self, reason: str) -> None:
         self.connected.clear()
-        relays, self._relays = self._relays, {}
-        if relays:
-            log.error("requests lost with their worker", extra={"instance_id": self.instance_id, "lost": len(relays)})
-            self._metrics.worker_losses.inc(len(relays))
-        for relay in relays.values():
-            relay.fail(_worker_lost(self.instance_id, reason))
-        self._retire_if_idle()
-
-    def _retire_if_idle(self) -> None:
-        if self._leaving and not self._relays:
-            self.retired.set()
-
-
-def request_abort(request_id: str) -> worker_pb2.FrontendMessage:
-    """The message that takes a request back."""
-    return worker_pb2.FrontendMessage(abort=worker_pb2.AbortRequest(request_id=request_id))
-
-
-def _worker_lost(instance_id: str, reason: str) -> ApiError:
-    return upstream_failed(f"The worker {instance_id} that served this request was lost: {reason}", "worker_lost")
+        self.lose_requests("worker_lost", reason)

@@ -4,14 +4,21 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from controlplane.protocols.ownership import Sender
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.tasks import TaskSet
+from penstock.v1 import worker_pb2
+from services.frontend.api.errors import upstream_failed
+from services.frontend.hang_watch import HangWatch
 from services.frontend.metrics import FrontendMetrics
+from services.frontend.relay import Loss, Relay
+from services.frontend.relays import Relays
 from services.frontend.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
 WORKER_ROLE = "worker"
+TICK_S = 0.1
 
 
 class WorkerPool:
@@ -23,14 +30,19 @@ class WorkerPool:
         metrics: FrontendMetrics,
         clock: Callable[[], float],
         on_failed: Callable[[BaseException], None],
+        stall_s: float,
     ) -> None:
-        """`on_failed` is told when a link died by a bug of ours."""
+        """`on_failed` is told when a link died by a bug of ours; `stall_s`: see `HangWatch`."""
         self._frontend_id = frontend_id
-        self._metrics = metrics
         self._clock = clock
         self._on_failed = on_failed
         self._links: dict[str, WorkerLink] = {}
+        self._all_links: dict[Sender, WorkerLink] = {}
+        """With those of workers that have left and still finish requests."""
+        self._relays = Relays(metrics)
         self._tasks = TaskSet("worker-pool")
+        self._hangs = HangWatch(stall_s, metrics, self._tasks, on_failed)
+        self._watch: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
 
     def on_change(self, change: MemberChange) -> None:
@@ -69,9 +81,17 @@ class WorkerPool:
             return None
         return link if link.is_connected else None
 
+    def take_back(self, relay: Relay) -> None:
+        """Nobody wants its tokens any more; those that are on their way are dropped."""
+        self._relays.remove(relay)
+        link = self._all_links.get(relay.ownership.owner) if relay.ownership.owner is not None else None
+        if link is not None:
+            link.abort(relay.request_id)
+
     async def stop(self) -> None:
         """Close all streams; the workers abort what still runs on them."""
         self._links.clear()
+        self._all_links.clear()
         await self._tasks.cancel()
 
     def _join(self, member: Member) -> None:
@@ -79,10 +99,12 @@ class WorkerPool:
         if known is not None:
             if known.member.incarnation_id == member.incarnation_id:
                 return
-            known.leave()
-        link = WorkerLink(member, self._frontend_id, self._metrics, self._clock)
-        self._links[member.member_id] = link
+            known.leaving = True
+        link = WorkerLink(member, self._frontend_id, self._relays, self._clock, self._on_moved)
+        self._links[member.member_id] = self._all_links[link.sender] = link
         self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)
+        if self._watch is None:
+            self._watch = self._tasks.spawn(self._tick_forever(), name="watch", on_error=self._on_failed)
         self._joined.set()
         log.info("worker joined", extra={"instance_id": member.member_id, "address": member.address})
 
@@ -91,5 +113,30 @@ class WorkerPool:
         if link is None or link.member.incarnation_id != member.incarnation_id:
             return
         del self._links[member.member_id]
-        link.leave()
+        link.leaving = True
         log.info("worker left", extra={"instance_id": member.member_id, "requests": link.requests})
+
+    def _on_moved(self, sender: Sender, moved: worker_pb2.RequestMoved) -> None:
+        target = Sender(moved.instance_id, moved.incarnation_id)
+        relay, link = self._relays.moved(sender, moved), self._all_links.get(target)
+        if relay is None:  # its client took it back from the former owner meanwhile
+            if link is not None:
+                link.abort(moved.request_id)
+        elif link is None or not link.connected.is_set():
+            message = f"The worker {target.instance_id} that this request moved to was lost."
+            relay.lost(target, Loss("hand_over", target.instance_id, upstream_failed(message, "worker_lost")))
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._tick(self._clock())
+
+    def _tick(self, now_s: float) -> None:
+        self._relays.expire(now_s)
+        owned = self._relays.owned()
+        links = list(self._all_links.values())
+        self._hangs.tick(links, owned, now_s)
+        for link in links:
+            if link.leaving and not owned.get(link.sender):
+                link.retired.set()
+                del self._all_links[link.sender]

@@ -23,6 +23,7 @@ from services.frontend.generation import Generation, GenerationBounds
 from services.frontend.http_server import abort_connection
 from services.frontend.models import ServedModel
 from services.frontend.plan import GenerationPlan, plan_chat, plan_completion
+from services.frontend.recovery import RecoveryBounds
 from services.frontend.service import FrontendService
 
 log = logging.getLogger(__name__)
@@ -112,12 +113,17 @@ class Exchange(Response):
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         service, settings = self._service, self._service.settings
         plan = await self._plan()
-        bounds = GenerationBounds(settings.request_deadline_s, settings.connect_wait_s, settings.max_pending_tokens)
+        bounds = GenerationBounds(
+            settings.request_deadline_s,
+            settings.connect_wait_s,
+            settings.max_pending_tokens,
+            RecoveryBounds(settings.max_recoveries, settings.recovery_wait_s),
+        )
         generation = Generation(plan, self._arrived_s, bounds, lambda: self._drop_slow_client(scope))
         service.running[self._request_id] = generation
         outcome = "aborted"
         try:
-            await generation.start(service.pool, service.placement, service.metrics.of(plan.model.name))
+            await generation.start(service.pool, service.placement, service.metrics, service.clock)
             deadline = asyncio.get_running_loop().call_later(self._left_s(), self._expire, generation, scope)
             try:
                 await self._answer(sender, generation)

@@ -1,7 +1,7 @@
 """A worker and a scheduler that speak the real protocol but do as a test says, and a directory of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -46,9 +46,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     aborted: list[str] = field(default_factory=list)
     steps: int = 0
     aborted_at_step: dict[str, int] = field(default_factory=dict)
+    load: Callable[[], Awaitable[worker_pb2.LoadReport]] | None = None
+    """Answers GetLoad."""
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
+        self._said: list[worker_pb2.WorkerMessage] = []
+        self._works: list[asyncio.Event] = []
         self._server = RpcServer()
         self._server.add(worker_pb2_grpc.add_WorkerServicer_to_server, self, "penstock.v1.Worker")
         self.address = self._server.address
@@ -68,6 +72,19 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """End at once, cutting all streams, as kill -9 does."""
         await self._server.stop(0)
 
+    def say(self, message: worker_pb2.WorkerMessage) -> None:
+        """Send something that no script brought, on every stream."""
+        self._said.append(message)
+        for work in self._works:
+            work.set()
+
+    async def GetLoad(
+        self, request: worker_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.GetLoadResponse:
+        """As the test says."""
+        load = await self.load() if self.load is not None else worker_pb2.LoadReport()
+        return worker_pb2.GetLoadResponse(load=load)
+
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
         """Return once something that arrived here makes `condition` true."""
         async with asyncio.timeout(timeout_s), self._changed:
@@ -79,6 +96,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """The data path."""
         running: dict[str, list[Delta]] = {}
         work = asyncio.Event()
+        self._works.append(work)
         reader = asyncio.create_task(self._read(messages, running, work))
         try:
             hello = worker_pb2.WorkerHello(instance_id=self.instance_id, incarnation_id=self.incarnation_id)
@@ -92,6 +110,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 step = self._step(running)
                 if not running:
                     work.clear()
+                while self._said:
+                    yield self._said.pop(0)
                 if step:
                     yield worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=step))
         finally:
@@ -118,6 +138,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 deltas = list(self.script(request))
                 for delta in deltas:
                     delta.request_id = request.request_id
+                    delta.epoch = request.epoch
                 running[request.request_id] = deltas
                 work.set()
             elif message.HasField("abort"):

@@ -34,8 +34,8 @@ async def events(response: httpx.Response) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-async def test_the_death_of_a_worker_ends_its_streams_with_an_error(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+async def test_the_death_of_the_only_worker_ends_its_streams_with_an_error(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, recovery_wait_s=0.0, connect_wait_s=0.01) as mesh, mesh.http() as http:
         worker = await mesh.add_worker(endless, step_s=0.002)
         whole = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
         async with http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:

@@ -2,14 +2,17 @@ import asyncio
 
 import pytest
 
+from controlplane.protocols.ownership import Sender, TokenGap
 from penstock.v1 import request_pb2
 from services.frontend.api.errors import ApiError, unavailable
 from services.frontend.mailbox import Mailbox
-from services.frontend.relay import Relay, TokenGap
+from services.frontend.relay import Relay
+
+WORKER = Sender("worker-0", "first")
 
 
 def relay_into(mailbox: Mailbox) -> Relay:
-    return Relay(
+    relay = Relay(
         request_id="r",
         index=0,
         model="demo",
@@ -19,7 +22,10 @@ def relay_into(mailbox: Mailbox) -> Relay:
         started_s=100.0,
         deadline_s=10.0,
         mailbox=mailbox,
+        on_lost=lambda relay, loss: relay.fail(loss.error),
     )
+    relay.placed(WORKER)
+    return relay
 
 
 def mailbox() -> Mailbox:
@@ -28,8 +34,8 @@ def mailbox() -> Mailbox:
 
 def test_a_relay_can_be_placed_again_at_any_moment() -> None:
     relay = relay_into(mailbox())
-    relay.accept(request_pb2.TokenDelta(offset=0, token_ids=[7, 8]))
-    relay.accept(request_pb2.TokenDelta(offset=2, token_ids=[9]))
+    relay.accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=[7, 8]), 0.0)
+    relay.accept(WORKER, request_pb2.TokenDelta(offset=2, token_ids=[9]), 0.0)
     again = relay.generate_request(now_s=104.0)
     assert (list(again.prompt_token_ids), list(again.emitted_token_ids)) == ([1, 2, 3], [7, 8, 9])
     assert (again.sampling.max_tokens, again.sampling.seed, again.priority) == (9, 4, -1)
@@ -40,15 +46,15 @@ def test_a_relay_can_be_placed_again_at_any_moment() -> None:
 @pytest.mark.parametrize("offset", [0, 1, 3])
 def test_tokens_must_follow_each_other(offset: int) -> None:
     relay = relay_into(mailbox())
-    relay.accept(request_pb2.TokenDelta(offset=0, token_ids=[7, 8]))
-    with pytest.raises(TokenGap, match=r"r on instance .*offset 2"):
-        relay.accept(request_pb2.TokenDelta(offset=offset, token_ids=[9]))
+    relay.accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=[7, 8]), 0.0)
+    with pytest.raises(TokenGap, match=r"instance worker-0 .*offset 2"):
+        relay.accept(WORKER, request_pb2.TokenDelta(offset=offset, token_ids=[9]), 0.0)
 
 
 async def test_what_came_before_an_error_is_still_delivered() -> None:
     box = mailbox()
     relay = relay_into(box)
-    relay.accept(request_pb2.TokenDelta(offset=0, token_ids=[7]))
+    relay.accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=[7]), 0.0)
     relay.fail(unavailable("gone"))
     relay.fail(unavailable("later"))
     assert [piece.token_ids for piece in await box.take()] == [[7]]
@@ -61,7 +67,7 @@ async def test_a_waiting_reader_gets_what_comes() -> None:
     reader = asyncio.create_task(box.take())
     await asyncio.sleep(0)
     assert box.is_awaited
-    relay_into(box).accept(request_pb2.TokenDelta(offset=0, token_ids=[7], cached_tokens=0))
+    relay_into(box).accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=[7], cached_tokens=0), 0.0)
     (piece,) = await reader
     assert (piece.token_ids, piece.cached_tokens, piece.finish_reason) == ([7], 0, 0)
 
@@ -71,7 +77,7 @@ def test_a_full_mailbox_ends_once() -> None:
     box = Mailbox(3, lambda: overflows.append(1))
     relay = relay_into(box)
     for index in range(10):
-        relay.accept(request_pb2.TokenDelta(offset=index, token_ids=[7]))
+        relay.accept(WORKER, request_pb2.TokenDelta(offset=index, token_ids=[7]), 0.0)
     assert overflows == [1]
     assert box.error is not None
     assert box.error.code == "client_too_slow"

@@ -1,0 +1,241 @@
+"""Requests outlive their worker: another one goes on behind the tokens that the client has."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
+from tests.unit.services.frontend.fakes import Delta, FakeWorker, Script, failure
+from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+
+BODY: Any = {"model": "demo", "prompt": "hi", "max_tokens": 40, "temperature": 0}
+TRUTH = [70 + index % 20 for index in range(40)]
+
+
+def deltas(start: int, end: int, emitted: int = 0) -> list[Delta]:
+    """One token each; the fortieth ends the request."""
+    made = [Delta(offset=index, token_ids=[TRUTH[index]]) for index in range(start, end)]
+    if end == len(TRUTH):
+        made[-1].finish_reason = request_pb2.FINISH_REASON_LENGTH
+    return made
+
+
+def goes_on(request: request_pb2.GenerateRequest) -> list[Delta]:
+    """As a greedy engine would, behind the emitted tokens."""
+    emitted = list(request.emitted_token_ids)
+    assert emitted == TRUTH[: len(emitted)]
+    return deltas(len(emitted), len(TRUTH))
+
+
+def stops_after(tokens: int) -> Script:
+    """Hangs there."""
+    return lambda request: deltas(0, tokens) if not request.emitted_token_ids else goes_on(request)
+
+
+def first_then_others(place: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
+    """worker-0 unless it is excluded."""
+    chosen = "worker-1" if "worker-0" in place.excluded_instance_ids else "worker-0"
+    placed = scheduler_pb2.PLACE_OUTCOME_PLACED
+    return scheduler_pb2.PlaceResponse(outcome=placed, instance_id=chosen, policy="fake")
+
+
+async def two_workers(mesh: MeshOfFakes, first: Script, second: Script = goes_on) -> tuple[FakeWorker, FakeWorker]:
+    mesh.scheduler.choose = first_then_others
+    one = await mesh.add_worker(first, step_s=0.002)
+    return one, await mesh.add_worker(second, step_s=0.002, instance_id="worker-1")
+
+
+async def ask(mesh: MeshOfFakes, **fields: Any) -> Any:
+    """The whole answer and the instance it began on."""
+    raw = await mesh.client().completions.with_raw_response.create(**{**BODY, **fields})
+    return raw.parse(), raw.headers["x-penstock-instance"]
+
+
+async def undisturbed(model_path: Path, **fields: Any) -> Any:
+    async with mesh_of_fakes(model_path, goes_on) as mesh:
+        return (await ask(mesh, **fields))[0]
+
+
+def emitted(mesh: MeshOfFakes) -> int:
+    return sum(len(relay.emitted_token_ids) for one in mesh.service.running.values() for relay in one.relays)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}])
+async def test_a_request_survives_the_death_of_its_worker(model_path: Path, fields: Any) -> None:
+    expected = await undisturbed(model_path, **fields)
+    async with mesh_of_fakes(model_path) as mesh:
+        one, two = await two_workers(mesh, stops_after(10))
+        asking = asyncio.create_task(ask(mesh, **fields))
+        choices = fields.get("n", 1)
+        await mesh.until(lambda: emitted(mesh) == 10 * choices)
+        await one.stop()
+        answer, instance = await asking
+        assert [choice.text for choice in answer.choices] == [choice.text for choice in expected.choices]
+        assert [choice.finish_reason for choice in answer.choices] == ["length"] * choices
+        assert answer.usage == expected.usage
+        assert instance == "worker-0", "the first one"
+        assert {(again.epoch, len(again.emitted_token_ids), again.sampling.max_tokens) for again in two.received} == {
+            (2, 10, 40)
+        }
+        assert mesh.metric("recoveries_total", reason="worker_lost") == choices
+        await mesh.until(lambda: any(not ended.ok and ended.reason == "worker_lost" for ended in mesh.scheduler.ended))
+
+
+async def test_stop_strings_are_found_across_a_recovery(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        one, two = await two_workers(mesh, stops_after(10))
+        stop = mesh.text.decode(TRUTH[8:13])
+        asking = asyncio.create_task(ask(mesh, stop=[stop]))
+        await mesh.until(lambda: emitted(mesh) == 10)
+        await one.stop()
+        answer, _ = await asking
+        assert answer.choices[0].text == mesh.text.decode(TRUTH[:8])
+        assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("stop", 13)
+        await two.wait_until(lambda: len(two.aborted) == 1)
+
+
+async def test_what_a_draining_worker_refuses_goes_elsewhere(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        draining = [failure(request_pb2.ERROR_CODE_UNAVAILABLE, "draining")]
+        await two_workers(mesh, lambda _: [*deltas(0, 3), *draining])
+        answer, _ = await ask(mesh)
+        assert answer.usage.completion_tokens == 40
+        assert mesh.metric("recoveries_total", reason="unavailable") == 1
+
+
+async def test_recoveries_are_bounded(model_path: Path) -> None:
+    nobody = [failure(request_pb2.ERROR_CODE_UNAVAILABLE, "full")]
+    async with mesh_of_fakes(model_path, lambda _: nobody, max_recoveries=2) as mesh, mesh.http() as http:
+        response = await http.post("/v1/completions", json=BODY)
+        assert response.status_code == 503
+        assert [request.epoch for request in mesh.worker.received] == [0, 2, 4]
+        assert mesh.metric("failed_recoveries_total", reason="unavailable") == 1
+
+
+async def test_the_only_worker_may_come_back_in_time(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, connect_wait_s=0.05) as mesh:
+        worker = await mesh.add_worker(stops_after(10))
+        asking = asyncio.create_task(ask(mesh))
+        await mesh.until(lambda: emitted(mesh) == 10)
+        await worker.stop()
+        mesh.directory.leave(worker.member(str(model_path)))
+        await mesh.add_worker(goes_on, incarnation_id="second")
+        answer, _ = await asking
+        assert answer.usage.completion_tokens == 40
+
+
+async def never() -> worker_pb2.LoadReport:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+async def idle() -> worker_pb2.LoadReport:
+    return worker_pb2.LoadReport(generated_tokens_total=7)
+
+
+@pytest.mark.parametrize("load", [never, idle])
+async def test_a_worker_that_hangs_loses_its_requests(model_path: Path, load: Any) -> None:
+    async with mesh_of_fakes(model_path, stall_s=0.1) as mesh:
+        one, _ = await two_workers(mesh, stops_after(10))
+        one.load = load
+        answer, _ = await ask(mesh)
+        assert answer.usage.completion_tokens == 40
+        assert mesh.metric("hung_workers_total") == 1
+        assert mesh.metric("recoveries_total", reason="worker_hung") == 1
+        await one.wait_until(lambda: len(one.aborted) == 1)
+        link = mesh.service.pool.link("worker-0")
+        assert link is not None
+        assert not link.is_connected, "and gets nothing new"
+        late = deltas(10, 12)
+        one.say(worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=late)))
+        await mesh.until(lambda: link.is_connected)
+
+
+async def test_a_worker_that_is_busy_with_others_keeps_its_requests(model_path: Path) -> None:
+    tokens = 0
+
+    async def busy() -> worker_pb2.LoadReport:
+        nonlocal tokens
+        tokens += 100
+        return worker_pb2.LoadReport(generated_tokens_total=tokens)
+
+    async with mesh_of_fakes(model_path, stall_s=0.05) as mesh:
+        one, two = await two_workers(mesh, stops_after(10))
+        one.load = busy
+        asking = asyncio.create_task(ask(mesh))
+        await mesh.until(lambda: tokens >= 300)
+        assert two.received == []
+        rest = deltas(10, 40)
+        for delta in rest:
+            delta.request_id = one.received[0].request_id
+        one.say(worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=rest)))
+        assert (await asking)[0].usage.completion_tokens == 40
+
+
+def handed_over(request_id: str, at: int) -> list[Delta]:
+    """What a target sends."""
+    made = deltas(at, len(TRUTH))
+    made[0].emitted_token_ids.extend(TRUTH[:at])
+    for delta in made:
+        delta.request_id, delta.epoch = request_id, 1
+    return made
+
+
+def moved(request_id: str) -> worker_pb2.WorkerMessage:
+    return worker_pb2.WorkerMessage(
+        moved=worker_pb2.RequestMoved(request_id=request_id, instance_id="worker-1", incarnation_id="first", epoch=1)
+    )
+
+
+def say_tail(worker: FakeWorker, tail: list[Delta]) -> None:
+    worker.say(worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=tail)))
+
+
+def target_first(one: FakeWorker, two: FakeWorker, request_id: str) -> None:
+    say_tail(two, handed_over(request_id, 12))
+    tail = deltas(10, 12)
+    for delta in tail:
+        delta.request_id = request_id
+    say_tail(one, tail)
+    one.say(moved(request_id))
+
+
+def source_first(one: FakeWorker, two: FakeWorker, request_id: str) -> None:
+    one.say(moved(request_id))
+    say_tail(two, handed_over(request_id, 10))
+
+
+def tail_is_lost(one: FakeWorker, two: FakeWorker, request_id: str) -> None:
+    say_tail(two, handed_over(request_id, 12))
+
+
+@pytest.mark.parametrize("news", [source_first, target_first, tail_is_lost])
+async def test_a_request_that_moves_goes_on_in_the_same_stream(
+    model_path: Path, news: Callable[[FakeWorker, FakeWorker, str], None]
+) -> None:
+    expected = await undisturbed(model_path)
+    async with mesh_of_fakes(model_path) as mesh:
+        one, two = await two_workers(mesh, stops_after(10))
+        asking = asyncio.create_task(ask(mesh))
+        await mesh.until(lambda: emitted(mesh) == 10)
+        news(one, two, one.received[0].request_id)
+        answer, _ = await asking
+        assert answer.choices[0].text == expected.choices[0].text
+        assert answer.usage == expected.usage
+        assert two.received == []
+        assert mesh.metric("recoveries_total", reason="worker_lost") == 0
+
+
+async def test_a_client_that_leaves_is_followed_to_where_its_request_moved(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        one, two = await two_workers(mesh, stops_after(10))
+        asking = asyncio.create_task(ask(mesh))
+        await mesh.until(lambda: emitted(mesh) == 10)
+        request_id = one.received[0].request_id
+        asking.cancel()
+        await one.wait_until(lambda: one.aborted == [request_id])
+        say_tail(two, handed_over(request_id, 10)[:1])
+        await two.wait_until(lambda: two.aborted == [request_id])
