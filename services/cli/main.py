@@ -15,6 +15,8 @@ COMMANDS = {
     "status": ("services.cli.status", "Show roles, instances, load, policy and leases."),
     "explain": ("services.cli.explain", "Show why a request was placed where it was."),
     "policy": ("services.cli.policy", "Show or switch the placement policy."),
+    "migrate": ("services.cli.migrate", "Move a running request to another instance."),
+    "drain": ("services.cli.drain", "Move everything away from an instance, then end it."),
     "bench": ("services.cli.bench", "Replay a trace through an endpoint and report latency and goodput."),
     "key": ("services.cli.key", "Make an API key."),
     "serve": ("services.cli.serve", "Run one role of the mesh in this process."),

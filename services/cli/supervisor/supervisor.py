@@ -39,7 +39,7 @@ class _Running:
 
 
 class Supervisor:
-    """Keeps the processes that were added running until they are removed.
+    """Keeps the processes that were added running until they are removed, or, for workers, drained.
 
     `on_event` hears, in words, of every start, end and restart.
     """
@@ -116,6 +116,11 @@ class Supervisor:
             if entry.stopping:
                 return
             self._kill_group(entry.process)
+            if status == 0 and entry.spec.role == "worker":
+                # It was drained by `penstock drain`: a worker ends with 0 only when it was asked to.
+                self._on_event(f"{name} was drained and has ended; it is not started again")
+                del self._running[name]
+                return
             delay_s = entry.history.next_delay_s(asyncio.get_running_loop().time())
             if delay_s is None:
                 log_path = self._log_dir / f"{name}.log"
