@@ -1,0 +1,64 @@
+"""The supervisor starts again what ended by itself, and leaves alone what was drained."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
+
+WAIT_S = 20.0
+WORKER = ("--store", "embedded:", "--member-id", "w", "--engine", "simulated", "--model", "m", "--model-path", "/none")
+
+
+class Events:
+    """What the supervisor says, in order."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+        self._news.set()
+
+    async def next_line(self) -> str:
+        async with asyncio.timeout(WAIT_S):
+            while not self.lines:
+                self._news.clear()
+                await self._news.wait()
+        return self.lines.pop(0)
+
+
+@pytest.fixture
+async def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path, events: Events) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(tmp_path, events)
+    yield supervisor
+    supervisor.kill()
+    await supervisor.stop()
+
+
+async def until_log(path: Path, holds: Callable[[str], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not (path.exists() and holds(path.read_text())):  # noqa: ASYNC110  another process writes it
+            await asyncio.sleep(0.02)
+
+
+async def test_a_drained_worker_stays_away_and_a_killed_one_comes_back(
+    supervisor: Supervisor, events: Events, tmp_path: Path
+) -> None:
+    await supervisor.add(ProcessSpec("w", "worker", WORKER))
+    os.kill(supervisor.pids()["w"], signal.SIGKILL)
+    assert "starting it again" in await events.next_line()
+    await until_log(tmp_path / "w.log", lambda text: '"message": "serving"' in text)
+    os.kill(supervisor.pids()["w"], signal.SIGTERM)
+    assert "drained" in await events.next_line()
+    assert supervisor.pids() == {}
