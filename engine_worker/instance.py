@@ -67,7 +67,7 @@ class Instance:
         except EngineFailed as error:
             log.critical("the engine died", extra={"error": str(error), "requests": len(self.table)})
             self._closed_reason = "the engine died"
-            self._carry_out(self.table.fail_all(FailureCode.ENGINE, str(error)), engine_lives=False)
+            self._carry_out(self.table.fail_all(FailureCode.UNAVAILABLE, str(error)), engine_lives=False)
             raise
 
     @property
@@ -275,7 +275,7 @@ class Instance:
         except RequestRefused as error:
             return _failure(request, FailureCode.REFUSED, str(error))
         except EngineFailed as error:
-            return _failure(request, FailureCode.ENGINE, str(error))
+            return _failure(request, FailureCode.UNAVAILABLE, str(error))
         return None
 
     def _carry_out(self, orders: Orders, *, engine_lives: bool = True) -> None:

@@ -92,7 +92,7 @@ async def test_the_role_fails_when_its_engine_dies(context: RoleContext) -> None
         with pytest.raises(EngineFailed, match="core dumped"):
             await asyncio.wait_for(failed, WAIT_S)
         await asyncio.wait_for(role.stop(), WAIT_S)
-        assert (await stream.only_delta()).error.code == request_pb2.ERROR_CODE_ENGINE
+        assert (await stream.only_delta()).error.code == request_pb2.ERROR_CODE_UNAVAILABLE
         assert await stream.read() is grpc.aio.EOF
     assert engine.stopped
 

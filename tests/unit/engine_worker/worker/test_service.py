@@ -271,7 +271,7 @@ async def test_when_the_engine_dies_every_request_is_told(worker: RunningWorker)
     worker.engine.die("core dumped")
     for stream in (first, second):
         delta = await stream.only_delta()
-        assert delta.error.code == request_pb2.ERROR_CODE_ENGINE
+        assert delta.error.code == request_pb2.ERROR_CODE_UNAVAILABLE
         assert delta.error.message == "core dumped"
     with pytest.raises(EngineFailed, match="core dumped"):
         await asyncio.wait_for(worker.output, 5.0)
