@@ -18,6 +18,7 @@ COMMANDS = {
     "migrate": ("services.cli.migrate", "Move a running request to another instance."),
     "drain": ("services.cli.drain", "Move everything away from an instance, then end it."),
     "bench": ("services.cli.bench", "Replay a trace through an endpoint and report latency and goodput."),
+    "chaos": ("services.cli.chaos.command", "Break workers under running streams and check every answer."),
     "key": ("services.cli.key", "Make an API key."),
     "serve": ("services.cli.serve", "Run one role of the mesh in this process."),
 }

@@ -1,0 +1,1 @@
+"""`penstock chaos`: break workers under running streams and check every answer."""
