@@ -1,0 +1,111 @@
+"""Requests move inside a real mesh while their clients read on."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.mesh.running_mesh import PENSTOCK, RunningMesh, eventually
+
+TOKENS = 600
+JOIN_S = 60
+
+pytest.importorskip("ucxx", reason="KV transfers need UCX")
+
+
+@pytest.fixture
+def mesh_to_drain(tmp_path: Path) -> Iterator[RunningMesh]:
+    """A mesh of its own: what is drained does not come back."""
+    running = RunningMesh(tmp_path, "--engine", "simulated")
+    try:
+        running.wait_until_serving()
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.cut()
+
+
+class Reader:
+    """One streamed greedy completion, read on a thread."""
+
+    def __init__(self, mesh: RunningMesh, prompt: str) -> None:
+        self._raw = OpenAI(
+            base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=JOIN_S
+        ).completions.with_raw_response.create(
+            model="demo-large",
+            prompt=prompt,
+            max_tokens=TOKENS,
+            stream=True,
+            temperature=0,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        self.instance = self._raw.headers["x-penstock-instance"]
+        self.request_id = self._raw.headers["x-request-id"]
+        self.text = ""
+        self.usage: Any = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for chunk in self._raw.parse():
+                self.text += chunk.choices[0].text if chunk.choices else ""
+                self.usage = chunk.usage or self.usage
+        except Exception as error:  # noqa: BLE001  whatever it is, the test shows it
+            self.error = error
+
+    def whole_text(self) -> str:
+        """Everything, once the stream has ended."""
+        self._thread.join(JOIN_S)
+        assert not self._thread.is_alive(), "the stream hangs"
+        assert self.error is None, self.error
+        assert self.usage.completion_tokens == TOKENS
+        return self.text
+
+
+def penstock(mesh: RunningMesh, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the CLI against the mesh."""
+    return subprocess.run(
+        (*PENSTOCK, *arguments), env=mesh._environment, capture_output=True, text=True, timeout=JOIN_S
+    )
+
+
+def test_a_stream_is_moved_by_command_and_its_client_reads_on(mesh: RunningMesh) -> None:
+    undisturbed = Reader(mesh, "once upon a time").whole_text()
+    reader = Reader(mesh, "once upon a time")
+    eventually(lambda: reader.text, 20, "the stream has begun")
+    target = next(name for name in sorted(mesh.instances()) if name != reader.instance)
+    answer = penstock(mesh, "migrate", reader.request_id, "--to", target, "--json")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    (move,) = json.loads(answer.stdout)
+    assert (move["moved"], move["from"], move["to"]) == (True, reader.instance, target)
+    assert reader.whole_text() == undisturbed
+
+
+def test_a_request_that_does_not_run_cannot_be_moved(mesh: RunningMesh) -> None:
+    answer = penstock(mesh, "migrate", "nobody", "--to", "demo-large-0")
+    assert answer.returncode == 1
+    assert "runs on no instance" in answer.stderr
+
+
+def test_a_drained_instance_leaves_and_no_stream_is_cut(mesh_to_drain: RunningMesh) -> None:
+    mesh = mesh_to_drain
+    prompts = [f"story number {number}" for number in range(16)]
+    readers = [Reader(mesh, prompt) for prompt in prompts]
+    eventually(lambda: all(reader.text for reader in readers), 30, "all streams have begun")
+    victim = readers[0].instance
+    answer = penstock(mesh, "drain", victim, "--json")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert json.loads(answer.stdout)["running_requests"] > 0
+    texts = [reader.whole_text() for reader in readers]
+    assert victim not in mesh.instances()
+    assert f"{victim} was drained" in mesh.output_path.read_text()
+    undisturbed = [Reader(mesh, prompt) for prompt in prompts]
+    assert texts == [reader.whole_text() for reader in undisturbed]
