@@ -3,6 +3,7 @@
 from typing import ClassVar, Protocol
 
 from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.policies.parameters import PolicyParameters
 
 
 class Policy(Protocol):
@@ -17,6 +18,10 @@ class Policy(Protocol):
     """By which operators select it."""
     rule: ClassVar[str]
     """The rule in one line, for `explain`."""
+
+    @property
+    def parameters(self) -> PolicyParameters:
+        """What it was made with."""
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """Choose among the candidates, of which there is at least one."""

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.policies.parameters import PolicyParameters
 from controlplane.policies.selection import among_candidates, lowest
 
 QUEUED_WEIGHT = 4
@@ -16,6 +17,7 @@ class LeastLoaded:
 
     name: ClassVar[str] = "least_loaded"
     rule: ClassVar[str] = "score = 4 x queued requests + running requests"
+    parameters = PolicyParameters()
 
     def __init__(self) -> None:
         self._turn = 0

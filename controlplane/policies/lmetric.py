@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
-import numpy as np
-
 from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.policies.indicators import p_token
+from controlplane.policies.parameters import PolicyParameters
 from controlplane.policies.selection import among_candidates, lowest
 
 
@@ -21,17 +21,16 @@ class LMetric:
         "score = p_token x bs; p_token = queued prefill tokens + uncached prompt tokens, at least 1; "
         "bs = running + queued requests; ties go to the lowest p_token"
     )
+    parameters = PolicyParameters()
 
     def __init__(self) -> None:
         self._turn = 0
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
-        snapshot = problem.snapshot
-        uncached = problem.request.prompt_tokens - problem.cached_tokens
-        p_token = np.maximum(snapshot.pending_prefill_tokens + uncached, 1)
-        bs = snapshot.batch_requests
-        scores = among_candidates(p_token * bs, problem.candidates)
+        tokens = p_token(problem)
+        bs = problem.snapshot.batch_requests
+        scores = among_candidates(tokens * bs, problem.candidates)
         self._turn += 1
-        row = lowest(scores, self._turn, tie_break=p_token)
-        return Decision(row, scores, {"p_token": p_token, "bs": bs, "cached_tokens": problem.cached_tokens})
+        row = lowest(scores, self._turn, tie_break=tokens)
+        return Decision(row, scores, {"p_token": tokens, "bs": bs, "cached_tokens": problem.cached_tokens})

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.policies.parameters import PolicyParameters
 from controlplane.policies.selection import among_candidates
 
 
@@ -15,6 +16,7 @@ class RoundRobin:
 
     name: ClassVar[str] = "round_robin"
     rule: ClassVar[str] = "the next instance in turn; score = places after the last one chosen"
+    parameters = PolicyParameters()
 
     def __init__(self) -> None:
         self._last_chosen: dict[str, str] = {}

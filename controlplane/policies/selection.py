@@ -1,10 +1,14 @@
 """The last step of every scoring policy: the candidate with the lowest score."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 
-def among_candidates(scores: NDArray[np.int64], candidates: NDArray[np.bool_]) -> NDArray[np.float64]:
+def among_candidates(
+    scores: NDArray[np.int64] | NDArray[np.floating[Any]], candidates: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """The scores, with infinity where an instance is no candidate."""
     return np.where(candidates, scores, np.inf)
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import aclosing
 
 import msgspec
 
+from controlplane.policies.registry import NO_PARAMETERS, create_policy
 from controlplane.scheduler.policy_switch import PolicySwitch
 from mesh.errors import ConfigurationError, DeadlineExceeded, StoreCompacted, StoreError
 from mesh.store.interface import StateStore
@@ -17,10 +19,12 @@ RETRY_S = 0.5
 APPLIED_TIMEOUT_S = 3.0
 
 
-class PolicyRecord(msgspec.Struct, frozen=True):
+class PolicyRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What stands at the key, as JSON."""
 
     name: str
+    parameters: dict[str, float] = {}
+    """Those that are missing take their defaults."""
 
 
 class PolicyConfig:
@@ -29,17 +33,21 @@ class PolicyConfig:
     def __init__(self, store: StateStore, switch: PolicySwitch) -> None:
         self._store = store
         self._switch = switch
-        self._default = switch.configured.name
+        self._default = PolicyRecord(switch.configured.name, switch.configured.parameters.values())
         self._revision = 0
         self._applied = asyncio.Condition()
 
-    async def set(self, name: str) -> None:
-        """Switch all schedulers; returns when this one has. Raises `StoreError` and `DeadlineExceeded`.
+    async def set(self, name: str, parameters: Mapping[str, float] = NO_PARAMETERS) -> None:
+        """Switch all schedulers; returns when this one has. Raises `ConfigurationError` for a policy or parameters
+        that there are not, `StoreError` and `DeadlineExceeded`.
+
+        What is stored is every parameter, so that schedulers of another release with other defaults agree.
 
         It waits for its own watch instead of switching by itself: with two operators at once, every scheduler
         must end with the policy that was written last.
         """
-        revision = await self._store.put(POLICY_KEY, msgspec.json.encode(PolicyRecord(name)))
+        record = PolicyRecord(name, create_policy(name, parameters).parameters.values())
+        revision = await self._store.put(POLICY_KEY, msgspec.json.encode(record))
         try:
             async with asyncio.timeout(APPLIED_TIMEOUT_S), self._applied:
                 await self._applied.wait_for(lambda: self._revision >= revision)
@@ -68,9 +76,12 @@ class PolicyConfig:
 
     async def _apply(self, value: bytes | None, revision: int) -> None:
         try:
-            name = self._default if value is None else msgspec.json.decode(value, type=PolicyRecord).name
-            if self._switch.configure(name):
-                log.warning("placement policy switched", extra={"policy": name, "revision": revision})
+            record = self._default if value is None else msgspec.json.decode(value, type=PolicyRecord)
+            if self._switch.configure(record.name, record.parameters):
+                log.warning(
+                    "placement policy switched",
+                    extra={"policy": record.name, "parameters": record.parameters, "revision": revision},
+                )
         except (msgspec.MsgspecError, ConfigurationError) as error:
             log.error(
                 "the stored placement policy cannot be used and is ignored",

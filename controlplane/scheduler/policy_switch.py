@@ -1,7 +1,9 @@
 """Which policy places: the configured one, or the fallback while the monitor cannot be heard. No I/O, no clock."""
 
+from collections.abc import Mapping
+
 from controlplane.policies.interface import Policy
-from controlplane.policies.registry import create_policy
+from controlplane.policies.registry import NO_PARAMETERS, create_policy
 from controlplane.policies.round_robin import RoundRobin
 
 
@@ -21,12 +23,13 @@ class PolicySwitch:
         """The policy that decides now."""
         return self._fallback if self.fallback_reason else self.configured
 
-    def configure(self, name: str) -> bool:
-        """Select a policy; False if it was selected already (it then keeps what it remembers).
-        Raises `ConfigurationError` for an unknown name."""
-        if name == self.configured.name:
+    def configure(self, name: str, parameters: Mapping[str, float] = NO_PARAMETERS) -> bool:
+        """Select a policy; False if it was selected already, with these parameters (it then keeps what it remembers).
+        Raises `ConfigurationError` for an unknown name and for parameters that the policy cannot take."""
+        policy = create_policy(name, parameters)
+        if policy.name == self.configured.name and policy.parameters == self.configured.parameters:
             return False
-        self.configured = create_policy(name)
+        self.configured = policy
         return True
 
     def refresh(self, heard_s: float | None, now_s: float) -> bool:

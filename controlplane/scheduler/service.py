@@ -6,7 +6,7 @@ import grpc
 
 from controlplane.model.instance import InstanceDescription
 from controlplane.model.snapshot import Snapshot
-from controlplane.policies.registry import POLICIES, create_policy
+from controlplane.policies.registry import POLICIES
 from controlplane.scheduler import wire
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.explanations import Explanation
@@ -57,18 +57,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             available=list(POLICIES),
             fallback=switch.in_force.name if switch.fallback_reason else "",
             fallback_reason=switch.fallback_reason,
+            parameters=switch.configured.parameters.values(),
         )
 
     async def SetPolicy(self, request: scheduler_pb2.SetPolicyRequest, context: Any) -> scheduler_pb2.SetPolicyResponse:
         """Switch the policy of all schedulers."""
         try:
-            create_policy(request.policy)
-            await self._policy_config.set(request.policy)
+            await self._policy_config.set(request.policy, request.parameters)
         except ConfigurationError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PenstockError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return scheduler_pb2.SetPolicyResponse(policy=self._desk.switch.configured.name)
+        configured = self._desk.switch.configured
+        return scheduler_pb2.SetPolicyResponse(policy=configured.name, parameters=configured.parameters.values())
 
     async def GetSnapshot(
         self, request: scheduler_pb2.GetSnapshotRequest, context: Any

@@ -12,23 +12,40 @@ from services.cli.proto_json import plain
 
 @click.command()
 @click.argument("name", required=False)
+@click.option("--set", "settings", multiple=True, help="A parameter of the policy, such as lambda=0.7; repeatable.")
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(name: str | None, store: str | None, mesh: str, as_json: bool) -> None:
-    """Show the placement policy, or switch to NAME; requests that were placed already stay where they are."""
-    policy = run(_policy(store, mesh, name))
+def command(name: str | None, settings: tuple[str, ...], store: str | None, mesh: str, as_json: bool) -> None:
+    """Show the placement policy, or switch to NAME; requests that were placed already stay where they are.
+
+    Parameters that are not --set have their defaults.
+    """
+    if settings and name is None:
+        raise click.UsageError("--set needs the NAME of a policy: penstock policy NAME --set PARAMETER=NUMBER")
+    policy = run(_policy(store, mesh, name, dict(_parameter(setting) for setting in settings)))
     if as_json:
         click.echo(json.dumps(policy, indent=2))
         return
-    click.echo(f"{policy['policy']} (available: {', '.join(policy['available'])})")
+    parameters = "".join(f" {parameter}={value:g}" for parameter, value in policy["parameters"].items())
+    click.echo(f"{policy['policy']}{parameters} (available: {', '.join(policy['available'])})")
     if policy["fallback"]:
         click.echo(f"{policy['fallback']} stands in for it: {policy['fallback_reason']}")
 
 
-async def _policy(store: str | None, mesh: str, name: str | None) -> dict[str, Any]:
+def _parameter(setting: str) -> tuple[str, float]:
+    """`lambda=0.7` as a name and its value."""
+    name, _, value = setting.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise click.BadParameter(f"{setting!r} is not PARAMETER=NUMBER, such as lambda=0.7") from None
+
+
+async def _policy(store: str | None, mesh: str, name: str | None, parameters: dict[str, float]) -> dict[str, Any]:
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
         scheduler = only_member(directory, "scheduler")
         stub = scheduler_pb2_grpc.SchedulerStub
         if name is not None:
-            await call(scheduler, stub, "SetPolicy", scheduler_pb2.SetPolicyRequest(policy=name))
+            request = scheduler_pb2.SetPolicyRequest(policy=name, parameters=parameters)
+            await call(scheduler, stub, "SetPolicy", request)
         return plain(await call(scheduler, stub, "GetPolicy", scheduler_pb2.GetPolicyRequest()))

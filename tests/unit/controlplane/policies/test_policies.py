@@ -101,7 +101,7 @@ def test_round_robin_takes_each_in_turn_and_survives_changes_of_the_fleet() -> N
     assert place(table, policy, request("r6", excluded=frozenset({"a"}))).instance.instance_id == "c"
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"random_two"}))
 def test_an_idle_cluster_is_used_evenly(name: str) -> None:
     table, policy = cluster("a", "b", "c", "d"), create_policy(name)
     counts: Counter[str] = Counter()

@@ -35,8 +35,19 @@ def test_switching_to_the_same_policy_keeps_what_it_remembers() -> None:
     assert switch.in_force.name == "round_robin"
 
 
-def test_unknown_policies_change_nothing() -> None:
+def test_other_parameters_make_another_policy() -> None:
+    switch = PolicySwitch("lmetric", silence_s=2.0)
+    assert switch.configure("linear", {"lambda": 0.4})
+    tuned = switch.configured
+    assert not switch.configure("linear", {"lambda": 0.4})
+    assert switch.configured is tuned
+    assert switch.configure("linear")
+    assert switch.configured.parameters.values() == {"lambda": 0.7}
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("best", {}), ("linear", {"lambda": 2.0}), ("lmetric", {"x": 1.0})])
+def test_what_cannot_be_made_changes_nothing(name: str, parameters: dict[str, float]) -> None:
     switch = PolicySwitch("lmetric", silence_s=2.0)
     with pytest.raises(ConfigurationError):
-        switch.configure("best")
+        switch.configure(name, parameters)
     assert switch.in_force.name == "lmetric"

@@ -3,6 +3,7 @@
 import grpc
 import pytest
 
+from controlplane.policies.registry import POLICIES
 from controlplane.scheduler.policy_config import POLICY_KEY
 from penstock.v1 import scheduler_pb2, worker_pb2
 from tests.unit.controlplane.local_mesh import (
@@ -150,7 +151,7 @@ async def test_a_switch_of_policy_reaches_all_schedulers_and_is_kept() -> None:
             assert (await one.Place(place_request())).policy == "least_loaded"
             get = scheduler_pb2.GetPolicyRequest()
             answer = await until(lambda: two.GetPolicy(get), lambda policy: policy.policy == "least_loaded")
-            assert list(answer.available) == ["round_robin", "least_loaded", "lmetric"]
+            assert list(answer.available) == list(POLICIES)
             with pytest.raises(grpc.aio.AioRpcError, match="there is no placement policy 'best'") as refused:
                 await one.SetPolicy(scheduler_pb2.SetPolicyRequest(policy="best"))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -160,6 +161,38 @@ async def test_a_switch_of_policy_reaches_all_schedulers_and_is_kept() -> None:
         third = await mesh.scheduler("scheduler-2")
         async with scheduler_stub(third) as stub:
             await until(lambda: stub.GetPolicy(get), lambda policy: policy.policy == "least_loaded")
+
+
+async def test_a_policy_s_parameters_reach_all_schedulers_and_are_kept() -> None:
+    async with local_mesh() as mesh:
+        first, second = await mesh.scheduler("scheduler-0"), await mesh.scheduler("scheduler-1")
+        get = scheduler_pb2.GetPolicyRequest()
+        async with scheduler_stub(first) as one, scheduler_stub(second) as two:
+            tuned = scheduler_pb2.SetPolicyRequest(policy="linear", parameters={"lambda": 0.55})
+            assert dict((await one.SetPolicy(tuned)).parameters) == {"lambda": 0.55}
+            answer = await until(lambda: two.GetPolicy(get), lambda policy: policy.policy == "linear")
+            assert dict(answer.parameters) == {"lambda": 0.55}
+            entry = await mesh.store.get(POLICY_KEY)
+            assert entry is not None
+            assert entry.value == b'{"name":"linear","parameters":{"lambda":0.55}}'
+            for parameters in ({"lambda": 2}, {"mu": 0.5}, {"lambda": float("nan")}):
+                refused = scheduler_pb2.SetPolicyRequest(policy="linear", parameters=parameters)
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await one.SetPolicy(refused)
+                assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert dict((await one.GetPolicy(get)).parameters) == {"lambda": 0.55}
+            whole = scheduler_pb2.SetPolicyRequest(policy="filter", parameters={"range": 4})
+            assert dict((await one.SetPolicy(whole)).parameters) == {"range": 4}
+
+
+async def test_a_record_without_parameters_takes_the_defaults() -> None:
+    async with local_mesh() as mesh:
+        await mesh.store.put(POLICY_KEY, b'{"name":"linear"}')
+        scheduler = await mesh.scheduler()
+        get = scheduler_pb2.GetPolicyRequest()
+        async with scheduler_stub(scheduler) as stub:
+            answer = await until(lambda: stub.GetPolicy(get), lambda policy: policy.policy == "linear")
+            assert dict(answer.parameters) == {"lambda": 0.7}
 
 
 async def test_a_policy_that_cannot_be_used_is_ignored_loudly(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,36 @@
+"""LMetric for clusters with idle instances: the request itself counts in the batch size."""
+
+from typing import ClassVar
+
+from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.policies.indicators import p_token
+from controlplane.policies.parameters import PolicyParameters
+from controlplane.policies.selection import among_candidates, lowest
+
+
+class LMetricPlus:
+    """score = P-token x (BS + 1), lowest wins: a variant of LMetric, section 5.
+
+    The literal product is 0 on an idle instance, so that a busy instance loses to it whatever it has cached.
+    With BS + 1, the batch size once the request is placed, the cache counts on idle instances too.
+    """
+
+    name: ClassVar[str] = "lmetric_plus"
+    rule: ClassVar[str] = (
+        "score = p_token x (bs + 1); p_token = queued prefill tokens + uncached prompt tokens, at least 1; "
+        "bs = running + queued requests"
+    )
+    parameters = PolicyParameters()
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def decide(self, problem: PlacementProblem) -> Decision:
+        """See `Policy`."""
+        tokens = p_token(problem)
+        bs = problem.snapshot.batch_requests
+        scores = among_candidates(tokens * (bs + 1), problem.candidates)
+        self._turn += 1
+        return Decision(
+            lowest(scores, self._turn), scores, {"p_token": tokens, "bs": bs, "cached_tokens": problem.cached_tokens}
+        )
