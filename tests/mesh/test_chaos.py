@@ -1,0 +1,24 @@
+"""`penstock chaos` as a user runs it, in small."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.mesh.running_mesh import PENSTOCK
+
+FIELDS = [
+    *("streams", "finished", "lost", "duplicated", "wrong", "recovered", "gap_ms_p50", "gap_ms_max"),
+    *("engine", "fault", "seed"),
+]
+
+
+def test_no_stream_is_lost_with_a_killed_worker(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    options = ("--streams", "8", "--workers", "3", "--tokens", "120", "--kill", "1", "--json", str(out))
+    result = subprocess.run((*PENSTOCK, "chaos", *options), capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(out.read_text())
+    assert list(report) == FIELDS
+    assert (report["finished"], report["lost"], report["duplicated"], report["wrong"]) == (8, 0, 0, 0)
+    assert report["recovered"] >= 1
+    assert report == json.loads(result.stdout)
