@@ -167,9 +167,14 @@ class Relay:
             self._lose(Loss(reason, sender.instance_id, error))
 
     def _lose(self, loss: Loss) -> None:
-        if not self.finished:
-            self._lost_by = loss.instance_id
-            self.ownership.take_back()
+        if self.finished:
+            return
+        self._lost_by = loss.instance_id
+        self.ownership.take_back()
+        if len(self.emitted_token_ids) >= self.sampling.max_tokens:  # only the word that this was all is missing
+            self._mailbox.put(Piece(self.index, [], (), request_pb2.FINISH_REASON_LENGTH, None))
+            self.finished = True
+        else:
             self._on_lost(self, loss)
 
     def _pass_on(self, passed: Sequence[request_pb2.TokenDelta | Filled]) -> None:

@@ -6,7 +6,7 @@ from controlplane.protocols.ownership import Sender, TokenGap
 from penstock.v1 import request_pb2
 from services.frontend.api.errors import ApiError, unavailable
 from services.frontend.mailbox import Mailbox
-from services.frontend.relay import Relay
+from services.frontend.relay import Loss, Relay
 
 WORKER = Sender("worker-0", "first")
 
@@ -81,3 +81,26 @@ def test_a_full_mailbox_ends_once() -> None:
     assert overflows == [1]
     assert box.error is not None
     assert box.error.code == "client_too_slow"
+
+
+async def test_a_request_that_has_all_its_tokens_needs_no_other_worker() -> None:
+    box = mailbox()
+    relay = relay_into(box)
+    relay.accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=range(9)), 0.0)
+    relay.lost(WORKER, Loss("worker_lost", "worker-0", unavailable("gone")))
+    assert relay.finished
+    assert (await box.take())[-1].finish_reason == request_pb2.FINISH_REASON_LENGTH
+
+
+def test_a_lost_request_is_placed_again_under_a_higher_epoch() -> None:
+    relay = relay_into(mailbox())
+    relay.accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=[7]), 0.0)
+    losses: list[str] = []
+    relay._on_lost = lambda _, loss: losses.append(loss.reason)
+    error = request_pb2.RequestError(code=request_pb2.ERROR_CODE_LOST)
+    relay.accept(WORKER, request_pb2.TokenDelta(finish_reason=request_pb2.FINISH_REASON_ERROR, error=error), 0.0)
+    assert losses == ["hand_over"]
+    assert not relay.finished
+    again = relay.generate_request(now_s=101.0)
+    assert (again.epoch, list(again.emitted_token_ids)) == (2, [7])
+    assert relay.instance_id == "worker-0", "the latest one, for operators"
