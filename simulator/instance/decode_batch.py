@@ -53,6 +53,7 @@ class DecodeBatch:
         self._bases[sequence.slot] = base
         self._base_sum += base
         self._joins += 1
+        sequence.join = self._joins
         heappush(self._ends, (sequence.total_tokens - base, self._joins, sequence))
         self.file_growth(sequence)
 
@@ -110,8 +111,9 @@ class DecodeBatch:
             self._is_current(*entry) and entry[2] is sequence for entry in self._ends
         )
 
-    def _is_current(self, end: int, _: int, sequence: Sequence) -> bool:
-        return sequence.state is SequenceState.DECODE and sequence.total_tokens - sequence.decode_base == end
+    def _is_current(self, _: int, join: int, sequence: Sequence) -> bool:
+        # One that left and came back may be due at the same clock reading as before; it ends only once.
+        return sequence.state is SequenceState.DECODE and sequence.join == join
 
 
 def _key(sequence: Sequence) -> tuple[int, int]:

@@ -68,11 +68,12 @@ class Instance:
         """All requests that have not ended."""
         return tuple(self._sequences)
 
-    def plan_step(self, now_ms: float, horizon_ms: float = -math.inf) -> Step | None:
+    def plan_step(self, now_ms: float, horizon_ms: float = -math.inf, look_ms: float = math.inf) -> Step | None:
         """Compose the next step, or None if nothing can be computed. `finish_step` must follow.
 
         If nobody submits, aborts or looks before `horizon_ms`, the answer may stand for a run of steps, each
-        starting before the horizon, that equals planning and finishing them one by one.
+        starting before the horizon, that equals planning and finishing them one by one. Who only looks (at the
+        load, at a request) at `look_ms` sees the same as if steps were planned one by one: no run goes beyond it.
         """
         if self._step is not None:
             raise IllegalTransition("a step is planned already; finish it before planning another")
@@ -86,8 +87,8 @@ class Instance:
         )
         steps, last_step_ms = 1, self._cost.step_ms(shape)
         ends_ms = now_ms + last_step_ms
-        if ends_ms < horizon_ms and not chunks and not preempted:
-            steps, last_step_ms, ends_ms = self._run(shape, now_ms, horizon_ms, last_step_ms)
+        if ends_ms < min(horizon_ms, look_ms) and not chunks and not preempted:
+            steps, last_step_ms, ends_ms = self._run(shape, now_ms, horizon_ms, look_ms, last_step_ms)
         self._step = Step(now_ms, ends_ms, steps, last_step_ms, tuple(chunks), len(decoding), preempted)
         return self._step
 
@@ -263,14 +264,17 @@ class Instance:
         """Raises `IllegalTransition` where an invariant is broken; for tests."""
         check_invariants(self._scheduler, self._sequences)
 
-    def _run(self, shape: BatchShape, now_ms: float, horizon_ms: float, first_ms: float) -> tuple[int, float, float]:
+    def _run(
+        self, shape: BatchShape, now_ms: float, horizon_ms: float, look_ms: float, first_ms: float
+    ) -> tuple[int, float, float]:
         """(steps, duration of the last, end) of the longest run of decode steps that nothing disturbs."""
-        likely = math.ceil(min((horizon_ms - now_ms) / first_ms, _LONGEST_RUN_STEPS))
+        likely = math.ceil(min((min(horizon_ms, look_ms) - now_ms) / first_ms, _LONGEST_RUN_STEPS))
         longest = min(self._scheduler.decoding.steps_to_next_end(), likely)
         durations_ms = self._cost.decode_run_ms(shape, longest)
         # accumulate adds one after the other, as a caller that steps one by one does: equal to the last bit.
         ends_ms = np.add.accumulate(np.concatenate(([now_ms], durations_ms)))[1:]
         longest = 1 + int(np.searchsorted(ends_ms[:-1], horizon_ms))
+        longest = min(longest, int(np.searchsorted(ends_ms, look_ms, side="right")))
         steps = 1
         while steps < longest and self._scheduler.grow_ahead(steps):
             steps += 1

@@ -49,6 +49,7 @@ class Sequence:
         "growth_due",
         "hashed_blocks",
         "hashes",
+        "join",
         "priority",
         "prompt_tokens",
         "queued_tokens",
@@ -92,6 +93,8 @@ class Sequence:
         self.queued_tokens = 0
         """Its share of the queued prefill tokens."""
         self.slot = -1
+        self.join = 0
+        """Which joining of the decode batch was its last."""
         self.decode_base = 0
         self.growth_due = -1
 

@@ -115,6 +115,10 @@ class Workers:
         answer: worker_pb2.MigrateResponse = await self.workers[source].stub.Migrate(message, timeout=WAIT_S)
         return answer
 
+    async def abort(self, name: str, request_id: str) -> None:
+        abort = worker_pb2.AbortRequest(request_id=request_id)
+        await self.workers[name].call.write(worker_pb2.FrontendMessage(abort=abort))
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return once `condition()` holds; looked at whenever a message came."""
         async with asyncio.timeout(WAIT_S):

@@ -10,6 +10,7 @@ from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.counted_request import CountedRequest
 from simulator.instance.instance import Instance
+from simulator.instance.sequence import SequenceState
 
 CONFIG = InstanceConfig(
     block_tokens=4,
@@ -55,6 +56,18 @@ def test_a_moved_request_computes_one_token_and_says_the_rest() -> None:
     first = [token for delta in target.finish_step(planned).deltas for token in delta.token_ids]
     assert first + step(target, 14) == step(source, 15)
     assert target.load().kv_blocks_used == 0
+
+
+def test_a_paused_request_goes_on_and_ends_once() -> None:
+    source, _ = source_after(5)
+    source.pause("a")
+    assert source.plan_step(0.0) is None
+    assert source.state_of("a") is SequenceState.PAUSED
+    source.resume("a")
+    undisturbed, _ = source_after(5)
+    assert step(source, 15) == step(undisturbed, 15)
+    assert source.request_ids == ()
+    source.validate()
 
 
 def test_a_partial_block_is_filled_up_to_its_tokens() -> None:

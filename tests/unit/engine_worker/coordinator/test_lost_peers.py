@@ -1,0 +1,165 @@
+"""Peers that refuse, die or fall silent in mid-migration: the request goes on, or is given up once and loudly."""
+
+import asyncio
+
+import pytest
+
+from penstock.v1 import migration_pb2, request_pb2, worker_pb2
+from tests.unit.engine_worker.coordinator.lost_peers import ScriptedSource, scripted_target
+from tests.unit.engine_worker.coordinator.running_workers import (
+    FRONTEND,
+    MODEL,
+    WAIT_S,
+    Workers,
+    make_request,
+    running_workers,
+    undisturbed,
+)
+
+pytest.importorskip("ucxx", reason="KV transfers need UCX")
+
+REQUEST = make_request("r", prompt=100, max_tokens=400)
+
+
+async def start(mesh: Workers) -> asyncio.Task[worker_pb2.MigrateResponse]:
+    """A stream on "a", and the order to move it to "z"."""
+    await mesh.generate("a", REQUEST)
+    await mesh.until_tokens("r", 5)
+    return asyncio.create_task(mesh.migrate("a", "r", "z"))
+
+
+async def goes_on(mesh: Workers) -> None:
+    await mesh.until_ended("r")
+    heard = mesh.heard["r"]
+    assert (heard.owner, heard.epoch, heard.moved_to) == ("a", 0, [])
+    assert heard.token_ids == undisturbed(REQUEST)
+    assert mesh.workers["a"].engine.instance.load().kv_blocks_used == 0
+
+
+async def test_a_target_that_refuses() -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+        order = await start(mesh)
+        offer = await target.hear("offer")
+        assert (offer.frontend_id, offer.request.epoch) == (FRONTEND, 1)
+        target.say(refuse=migration_pb2.MigrationRefuse(migration_id=offer.migration_id, reason="too busy"))
+        answer = await order
+        assert answer.reason == "too busy"
+        await goes_on(mesh)
+
+
+async def test_a_target_that_dies_before_the_hand_over() -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+        order = await start(mesh)
+        offer = await target.hear("offer")
+        target.say(accept=migration_pb2.MigrationAccept(migration_id=offer.migration_id))
+        await target.hear("round")
+        target.lose()
+        answer = await order
+        assert not answer.moved
+        await goes_on(mesh)
+
+
+async def test_a_target_that_dies_during_the_hand_over_has_the_request_recovered() -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+        order = await start(mesh)
+        await target.accept()
+        target.lose()
+        answer = await order
+        assert not answer.moved
+        await mesh.until_ended("r")
+        error = mesh.heard["r"].error
+        assert error is not None
+        assert error.code == request_pb2.ERROR_CODE_LOST
+        worker = mesh.workers["a"]
+        assert len(worker.instance.table) == 0
+        await mesh.generate("a", make_request("after", max_tokens=10))
+        await mesh.until_ended("after")
+        assert worker.engine.instance.request_ids == ()
+        assert worker.metric("penstock_worker_migrations_total", direction="out", outcome="lost") == 1
+
+
+async def test_a_target_that_fails_during_the_hand_over_gives_the_request_back() -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+        order = await start(mesh)
+        migration_id = await target.accept()
+        target.say(failed=migration_pb2.MigrationFailed(migration_id=migration_id, reason="blocks torn"))
+        answer = await order
+        assert answer.reason == "blocks torn"
+        assert answer.paused_ms > 0
+        await goes_on(mesh)
+
+
+async def test_a_silent_target_is_asked_to_give_the_request_back_and_does() -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+        order = await start(mesh)
+        migration_id = await target.accept()
+        await target.hear("abort")
+        target.say(failed=migration_pb2.MigrationFailed(migration_id=migration_id, reason="dropped"))
+        answer = await order
+        assert not answer.moved
+        await goes_on(mesh)
+
+
+async def test_a_request_taken_back_while_it_stands_still_ends_here() -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+        order = await start(mesh)
+        migration_id = await target.accept()
+        await mesh.abort("a", "r")
+        await target.hear("abort")
+        target.say(failed=migration_pb2.MigrationFailed(migration_id=migration_id, reason="dropped"))
+        answer = await order
+        assert not answer.moved
+        await mesh.until_ended("r")
+        assert mesh.heard["r"].finish_reason == request_pb2.FINISH_REASON_ABORT
+        assert mesh.workers["a"].engine.instance.load().kv_blocks_used == 0
+
+
+async def test_another_incarnation_than_the_announced_one_is_not_trusted() -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+        target.incarnation_id = "another"
+        order = await start(mesh)
+        answer = await order
+        assert not answer.moved
+        await goes_on(mesh)
+
+
+async def test_a_source_that_dies_leaves_nothing_behind() -> None:
+    async with running_workers("a") as mesh:
+        worker = mesh.workers["a"]
+        source = ScriptedSource(worker)
+        assert (await source.hello()).hello.instance_id == "a"
+        await source.say(offer=offer())
+        assert (await source.read()).HasField("accept")
+        assert worker.engine.instance.load().kv_blocks_used > 0
+        source.lose()
+        async with asyncio.timeout(WAIT_S):
+            while worker.engine.instance.request_ids:  # noqa: ASYNC110  the end of a socket sets no event here
+                await asyncio.sleep(0.01)
+        assert worker.engine.instance.load().kv_blocks_used == 0
+
+
+async def test_a_fourth_migration_at_once_is_refused_and_an_unknown_one_has_failed() -> None:
+    async with running_workers("a") as mesh:
+        source = ScriptedSource(mesh.workers["a"])
+        await source.hello()
+        for number in range(3):
+            await source.say(offer=offer(number))
+            assert (await source.read()).HasField("accept")
+        await source.say(offer=offer(3))
+        assert "under way" in (await source.read()).refuse.reason
+        await source.say(offer=offer(0))
+        assert (await source.read()).accept.migration_id == "m0", "the same offer again: its answer was lost"
+        await source.say(abort=migration_pb2.MigrationAbort(migration_id="never", reason="x"))
+        assert (await source.read()).failed.migration_id == "never"
+        source.lose()
+
+
+def offer(number: int = 0) -> migration_pb2.MigrationOffer:
+    request = request_pb2.GenerateRequest(
+        request_id=f"r{number}",
+        prompt_token_ids=range(10, 60),
+        model=MODEL,
+        epoch=1,
+        sampling=request_pb2.SamplingParams(max_tokens=50, top_p=1, repetition_penalty=1),
+    )
+    return migration_pb2.MigrationOffer(migration_id=f"m{number}", request=request, frontend_id=FRONTEND)
