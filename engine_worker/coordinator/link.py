@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import grpc
 
@@ -66,7 +66,8 @@ class TargetLink:
         peer = f"worker {self.target.member_id} at {self.target.address}"
         async with open_channel(self.target.address) as channel:
             stub = migration_pb2_grpc.MigrationStub(channel)  # type: ignore[no-untyped-call]
-            call = stub.Exchange(self._messages())
+            call = stub.Exchange()
+            writer = asyncio.create_task(self._write(call))
             try:
                 await self._greet(call)
                 while (message := await call.read()) is not grpc.aio.EOF:
@@ -83,10 +84,13 @@ class TargetLink:
                 return str(error)
             finally:
                 call.cancel()
+                writer.cancel()
+                # Where writing failed, reading did too and has said why.
+                await asyncio.gather(writer, return_exceptions=True)
 
-    async def _messages(self) -> AsyncIterator[object]:
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
         while True:
-            yield await self._outbox.take()
+            await call.write(await self._outbox.take())
 
     async def _greet(self, call: grpc.aio.StreamStreamCall) -> None:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
