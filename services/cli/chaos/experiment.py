@@ -78,7 +78,7 @@ async def _run(
         for request, stream in zip(requests, streams, strict=True)
     ]
     try:
-        await _disturb(plan, workers, streams, running, say)
+        await _disturb(plan, workers, streams, expected, running, say)
     finally:
         for task in running:
             task.cancel()
@@ -97,14 +97,19 @@ async def _disturb(
     plan: ChaosPlan,
     workers: list[Member],
     streams: list[Stream],
+    expected: list[Answer],
     running: Sequence["asyncio.Future[None]"],
     say: Callable[[str], None],
 ) -> None:
-    """Wait until every stream is well under way, break workers, wait for the end."""
-    while min(stream.chunks for stream in streams) < plan.tokens // 4:
-        if any(task.done() for task in running):
-            raise RpcError("a stream ended before anything was broken; ask for more --tokens")
+    """Wait until every stream has brought a quarter of its chunks, break workers, wait for the end. A chunk is no
+    measure of tokens: those that spell half a character bring none."""
+    while any(  # noqa: ASYNC110 - what another process does offers nothing to await
+        stream.chunks < right.chunks // 4 and not task.done()
+        for stream, right, task in zip(streams, expected, running, strict=True)
+    ):
         await asyncio.sleep(POLL_S)
+    if all(task.done() for task in running):
+        raise RpcError("all streams ended before anything was broken; ask for more --tokens")
     chosen = victims(workers, (stream.instance_id for stream in streams), plan.victims)
     with woken_at_the_end(plan.fault, chosen):
         for worker in chosen:

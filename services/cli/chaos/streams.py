@@ -74,7 +74,7 @@ class Stream:
     def answer(self) -> Answer:
         """What has come so far."""
         finished = self._status == 200 and self._done and bool(self._finish_reason) and not self.error
-        return Answer("".join(self._text), self._tokens, finished, 1000 * self._longest_gap_s)
+        return Answer("".join(self._text), self._tokens, finished, 1000 * self._longest_gap_s, self.chunks)
 
     def _on_data(self, data: bytes) -> None:
         if data == b"[DONE]":

@@ -20,6 +20,7 @@ class Answer:
     finished: bool
     """It ended as a stream should, with a finish reason and `[DONE]`."""
     longest_gap_ms: float = 0.0
+    chunks: int = 0
 
 
 class ChaosReport(msgspec.Struct, frozen=True):
