@@ -258,7 +258,7 @@ class KvTransferAgent:
         bound_s = serving.request.deadline_ms * 1e-3 + self._settings.grace_s
         reason = f"the puller did not take the blocks of {serving.request.export_id!r} within {bound_s:g} s"
         timer = asyncio.get_running_loop().call_later(bound_s, session.connection.cut, reason)
-        serving.answered.add_done_callback(lambda _: timer.cancel())
+        serving.closed.add_done_callback(lambda _: timer.cancel())
         try:
             async with self._serve_slots.take() as ring:
                 await serving.run(ring, self._settings.window_messages)
@@ -284,13 +284,13 @@ class KvTransferAgent:
         reading: dict[asyncio.Future[None], Connection] = {}
         for connection, session in tuple(self._open.items()):
             for serving in session.serving_of(export_id) if session else ():
-                reading[serving.answered] = connection
+                reading[serving.at_rest] = connection
                 serving.fail("it was withdrawn")
         if not reading:
             return
         _, late = await asyncio.wait(reading, timeout=self._settings.grace_s)
-        for answered in late:
-            reading[answered].cut(f"the puller did not take the blocks of {export_id!r}, which was withdrawn")
+        for still_read in late:
+            reading[still_read].cut(f"the puller did not take the blocks of {export_id!r}, which was withdrawn")
         if late:
             await asyncio.wait(late)
 

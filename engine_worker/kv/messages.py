@@ -6,12 +6,13 @@
     Grant (more) ------------------------------>
            <--------------------------- data ...
            <--------------------------- Done, or Failed with the reason
-    Cancel (at any time) ---------------------->
+    Cancel (at any time, and after Failed) ---->
 
 Two rules keep every connection usable after a transfer that failed. The puller posts the receive of a message
 before it grants it, and the source sends every message that was granted, an empty one if it has given up; so
-nothing is left behind at either side. Every Pull is answered by one Done or Failed. Where a peer keeps to neither,
-because it hangs, the connection is cut, and tags of a connection are never used again.
+nothing is left behind at either side. Every Pull is answered by one Done or Failed, and a Failed by a Cancel, before
+which Grants may still be under way. Where a peer does not keep to that, because it hangs, the connection is cut, and
+tags of a connection are never used again.
 """
 
 from typing import Literal, TypeAlias
@@ -64,7 +65,7 @@ class Grant(msgspec.Struct, frozen=True, tag="grant"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """The puller wants no more of it."""
+    """The puller wants no more of it, or has heard that it gets no more. Nothing follows."""
 
     transfer: int
 

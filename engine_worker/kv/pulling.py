@@ -47,6 +47,7 @@ class Pulling:
             request.packing,
         )
         self._is_asked = False
+        self._is_cancelled = False
         self._posted = 0
         self._granted = 0
         self._receiving: deque[_Receiving] = deque()
@@ -94,7 +95,7 @@ class Pulling:
         self._stopped = error
         if not self._is_asked:
             return
-        self._connection.send(Cancel(self.request.transfer))
+        self._cancel()
         reason = f"a transfer that was stopped ({error}) came to no rest in {self._grace_s:g} s"
         self._cutting = asyncio.get_running_loop().call_later(self._grace_s, self._connection.cut, reason)
 
@@ -110,8 +111,10 @@ class Pulling:
                 self._decide(None)
             case "refused":
                 self._decide(KvTransferRefused(story))
+                self._cancel()
             case "failed":
                 self._decide(KvTransferFailed(story))
+                self._cancel()
 
     def add_digests(self, values: Sequence[int]) -> None:
         """Checksums of the next messages."""
@@ -120,6 +123,12 @@ class Pulling:
     def lost(self) -> None:
         """The connection was cut."""
         self._decide(self._connection.lost())
+
+    def _cancel(self) -> None:
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._grant_posted()  # what is posted must be granted, or it waits for ever
+            self._connection.send(Cancel(self.request.transfer))
 
     def _decide(self, verdict: PenstockError | None) -> None:
         if not self._verdict.done():
@@ -149,7 +158,11 @@ class Pulling:
     def _grant(self, window_messages: int) -> None:
         """Not each time: a control message costs as much as a small message of blocks."""
         is_last = len(self._receiving) < window_messages
-        if self._posted > self._granted and (is_last or self._posted - self._granted >= (window_messages + 1) // 2):
+        if is_last or self._posted - self._granted >= (window_messages + 1) // 2:
+            self._grant_posted()
+
+    def _grant_posted(self) -> None:
+        if self._posted > self._granted:
             self._granted = self._posted
             self._connection.send(Grant(self.request.transfer, self._granted))
 

@@ -17,11 +17,14 @@ _VOID = np.zeros(1, np.uint8)
 
 
 class Serving:
-    """Answers one `Pull`. It is at rest, and touches no memory, once `answered` is done."""
+    """Answers one `Pull`."""
 
     def __init__(self, connection: Connection, request: Pull, memory: KvMemory) -> None:
         self.request = request
-        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.at_rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once no memory of the engine is touched any more."""
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once nothing more is to come from the puller about it."""
         self._connection = connection
         self._memory = memory
         self._granted = request.granted
@@ -30,12 +33,16 @@ class Serving:
         self._digests: list[int] = []
         self._failure: Failed | None = None
         self._is_running = False
+        self._is_done = False
+        self._has_given_up = False
         self._changed = asyncio.Event()
 
     def grant(self, granted: int) -> None:
         """The puller awaits so many messages now."""
         self._granted = max(self._granted, granted)
         self._changed.set()
+        if self._has_given_up:
+            self._send_voids()
 
     def refuse(self, reason: str) -> None:
         """Send nothing at all."""
@@ -46,8 +53,9 @@ class Serving:
         self._stop(Failed(self.request.transfer, "failed", reason))
 
     def cancel(self) -> None:
-        """The puller wants no more."""
+        """The puller wants no more, or has heard that it gets no more: its last message about the transfer."""
         self._stop(Failed(self.request.transfer, "cancelled"))
+        _finish(self.closed)
 
     async def run(self, ring: StagingRing, window_messages: int) -> None:
         """Send it all, or what was granted until it was stopped. Returns when it is at rest."""
@@ -61,21 +69,24 @@ class Serving:
         except Exception as error:  # noqa: BLE001  whatever the engine's memory raises, the puller must hear of it
             self.fail(f"the source cannot read its blocks: {error}")
         if self._failure is None:
+            self._is_done = True
             self._connection.send(Done(self.request.transfer))
         else:
             self._give_up(self._failure)
         if self._sending:
             await asyncio.wait(self._sending)
-        self.answered.set_result(None)
+        _finish(self.at_rest)
+        if self._is_done:
+            _finish(self.closed)
 
     def _stop(self, failure: Failed) -> None:
-        if self._failure is not None or self.answered.done():
+        if self._failure is not None or self._is_done:
             return
         self._failure = failure
         self._changed.set()
         if not self._is_running:
             self._give_up(failure)
-            self.answered.set_result(None)
+            _finish(self.at_rest)
 
     async def _send_blocks(self, ring: StagingRing, window_messages: int) -> None:
         layout, request = self._memory.layout, self.request
@@ -119,7 +130,16 @@ class Serving:
             self._digests.clear()
 
     def _give_up(self, failure: Failed) -> None:
+        self._has_given_up = True
         self._connection.send(failure)
+        self._send_voids()
+
+    def _send_voids(self) -> None:
         for _ in range(self._sent, self._granted):
             self._sending.append(self._connection.send_data(self.request.transfer, _VOID))
         self._sent = self._granted
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

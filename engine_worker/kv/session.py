@@ -82,7 +82,7 @@ class Session:
             case Pull():
                 serving = Serving(self.connection, message, self._memory)
                 self._servings[message.transfer] = serving
-                serving.answered.add_done_callback(lambda _: self._servings.pop(message.transfer, None))
+                serving.closed.add_done_callback(lambda _: self._servings.pop(message.transfer, None))
                 self._serve(self, serving)
             case Grant() | Cancel():
                 self._handle_puller(message)

@@ -108,7 +108,8 @@ class Transfer:
 
     async def assert_at_rest(self) -> None:
         assert self.serving is not None
-        await asyncio.wait_for(self.serving.answered, 20)
+        await asyncio.wait_for(self.serving.at_rest, 20)
+        await asyncio.wait_for(self.serving.closed, 20)
         for _ in range(5):
             await asyncio.sleep(0)
         assert self.here.left_over == self.there.left_over == 0
@@ -195,7 +196,7 @@ def test_a_cut_ends_both_sides(lists: tuple[list[int], list[int]], after: int, e
         assert error is None or isinstance(error, PeerUnavailable)
         assert error is not None or transfer.blocks_are_right()
         if transfer.serving is not None:
-            await asyncio.wait_for(transfer.serving.answered, 20)
+            await asyncio.wait_for(transfer.serving.at_rest, 20)
 
     asyncio.run(scenario())
 
