@@ -4,10 +4,11 @@ not be imported before the environment is set (see `environment`)."""
 import multiprocessing
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.config import KVEventsConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError, VLLMError, VLLMServerError
 from vllm.inputs import tokens_input
@@ -15,6 +16,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.vllm.connector.staging import STAGING_BLOCKS
 from engine_worker.engines.vllm.deltas import Completion
 from engine_worker.engines.vllm.environment import Device
 from engine_worker.engines.vllm.kv_events import BUFFERED_BATCHES
@@ -29,10 +31,12 @@ _REAP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class KvEndpoints:
-    """Where the engine core publishes its KV events, and where it replays them."""
+    """Where the engine core publishes its KV events, where it replays them, and its end of the control channel for
+    requests that move (None: they do not)."""
 
     events: str
     replay: str
+    moves: str | None
 
 
 class Core:
@@ -93,6 +97,11 @@ class Core:
         except (ValueError, VLLMClientError) as error:
             raise RequestRefused(str(error)) from error
 
+    async def take_out(self, internal_id: str) -> None:
+        """Abort in the engine core only: what it has generated before still arrives, and then nothing more.
+        `internal_id` is vLLM's own id of the request."""
+        await self._llm.engine_core.abort_requests_async([internal_id])
+
     async def abort(self, request_id: str) -> None:
         """End a request; its iteration ends with finish reason abort."""
         await self._llm.abort(request_id)
@@ -150,4 +159,22 @@ def _engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpo
             buffer_steps=BUFFERED_BATCHES,
             hwm=BUFFERED_BATCHES,
         ),
+        kv_transfer_config=None if endpoints.moves is None else _connector(settings, device, endpoints.moves),
+    )
+
+
+def _connector(settings: VllmSettings, device: Device, endpoint: str) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector="PenstockConnector",
+        kv_connector_module_path="engine_worker.engines.vllm.connector.connector",
+        kv_role="kv_both",
+        # What could not be pulled ends the carrier that was to bring it, and nothing else.
+        kv_load_failure_policy="fail",
+        kv_connector_extra_config={
+            "endpoint": endpoint,
+            "device": device,
+            "port": settings.kv_port,
+            "model": Path(settings.model_path).name,
+            "staging_blocks": STAGING_BLOCKS,
+        },
     )

@@ -8,13 +8,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
 from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.vllm.block_map import BlockMap
 from engine_worker.engines.vllm.checkpoint import read_vocabulary
 from engine_worker.engines.vllm.deltas import Completion, token_delta
@@ -24,8 +24,11 @@ from engine_worker.engines.vllm.environment import (
     installed_device,
     set_missing,
 )
+from engine_worker.engines.vllm.imports import kv_parameters
 from engine_worker.engines.vllm.kv_events import KvEventStream
 from engine_worker.engines.vllm.load import LoadAccount, StepStats
+from engine_worker.engines.vllm.moves import Moves, why_not_movable
+from engine_worker.engines.vllm.running import Running
 from engine_worker.engines.vllm.sampling import refusal, sampling_arguments
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.engines.vllm.step_buffer import StepBuffer
@@ -43,22 +46,14 @@ _LIVENESS_INTERVAL_S = 0.2
 _WARM_UP_TOKENS = 2
 
 
-@dataclass(slots=True)
-class _Running:
-    request: EngineRequest
-    offset: int
-    """Tokens generated so far, here and elsewhere."""
-    is_aborted: bool = False
-
-
 class VllmEngine:
-    """Implements `Engine`. vLLM is imported by `start`, never before."""
+    """Implements `MovableEngine`. vLLM is imported by `start`, never before."""
 
     def __init__(self, settings: VllmSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
         self._vocabulary = read_vocabulary(Path(settings.model_path))
-        self._requests: dict[str, _Running] = {}
+        self._requests: dict[str, Running] = {}
         self._tasks = TaskSet("vllm")
         self._buffer = StepBuffer()
         self._block_map = BlockMap(settings.block_tokens)
@@ -68,6 +63,8 @@ class VllmEngine:
         self._socket_dir: Path | None = None
         self._core: Core | None = None
         self._kv_events: KvEventStream | None = None
+        self._moves: Moves | None = None
+        """None where requests cannot move."""
         self._limits: EngineLimits | None = None
         self._failure = ""
         self._is_stopped = False
@@ -78,17 +75,26 @@ class VllmEngine:
         set_missing(os.environ, engine_environment(self._settings, device))
         os.environ[WORKER_PID_VARIABLE] = str(os.getpid())
         self._socket_dir = Path(tempfile.mkdtemp(prefix="penstock-"))
-        events, replay = (f"ipc://{self._socket_dir}/{name}" for name in ("events", "replay"))
+        events, replay, moves = (f"ipc://{self._socket_dir}/{name}" for name in ("events", "replay", "moves"))
         self._kv_events = KvEventStream(self._block_map, events, replay)
+
+        reason = why_not_movable(self._settings, device)
+        if reason is None:
+            self._moves = Moves(moves, self._settings.kv_host, self._requests, go_on=self._go_on)
+        elif self._settings.movable:
+            log.warning("requests of this engine cannot move", extra={"reason": reason})
 
         def launch() -> "Core":
             from engine_worker.engines.vllm.core import Core, KvEndpoints
 
-            return Core(self._settings, device, KvEndpoints(events, replay), self._on_step)
+            endpoints = KvEndpoints(events, replay, moves if reason is None else None)
+            return Core(self._settings, device, endpoints, self._on_step)
 
         self._core = await asyncio.get_running_loop().run_in_executor(self._launcher, launch)
         await self._warm_up(self._core)
         self._limits = self._core.limits()
+        if self._moves is not None:
+            await self._moves.start(self._core, self._limits)
         self._load = LoadAccount(self._limits.kv_blocks)
         self._tasks.spawn(self._watch(self._core), name="liveness", on_error=lambda error: self._die(str(error)))
         return self._limits
@@ -99,22 +105,7 @@ class VllmEngine:
         if core is None or limits is None or self._failure or self._is_stopped:
             raise EngineFailed(self._failure or "the engine is not running: start it first")
         self._check(request, limits)
-        running = _Running(request, offset=len(request.emitted_token_ids))
-        params = core.sampling_params(sampling_arguments(request, self._vocabulary))
-        context = request.prompt_token_ids + request.emitted_token_ids
-        self._load.submitted(
-            request.request_id,
-            len(context),
-            self._block_map.cached_tokens(context),
-            request.priority,
-            self._clock(),
-        )
-        self._requests[request.request_id] = running
-        self._tasks.spawn(
-            self._serve(core, running, context, params),
-            name=request.request_id,
-            on_error=lambda error: self._end_with_error(running, repr(error)),
-        )
+        self._begin(core, Running(request, offset=len(request.emitted_token_ids)))
 
     def abort(self, request_id: str) -> None:
         """See `Engine.abort`."""
@@ -122,7 +113,9 @@ class VllmEngine:
         if running is None or running.is_aborted or self._core is None:
             return
         running.is_aborted = True
-        self._tasks.spawn(self._core.abort(request_id), name=f"abort {request_id}")
+        # A paused request brings no delta: it ends when it is resumed, or silently when it is released.
+        if not running.is_paused:
+            self._tasks.spawn(self._core.abort(request_id), name=f"abort {request_id}")
 
     async def outputs(self) -> AsyncIterator[StepOutput]:
         """See `Engine.outputs`."""
@@ -142,15 +135,95 @@ class VllmEngine:
         async for change in self._kv_events.changes():
             yield change
 
+    @property
+    def kv_address(self) -> str:
+        """See `MovableEngine.kv_address`; empty where requests cannot move."""
+        return "" if self._moves is None else self._moves.kv_address
+
+    def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
+        """See `MovableEngine.export`."""
+        running = self._requests.get(request_id)
+        if running is None:
+            raise RequestRefused(f"no request {request_id!r} runs here; it may have ended")
+        self._movable.exports.export(running, migration_id, on_progress)
+
+    async def pause(self, request_id: str) -> PausedRequest | None:
+        """See `MovableEngine.pause`."""
+        running = self._requests.get(request_id)
+        return None if running is None else await self._movable.exports.pause(running)
+
+    def resume(self, request_id: str) -> None:
+        """See `MovableEngine.resume`. The request is submitted again; the prefix cache has its full blocks."""
+        running = self._requests.get(request_id)
+        if running is None or running.pause is None:
+            return
+        running.pause.is_taken_back = True
+        if running.pause.notice.done():
+            self._go_on(running)
+
+    def withdraw(self, request_id: str, migration_id: str) -> None:
+        """See `MovableEngine.withdraw`."""
+        self._movable.exports.withdraw(migration_id)
+
+    def release(self, request_id: str, migration_id: str) -> None:
+        """See `MovableEngine.release`."""
+        running = self._requests.get(request_id)
+        if running is None or not running.is_paused:
+            return
+        del self._requests[request_id]
+        self._load.ended(request_id)
+        self._movable.exports.release(running)
+
+    async def reserve(self, migration_id: str, request: EngineRequest) -> None:
+        """See `MovableEngine.reserve`."""
+        moves, limits = self._movable, self._limits
+        if limits is None:
+            raise EngineFailed("the engine is not running: start it first")
+        self._check(request, limits)
+        await moves.imports.reserve(migration_id, request, len(self._requests))
+
+    async def pull(
+        self,
+        migration_id: str,
+        peer: str,
+        first_block: int,
+        peer_block_ids: tuple[int, ...],
+        emitted_token_ids: tuple[int, ...],
+        deadline_s: float,
+    ) -> None:
+        """See `MovableEngine.pull`."""
+        imports = self._movable.imports
+        await imports.pull(migration_id, peer, first_block, peer_block_ids, emitted_token_ids, deadline_s)
+
+    def activate(self, migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int) -> None:
+        """See `MovableEngine.activate`. Raises what `submit` raises."""
+        moves, core, limits = self._movable, self._core, self._limits
+        if core is None or limits is None or self._failure or self._is_stopped:
+            raise EngineFailed(self._failure or "the engine is not running: start it first")
+        request, told = moves.imports.arrived(migration_id, emitted_token_ids, computed_tokens)
+        try:
+            self._check(request, limits)
+        except RequestRefused:
+            moves.unstage(migration_id)
+            raise
+        # It ran before, so it goes before those of its priority which have not begun.
+        self._begin(core, Running(request, offset=len(emitted_token_ids)), told, priority=request.priority - 1)
+
+    def discard(self, migration_id: str) -> None:
+        """See `MovableEngine.discard`."""
+        self._movable.imports.discard(migration_id)
+
     async def stop(self) -> None:
         """See `Engine.stop`."""
         if self._is_stopped:
             return
         self._is_stopped = True
         for running in tuple(self._requests.values()):
-            self._end(running, TokenDelta(_id(running), running.offset, (), finish_reason=FinishReason.ABORT))
+            self._end(running, TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ABORT))
         self._buffer.close()
         await self._tasks.cancel()
+        if self._moves is not None:
+            await self._moves.close()
         if self._kv_events is not None:
             self._kv_events.close()
         if self._core is not None:
@@ -175,6 +248,44 @@ class VllmEngine:
         if reason is not None:
             raise RequestRefused(reason)
 
+    @property
+    def _movable(self) -> Moves:
+        if self._moves is None:
+            raise RequestRefused("requests of this engine cannot move (its log says why)")
+        return self._moves
+
+    def _begin(
+        self, core: "Core", running: Running, told: dict[str, Any] | None = None, *, priority: int | None = None
+    ) -> None:
+        """Hand a request to vLLM, from where it stands. `told` is for the connector."""
+        request = running.request
+        arguments = sampling_arguments(request, self._vocabulary)
+        if self._moves is not None:
+            arguments |= kv_parameters({"request_id": request.request_id} | (told or {}))
+        params = core.sampling_params(arguments)
+        context = request.prompt_token_ids + request.emitted_token_ids
+        cached_tokens = self._block_map.cached_tokens(context) if told is None else told["computed_tokens"]
+        priority = request.priority if priority is None else priority
+        self._load.submitted(request.request_id, len(context), cached_tokens, priority, self._clock())
+        self._requests[request.request_id] = running
+        running.serving = self._tasks.spawn(
+            self._serve(core, running, context, params, priority),
+            name=request.request_id,
+            on_error=lambda error: self._end_with_error(running, repr(error)),
+        )
+
+    def _go_on(self, running: Running) -> None:
+        """Submit a paused request again."""
+        if running.serving is not None:
+            running.serving.cancel()
+        self._movable.exports.resumed(running)
+        if running.is_aborted:
+            last = TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ABORT)
+            self._end(running, last)
+        elif self._core is not None:
+            self._load.ended(running.request_id)
+            self._begin(self._core, running, priority=running.request.priority - 1)
+
     async def _warm_up(self, core: "Core") -> None:
         """The first step imports and allocates for seconds; better now than on somebody's request. Too short to
         leave a block in the cache."""
@@ -182,11 +293,11 @@ class VllmEngine:
         async for _ in core.generate("warm-up", [0], params, priority=0):
             continue
 
-    async def _serve(self, core: "Core", running: _Running, context: tuple[int, ...], params: "SamplingParams") -> None:
+    async def _serve(
+        self, core: "Core", running: Running, context: tuple[int, ...], params: "SamplingParams", priority: int
+    ) -> None:
         try:
-            async for completion, cached_tokens in core.generate(
-                _id(running), context, params, running.request.priority
-            ):
+            async for completion, cached_tokens in core.generate(running.request_id, context, params, priority):
                 self._deliver(running, completion, cached_tokens)
         except RequestRefused as refused:
             self._end_with_error(running, str(refused))
@@ -196,35 +307,39 @@ class VllmEngine:
             else:
                 self._end_with_error(running, str(failed))
 
-    def _deliver(self, running: _Running, completion: Completion, cached_tokens: int | None) -> None:
-        if _id(running) not in self._requests:
+    def _deliver(self, running: Running, completion: Completion, cached_tokens: int | None) -> None:
+        if running.request_id not in self._requests:
             return
-        is_first = running.offset == len(running.request.emitted_token_ids)
         delta = token_delta(
-            _id(running),
+            running.request_id,
             running.offset,
             completion,
             logprobs=running.request.sampling.logprobs,
-            cached_tokens=cached_tokens if is_first else None,
+            cached_tokens=cached_tokens if running.tells_cached else None,
         )
         if delta.token_ids:
+            running.tells_cached = False
             running.offset += len(delta.token_ids)
-            self._load.produced(_id(running), len(delta.token_ids))
+            self._load.produced(running.request_id, len(delta.token_ids))
         if delta.finish_reason is not None:
             self._end(running, delta)
         elif delta.token_ids:
             self._buffer.add(delta)
+        if self._moves is not None:
+            self._moves.exports.delivered(running)
 
-    def _end_with_error(self, running: _Running, message: str) -> None:
+    def _end_with_error(self, running: Running, message: str) -> None:
         self._end(
             running,
-            TokenDelta(_id(running), running.offset, (), finish_reason=FinishReason.ERROR, error=message),
+            TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ERROR, error=message),
         )
 
-    def _end(self, running: _Running, last: TokenDelta) -> None:
-        if self._requests.pop(_id(running), None) is not None:
-            self._load.ended(_id(running))
+    def _end(self, running: Running, last: TokenDelta) -> None:
+        if self._requests.pop(running.request_id, None) is not None:
+            self._load.ended(running.request_id)
             self._buffer.add(last)
+            if self._moves is not None:
+                self._moves.exports.ended(running)
 
     def _on_step(self, stats: StepStats) -> None:
         self._load.stepped(stats, self._clock())
@@ -240,7 +355,5 @@ class VllmEngine:
             self._failure = reason
             log.error("the engine died", extra={"reason": reason, "running_requests": len(self._requests)})
             self._buffer.close()
-
-
-def _id(running: _Running) -> str:
-    return running.request.request_id
+            if self._moves is not None:
+                self._moves.fail(reason)

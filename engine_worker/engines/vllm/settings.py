@@ -38,5 +38,12 @@ class VllmSettings:
     """OpenMP threads of a step on a CPU; instances that share a machine should share its cores."""
     seed: int = 0
     """Of requests that bring none. Two engines of one seed draw alike, so give each instance its own."""
+    movable: bool = True
+    """Let requests move to and from other workers. Without UCX, or with more than one GPU to an instance, the engine
+    says so and runs without."""
+    kv_host: str = "127.0.0.1"
+    """Where peers reach this machine's KV transfer agent."""
+    kv_port: int = 0
+    """The agent's port; 0 takes a free one."""
     stop_timeout_s: float = 5.0
     """How long the engine core may take to leave before it is killed."""

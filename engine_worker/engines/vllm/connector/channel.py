@@ -1,0 +1,79 @@
+"""The worker process's end of the control channel to the hub in the engine core."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgspec
+import zmq.asyncio
+from zmq.constants import SocketOption, SocketType
+
+import mesh.errors
+from engine_worker.engines.vllm.connector.messages import Answer, Call, Command, FromCore, PausedNotice, Published
+from mesh.errors import EngineFailed
+from mesh.tasks import TaskSet
+
+
+class CoreChannel:
+    """Calls with answers, and notices; on one event loop."""
+
+    def __init__(self, endpoint: str, on_notice: Callable[[Published | PausedNotice], None]) -> None:
+        """Binds the endpoint, before the engine core connects."""
+        self._socket: Any = zmq.asyncio.Context.instance().socket(SocketType.DEALER)
+        self._socket.setsockopt(SocketOption.LINGER, 0)
+        self._socket.bind(endpoint)
+        self._on_notice = on_notice
+        self._numbers = count()
+        self._calls: dict[int, asyncio.Future[int | str]] = {}
+        self._tasks = TaskSet("vllm channel")
+        self._tasks.spawn(self._listen(), name="listen", on_error=lambda error: self.fail(repr(error)))
+        self._failure = ""
+
+    async def call(self, command: Command) -> int | str:
+        """The core's answer. Raises what the core raised, and `EngineFailed` if it dies."""
+        if self._failure:
+            raise EngineFailed(self._failure)
+        number = next(self._numbers)
+        answer: asyncio.Future[int | str] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        try:
+            await self._socket.send(msgspec.msgpack.encode(Call(number, command)))
+            return await answer
+        finally:
+            self._calls.pop(number, None)
+
+    def send(self, command: Command) -> None:
+        """Call without waiting; a failure is logged."""
+        self._tasks.spawn(self.call(command), name=type(command).__name__)
+
+    def fail(self, reason: str) -> None:
+        """The core is dead: nobody will answer."""
+        self._failure = self._failure or reason
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(EngineFailed(self._failure))
+
+    async def close(self) -> None:
+        """End all calls with `EngineFailed`."""
+        self.fail("the engine was stopped")
+        await self._tasks.cancel()
+        self._socket.close()
+
+    async def _listen(self) -> None:
+        decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
+        while True:
+            message = decoder.decode(await self._socket.recv())
+            if isinstance(message, Answer):
+                self._answered(message)
+            else:
+                self._on_notice(message)
+
+    def _answered(self, answer: Answer) -> None:
+        future = self._calls.get(answer.number)
+        if future is None or future.done():
+            return
+        if answer.error:
+            future.set_exception(getattr(mesh.errors, answer.error)(answer.message))
+        else:
+            future.set_result(answer.value)

@@ -1,0 +1,204 @@
+"""The connector's scheduler side: which blocks are published, held, loaded and freed. Runs on vLLM's engine loop."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from engine_worker.engines.vllm.connector.hub import CoreHub, Exported, Received, Sent, Unexported
+from engine_worker.engines.vllm.connector.messages import PausedNotice
+from engine_worker.engines.vllm.connector.orders import Fill, Load, StepOrders
+
+PARAMETERS = "penstock"
+"""Key in a request's kv_transfer_params."""
+_NOTHING = StepOrders()
+
+
+@dataclass(slots=True)
+class _Export:
+    request_id: str
+    published: int = 0
+    """Full blocks that the hub knows of."""
+    internal_id: str = ""
+    """Of the request whose blocks they are."""
+
+
+class SchedulerSide:
+    """Called by vLLM's scheduler; see `KVConnectorBase_V1` for when."""
+
+    def __init__(self, hub: CoreHub, block_tokens: int) -> None:
+        self._hub = hub
+        self._block_tokens = block_tokens
+        self._requests: dict[str, Any] = {}
+        """vLLM's request by the mesh's id; read by the hub's thread too."""
+        self._exports: dict[str, _Export] = {}
+        self._loaded: set[str] = set()
+        """Carriers (vLLM's ids) that had their chance to load."""
+        self._orders = StepOrders()
+        self._kv_cache_manager: Any = None
+        hub.internal_id = self.internal_id
+        hub.free_blocks = self.free_blocks
+
+    def bind(self, kv_cache_manager: Any) -> None:
+        """Once, at the start."""
+        self._kv_cache_manager = kv_cache_manager
+
+    def internal_id(self, request_id: str) -> str:
+        """vLLM's id of a request, empty if it is not here. From any thread."""
+        request = self._requests.get(request_id)
+        return "" if request is None else str(request.request_id)
+
+    def free_blocks(self) -> int:
+        """From any thread; as of some moment within the current step."""
+        return int(self._kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def on_new_request(self, request: Any) -> None:
+        """The request was queued."""
+        request_id = _parameters(request).get("request_id")
+        if request_id is not None:
+            self._requests[request_id] = request
+
+    def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
+        """How many tokens beyond the local prefix cache's come from elsewhere, and whether they take time."""
+        parameters = _parameters(request)
+        if "load_id" in parameters:
+            if request.request_id in self._loaded:
+                return 0, False
+            return request.num_tokens - local_tokens, True
+        if "staged" in parameters:
+            first_token = parameters["first_block"] * self._block_tokens
+            tokens = min(parameters["computed_tokens"], request.num_tokens - 1) - local_tokens
+            # Where blocks were evicted in front of the staged ones, all of it is computed again.
+            if tokens > 0 and local_tokens >= first_token and self._hub.staged(parameters["staged"]):
+                return tokens, False
+        return 0, False
+
+    def allocated(self, request: Any, block_ids: list[int], external_tokens: int) -> None:
+        """The request has blocks for what was matched."""
+        parameters = _parameters(request)
+        if "load_id" in parameters and external_tokens:
+            self._order_load(request, parameters, block_ids, external_tokens)
+        elif "staged" in parameters:
+            self._order_fill(request, parameters, block_ids, external_tokens)
+
+    def step_orders(self, output: Any) -> StepOrders:
+        """The worker side's part in the step that `output` describes."""
+        inbox = self._hub.inbox
+        if not inbox and not self._exports and not self._orders:
+            return _NOTHING
+        while inbox:
+            self._take(inbox.popleft())
+        if self._exports:
+            self._break_preempted(output)
+            self._publish(output)
+        orders, self._orders = self._orders, StepOrders()
+        return orders
+
+    def finished(self, request: Any, block_ids: list[int]) -> bool:
+        """The request ended or was aborted. Whether its blocks are to be held until `sent` names it."""
+        parameters = _parameters(request)
+        if "load_id" in parameters:
+            self._loaded.discard(request.request_id)
+            self._hub.cancel_load(request.request_id)
+            return False
+        if "staged" in parameters:
+            self._orders.unstaged.append(parameters["staged"])
+        request_id = parameters.get("request_id")
+        if request_id is None or self._requests.get(request_id) is not request:
+            return False
+        del self._requests[request_id]
+        exported = [name for name, export in self._exports.items() if export.request_id == request_id]
+        is_pause = request_id in self._hub.pauses
+        self._hub.pauses.discard(request_id)
+        if is_pause and request.status == RequestStatus.FINISHED_ABORTED:
+            self._pause(request, request_id, block_ids, exported)
+            return True
+        for migration_id in exported:
+            del self._exports[migration_id]
+        if exported:
+            self._hub.end_exports(request.request_id, exported)
+        return bool(exported)
+
+    def _pause(self, request: Any, request_id: str, block_ids: list[int], exported: list[str]) -> None:
+        # What an unfinished step computes is not counted, nor is the token that has yet to be computed.
+        computed = max(0, min(_computed(request), request.num_tokens - 1))
+        blocks = tuple(block_ids[: -(-computed // self._block_tokens)])
+        for migration_id in exported:
+            export = self._exports.pop(migration_id)
+            self._hub.publish(migration_id, request.request_id, export.published, blocks[export.published :])
+        notice = PausedNotice(request_id, request.request_id, tuple(request.output_token_ids), computed, blocks)
+        self._hub.hold(request.request_id, exported, notice)
+
+    def _take(self, event: Exported | Unexported | Sent | Received) -> None:
+        match event:
+            case Exported(migration_id, request_id):
+                self._exports[migration_id] = _Export(request_id)
+            case Unexported(migration_id):
+                self._exports.pop(migration_id, None)
+            case Sent(internal_id):
+                self._orders.sent.add(internal_id)
+            case Received(carrier_id, failed_blocks):
+                self._orders.received.add(carrier_id)
+                self._orders.failed_blocks.update(failed_blocks)
+
+    def _break_preempted(self, output: Any) -> None:
+        for internal_id in output.preempted_req_ids or ():
+            for migration_id, export in tuple(self._exports.items()):
+                if export.internal_id == internal_id:
+                    # Never exported again: other blocks under ids that the peer was told would be taken for these.
+                    del self._exports[migration_id]
+                    self._orders.broken.append(migration_id)
+
+    def _publish(self, output: Any) -> None:
+        # The blocks that a request was admitted with are filled by this very step.
+        fresh = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
+        for migration_id, export in self._exports.items():
+            request = self._requests.get(export.request_id)
+            if request is None or not self._is_stable(request, fresh):
+                continue
+            full = max(0, _computed(request)) // self._block_tokens
+            if full > export.published:
+                ids = self._kv_cache_manager.get_block_ids(request.request_id)[0][export.published : full]
+                self._hub.publish(migration_id, request.request_id, export.published, tuple(ids))
+                export.published, export.internal_id = full, request.request_id
+
+    def _is_stable(self, request: Any, fresh: set[str]) -> bool:
+        return request.request_id not in fresh and request.status == RequestStatus.RUNNING
+
+    def _order_load(self, request: Any, parameters: dict[str, Any], block_ids: list[int], tokens: int) -> None:
+        self._loaded.add(request.request_id)
+        blocks = request.num_tokens // self._block_tokens
+        local = (request.num_tokens - tokens) // self._block_tokens
+        self._orders.loads.append(
+            Load(
+                carrier_id=request.request_id,
+                load_id=parameters["load_id"],
+                migration_id=parameters["migration_id"],
+                peer=parameters["peer"],
+                peer_block_ids=tuple(parameters["peer_block_ids"][local:blocks]),
+                block_ids=tuple(block_ids[local:blocks]),
+                deadline_s=parameters["deadline_s"],
+            )
+        )
+
+    def _order_fill(self, request: Any, parameters: dict[str, Any], block_ids: list[int], tokens: int) -> None:
+        staging_ids = self._hub.staged(parameters["staged"])
+        if tokens and staging_ids:
+            end = min(parameters["computed_tokens"], request.num_tokens - 1)
+            first, last = (end - tokens) // self._block_tokens, -(-end // self._block_tokens)
+            skipped = first - parameters["first_block"]
+            self._orders.fills.append(
+                Fill(tuple(staging_ids[skipped : skipped + last - first]), tuple(block_ids[first:last]))
+            )
+        # From here on the request is like any other, after a preemption too.
+        self._orders.unstaged.append(parameters.pop("staged"))
+
+
+def _parameters(request: Any) -> dict[str, Any]:
+    parameters: dict[str, Any] = (request.kv_transfer_params or {}).get(PARAMETERS, {})
+    return parameters
+
+
+def _computed(request: Any) -> int:
+    """Tokens that steps which are over have computed."""
+    return int(request.num_computed_tokens - request.num_in_flight_tokens)

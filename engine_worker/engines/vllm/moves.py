@@ -1,0 +1,77 @@
+"""How requests get in and out of one engine: the two halves and the channel that they share."""
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.vllm.connector.channel import CoreChannel
+from engine_worker.engines.vllm.connector.messages import Describe, FreeBlocks, PausedNotice, Published, Unstage
+from engine_worker.engines.vllm.environment import Device
+from engine_worker.engines.vllm.exports import Exports
+from engine_worker.engines.vllm.imports import Imports
+from engine_worker.engines.vllm.running import Running
+from engine_worker.engines.vllm.settings import VllmSettings
+from engine_worker.kv.ucx_environment import UCX_PACKAGE
+
+if TYPE_CHECKING:
+    from engine_worker.engines.vllm.core import Core
+
+
+class Moves:
+    """`exports` and `imports` exist once `start` has returned."""
+
+    exports: Exports
+    imports: Imports
+
+    def __init__(
+        self, endpoint: str, host: str, requests: Mapping[str, Running], go_on: Callable[[Running], None]
+    ) -> None:
+        """Before the engine core is started. `go_on` submits a paused request again."""
+        self._channel = CoreChannel(endpoint, self._notice)
+        self._host = host
+        self._requests = requests
+        self._go_on = go_on
+        self.kv_address = ""
+
+    async def start(self, core: "Core", limits: EngineLimits) -> None:
+        """The engine core runs."""
+        self.exports = Exports(self._channel, core, limits.block_tokens)
+        self.imports = Imports(self._channel, core, limits)
+        self.kv_address = f"{self._host}:{await self._channel.call(Describe())}"
+
+    async def free_blocks(self) -> int:
+        """KV blocks that no request holds now."""
+        return int(await self._channel.call(FreeBlocks()))
+
+    def unstage(self, migration_id: str) -> None:
+        """Free the staging memory of a migration that came to nothing at the last moment."""
+        self._channel.send(Unstage(migration_id))
+
+    def fail(self, reason: str) -> None:
+        """The engine is dead: whoever waits for it learns so."""
+        self._channel.fail(reason)
+        self.exports.fail(reason, tuple(self._requests.values()))
+
+    async def close(self) -> None:
+        """End everything that waits for the engine core."""
+        await self._channel.close()
+
+    def _notice(self, notice: Published | PausedNotice) -> None:
+        if isinstance(notice, Published):
+            self.exports.published(notice)
+            return
+        running = self._requests.get(notice.request_id)
+        if self.exports.noticed(notice, running) and running is not None:
+            self._go_on(running)
+
+
+def why_not_movable(settings: VllmSettings, device: Device) -> str | None:
+    """None if requests can move."""
+    if not settings.movable:
+        return "the settings say so"
+    if find_spec("ucxx") is None:
+        return f"UCX is not installed: pip install {UCX_PACKAGE}"
+    if settings.tensor_parallel > 1:
+        return "its KV is spread over several processes (tensor_parallel is more than 1)"
+    return None
