@@ -138,3 +138,21 @@ def test_a_run_s_last_step_starts_before_the_horizon() -> None:
     assert run is not None
     assert run.ends_ms >= 100.0
     assert run.ends_ms - run.last_step_ms < 100.0
+
+
+def test_a_run_does_not_pass_a_look() -> None:
+    instance = Instance(CONFIG, LinearCost(fixed_ms=10.0))
+    instance.submit(CountedRequest("a", 10, 80))
+    first = instance.plan_step(0.0)
+    assert first is not None
+    instance.finish_step(first)
+    run = instance.plan_step(0.0, horizon_ms=200.0, look_ms=100.0)
+    assert run is not None
+    assert run.steps > 1
+    assert 100.0 - run.last_step_ms < run.ends_ms <= 100.0
+    instance.finish_step(run)
+    seen = instance.load()
+    straddling = instance.plan_step(run.ends_ms, horizon_ms=200.0, look_ms=100.0)
+    assert straddling is not None
+    assert straddling.steps == 1
+    assert instance.load().running_tokens == seen.running_tokens
