@@ -11,6 +11,7 @@ from controlplane.policies.interface import Policy
 from controlplane.policies.least_loaded import LeastLoaded
 from controlplane.policies.linear import Linear, LinearParameters
 from controlplane.policies.lmetric import LMetric
+from controlplane.policies.lmetric_hotspot import HotspotParameters, LMetricHotspot
 from controlplane.policies.lmetric_plus import LMetricPlus
 from controlplane.policies.parameters import PolicyParameters, checked
 from controlplane.policies.random_two import RandomTwo, RandomTwoParameters
@@ -39,6 +40,7 @@ POLICIES: Mapping[str, Registered] = MappingProxyType(
         LeastLoaded.name: _plain(LeastLoaded),
         LMetric.name: _plain(LMetric),
         LMetricPlus.name: _plain(LMetricPlus),
+        LMetricHotspot.name: Registered(LMetricHotspot, HotspotParameters),
         Linear.name: Registered(Linear, LinearParameters),
         Dynamo.name: Registered(Dynamo, DynamoParameters),
         Filter.name: Registered(Filter, FilterParameters),

@@ -1,5 +1,6 @@
 """The scheduler's gRPC methods."""
 
+from math import isfinite
 from typing import Any
 
 import grpc
@@ -108,16 +109,20 @@ def _explain(request_id: str, explanation: Explanation) -> scheduler_pb2.Explain
         request_id=request_id,
         policy=explanation.policy,
         chosen_instance_id=explanation.chosen_instance_id,
-        scores=[
-            scheduler_pb2.InstanceScore(
-                instance_id=instance.instance_id,
-                score=0.0 if instance.instance_id in explanation.excluded else explanation.scores[row],
-                indicators={name: values[row] for name, values in explanation.indicators.items()},
-                excluded=explanation.excluded.get(instance.instance_id, ""),
-            )
-            for row, instance in enumerate(explanation.instances)
-        ],
+        scores=[_score(explanation, row) for row in range(len(explanation.instances))],
         prompt_tokens=explanation.prompt_tokens,
         placed_unix_ms=explanation.placed_unix_ms,
         rule=explanation.rule,
+    )
+
+
+def _score(explanation: Explanation, row: int) -> scheduler_pb2.InstanceScore:
+    """JSON knows no infinity, so an instance that was no candidate, or that the policy left out, scores 0."""
+    instance_id, score = explanation.instances[row].instance_id, float(explanation.scores[row])
+    excluded = explanation.excluded.get(instance_id, "" if isfinite(score) else "left out by the policy")
+    return scheduler_pb2.InstanceScore(
+        instance_id=instance_id,
+        score=0.0 if excluded else score,
+        indicators={name: values[row] for name, values in explanation.indicators.items()},
+        excluded=excluded,
     )

@@ -1,0 +1,39 @@
+"""How many events fell into the last window of time, in constant memory."""
+
+SLICES = 12
+
+
+class SlidingCount:
+    """Counts by slices of a twelfth of the window: an event is forgotten up to a slice before the window is over.
+
+    Time that goes backwards counts as the latest time seen.
+    """
+
+    __slots__ = ("_counts", "_latest", "_slice_s", "_total")
+
+    def __init__(self, window_s: float) -> None:
+        self._slice_s = window_s / SLICES
+        self._counts = [0] * SLICES
+        self._latest = 0
+        self._total = 0
+
+    def add(self, now_s: float) -> None:
+        """One event at `now_s`."""
+        self._forget_before(now_s)
+        self._counts[self._latest % SLICES] += 1
+        self._total += 1
+
+    def total(self, now_s: float) -> int:
+        """Events in the window that ends at `now_s`."""
+        self._forget_before(now_s)
+        return self._total
+
+    def _forget_before(self, now_s: float) -> None:
+        slice_number = int(now_s // self._slice_s)
+        passed = slice_number - self._latest
+        if passed <= 0:
+            return
+        for number in range(self._latest + 1, self._latest + 1 + min(passed, SLICES)):
+            self._total -= self._counts[number % SLICES]
+            self._counts[number % SLICES] = 0
+        self._latest = slice_number

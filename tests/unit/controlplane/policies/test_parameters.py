@@ -1,0 +1,42 @@
+"""Parameters that operators set."""
+
+import pytest
+
+from controlplane.policies.registry import POLICIES, create_policy
+from mesh.errors import ConfigurationError
+
+
+def test_what_is_not_given_has_its_default() -> None:
+    assert create_policy("linear").parameters.values() == {"lambda": 0.7}
+    assert create_policy("linear", {"lambda": 0.4}).parameters.values() == {"lambda": 0.4}
+    values = create_policy("simulation", {"fixed_ms": 1}).parameters.values()
+    assert (values["fixed_ms"], values["prefill_token_ms"]) == (1, 0.103)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_policy_made_from_its_own_parameters_has_them(name: str) -> None:
+    policy = create_policy(name)
+    assert create_policy(name, policy.parameters.values()).parameters == policy.parameters
+
+
+def test_whole_numbers_may_come_as_floats() -> None:
+    assert create_policy("filter", {"range": 4.0}).parameters.values() == {"range": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "says"),
+    [
+        ("linear", {"lambda": 1.1}, r"<= 1.*lambda.*lambda=0\.7"),
+        ("linear", {"mu": 0.5}, r"unknown field `mu`.*lambda=0\.7"),
+        ("linear", {"lambda": float("nan")}, "finite"),
+        ("dynamo", {"prefill_weight": float("inf")}, "finite"),
+        ("filter", {"range": 2.5}, "int"),
+        ("random_two", {"seed": -1}, ">= 0"),
+        ("lmetric", {"lambda": 0.5}, "defaults: none"),
+    ],
+)
+def test_what_a_policy_cannot_take_is_refused_with_the_choice(
+    name: str, parameters: dict[str, float], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        create_policy(name, parameters)
