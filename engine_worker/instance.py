@@ -44,6 +44,8 @@ class Instance:
         """Called when the engine begins or ceases to hang."""
         self.keep_abort: Callable[[str], bool] = lambda _: False
         """Asked before the engine is told to abort a request: whether that has to wait (see `coordinator`)."""
+        self.was_moving: Callable[[str], bool] = lambda _: False
+        """Whether a request moves to or from here, or did so a moment ago."""
         self._engine = engine
         self._settings = settings
         self._metrics = metrics
@@ -273,7 +275,9 @@ class Instance:
         try:
             self._engine.submit(request)
         except RequestRefused as error:
-            return _failure(request, FailureCode.REFUSED, str(error))
+            # What moves may hold its id in the engine for a moment longer; that is no fault of the request.
+            code = FailureCode.UNAVAILABLE if self.was_moving(request.request_id) else FailureCode.REFUSED
+            return _failure(request, code, str(error))
         except EngineFailed as error:
             return _failure(request, FailureCode.UNAVAILABLE, str(error))
         return None

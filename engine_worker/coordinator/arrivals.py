@@ -37,6 +37,10 @@ class Arrivals:
         """Migrations that have not ended."""
         return sum(not incoming.is_over for _, incoming in self._migrations.values())
 
+    def remembers(self, request_id: str) -> bool:
+        """Whether the request moves here or did so a short while ago."""
+        return any(incoming.offer.request.request_id == request_id for _, incoming in self._migrations.values())
+
     def receive(self, source: Source, message: migration_pb2.SourceMessage) -> None:
         """Raises `ProtocolViolation` for what is no message about a migration."""
         kind = message.WhichOneof("message")

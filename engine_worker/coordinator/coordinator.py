@@ -31,6 +31,8 @@ class Coordinator:
         """By migration id."""
         self._ordered: set[str] = set()
         """Requests that a migration was ordered for."""
+        self._departed_s: dict[str, float] = {}
+        """When a migration of a request ended, for as long as the tombstones of arrivals."""
         self._turn = asyncio.Semaphore(workplace.settings.parallel)
         self._links: dict[tuple[str, str], TargetLink] = {}
         """By instance and incarnation."""
@@ -38,6 +40,7 @@ class Coordinator:
         self._is_stopping = False
         workplace.instance.on_change.append(self._look)
         workplace.instance.keep_abort = self._keep_abort
+        workplace.instance.was_moving = self._was_moving
 
     def peers(self) -> tuple[Member, ...]:
         """Workers that KV of this one makes sense to."""
@@ -67,6 +70,9 @@ class Coordinator:
         for outgoing in list(self._outgoing.values()):
             outgoing.tick()
         self.arrivals.tick()
+        oldest_s = self._workplace.clock() - self._workplace.settings.tombstone_s
+        for request_id in [each for each, ended_s in self._departed_s.items() if ended_s < oldest_s]:
+            del self._departed_s[request_id]
 
     async def stop(self) -> None:
         """Take no more orders; what is under way is cancelled, what is paused gets a moment to be settled."""
@@ -104,7 +110,7 @@ class Coordinator:
                 raise
             return await outgoing.outcome
         finally:
-            outgoing.outcome.add_done_callback(lambda _: self._outgoing.pop(migration_id, None))
+            outgoing.outcome.add_done_callback(lambda _: self._departed(outgoing))
 
     def _obstacle(self, request_id: str, target_id: str) -> str:
         """Why a migration cannot even be queued; empty if it can."""
@@ -160,6 +166,14 @@ class Coordinator:
     def _look(self) -> None:
         for outgoing in list(self._outgoing.values()):
             outgoing.look()
+
+    def _departed(self, outgoing: OutgoingMigration) -> None:
+        self._outgoing.pop(outgoing.migration_id, None)
+        self._departed_s[outgoing.request_id] = self._workplace.clock()
+
+    def _was_moving(self, request_id: str) -> bool:
+        moves_away = any(outgoing.request_id == request_id for outgoing in self._outgoing.values())
+        return moves_away or request_id in self._departed_s or self.arrivals.remembers(request_id)
 
     def _keep_abort(self, request_id: str) -> bool:
         return any(

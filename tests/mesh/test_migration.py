@@ -109,3 +109,23 @@ def test_a_drained_instance_leaves_and_no_stream_is_cut(mesh_to_drain: RunningMe
     assert f"{victim} was drained" in mesh.output_path.read_text()
     undisturbed = [Reader(mesh, prompt) for prompt in prompts]
     assert texts == [reader.whole_text() for reader in undisturbed]
+
+
+def test_a_target_killed_in_the_midst_of_migrations_costs_no_stream(mesh: RunningMesh) -> None:
+    prompts = [f"chapter {number} " + "and so it went on " * 60 for number in range(8)]
+    undisturbed = [Reader(mesh, prompt) for prompt in prompts]
+    texts = [reader.whole_text() for reader in undisturbed]
+    readers = [Reader(mesh, prompt) for prompt in prompts]
+    eventually(lambda: all(reader.text for reader in readers), 30, "all streams have begun")
+    target = sorted(mesh.instances())[0]
+    orders = [
+        subprocess.Popen((*PENSTOCK, "migrate", reader.request_id, "--to", target), env=mesh._environment)
+        for reader in readers
+        if reader.instance != target
+    ]
+    orders[0].wait(JOIN_S)
+    mesh.kill(target)
+    assert [reader.whole_text() for reader in readers] == texts
+    for order in orders:
+        order.wait(JOIN_S)
+    eventually(lambda: list(mesh.instances().values()) == ["ready"] * 3, 30, "the killed instance is back")
