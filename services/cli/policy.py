@@ -22,7 +22,7 @@ def command(name: str | None, settings: tuple[str, ...], store: str | None, mesh
     """
     if settings and name is None:
         raise click.UsageError("--set needs the NAME of a policy: penstock policy NAME --set PARAMETER=NUMBER")
-    policy = run(_policy(store, mesh, name, dict(_parameter(setting) for setting in settings)))
+    policy = run(_policy(store, mesh, name, _parameters(settings)))
     if as_json:
         click.echo(json.dumps(policy, indent=2))
         return
@@ -32,13 +32,20 @@ def command(name: str | None, settings: tuple[str, ...], store: str | None, mesh
         click.echo(f"{policy['fallback']} stands in for it: {policy['fallback_reason']}")
 
 
-def _parameter(setting: str) -> tuple[str, float]:
-    """`lambda=0.7` as a name and its value."""
-    name, _, value = setting.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise click.BadParameter(f"{setting!r} is not PARAMETER=NUMBER, such as lambda=0.7") from None
+def _parameters(settings: tuple[str, ...]) -> dict[str, float]:
+    """`lambda=0.7` and the like, as names and values."""
+    parameters: dict[str, float] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name in parameters:
+            raise click.BadParameter(f"{name} is set twice; give each parameter once")
+        try:
+            parameters[name] = float(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise click.BadParameter(f"{setting!r} is not PARAMETER=NUMBER, such as lambda=0.7")
+    return parameters
 
 
 async def _policy(store: str | None, mesh: str, name: str | None, parameters: dict[str, float]) -> dict[str, Any]:

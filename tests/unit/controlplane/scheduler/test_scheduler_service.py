@@ -185,6 +185,18 @@ async def test_a_policy_s_parameters_reach_all_schedulers_and_are_kept() -> None
             assert dict((await one.SetPolicy(whole)).parameters) == {"range": 4}
 
 
+async def test_instances_that_the_policy_left_out_are_explained_without_infinities() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler(policy="random_two")
+        await ready_workers(mesh, monitor, "a", "b", "c")
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("a", "b", "c"))
+            await stub.Place(place_request("r"))
+            explanation = await stub.Explain(scheduler_pb2.ExplainRequest(request_id="r"))
+            assert sorted(score.excluded for score in explanation.scores) == ["", "", "left out by the policy"]
+            assert {score.score for score in explanation.scores} == {0.0}
+
+
 async def test_a_record_without_parameters_takes_the_defaults() -> None:
     async with local_mesh() as mesh:
         await mesh.store.put(POLICY_KEY, b'{"name":"linear"}')
