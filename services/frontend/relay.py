@@ -18,6 +18,8 @@ _RECOVERABLE: Final[dict[int, LossReason]] = {
     request_pb2.ERROR_CODE_LOST: "hand_over",
 }
 
+_GIVEN_UP: Final = frozenset((request_pb2.FINISH_REASON_ERROR, request_pb2.FINISH_REASON_ABORT))
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -119,7 +121,7 @@ class Relay:
         tokens do not follow what came before."""
         if self.finished:
             return True
-        if delta.finish_reason in (request_pb2.FINISH_REASON_ERROR, request_pb2.FINISH_REASON_ABORT):
+        if delta.finish_reason in _GIVEN_UP:
             self._given_up(sender, delta)
             return True
         passed = self.ownership.receive(sender, delta, now_s)
