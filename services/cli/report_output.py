@@ -1,0 +1,57 @@
+"""Where a report goes: the terminal, a JSON file, a PNG."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from simulator.report.plot import require_matplotlib
+from simulator.report.report import Report
+from simulator.report.table import report_table
+
+STDOUT = "-"
+
+Command = Callable[..., None]
+
+
+def output_options(command: Command) -> Command:
+    """Add --json and --plot to a command, as `json_path` and `plot_path`."""
+    command = click.option(
+        "--plot",
+        "plot_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write the CDFs of TTFT, TPOT and end-to-end latency as a PNG.",
+    )(command)
+    return click.option(
+        "--json",
+        "json_path",
+        type=click.Path(dir_okay=False, allow_dash=True),
+        help="Write the report as JSON; - prints it instead of the table.",
+    )(command)
+
+
+def check_outputs(json_path: str | None, plot_path: Path | None) -> None:
+    """Before a long run, not after it."""
+    paths = [Path(json_path)] if json_path not in (None, STDOUT) else []
+    for path in (*paths, *([plot_path] if plot_path else [])):
+        if not path.resolve().parent.is_dir():
+            raise click.UsageError(f"cannot write {path}: its directory does not exist")
+    if plot_path:
+        require_matplotlib()
+
+
+def write_reports(reports: Mapping[str, Report], document: bytes, json_path: str | None) -> None:
+    """`document` is their JSON form; the table has a column for each."""
+    if json_path == STDOUT:
+        click.echo(document, nl=False)
+        return
+    if json_path is not None:
+        Path(json_path).write_bytes(document)
+    Console().print(report_table(reports))
+
+
+def say(lines: Iterable[str]) -> None:
+    """Remarks, on stderr."""
+    for line in lines:
+        click.echo(line, err=True)

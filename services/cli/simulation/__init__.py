@@ -1,0 +1,1 @@
+"""What `penstock simulate` and `penstock compare` share: one simulation's plan, its run, its options."""

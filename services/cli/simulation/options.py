@@ -1,0 +1,119 @@
+"""The options that describe a simulated cluster."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from mesh.errors import ConfigurationError, TraceError
+from services.cli.report_output import say
+from services.cli.simulation.plan import PolicyChoice, SimulationPlan, planned_requests
+from services.cli.trace_options import recipe_of
+from simulator.cluster.config import ClusterConfig, Failure
+from simulator.instance.config import InstanceConfig
+from simulator.traces.request import TraceRequest
+
+Command = Callable[..., None]
+
+_COUNT = click.IntRange(min=1)
+
+_OPTIONS = (
+    click.option("--instances", type=click.IntRange(1, 4096), default=16, show_default=True, help="How many."),
+    click.option(
+        "--kv-blocks",
+        type=_COUNT,
+        default=26_000,
+        show_default=True,
+        help="KV blocks of an instance; the default is what an A100-80GB has beside an 8B model.",
+    ),
+    click.option("--block-tokens", type=_COUNT, default=16, show_default=True, help="Tokens of a KV block."),
+    click.option("--max-model-len", type=_COUNT, default=131_072, show_default=True, help="Context in tokens."),
+    click.option("--max-num-seqs", type=_COUNT, default=256, show_default=True, help="Running requests at most."),
+    click.option(
+        "--max-num-batched-tokens", type=_COUNT, default=2048, show_default=True, help="Token budget of a step."
+    ),
+    click.option(
+        "--report-interval-ms",
+        type=click.FloatRange(min=0, max=1e6),
+        default=50.0,
+        show_default=True,
+        help="Between two load reports of an instance; 0: just in time for each placement.",
+    ),
+    click.option(
+        "--report-delay-ms",
+        type=click.FloatRange(min=0, max=1e6),
+        default=1.0,
+        show_default=True,
+        help="From an instance to the scheduler.",
+    ),
+    click.option(
+        "--fail",
+        "failures",
+        multiple=True,
+        metavar="INSTANCE@SECONDS[+BACK]",
+        help="Instance INSTANCE (from 0) dies at SECONDS and is back BACK seconds later; may be given many times.",
+    ),
+)
+
+
+def cluster_options(command: Command) -> Command:
+    """Add them to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def cluster_of(options: dict[str, Any]) -> ClusterConfig:
+    """The cluster that the options describe. Raises `ConfigurationError`."""
+    instance = InstanceConfig(
+        block_tokens=options["block_tokens"],
+        kv_blocks=options["kv_blocks"],
+        max_model_len_tokens=options["max_model_len"],
+        max_batch_requests=options["max_num_seqs"],
+        max_step_tokens=options["max_num_batched_tokens"],
+        block_bytes=options["block_tokens"],  # nothing is transferred here
+    )
+    return ClusterConfig(
+        instances=options["instances"],
+        instance=instance,
+        report_interval_ms=options["report_interval_ms"],
+        report_delay_ms=options["report_delay_ms"],
+        failures=tuple(_failure(text) for text in options["failures"]),
+        seed=options["seed"],
+    )
+
+
+def plan_of(options: dict[str, Any], policy: str) -> SimulationPlan:
+    """Raises `ConfigurationError`."""
+    return SimulationPlan(
+        recipe=recipe_of(options),
+        max_requests=options["max_requests"],
+        cluster=cluster_of(options),
+        policy=PolicyChoice.parse(policy),
+    )
+
+
+def read_requests(plan: SimulationPlan) -> list[TraceRequest]:
+    """The requests, with what their reader must know on stderr. Raises `click.UsageError` for a trace of no use."""
+    try:
+        requests, shortened = planned_requests(plan)
+    except (TraceError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--trace") from error
+    if not requests:
+        raise click.UsageError("no request of the trace arrives within --clip")
+    say([f"{len(requests):,} requests within {requests[-1].arrival_s:,.1f} s"])
+    if shortened:
+        limit = plan.cluster.instance.max_model_len_tokens
+        say([f"WARNING: {shortened:,} of them exceed the context of {limit:,} tokens and are shortened to fit"])
+    return requests
+
+
+def _failure(text: str) -> Failure:
+    number, _, times = text.partition("@")
+    at_s, _, back_after_s = times.partition("+")
+    try:
+        return Failure(int(number), float(at_s), float(back_after_s) if back_after_s else None)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--fail {text!r} is not of the form INSTANCE@SECONDS or INSTANCE@SECONDS+BACK"
+        ) from error

@@ -1,0 +1,89 @@
+"""The options by which commands choose a trace and shape its load."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from simulator.report.report import Slo
+from simulator.traces.source import TraceRecipe
+
+Command = Callable[..., None]
+POSITIVE = click.FloatRange(min=0, min_open=True, max=1e6)
+
+
+class Span(click.ParamType[tuple[float, float]]):
+    """START:END; either may be left out."""
+
+    name = "start:end"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        """The pair, open ends as 0 and infinity."""
+        if isinstance(value, tuple):
+            return value
+        start, colon, end = str(value).partition(":")
+        try:
+            span = (float(start or 0), float(end or "inf"))
+        except ValueError:
+            self.fail(f"{value!r} is not of the form START:END", param, ctx)
+        if not colon or not 0 <= span[0] < span[1]:
+            self.fail(f"{value!r} is not of the form START:END with START below END", param, ctx)
+        return span
+
+
+_OPTIONS = (
+    click.option("--trace", required=True, help="Azure CSV or Mooncake JSONL (also .gz), or 'synthetic'."),
+    click.option("--clip", type=Span(), default="0:", help="Seconds of the trace to replay, e.g. 0:120."),
+    click.option("--rate-scale", type=POSITIVE, default=1.0, help="2 makes arrivals twice as dense."),
+    click.option("--length-scale", type=POSITIVE, default=1.0, help="0.5 halves prompts and answers."),
+    click.option("--max-requests", type=click.IntRange(min=1), help="Stop after so many."),
+    click.option(
+        "--shared-prefix",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        help="Share of each prompt taken from a common prefix, where the trace tells none.",
+    ),
+    click.option(
+        "--prefix-groups",
+        type=click.IntRange(min=1, max=1 << 20),
+        default=16,
+        show_default=True,
+        help="How many such prefixes there are.",
+    ),
+    click.option("--slo-ttft-ms", type=POSITIVE, help="Limit for goodput; default: none."),
+    click.option("--slo-tpot-ms", type=POSITIVE, help="Limit for goodput; default: none."),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0, max=(1 << 63) - 1),
+        default=0,
+        show_default=True,
+        help="Everything that is drawn (prompts, shared prefixes, synthetic arrivals) follows from it.",
+    ),
+)
+
+
+def trace_options(command: Command) -> Command:
+    """Add them to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def recipe_of(options: dict[str, Any]) -> TraceRecipe:
+    """The trace that the options describe."""
+    clip_start_s, clip_end_s = options["clip"]
+    return TraceRecipe(
+        source=options["trace"],
+        seed=options["seed"],
+        clip_start_s=clip_start_s,
+        clip_end_s=clip_end_s,
+        rate_scale=options["rate_scale"],
+        length_scale=options["length_scale"],
+        shared_prefix=options["shared_prefix"],
+        prefix_groups=options["prefix_groups"],
+    )
+
+
+def slo_of(options: dict[str, Any]) -> Slo:
+    """The limits that the options set."""
+    return Slo(ttft_ms=options["slo_ttft_ms"], tpot_ms=options["slo_tpot_ms"])

@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mesh.errors import ConfigurationError
+from services.cli.simulate import command
+from services.cli.simulation.plan import PolicyChoice
+from simulator.report.report import decode_report
+
+SMALL = ("--trace", "synthetic", "--clip", "0:10", "--instances", "3", "--seed", "4")
+
+
+def simulate(*args: str) -> Result:
+    return CliRunner().invoke(command, list(args))
+
+
+def test_prints_the_table_and_writes_the_form_of_bench(tmp_path: Path) -> None:
+    out, plot = tmp_path / "out.json", tmp_path / "out.png"
+    result = simulate(*SMALL, "--policy", "round_robin", "--json", str(out), "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    assert "TTFT ms mean" in result.output
+    report = decode_report(out.read_bytes())
+    assert report.requests > 0
+    assert (report.errors, report.policy, report.seed) == (0, "round_robin", 4)
+    assert set(report.per_instance) == {"instance-0", "instance-1", "instance-2"}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_options_print_the_same_report_byte_for_byte() -> None:
+    first, second = (simulate(*SMALL, "--json", "-") for _ in range(2))
+    assert first.stdout_bytes == second.stdout_bytes
+    assert json.loads(first.stdout)["requests"] > 0
+
+
+def test_a_failed_mesh_is_told_by_the_exit_status() -> None:
+    result = simulate(*SMALL, "--json", "-", "--fail", "0@2", "--fail", "1@2", "--fail", "2@2")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["errors"] > 0
+
+
+def test_requests_beyond_the_context_are_shortened_and_counted() -> None:
+    result = simulate(*SMALL, "--json", "-", "--max-model-len", "256")
+    assert result.exit_code == 0
+    assert "exceed the context of 256 tokens" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--policy", "no_such_policy"),
+        ("--policy", "lmetric:weight"),
+        ("--fail", "soon"),
+        ("--fail", "9@1"),
+        ("--max-num-seqs", "4096"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(args: tuple[str, ...]) -> None:
+    assert isinstance(simulate(*SMALL, *args).exception, ConfigurationError)
+
+
+def test_an_unreadable_trace_is_a_usage_error(tmp_path: Path) -> None:
+    assert simulate("--trace", str(tmp_path / "missing.csv")).exit_code == 2
+
+
+def test_policy_parameters_are_read_from_the_name() -> None:
+    choice = PolicyChoice.parse("linear:lambda=0.5")
+    assert (choice.name, choice.parameters) == ("linear", {"lambda": 0.5})
