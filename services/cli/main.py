@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ("services.cli.bench", "Replay a trace through an endpoint and report latency and goodput."),
     "chaos": ("services.cli.chaos.command", "Break workers under running streams and check every answer."),
     "simulate": ("services.cli.simulate", "Run a trace through a simulated mesh and report the same."),
+    "compare": ("services.cli.compare", "Simulate several placement policies side by side."),
     "key": ("services.cli.key", "Make an API key."),
     "serve": ("services.cli.serve", "Run one role of the mesh in this process."),
 }
