@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.placement import Decision, PlacementProblem
-from controlplane.policies.hotspot_detector import HotspotDetector, RequestClass, Sighting
+from controlplane.policies.hotspot_detector import HotspotDetector, Sighting
 from controlplane.policies.lmetric import LMetric
 from controlplane.policies.parameters import PolicyParameters
 
@@ -50,11 +50,9 @@ class LMetricHotspot:
         filtered_ids = self._filtered_ids(problem, decision.row)
         if not filtered_ids:
             return decision
-        candidates = problem.candidates.copy()
-        for instance_id in filtered_ids:
-            row = problem.snapshot.row(instance_id)
-            if row is not None:
-                candidates[row] = False
+        instances = problem.snapshot.instances
+        kept = np.fromiter((i.instance_id not in filtered_ids for i in instances), np.bool_, len(instances))
+        candidates = problem.candidates & kept
         if not candidates.any():
             return decision
         return self._lmetric.decide(msgspec.structs.replace(problem, candidates=candidates))
@@ -74,14 +72,9 @@ class LMetricHotspot:
         sighting = Sighting(problem.request.block_hashes[blocks - 1], holders, others, bool(holds[lmetric_row]))
         hot, alarm = detector.seen(now_s, sighting)
         if alarm:
-            self._filter_out(detector, hot, problem, holds)
+            instances = problem.snapshot.instances
+            detector.filter_out(hot, frozenset(instances[row].instance_id for row in np.flatnonzero(holds).tolist()))
         return hot.filtered_ids
-
-    def _filter_out(
-        self, detector: HotspotDetector, hot: RequestClass, problem: PlacementProblem, holds: NDArray[np.bool_]
-    ) -> None:
-        rows = np.flatnonzero(holds).tolist()
-        detector.filter_out(hot, frozenset(problem.snapshot.instances[row].instance_id for row in rows))
 
     def _detector(self, model: str) -> HotspotDetector:
         known = self._detectors.get(model)

@@ -26,7 +26,7 @@ def command(name: str | None, settings: tuple[str, ...], store: str | None, mesh
     if as_json:
         click.echo(json.dumps(policy, indent=2))
         return
-    parameters = "".join(f" {parameter}={value:g}" for parameter, value in policy["parameters"].items())
+    parameters = "".join(f" {parameter}={value:g}" for parameter, value in sorted(policy["parameters"].items()))
     click.echo(f"{policy['policy']}{parameters} (available: {', '.join(policy['available'])})")
     if policy["fallback"]:
         click.echo(f"{policy['fallback']} stands in for it: {policy['fallback_reason']}")
