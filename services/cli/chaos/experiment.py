@@ -101,20 +101,20 @@ async def _disturb(
     running: Sequence["asyncio.Future[None]"],
     say: Callable[[str], None],
 ) -> None:
-    """Wait until every stream has brought a quarter of its chunks, break workers, wait for the end. A chunk is no
-    measure of tokens: those that spell half a character bring none."""
-    while any(  # noqa: ASYNC110 - what another process does offers nothing to await
-        stream.chunks < right.chunks // 4 and not task.done()
-        for stream, right, task in zip(streams, expected, running, strict=True)
-    ):
+    """Wait until the streams together have brought a quarter of their chunks, break the workers that have most of
+    them, wait for the end. A chunk is no measure of tokens: those that spell half a character bring none."""
+    quarter = sum(right.chunks for right in expected) // 4
+    while sum(stream.chunks for stream in streams) < quarter:  # noqa: ASYNC110 - nothing to await in other processes
+        if all(task.done() for task in running):
+            break
         await asyncio.sleep(POLL_S)
-    if all(task.done() for task in running):
+    on = [stream.instance_id for stream, task in zip(streams, running, strict=True) if not task.done()]
+    if not any(on):
         raise RpcError("all streams ended before anything was broken; ask for more --tokens")
-    chosen = victims(workers, (stream.instance_id for stream in streams), plan.victims)
+    chosen = victims(workers, on, plan.victims)
     with woken_at_the_end(plan.fault, chosen):
         for worker in chosen:
-            on_it = sum(stream.instance_id == worker.member_id for stream in streams)
-            say(f"{plan.fault} {worker.member_id}, where {on_it} streams run")
+            say(f"{plan.fault} {worker.member_id}, where {on.count(worker.member_id)} streams run")
             await inject(plan.fault, worker)
         await asyncio.gather(*running)
 
