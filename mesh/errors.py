@@ -10,7 +10,7 @@ PenstockError
 |   +-- DeadlineExceeded    no answer within the deadline
 |   +-- ProtocolViolation   the peer broke the agreed order of messages
 |   +-- KvTransferRefused   KV blocks will not be moved, and none was
-|   +-- KvTransferFailed    the peer gave up moving KV blocks midway
+|   +-- KvTransferFailed    moving KV blocks was given up midway
 +-- EngineError             the engine inside a worker
 |   +-- EngineFailed        it cannot start, or died
 |   +-- RequestRefused      this one request cannot be served here
@@ -72,7 +72,7 @@ class KvTransferRefused(RpcError):
 
 
 class KvTransferFailed(RpcError):
-    """The peer gave up moving KV blocks midway."""
+    """Moving KV blocks was given up midway."""
 
 
 class EngineError(PenstockError):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
-from mesh.errors import DeadlineExceeded
+from mesh.errors import DeadlineExceeded, KvTransferFailed
 
 _Result = TypeVar("_Result")
 
@@ -119,7 +119,8 @@ class PullHandle:
         loop.call_soon_threadsafe(self._begin, work)
 
     def cancel(self) -> None:
-        """Ends it soon, with `CancelledError`, unless it has ended."""
+        """Ends it soon, with `KvTransferFailed`, unless it has ended. (A future's own CancelledError would look to
+        who awaits it as if he were cancelled himself.)"""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _begin(self, work: Coroutine[Any, Any, TransferStats]) -> None:
@@ -132,7 +133,7 @@ class PullHandle:
 
     def _ended(self, task: asyncio.Task[TransferStats]) -> None:
         if task.cancelled():
-            self.result.set_exception(concurrent.futures.CancelledError())
+            self.result.set_exception(KvTransferFailed("the pull was cancelled"))
         elif (error := task.exception()) is not None:
             self.result.set_exception(error)
         else:

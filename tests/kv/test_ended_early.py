@@ -1,0 +1,54 @@
+"""Pulls that end before their time: the connection lives on, and nothing is written to afterwards."""
+
+import asyncio
+import time
+
+import pytest
+
+from mesh.errors import DeadlineExceeded, KvTransferFailed
+from tests.kv.peer_process import BLOCKS, LocalAgent, peer_process
+
+ALL = range(BLOCKS)
+DEADLINE_S = 20.0
+
+
+async def test_cancelled_it_comes_to_rest_and_the_connection_lives_on() -> None:
+    async with peer_process(read_ms=5.0) as peer, LocalAgent(gathered_bytes=128 * 1024) as agent:
+        await peer.export("m1", ALL)
+        pull = asyncio.create_task(agent.pull(peer.address, "m1", ALL, [*reversed(ALL)], DEADLINE_S))
+        await agent.first_bytes()
+        pull.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pull
+        kept = [region.copy() for region in agent.regions]
+        await agent.pull(peer.address, "m1", [3], [0], DEADLINE_S)
+        await asyncio.sleep(0.2)
+        for region, before in zip(agent.regions, kept, strict=True):
+            assert (region[1:] == before[1:]).all()
+        status = await agent.status()
+        assert (status.pulling, status.connections, status.failed_pulls_total) == (0, 1, 1)
+
+
+async def test_withdrawn_midway_the_puller_is_told() -> None:
+    async with peer_process(read_ms=5.0) as peer, LocalAgent(gathered_bytes=128 * 1024) as agent:
+        await peer.export("m1", ALL)
+        pull = asyncio.create_task(agent.pull(peer.address, "m1", ALL, [*reversed(ALL)], DEADLINE_S))
+        await agent.first_bytes()
+        await peer.tell(do="withdraw", id="m1")
+        with pytest.raises(KvTransferFailed, match="it was withdrawn"):
+            await pull
+        assert (await peer.tell(do="status"))["serving"] == 0
+        await peer.export("m2", ALL)
+        await agent.pull(peer.address, "m2", [1], [0], DEADLINE_S)
+        assert (await agent.status()).connections == 1
+
+
+async def test_the_deadline_holds_while_a_slow_source_still_answers() -> None:
+    async with peer_process(read_ms=5.0) as peer, LocalAgent(gathered_bytes=128 * 1024) as agent:
+        await peer.export("m1", ALL)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match="512 blocks of 'm1' did not arrive"):
+            await agent.pull(peer.address, "m1", ALL, [*reversed(ALL)], 0.3)
+        assert time.monotonic() - began < 1.5
+        await agent.pull(peer.address, "m1", [1], [0], DEADLINE_S)
+        assert (await agent.status()).connections == 1

@@ -1,0 +1,130 @@
+"""The peer dies, hangs or was never there."""
+
+import asyncio
+import signal
+import socket
+import time
+
+import pytest
+
+from engine_worker.kv.connection import PeerAddress
+from mesh.errors import DeadlineExceeded, PeerUnavailable
+from tests.kv.peer_process import BLOCKS, LocalAgent, PeerProcess, peer_process
+
+ALL = range(BLOCKS)
+BACKWARDS = [*reversed(ALL)]
+SLOW = {"read_ms": 5.0}
+"""With small messages the whole takes about 4 s."""
+SMALL = {"gathered_bytes": 128 * 1024}
+TRANSPORTS = ("tcp,posix,sysv,self", "tcp")
+
+
+async def started(agent: LocalAgent, peer: PeerProcess, deadline_s: float) -> "asyncio.Task[object]":
+    """A slow pull that has brought its first bytes."""
+    await peer.export("m1", ALL)
+    pull = asyncio.create_task(agent.pull(peer.address, "m1", ALL, BACKWARDS, deadline_s))
+    await agent.first_bytes()
+    return pull
+
+
+@pytest.mark.parametrize("transports", TRANSPORTS)
+async def test_a_peer_killed_midway(transports: str) -> None:
+    async with peer_process(environment={"UCX_TLS": transports}, **SLOW) as peer, LocalAgent(**SMALL) as agent:
+        pull = await started(agent, peer, 60.0)
+        peer.signal(signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(PeerUnavailable, match="connection to the KV agent peer-1"):
+            await pull
+        assert time.monotonic() - began < 2.0
+        assert (await agent.status()).connections == 0
+        with pytest.raises(PeerUnavailable, match="cannot be reached"):
+            await agent.pull(peer.address, "m1", [1], [1], 5.0)
+        async with peer_process(seed=2) as other:
+            await other.export("m2", ALL)
+            await agent.pull(other.address, "m2", [1], [1], 5.0)
+
+
+@pytest.mark.parametrize("transports", TRANSPORTS)
+async def test_a_peer_that_hangs_midway_and_comes_back(transports: str) -> None:
+    async with peer_process(environment={"UCX_TLS": transports}, **SLOW) as peer, LocalAgent(**SMALL) as agent:
+        pull = await started(agent, peer, 1.0)
+        began = time.monotonic()
+        peer.signal(signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded, match="hung"):
+            await pull
+        assert time.monotonic() - began < 2.0
+        kept = [region.copy() for region in agent.regions]
+        peer.signal(signal.SIGCONT)
+        await agent.pull(peer.address, "m1", [1], [0], 5.0)
+        for region, before in zip(agent.regions, kept, strict=True):
+            assert (region[1:] == before[1:]).all(), "written to after the pull had ended"
+
+
+async def test_a_puller_that_hangs_does_not_hold_the_sources_blocks() -> None:
+    async with peer_process() as peer, LocalAgent(grace_s=0.2) as agent:
+        for region in agent.regions:
+            region[:] = 1
+        agent.export("m1", ALL)
+        command = {
+            "host": "127.0.0.1",
+            "port": agent.port,
+            "id": "m1",
+            "source": [*ALL],
+            "target": BACKWARDS,
+            "deadline_s": 20,
+        }
+        order = asyncio.create_task(peer.tell(do="pull", **command))
+        while not (await agent.status()).serving:  # noqa: ASYNC110  the status has no event
+            await asyncio.sleep(0)
+        peer.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        await agent.withdraw("m1")
+        assert time.monotonic() - began < 1.0
+        assert (await agent.status()).serving == 0
+        peer.signal(signal.SIGCONT)
+        answer = await order
+        assert "error" in answer or answer["blocks"] == BLOCKS  # stopped before, or after it was all there
+
+
+async def test_a_puller_killed_midway_frees_the_source() -> None:
+    async with peer_process(**SLOW) as source, peer_process(seed=2, **SMALL) as puller:
+        await source.export("m1", ALL)
+        command = {"host": "127.0.0.1", "port": source.address.port, "id": "m1", "source": [*ALL]}
+        order = asyncio.create_task(puller.tell(do="pull", target=BACKWARDS, deadline_s=20, **command))
+        await source.until(serving=1)
+        puller.signal(signal.SIGKILL)
+        began = time.monotonic()
+        await source.until(serving=0, connections=0)
+        assert time.monotonic() - began < 2.0
+        order.cancel()
+
+
+async def test_nobody_listens() -> None:
+    async with LocalAgent() as agent:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(PeerUnavailable, match="cannot be reached"):
+            await agent.pull(PeerAddress("127.0.0.1", port), "m1", [1], [1], 5.0)
+        assert time.monotonic() - began < 2.0
+
+
+async def test_somebody_listens_who_never_answers() -> None:
+    async with LocalAgent(connect_s=0.3) as agent:
+        with socket.socket() as mute:
+            mute.bind(("127.0.0.1", 0))
+            mute.listen()
+            began = time.monotonic()
+            with pytest.raises((DeadlineExceeded, PeerUnavailable)):
+                await agent.pull(PeerAddress("127.0.0.1", mute.getsockname()[1]), "m1", [1], [1], 5.0)
+            assert time.monotonic() - began < 2.0
+        assert (await agent.status()).connections == 0
+
+
+async def test_the_agent_stops_midway() -> None:
+    async with peer_process(**SLOW) as peer:
+        async with LocalAgent(**SMALL) as agent:
+            pull = await started(agent, peer, 60.0)
+        with pytest.raises(PeerUnavailable, match="the agent stops"):
+            await pull
