@@ -104,7 +104,7 @@ async def _disturb(
     """Wait until the streams together have brought a quarter of their chunks, break the workers that have most of
     them, wait for the end. A chunk is no measure of tokens: those that spell half a character bring none."""
     quarter = sum(right.chunks for right in expected) // 4
-    while sum(stream.chunks for stream in streams) < quarter:  # noqa: ASYNC110 - nothing to await in other processes
+    while sum(stream.chunks for stream in streams) < quarter:
         if all(task.done() for task in running):
             break
         await asyncio.sleep(POLL_S)
