@@ -1,7 +1,7 @@
 """What a client sees of a migration: its longest gap between two tokens, less the median one, against context length.
 
-Two worker processes with the simulated engine, and a client that follows the request as a frontend does. Requests are
-moved live, in rounds, and by stop-and-copy.
+Two worker processes, with the simulated engine or vLLM, and a client that follows the request as a frontend does.
+Requests are moved live, in rounds, and by stop-and-copy.
 
     python -m benchmarks.migration_gap --json gap.json --plot gap.png
 """
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import random
 import secrets
 import statistics
 import sys
@@ -29,11 +30,14 @@ from services.cli.supervisor.state_server import StateServer
 
 MODEL = "m"
 FRONTEND = "benchmark"
-CONTEXTS_TOKENS = (2048, 8192, 32768)
+CONTEXTS_TOKENS = {"simulated": (2048, 8192, 32768), "vllm": (512, 1024, 2048, 3072)}
+MODEL_PATH = Path(__file__).parents[1] / "demo" / "models" / "demo-large"
+PROMPT_TOKEN_IDS = range(10, 600)
+"""Words of the demo model."""
 STEP_MS = 10.0
 WARM_UP_TOKENS = 40
 TOKENS_AFTER = 60
-START_S = 30.0
+START_S = 120.0
 REQUEST_S = 120.0
 ALLOWED_STEPS = 3
 ALLOWED_MS = 10.0
@@ -126,9 +130,9 @@ async def _migrate_one(
     salt = secrets.randbelow(2**31)
     request = request_pb2.GenerateRequest(
         request_id=f"r{salt}",
-        prompt_token_ids=[3 + (salt + index * (salt % 997 + 1)) % 20_000 for index in range(context_tokens)],
+        prompt_token_ids=random.Random(salt).choices(PROMPT_TOKEN_IDS, k=context_tokens),
         model=MODEL,
-        sampling=request_pb2.SamplingParams(max_tokens=2_000, top_p=1, repetition_penalty=1, ignore_eos=True),
+        sampling=request_pb2.SamplingParams(max_tokens=600, top_p=1, repetition_penalty=1, ignore_eos=True),
     )
     await client.generate(source, request)
     await client.until_tokens(WARM_UP_TOKENS)
@@ -150,9 +154,9 @@ async def _migrate_one(
     return median_ms, max(between_ms) - median_ms, answer
 
 
-async def run(contexts_tokens: list[int], repeats: int) -> dict[str, Any]:
+async def run(engine: str, contexts_tokens: list[int], repeats: int) -> dict[str, Any]:
     """All contexts, live and not."""
-    async with workers("a", "b") as stubs:
+    async with workers(engine, "a", "b") as stubs:
         client = Client(stubs)
         await client.connect()
         rows = []
@@ -164,7 +168,7 @@ async def run(contexts_tokens: list[int], repeats: int) -> dict[str, Any]:
     live = [row for row in rows if row["mode"] == "live"]
     allowed_ms = {row["context_tokens"]: ALLOWED_STEPS * row["median_token_gap_ms"] + ALLOWED_MS for row in live}
     return {
-        "engine": "simulated",
+        "engine": engine,
         "target": f"live: at most {ALLOWED_STEPS} steps + {ALLOWED_MS:g} ms",
         "met": all(row["gap_ms_median"] <= allowed_ms[row["context_tokens"]] for row in live),
         "met_by_the_worst": all(row["gap_ms_max"] <= allowed_ms[row["context_tokens"]] for row in live),
@@ -173,13 +177,13 @@ async def run(contexts_tokens: list[int], repeats: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def workers(*names: str) -> AsyncIterator[dict[str, Any]]:
+async def workers(engine: str, *names: str) -> AsyncIterator[dict[str, Any]]:
     """Worker processes that share a state store; their stubs by name."""
     async with AsyncExitStack() as stack:
         server = await StateServer.start(None)
         stack.push_async_callback(server.stop)
         for name in names:
-            await stack.enter_async_context(_worker(name, server.url))
+            await stack.enter_async_context(_worker(name, engine, server.url))
         store = open_store(server.url)
         stack.push_async_callback(store.close)
         directory = Directory(store)
@@ -194,14 +198,14 @@ async def workers(*names: str) -> AsyncIterator[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def _worker(name: str, store_url: str) -> AsyncIterator[None]:
+async def _worker(name: str, engine: str, store_url: str) -> AsyncIterator[None]:
     sizes = ("instance.max_model_len_tokens=36000", "instance.kv_blocks=5000", "instance.max_step_tokens=8192")
     # The prompts are not what is measured, so they are computed fast.
     costs = (f"cost.fixed_ms={STEP_MS}", "cost.prefill_token_ms=0.01", "cost.attended_pair_ms=0")
-    options = (*sizes, *costs)
+    options = (*sizes, *costs) if engine == "simulated" else ()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.cli.main", "serve", "worker", "--store", store_url, "--member-id", name),
-        *("--engine", "simulated", "--model", MODEL, "--model-path", "/none", "--log-level", "warning"),
+        *("--engine", engine, "--model", MODEL, "--model-path", str(MODEL_PATH), "--log-level", "warning"),
         *(word for option in options for word in ("--engine-option", option)),
     )
     try:
@@ -240,12 +244,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS_TOKENS)), help="tokens, comma-separated")
+    parser.add_argument("--engine", choices=tuple(CONTEXTS_TOKENS), default="simulated")
+    parser.add_argument("--contexts", help="tokens, comma-separated")
     parser.add_argument("--repeats", type=int, default=10, help="migrations of each kind and context")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--plot", type=Path, help="write a PNG here")
     arguments = parser.parse_args()
-    result = asyncio.run(run([int(each) for each in arguments.contexts.split(",")], arguments.repeats))
+    contexts = arguments.contexts.split(",") if arguments.contexts else CONTEXTS_TOKENS[arguments.engine]
+    result = asyncio.run(run(arguments.engine, [int(each) for each in contexts], arguments.repeats))
     text = json.dumps(result, indent=2)
     print(text)
     if arguments.json:

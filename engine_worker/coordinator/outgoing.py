@@ -115,8 +115,7 @@ class OutgoingMigration:
         if progress is not None and told_tokens >= progress.emitted_tokens:
             self._progress = None
             self._block_ids = progress.block_ids
-            decoding = progress.emitted_tokens > len(self._tracked.request.emitted_token_ids)
-            self.handle(Progress(len(progress.block_ids), decoding))
+            self.handle(Progress(len(progress.block_ids), self._decodes(progress)))
         if paused is not None and not self._is_told and told_tokens >= len(paused.emitted_token_ids):
             self._is_told = True
             self._block_ids = paused.block_ids
@@ -129,6 +128,14 @@ class OutgoingMigration:
         self._abort_waits = True
         self.handle(Cancel("the request was taken back"))
         return True
+
+    def _decodes(self, progress: ExportProgress) -> bool:
+        """Whether it has emitted tokens here, and the engine has told of all blocks from before: some tell of them
+        a while later, and a pause before that would leave everything to the last round."""
+        request = self._tracked.request
+        known_tokens = len(request.prompt_token_ids) + len(request.emitted_token_ids)
+        known_blocks = known_tokens // self._workplace.instance.description.block_tokens
+        return progress.emitted_tokens > len(request.emitted_token_ids) and len(progress.block_ids) >= known_blocks
 
     def _on_progress(self, progress: ExportProgress) -> None:
         self._progress = progress
