@@ -125,3 +125,14 @@ async def test_a_drain_moves_every_stream_and_ends_the_worker() -> None:
         assert {each.owner for each in mesh.heard.values()} == {"b", "c"}
         for request in requests:
             assert mesh.heard[request.request_id].token_ids == undisturbed(request)
+
+
+async def test_a_sigterm_moves_what_runs_before_the_worker_ends() -> None:
+    async with running_workers("a", "b") as mesh:
+        request = make_request("r", max_tokens=300)
+        heard = await mesh.generate("a", request)
+        await mesh.until_tokens("r", 5)
+        await asyncio.wait_for(mesh.workers["a"].role.drain(), WAIT_S)
+        assert len(heard.token_ids) < 300, "it did not finish there"
+        await mesh.until_ended("r")
+        assert (heard.owner, heard.token_ids) == ("b", undisturbed(request))
