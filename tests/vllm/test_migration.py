@@ -2,6 +2,7 @@
 `Migration`, without its protocol."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -14,6 +15,7 @@ from controlplane.model.request import EngineRequest
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
+from mesh.errors import RequestRefused, RpcError
 from tests.engine_conformance import GREEDY, Answer, EngineDriver
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -61,6 +63,7 @@ class Migration:
     answer: Answer
     migration_id: str = ""
     copied: int = 0
+    emitted_before: tuple[int, ...] = ()
     progress: ExportProgress = field(default_factory=lambda: ExportProgress((), 0))
 
     def __post_init__(self) -> None:
@@ -75,7 +78,7 @@ class Migration:
         progress = self.progress
         if len(progress.block_ids) > self.copied:
             covered = len(progress.block_ids) * BLOCK_TOKENS - len(self.request.prompt_token_ids)
-            await self._pull(progress.block_ids, self.answer.token_ids[: max(0, covered)])
+            await self._pull(progress.block_ids, (self.emitted_before + self.answer.token_ids)[: max(0, covered)])
 
     async def pause(self) -> PausedRequest:
         paused = await self.source.engine.pause(self.request.request_id)
@@ -110,8 +113,6 @@ class Migration:
 
 def prompt(tokens: int) -> tuple[int, ...]:
     """Never seen before."""
-    import random
-
     return tuple(random.Random(next(_ids)).choices(VOCABULARY, k=tokens))
 
 
@@ -121,6 +122,15 @@ async def begin(source: Side, target: Side, tokens: int, max_tokens: int, after:
     answer = source.driver.submit_request(request)
     await source.driver.until(lambda: len(answer.token_ids) >= after)
     return Migration(source, target, request, answer)
+
+
+async def all_free(sides: tuple[Side, Side], free: list[int]) -> None:
+    """Wait until each block is free again; one freed twice would show as one too many."""
+    async with asyncio.timeout(10.0):
+        while [await side.free_blocks() for side in sides] != free:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert [await side.free_blocks() for side in sides] == free
 
 
 async def expected(side: Side, request: EngineRequest) -> tuple[int, ...]:
@@ -140,10 +150,165 @@ async def test_moved_in_mid_decode(sides: tuple[Side, Side], tokens: int) -> Non
     assert migration.answer.token_ids == paused.emitted_token_ids
     continued = await migration.hand_over(paused)
     await target.driver.end_of(continued)
-    print(tokens, len(paused.emitted_token_ids), continued.cached_tokens, paused.computed_tokens)
     assert not migration.answer.ended.is_set()
     assert continued.deltas[0].offset == len(paused.emitted_token_ids)
     assert continued.cached_tokens == paused.computed_tokens
     assert migration.answer.token_ids + continued.token_ids == await expected(source, migration.request)
-    await source.driver.until(lambda: source.engine.load().running_requests == 0)
-    assert [await side.free_blocks() for side in sides] == free
+    await all_free(sides, free)
+
+
+async def test_moved_under_load_into_a_warm_cache(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    load = [
+        side.driver.submit(prompt(60 + number), replace(GREEDY, max_tokens=300))
+        for side in sides
+        for number in range(3)
+    ]
+    migration = await begin(source, target, 1500, 200, after=10)
+    await target.driver.answer(migration.request.prompt_token_ids[:500], replace(GREEDY, max_tokens=2))
+    await migration.offer()
+    emitted = len(migration.answer.token_ids)
+    # Two rounds by carrier, with decoding in between.
+    await source.driver.until(lambda: len(migration.progress.block_ids) >= 1500 // BLOCK_TOKENS)
+    await migration.round()
+    await source.driver.until(lambda: len(migration.answer.token_ids) >= emitted + 2 * BLOCK_TOKENS)
+    await migration.round()
+    continued = await migration.hand_over(await migration.pause())
+    await target.driver.end_of(continued)
+    assert continued.cached_tokens >= 1500
+    for answer in load:
+        await (source if answer in load[:3] else target).driver.end_of(answer)
+    assert migration.answer.token_ids + continued.token_ids == await expected(source, migration.request)
+    await all_free(sides, free)
+
+
+async def test_moved_while_the_prompt_is_computed(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, 3000, 60, after=0)
+    await migration.offer()
+    await source.driver.until(lambda: len(migration.progress.block_ids) >= 16)
+    await migration.round()
+    paused = await migration.pause()
+    assert paused.emitted_token_ids == ()
+    assert 0 < paused.computed_tokens < 3000
+    continued = await migration.hand_over(paused)
+    await target.driver.end_of(continued)
+    assert continued.cached_tokens == paused.computed_tokens
+    assert continued.token_ids == await expected(source, migration.request)
+    await all_free(sides, free)
+
+
+async def test_there_and_back(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, 700, 200, after=20)
+    await migration.offer()
+    first = migration.answer
+    second = await migration.hand_over(await migration.pause())
+    await target.driver.until(lambda: len(second.token_ids) >= 50)
+    moved = replace(migration.request, emitted_token_ids=first.token_ids)
+    back = Migration(target, source, moved, second, emitted_before=first.token_ids)
+    await back.offer()
+    await target.driver.until(lambda: len(back.progress.block_ids) >= 700 // BLOCK_TOKENS)
+    await back.round()
+    third = await back.hand_over(await back.pause())
+    await source.driver.end_of(third)
+    assert third.cached_tokens >= 700
+    whole = first.token_ids + second.token_ids + third.token_ids
+    assert whole == await expected(source, migration.request)
+    await all_free(sides, free)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+async def test_paused_and_resumed(sides: tuple[Side, Side], exported: bool) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, 400, 120, after=20)
+    if exported:
+        await migration.offer()
+    paused = await migration.pause()
+    assert migration.answer.token_ids == paused.emitted_token_ids
+    assert not migration.answer.ended.is_set()
+    source.engine.resume(migration.request.request_id)
+    source.engine.withdraw(migration.request.request_id, migration.migration_id)
+    target.engine.discard(migration.migration_id)
+    await source.driver.end_of(migration.answer)
+    assert migration.answer.token_ids == await expected(source, migration.request)
+    await all_free(sides, free)
+
+
+async def test_a_pause_taken_back_before_it_happened(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, 200, 100, after=10)
+    pausing = asyncio.create_task(source.engine.pause(migration.request.request_id))
+    await asyncio.sleep(0)
+    source.engine.resume(migration.request.request_id)
+    assert await pausing is None
+    await source.driver.end_of(migration.answer)
+    assert migration.answer.token_ids == await expected(source, migration.request)
+    await all_free(sides, free)
+
+
+async def test_the_end_overtakes_the_pause(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, 200, 30, after=10)
+    await migration.offer()
+    await source.driver.end_of(migration.answer)
+    assert await source.engine.pause(migration.request.request_id) is None
+    source.engine.withdraw(migration.request.request_id, migration.migration_id)
+    target.engine.discard(migration.migration_id)
+    await all_free(sides, free)
+
+
+@pytest.mark.parametrize("blocks", [2, 20], ids=["staged", "carried"])
+async def test_a_pull_from_nobody_fails_and_the_request_goes_on(sides: tuple[Side, Side], blocks: int) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    other = target.driver.submit(prompt(40), replace(GREEDY, max_tokens=100))
+    migration = await begin(source, target, 32 * blocks, 150, after=5)
+    await migration.offer()
+    await source.driver.until(lambda: len(migration.progress.block_ids) >= blocks)
+    with pytest.raises(RpcError):
+        await target.engine.pull(migration.migration_id, "127.0.0.1:9", 0, migration.progress.block_ids, (), 5.0)
+    # Nor may it read what is not exported any more.
+    source.engine.withdraw(migration.request.request_id, migration.migration_id)
+    with pytest.raises(RpcError):
+        await migration.round()
+    target.engine.discard(migration.migration_id)
+    await target.driver.end_of(other)
+    await source.driver.end_of(migration.answer)
+    assert migration.answer.token_ids == await expected(target, migration.request)
+    await all_free(sides, free)
+
+
+async def test_an_abandoned_pull_leaves_nothing_behind(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, 2000, 100, after=5)
+    await migration.offer()
+    await source.driver.until(lambda: len(migration.progress.block_ids) >= 60)
+    pulling = asyncio.create_task(migration.round())
+    await asyncio.sleep(0.005)
+    pulling.cancel()
+    await asyncio.gather(pulling, return_exceptions=True)
+    target.engine.discard(migration.migration_id)
+    source.engine.withdraw(migration.request.request_id, migration.migration_id)
+    await source.driver.end_of(migration.answer)
+    assert migration.answer.token_ids == await expected(target, migration.request)
+    await all_free(sides, free)
+
+
+async def test_more_than_fits_is_refused(sides: tuple[Side, Side]) -> None:
+    _, target = sides
+    for number in range(5):
+        await target.engine.reserve(f"fits-{number}", EngineRequest(f"new-{number}", prompt(3000), GREEDY))
+    with pytest.raises(RequestRefused, match="blocks"):
+        await target.engine.reserve("too-much", EngineRequest("too-much", prompt(3000), GREEDY))
+    for number in range(5):
+        target.engine.discard(f"fits-{number}")
+    with pytest.raises(RequestRefused):
+        target.engine.export("unknown", "none", lambda progress: None)

@@ -155,11 +155,8 @@ class VllmEngine:
     def resume(self, request_id: str) -> None:
         """See `MovableEngine.resume`. The request is submitted again; the prefix cache has its full blocks."""
         running = self._requests.get(request_id)
-        if running is None or running.pause is None:
-            return
-        running.pause.is_taken_back = True
-        if running.pause.notice.done():
-            self._go_on(running)
+        if running is not None:
+            self._movable.exports.resume(running)
 
     def withdraw(self, request_id: str, migration_id: str) -> None:
         """See `MovableEngine.withdraw`."""

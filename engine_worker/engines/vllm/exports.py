@@ -36,7 +36,9 @@ class _Export:
 class Exports:
     """All requests of one engine that are about to leave."""
 
-    def __init__(self, channel: CoreChannel, core: "Core", block_tokens: int) -> None:
+    def __init__(self, channel: CoreChannel, core: "Core", block_tokens: int, go_on: Callable[[Running], None]) -> None:
+        """`go_on` submits a paused request again."""
+        self._go_on = go_on
         self._channel = channel
         self._core = core
         self._block_tokens = block_tokens
@@ -76,15 +78,14 @@ class Exports:
             block_ids=notice.block_ids,
         )
 
-    def noticed(self, notice: PausedNotice, running: Running | None) -> bool:
-        """The engine core has paused a request. Whether it is to go on at once."""
+    def noticed(self, notice: PausedNotice, running: Running | None) -> None:
+        """The engine core has paused a request."""
         pause = None if running is None else running.pause
         if running is None or pause is None or pause.notice.done():
             self._channel.send(Release(notice.internal_id))
-            return False
+            return
         pause.notice.set_result(notice)
         self.delivered(running)
-        return pause.is_taken_back
 
     def published(self, notice: Published) -> None:
         """The engine core has published more blocks."""
@@ -98,14 +99,29 @@ class Exports:
         pause = running.pause
         if pause is not None and pause.notice.done() and running.offset >= running.expects():
             pause.reached.set()
-        for export in self._exports.values():
+            if pause.is_taken_back:
+                self._go_on(running)
+        # Whoever is told may withdraw.
+        for export in tuple(self._exports.values()):
             if export.running is running:
                 self._tell(export)
 
     def ended(self, running: Running) -> None:
         """The request ended by itself."""
-        if running.pause is not None and not running.pause.notice.done():
-            running.pause.notice.set_result(None)
+        pause = running.pause
+        if pause is not None and pause.notice.done():
+            # Aborted between the pause and the last of its tokens.
+            pause.is_taken_back = True
+            pause.reached.set()
+            self._release(running)
+        elif pause is not None:
+            pause.notice.set_result(None)
+
+    def resume(self, running: Running) -> None:
+        """See `MovableEngine.resume`. It goes on as soon as all that it has generated was put out."""
+        if running.pause is not None:
+            running.pause.is_taken_back = True
+            self.delivered(running)
 
     def resumed(self, running: Running) -> None:
         """Free what is held of a paused request, which is about to be submitted again with what it has emitted."""

@@ -36,7 +36,7 @@ class Moves:
 
     async def start(self, core: "Core", limits: EngineLimits) -> None:
         """The engine core runs."""
-        self.exports = Exports(self._channel, core, limits.block_tokens)
+        self.exports = Exports(self._channel, core, limits.block_tokens, self._go_on)
         self.imports = Imports(self._channel, core, limits)
         self.kv_address = f"{self._host}:{await self._channel.call(Describe())}"
 
@@ -61,9 +61,7 @@ class Moves:
         if isinstance(notice, Published):
             self.exports.published(notice)
             return
-        running = self._requests.get(notice.request_id)
-        if self.exports.noticed(notice, running) and running is not None:
-            self._go_on(running)
+        self.exports.noticed(notice, self._requests.get(notice.request_id))
 
 
 def why_not_movable(settings: VllmSettings, device: Device) -> str | None:

@@ -86,8 +86,7 @@ class SchedulerSide:
         inbox = self._hub.inbox
         if not inbox and not self._exports and not self._orders:
             return _NOTHING
-        while inbox:
-            self._take(inbox.popleft())
+        self._read_inbox()
         if self._exports:
             self._break_preempted(output)
             self._publish(output)
@@ -104,9 +103,11 @@ class SchedulerSide:
         if "staged" in parameters:
             self._orders.unstaged.append(parameters["staged"])
         request_id = parameters.get("request_id")
-        if request_id is None or self._requests.get(request_id) is not request:
+        if request_id is None or request_id not in self._requests or self._requests[request_id] is not request:
             return False
         del self._requests[request_id]
+        # An export may have been asked for since the last step.
+        self._read_inbox()
         exported = [name for name, export in self._exports.items() if export.request_id == request_id]
         is_pause = request_id in self._hub.pauses
         self._hub.pauses.discard(request_id)
@@ -128,6 +129,10 @@ class SchedulerSide:
             self._hub.publish(migration_id, request.request_id, export.published, blocks[export.published :])
         notice = PausedNotice(request_id, request.request_id, tuple(request.output_token_ids), computed, blocks)
         self._hub.hold(request.request_id, exported, notice)
+
+    def _read_inbox(self) -> None:
+        while self._hub.inbox:
+            self._take(self._hub.inbox.popleft())
 
     def _take(self, event: Exported | Unexported | Sent | Received) -> None:
         match event:
@@ -154,16 +159,13 @@ class SchedulerSide:
         fresh = {new.req_id for new in output.scheduled_new_reqs} | set(output.scheduled_cached_reqs.resumed_req_ids)
         for migration_id, export in self._exports.items():
             request = self._requests.get(export.request_id)
-            if request is None or not self._is_stable(request, fresh):
+            if request is None or request.request_id in fresh or request.status != RequestStatus.RUNNING:
                 continue
             full = max(0, _computed(request)) // self._block_tokens
             if full > export.published:
                 ids = self._kv_cache_manager.get_block_ids(request.request_id)[0][export.published : full]
                 self._hub.publish(migration_id, request.request_id, export.published, tuple(ids))
                 export.published, export.internal_id = full, request.request_id
-
-    def _is_stable(self, request: Any, fresh: set[str]) -> bool:
-        return request.request_id not in fresh and request.status == RequestStatus.RUNNING
 
     def _order_load(self, request: Any, parameters: dict[str, Any], block_ids: list[int], tokens: int) -> None:
         self._loaded.add(request.request_id)
