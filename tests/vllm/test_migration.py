@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -38,12 +39,14 @@ class Side:
         return await self.engine._moves.free_blocks()  # type: ignore[union-attr]
 
 
+SETTINGS = VllmSettings(
+    model_path=str(MODEL), dtype="float32", block_tokens=BLOCK_TOKENS, kv_cache_bytes=96 << 20, max_step_tokens=256
+)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sides() -> AsyncIterator[tuple[Side, Side]]:
-    settings = VllmSettings(
-        model_path=str(MODEL), dtype="float32", block_tokens=BLOCK_TOKENS, kv_cache_bytes=96 << 20, max_step_tokens=256
-    )
-    engines = VllmEngine(settings), VllmEngine(settings)
+    engines = VllmEngine(SETTINGS), VllmEngine(SETTINGS)
     limits = await asyncio.gather(*(engine.start() for engine in engines))
     source, target = (
         Side(engine, EngineDriver(engine, limit, 60.0)) for engine, limit in zip(engines, limits, strict=True)
@@ -300,6 +303,34 @@ async def test_an_abandoned_pull_leaves_nothing_behind(sides: tuple[Side, Side])
     await source.driver.end_of(migration.answer)
     assert migration.answer.token_ids == await expected(target, migration.request)
     await all_free(sides, free)
+
+
+async def test_a_peer_that_hangs_and_dies_ends_the_pull_and_nothing_else(sides: tuple[Side, Side]) -> None:
+    _, target = sides
+    free = await target.free_blocks()
+    dying = VllmEngine(SETTINGS)
+    source = Side(dying, EngineDriver(dying, await dying.start(), 60.0))
+    core = psutil.Process(dying._core._processes[0].pid)  # type: ignore[union-attr]
+    migration = await begin(source, target, 2000, 1000, after=5)
+    await migration.offer()
+    await source.driver.until(lambda: len(migration.progress.block_ids) >= 60)
+    await migration.round()
+    await source.driver.until(lambda: len(migration.progress.block_ids) > migration.copied + 5)
+    core.suspend()
+    pulling = asyncio.create_task(migration.round())
+    await asyncio.wait([pulling], timeout=0.3)
+    assert not pulling.done()
+    core.kill()
+    with pytest.raises(RpcError):
+        await pulling
+    target.engine.discard(migration.migration_id)
+    answer = await target.driver.answer(prompt(100), GREEDY)
+    assert len(answer.token_ids) == GREEDY.max_tokens
+    await dying.stop()
+    await asyncio.gather(*source.driver._readers, return_exceptions=True)
+    async with asyncio.timeout(10.0):
+        while await target.free_blocks() != free:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_more_than_fits_is_refused(sides: tuple[Side, Side]) -> None:
