@@ -151,7 +151,12 @@ class IncomingMigration:
         self._workplace.instance.take_over(
             request, self.offer.frontend_id, epoch=self.offer.epoch, deadline_s=self._deadline_s
         )
-        self._workplace.engine.activate(self.offer.migration_id, emitted_token_ids, computed_tokens)
+        try:
+            self._workplace.engine.activate(self.offer.migration_id, emitted_token_ids, computed_tokens)
+        except PenstockError as error:
+            # The source gives it up in any case: the frontend recovers it.
+            log.exception("a request that moved here cannot be run", extra={"request_id": request.request_id})
+            self._workplace.instance.give_up(request.request_id, str(error))
 
     async def _discard(self) -> None:
         """The reserved blocks are free only when no transfer writes into them any more."""
