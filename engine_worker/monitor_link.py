@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from controlplane.load_message import load_message
 from controlplane.model.instance import InstanceState, KvBlocks
 from engine_worker import wire
 from engine_worker.cache_ledger import CacheLedger, KvBacklog
@@ -137,7 +138,7 @@ class MonitorLink:
             admitted = table.admitted_since(self._admissions_told)
         self._admissions_told = table.admissions_total
         self._state_told = self._instance.state
-        return wire.load_message(self._instance.load(), self._instance.state, admitted)
+        return load_message(self._instance.load(), self._instance.state, admitted)
 
     async def _read_acks(self, call: Any) -> None:
         async for _ in call:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
 
+from controlplane.load_message import load_message, state_code
 from engine_worker import wire
 from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.instance import Instance
@@ -76,12 +77,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """What this instance is."""
         return worker_pb2.DescribeResponse(
             instance=wire.description_message(self._instance.description),
-            state=wire.state_value(self._instance.state),
+            state=state_code(self._instance.state),
         )
 
     async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: Context) -> worker_pb2.GetLoadResponse:
         """The load now."""
-        load = wire.load_message(self._instance.load(), self._instance.state)
+        load = load_message(self._instance.load(), self._instance.state)
         return worker_pb2.GetLoadResponse(load=load)
 
     async def ListRequests(

@@ -4,7 +4,7 @@ field by field (three times faster in upb than keyword construction)."""
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.instance import InstanceDescription, KvBlocks
 from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
 from engine_worker.deltas import Delta, Failure, FailureCode
 from engine_worker.request_table import TrackedRequest
@@ -22,11 +22,6 @@ _ERROR_CODES = {
     FailureCode.ENGINE: request_pb2.ERROR_CODE_ENGINE,
     FailureCode.DEADLINE: request_pb2.ERROR_CODE_DEADLINE,
     FailureCode.LOST: request_pb2.ERROR_CODE_LOST,
-}
-_STATES = {
-    InstanceState.STARTING: worker_pb2.INSTANCE_STATE_STARTING,
-    InstanceState.READY: worker_pb2.INSTANCE_STATE_READY,
-    InstanceState.DRAINING: worker_pb2.INSTANCE_STATE_DRAINING,
 }
 
 
@@ -104,31 +99,6 @@ def description_message(instance: InstanceDescription) -> worker_pb2.InstanceDes
         max_model_len_tokens=instance.max_model_len_tokens,
         max_batch_requests=instance.max_batch_requests,
         max_step_tokens=instance.max_step_tokens,
-    )
-
-
-def state_value(state: InstanceState) -> worker_pb2.InstanceState:
-    """The state on the wire."""
-    return _STATES[state]
-
-
-def load_message(
-    load: LoadReport, state: InstanceState, admitted_request_ids: Sequence[str] = ()
-) -> worker_pb2.LoadReport:
-    """The load, with the ids of requests that it counts for the first time."""
-    return worker_pb2.LoadReport(
-        running_requests=load.running_requests,
-        queued_requests=load.queued_requests,
-        queued_prefill_tokens=load.queued_prefill_tokens,
-        running_tokens=load.running_tokens,
-        kv_blocks_used=load.kv_blocks_used,
-        generated_tokens_total=load.generated_tokens_total,
-        prefilled_tokens_total=load.prefilled_tokens_total,
-        preemptions_total=load.preemptions_total,
-        step_ms=load.step_ms,
-        finished_requests_total=load.finished_requests_total,
-        state=_STATES[state],
-        admitted_request_ids=admitted_request_ids,
     )
 
 

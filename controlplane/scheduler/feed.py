@@ -6,6 +6,7 @@ until the new one is complete: a scheduler that has lost its monitor goes on wit
 
 import logging
 
+from controlplane.load_message import instance_state, load_report
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.scheduler import wire
 from mesh.errors import IllegalTransition
@@ -75,8 +76,8 @@ class ClusterFeed:
                 table.reported(
                     instance_id,
                     incarnation_id,
-                    wire.load_report(update.load),
-                    wire.instance_state(update.load.state),
+                    load_report(update.load),
+                    instance_state(update.load.state),
                     update.load.admitted_request_ids,
                 )
             case "kv":

@@ -5,10 +5,10 @@ from typing import Any
 
 import grpc
 
+from controlplane.load_message import load_message
 from controlplane.model.instance import InstanceDescription
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies.registry import POLICIES
-from controlplane.scheduler import wire
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.explanations import Explanation
 from controlplane.scheduler.policy_config import PolicyConfig
@@ -97,7 +97,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             instance_id=instance.instance_id,
             model=instance.model,
             state="stale" if snapshot.stale[row] else str(state),
-            load=wire.load_message(table.load(instance.instance_id), state),
+            load=load_message(table.load(instance.instance_id), state),
             unreported_requests=int(snapshot.unreported_requests[row]),
             cached_blocks=table.index.held_blocks(int(snapshot.slots[row])),
             address=instance.address,

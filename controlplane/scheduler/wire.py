@@ -1,15 +1,8 @@
 """Messages to values."""
 
-from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.instance import InstanceDescription, KvBlocks
 from controlplane.model.placement import PlacementRequest
 from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
-
-STATES = {
-    worker_pb2.INSTANCE_STATE_STARTING: InstanceState.STARTING,
-    worker_pb2.INSTANCE_STATE_READY: InstanceState.READY,
-    worker_pb2.INSTANCE_STATE_DRAINING: InstanceState.DRAINING,
-}
-STATE_MESSAGES = {state: code for code, state in STATES.items()}
 
 
 def instance_description(message: worker_pb2.InstanceDescription) -> InstanceDescription:
@@ -27,44 +20,6 @@ def instance_description(message: worker_pb2.InstanceDescription) -> InstanceDes
         max_batch_requests=message.max_batch_requests,
         max_step_tokens=message.max_step_tokens,
     )
-
-
-def load_report(message: worker_pb2.LoadReport) -> LoadReport:
-    """The load, without state and admitted requests."""
-    return LoadReport(
-        message.running_requests,
-        message.queued_requests,
-        message.queued_prefill_tokens,
-        message.running_tokens,
-        message.kv_blocks_used,
-        message.generated_tokens_total,
-        message.prefilled_tokens_total,
-        message.preemptions_total,
-        message.step_ms,
-        message.finished_requests_total,
-    )
-
-
-def load_message(load: LoadReport, state: InstanceState) -> worker_pb2.LoadReport:
-    """The way back, for whoever asks for the snapshot."""
-    return worker_pb2.LoadReport(
-        running_requests=load.running_requests,
-        queued_requests=load.queued_requests,
-        queued_prefill_tokens=load.queued_prefill_tokens,
-        running_tokens=load.running_tokens,
-        kv_blocks_used=load.kv_blocks_used,
-        generated_tokens_total=load.generated_tokens_total,
-        prefilled_tokens_total=load.prefilled_tokens_total,
-        preemptions_total=load.preemptions_total,
-        step_ms=load.step_ms,
-        finished_requests_total=load.finished_requests_total,
-        state=STATE_MESSAGES[state],
-    )
-
-
-def instance_state(code: worker_pb2.InstanceState) -> InstanceState:
-    """A state this version does not know is one in which nothing may be placed."""
-    return STATES.get(code, InstanceState.STARTING)
 
 
 def kv_blocks(message: monitor_pb2.KvUpdate) -> KvBlocks:

@@ -1,6 +1,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
+from controlplane.load_message import load_message
 from controlplane.model.instance import InstanceState, KvBlocks, LoadReport
 from controlplane.model.request import FinishReason, PositionLogprobs, StepOutput, TokenDelta, TokenLogprob
 from engine_worker import wire
@@ -116,7 +117,7 @@ def test_an_absent_seed_and_absent_logprobs_are_none() -> None:
 
 def test_a_load_report_carries_every_field() -> None:
     load = LoadReport(1, 2, 3, 4, 5, 6, 7, 8, 9.5, 10)
-    message = wire.load_message(load, InstanceState.DRAINING, ["a", "b"])
+    message = load_message(load, InstanceState.DRAINING, ["a", "b"])
     values = [value for field, value in message.ListFields() if field.name not in ("state", "admitted_request_ids")]
     assert values == [1, 2, 3, 4, 5, 6, 7, 8, 9.5, 10]
     assert message.state == worker_pb2.INSTANCE_STATE_DRAINING

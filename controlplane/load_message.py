@@ -1,0 +1,59 @@
+"""An instance's load and state on the wire, the same for the worker that reports and the scheduler that listens."""
+
+from collections.abc import Sequence
+
+from controlplane.model.instance import InstanceState, LoadReport
+from penstock.v1 import worker_pb2
+
+_STATES = {
+    worker_pb2.INSTANCE_STATE_STARTING: InstanceState.STARTING,
+    worker_pb2.INSTANCE_STATE_READY: InstanceState.READY,
+    worker_pb2.INSTANCE_STATE_DRAINING: InstanceState.DRAINING,
+}
+_CODES = {state: code for code, state in _STATES.items()}
+
+
+def instance_state(code: worker_pb2.InstanceState) -> InstanceState:
+    """A state this version does not know is one in which nothing may be placed."""
+    return _STATES.get(code, InstanceState.STARTING)
+
+
+def state_code(state: InstanceState) -> worker_pb2.InstanceState:
+    """The way back."""
+    return _CODES[state]
+
+
+def load_report(message: worker_pb2.LoadReport) -> LoadReport:
+    """The load, without state and admitted requests."""
+    return LoadReport(
+        message.running_requests,
+        message.queued_requests,
+        message.queued_prefill_tokens,
+        message.running_tokens,
+        message.kv_blocks_used,
+        message.generated_tokens_total,
+        message.prefilled_tokens_total,
+        message.preemptions_total,
+        message.step_ms,
+        message.finished_requests_total,
+    )
+
+
+def load_message(
+    load: LoadReport, state: InstanceState, admitted_request_ids: Sequence[str] = ()
+) -> worker_pb2.LoadReport:
+    """The load, with the ids of requests that it counts for the first time."""
+    return worker_pb2.LoadReport(
+        running_requests=load.running_requests,
+        queued_requests=load.queued_requests,
+        queued_prefill_tokens=load.queued_prefill_tokens,
+        running_tokens=load.running_tokens,
+        kv_blocks_used=load.kv_blocks_used,
+        generated_tokens_total=load.generated_tokens_total,
+        prefilled_tokens_total=load.prefilled_tokens_total,
+        preemptions_total=load.preemptions_total,
+        step_ms=load.step_ms,
+        finished_requests_total=load.finished_requests_total,
+        state=_CODES[state],
+        admitted_request_ids=admitted_request_ids,
+    )
