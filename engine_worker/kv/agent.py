@@ -303,7 +303,7 @@ class KvTransferAgent:
         return TransferSlots(
             settings.parallel_transfers,
             settings.queued_transfers,
-            lambda: StagingRing(self._memory, settings.window_messages, settings.message_bytes),
+            lambda: StagingRing(self._memory, settings.window_messages, settings.gathered_bytes),
         )
 
     def _spawn(self, work: Any, name: str) -> None:

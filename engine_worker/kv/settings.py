@@ -21,12 +21,12 @@ class KvTransferSettings:
     queued_transfers: int = 64
     """Wait for their turn on either side; one more is refused."""
     message_bytes: int = 4 * 1024 * 1024
-    """Largest message; also the size of a staging buffer."""
+    """Largest message."""
     direct_bytes: int = 128 * 1024
     """Consecutive bytes from here on travel as messages of their own, without a copy; less is gathered."""
-    gathered_bytes: int = 512 * 1024
-    """Largest message of gathered pieces: small enough to be sent out of the cache that it was gathered in."""
-    window_messages: int = 4
+    gathered_bytes: int = 1024 * 1024
+    """Largest message of gathered pieces, and the size of a staging buffer."""
+    window_messages: int = 8
     """Messages of one transfer under way at once; also the staging buffers of a transfer."""
     spin_us: float = 50.0
     """How long the agent looks for the next fragment before it sleeps. Without that, sender and receiver put each

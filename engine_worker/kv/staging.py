@@ -8,17 +8,18 @@ class StagingRing:
     """The buffers of one transfer. Message n uses buffer n modulo `buffers`: a transfer has no more messages under
     way, and they complete in order."""
 
-    def __init__(self, memory: KvMemory, buffers: int, buffer_bytes: int) -> None:
+    def __init__(self, memory: KvMemory, buffers: int, gathered_bytes: int) -> None:
         self._memory = memory
-        self._buffer_bytes = buffer_bytes
+        self._gathered_bytes = gathered_bytes
         self._buffers: list[Buffer | None] = [None] * buffers
 
     def buffer(self, number: int, nbytes: int) -> Buffer:
-        """For message `number`."""
+        """For message `number`, whose predecessor in the same buffer is complete. Longer messages than gathered
+        ones are staged only where blocks of a region lie apart; the buffer grows for them."""
         slot = number % len(self._buffers)
         buffer = self._buffers[slot]
-        if buffer is None:
-            buffer = self._buffers[slot] = self._memory.staging(self._buffer_bytes)
+        if buffer is None or buffer.shape[0] < nbytes:
+            buffer = self._buffers[slot] = self._memory.staging(max(nbytes, self._gathered_bytes))
         return buffer[:nbytes]
 
 

@@ -75,7 +75,7 @@ def test_gathered_blocks_are_scattered_to_their_places(kind: str) -> None:
     kept = blocks.copy()
     content = {index: blocks[index].tobytes() for index in range(8)}
     memory: KvMemory = memory_of(blocks) if kind == "regions" else simulated(content)
-    buffer = StagingRing(memory, buffers=2, buffer_bytes=128).buffer(3, 96)
+    buffer = StagingRing(memory, buffers=2, gathered_bytes=128).buffer(3, 96)
     gather(memory, [Extent(0, 4, 2), Extent(0, 1, 1)], buffer)
     scatter(memory, [Extent(0, 6, 1), Extent(0, 2, 2)], buffer)
     now = blocks if kind == "regions" else np.stack([np.frombuffer(content[i], np.uint8) for i in range(8)])
@@ -89,10 +89,12 @@ def test_blocks_in_pieces_have_no_place() -> None:
 
 
 def test_a_ring_reuses_its_buffers() -> None:
-    ring = StagingRing(memory_of(numbered(8, 32)), buffers=2, buffer_bytes=64)
+    ring = StagingRing(memory_of(numbered(8, 32)), buffers=2, gathered_bytes=64)
     first, second, third = (ring.buffer(number, 64) for number in range(3))
     assert np.shares_memory(first, third)
     assert not np.shares_memory(first, second)
+    assert ring.buffer(4, 100).size == 100
+    assert ring.buffer(6, 30).size == 30
 
 
 @pytest.mark.parametrize(

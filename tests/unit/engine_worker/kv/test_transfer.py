@@ -73,7 +73,7 @@ class Transfer:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        await self.pulling.run(StagingRing(self.target, self.window, PACKING.message_bytes), self.window)
+        await self.pulling.run(StagingRing(self.target, self.window, PACKING.gathered_bytes), self.window)
 
     def blocks_are_right(self) -> bool:
         return all(
@@ -97,7 +97,7 @@ class Transfer:
                 if self.refusal:
                     self.serving.refuse(self.refusal)
                 else:
-                    ring = StagingRing(self.source, self.window, PACKING.message_bytes)
+                    ring = StagingRing(self.source, self.window, PACKING.gathered_bytes)
                     self.tasks.add(asyncio.create_task(self.serving.run(ring, self.window)))
             case Grant():
                 assert self.serving is not None

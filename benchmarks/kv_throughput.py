@@ -1,0 +1,232 @@
+"""Throughput and CPU of moving 256 MiB of KV between two processes of this machine.
+
+    python -m benchmarks.kv_throughput --json OUT
+
+Compares the KV transfer agent with gRPC streaming of the same bytes (1 MiB messages) and with the bare UCX binding
+(ucxx's own asyncio interface, tag messages, its best progress mode and message size). Methods take turns, so that
+what else the machine does falls on all of them; the figures are medians, and the ratios are of one run. CPU is that
+of both processes together.
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.kv_throughput_process import BLOCK_BYTES, BLOCKS, REGIONS
+
+TOTAL_BYTES = REGIONS * BLOCKS * BLOCK_BYTES
+SHARED_MEMORY = "tcp,posix,sysv,self"
+AT_LEAST_TIMES_GRPC = 4.0
+WITHIN_TIMES_BARE = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to move the bytes."""
+
+    name: str
+    method: str
+    transports: str
+    options: dict[str, Any] = field(default_factory=dict)
+    blocks: str = "contiguous"
+    parallel: int = 1
+    both_directions: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Medians over all pulls; a pull's bytes are those of both directions."""
+
+    case: Case
+    gb_per_s: float
+    cpu_s_per_gb: float
+    pulls: int
+    slowest_gb_per_s: float
+    fastest_gb_per_s: float
+
+
+class Process:
+    """One end."""
+
+    def __init__(self, case: Case) -> None:
+        command = [sys.executable, "-m", "benchmarks.kv_throughput_process", case.method, json.dumps(case.options)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"UCX_TLS": case.transports},
+        )
+        self.port = int(self._read())
+
+    def begin(self, **command: Any) -> None:
+        """Send a command."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+
+    def end(self) -> dict[str, float]:
+        """Its answer."""
+        answer: dict[str, float] = json.loads(self._read())
+        return answer
+
+    def cpu_s(self) -> float:
+        """Of the process so far."""
+        self.begin(do="cpu")
+        return self.end()["cpu_s"]
+
+    def kill(self) -> None:
+        """The bare binding has no clean end for a process that listens."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise click.ClickException("a process of the benchmark died; run it alone to see why")
+        return line
+
+
+def one_pull(case: Case, ends: tuple[Process, Process]) -> tuple[float, float]:
+    """GB/s, and CPU seconds per GB."""
+    before_s = sum(end.cpu_s() for end in ends)
+    pulling = ends if case.both_directions else ends[:1]
+    for end, peer in zip(pulling, (ends[1], ends[0]), strict=False):
+        end.begin(do="pull", port=peer.port, blocks=case.blocks, parallel=case.parallel)
+    seconds = max(end.end()["seconds"] for end in pulling)
+    gigabytes = TOTAL_BYTES * len(pulling) / 1e9
+    return gigabytes / seconds, (sum(end.cpu_s() for end in ends) - before_s) / gigabytes
+
+
+def one_turn(case: Case, pulls: int) -> list[tuple[float, float]]:
+    """Some pulls between two fresh processes, after two that bring the memory in."""
+    ends: list[Process] = []
+    try:
+        ends += [Process(case)]
+        ends += [Process(case)]
+        return [one_pull(case, (ends[0], ends[1])) for _ in range(pulls + 2)][2:]
+    finally:
+        for end in ends:
+            end.kill()
+
+
+def measure(cases: list[Case], rounds: int, pulls: int) -> list[Result]:
+    measured: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
+    for _ in range(rounds):
+        for case in cases:
+            measured[case.name] += one_turn(case, pulls)
+    return [
+        Result(
+            case=case,
+            gb_per_s=statistics.median(speed for speed, _ in measured[case.name]),
+            cpu_s_per_gb=statistics.median(cpu for _, cpu in measured[case.name]),
+            pulls=len(measured[case.name]),
+            slowest_gb_per_s=min(speed for speed, _ in measured[case.name]),
+            fastest_gb_per_s=max(speed for speed, _ in measured[case.name]),
+        )
+        for case in cases
+    ]
+
+
+def comparison() -> list[Case]:
+    cases = [Case("grpc, 1 MiB messages", "grpc", SHARED_MEMORY)]
+    for transports, label in ((SHARED_MEMORY, "shm"), ("tcp", "tcp")):
+        cases += [
+            Case(
+                f"bare {label}, {mode}, {size} MiB messages",
+                "bare",
+                transports,
+                {"progress_mode": mode, "message_bytes": size * 2**20},
+            )
+            for mode, size in product(("polling", "blocking"), (1, 4, 16))
+        ]
+        cases += [
+            Case(f"agent {label}, contiguous", "agent", transports),
+            Case(f"agent {label}, scattered", "agent", transports, blocks="scattered"),
+            Case(f"agent {label}, contiguous, 3 parallel", "agent", transports, parallel=3),
+            Case(f"agent {label}, both directions", "agent", transports, both_directions=True),
+        ]
+    return cases
+
+
+def sweep() -> list[Case]:
+    """Around the defaults of `KvTransferSettings`."""
+    cases = [
+        Case(f"agent {label}, contiguous, {size} KiB, window {window}", "agent", transports, options)
+        for (transports, label), size, window in product(
+            ((SHARED_MEMORY, "shm"), ("tcp", "tcp")), (1024, 4096, 16384), (4, 8, 16)
+        )
+        for options in [{"message_bytes": size * 1024, "window_messages": window}]
+    ]
+    cases += [
+        Case(f"agent shm, scattered, {size} KiB", "agent", SHARED_MEMORY, {"gathered_bytes": size * 1024}, "scattered")
+        for size in (128, 256, 512, 1024, 4096)
+    ]
+    in_place = {"direct_bytes": BLOCK_BYTES}
+    return [*cases, Case("agent shm, scattered, each in place", "agent", SHARED_MEMORY, in_place, "scattered")]
+
+
+def headline(results: list[Result]) -> dict[str, Any]:
+    """The two ratios of the agent's contiguous pull over shared memory."""
+    speeds = {result.case.name: result.gb_per_s for result in results}
+    agent = speeds["agent shm, contiguous"]
+    grpc_speed = speeds["grpc, 1 MiB messages"]
+    best = max((name for name in speeds if name.startswith("bare shm")), key=speeds.__getitem__)
+    return {
+        "agent_gb_per_s": agent,
+        "times_grpc": agent / grpc_speed,
+        "at_least_times_grpc": AT_LEAST_TIMES_GRPC,
+        "best_bare": best,
+        "bare_over_agent": speeds[best] / agent,
+        "within_times_bare": WITHIN_TIMES_BARE,
+    }
+
+
+def print_table(results: list[Result]) -> None:
+    print(f"{'':44}  {'GB/s':>6}  {'CPU s/GB':>8}   slowest..fastest of the pulls")
+    for r in results:
+        print(
+            f"{r.case.name:44}  {r.gb_per_s:6.2f}  {r.cpu_s_per_gb:8.3f}   "
+            f"{r.slowest_gb_per_s:.2f}..{r.fastest_gb_per_s:.2f} of {r.pulls}"
+        )
+
+
+@click.command(help=__doc__.split("\n")[0] if __doc__ else None)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where the result goes as JSON.")
+@click.option("--rounds", default=3, show_default=True, help="Turns of each method.")
+@click.option("--pulls", default=5, show_default=True, help="Measured in each turn.")
+@click.option("--sweep", "is_sweep", is_flag=True, help="The agent's message sizes and windows instead.")
+def main(json_path: Path | None, rounds: int, pulls: int, is_sweep: bool) -> None:
+    results = measure(sweep() if is_sweep else comparison(), rounds, pulls)
+    print_table(results)
+    result: dict[str, Any] = {
+        "benchmark": "kv_throughput",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "bytes": TOTAL_BYTES,
+        "block_bytes": REGIONS * BLOCK_BYTES,
+        "rounds": rounds,
+        "pulls_per_round": pulls,
+        "results": [asdict(each) for each in results],
+    }
+    if not is_sweep:
+        result["headline"] = headline(results)
+        print(json.dumps(result["headline"], indent=2))
+    if json_path is not None:
+        json_path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
