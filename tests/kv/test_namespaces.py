@@ -12,6 +12,8 @@ import pytest
 
 from tests.kv.peer_process import BLOCKS, PeerProcess, peer_process
 
+BOUND_S = 15.0
+"""What nothing here may take: usually it is far less, but a busy machine must not fail a test."""
 ALL = list(range(BLOCKS))
 BACKWARDS = ALL[::-1]
 TCP = {"UCX_TLS": "tcp"}
@@ -100,8 +102,8 @@ async def test_the_cable_is_pulled_out_midway(cable: Cable) -> None:
         cable.set("down")
         answer = await order
         assert str(answer["error"]).startswith("DeadlineExceeded")
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < BOUND_S
         await source.until(serving=0, connections=0)
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < BOUND_S
         cable.set("up")
         assert (await pull(puller, source, [1, 2], 10.0))["blocks"] == 2
