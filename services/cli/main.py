@@ -21,6 +21,7 @@ COMMANDS = {
     "chaos": ("services.cli.chaos.command", "Break workers under running streams and check every answer."),
     "simulate": ("services.cli.simulate", "Run a trace through a simulated mesh and report the same."),
     "compare": ("services.cli.compare", "Simulate several placement policies side by side."),
+    "reproduce": ("services.cli.reproduce", "Measure again what a paper reports, and say where it differs."),
     "key": ("services.cli.key", "Make an API key."),
     "serve": ("services.cli.serve", "Run one role of the mesh in this process."),
 }

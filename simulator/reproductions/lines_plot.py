@@ -1,0 +1,60 @@
+"""Line plots of a reproduction: figures over a rate, a number of GPUs, a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from simulator.report.plot import require_matplotlib
+
+Points = Sequence[tuple[float, float]]
+
+_MAX_COLUMNS = 4
+_PANEL_INCHES = (5.0, 3.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One set of axes: a line for each name, markers at its points."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Mapping[str, Points]
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal dashed lines by their label, e.g. a target."""
+    is_x_log: bool = False
+    is_y_log: bool = False
+
+
+def draw_lines(path: Path, panels: Sequence[Panel], title: str = "") -> None:
+    """Write the PNG at `path`. Raises `ConfigurationError` where plots cannot be drawn."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    # Figure, not pyplot: no global state and no display.
+    columns = min(len(panels), _MAX_COLUMNS)
+    rows = -(-len(panels) // columns)
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in zip(grid, panels, strict=False):
+        for name, points in panel.lines.items():
+            ordered = sorted(points)
+            axes.plot([x for x, _ in ordered], [y for _, y in ordered], marker="o", markersize=3, label=name)
+        for label, value in panel.limits.items():
+            axes.axhline(value, linestyle="--", color="grey", label=label)
+        if panel.is_x_log:
+            axes.set_xscale("log")
+        if panel.is_y_log:
+            axes.set_yscale("log")
+        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.grid(visible=True, alpha=0.3)
+        if panel.lines:
+            axes.legend(fontsize="small")
+    for axes in list(grid)[: rows * columns - len(panels)]:
+        axes.set_axis_off()
+    if title:
+        figure.suptitle(title)
+    figure.savefig(path, format="png", dpi=120)

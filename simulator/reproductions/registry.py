@@ -1,0 +1,43 @@
+"""The papers by the name that `penstock reproduce` takes. A paper's module is imported when it is asked for."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from mesh.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from simulator.reproductions.report import Findings
+    from simulator.reproductions.run import ReproductionRun
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """Where a reproduction is found."""
+
+    module: str
+    """Has `reproduce(run: ReproductionRun) -> Findings`."""
+    title: str
+
+
+PAPERS: Mapping[str, Paper] = MappingProxyType({})
+
+
+def title_of(paper: str) -> str:
+    """The paper's title. Raises `ConfigurationError` for one that is not registered."""
+    return _find(paper).title
+
+
+def load(paper: str) -> "Callable[[ReproductionRun], Findings]":
+    """Its module's function. Raises `ConfigurationError` for a paper that is not registered."""
+    measure: Callable[[ReproductionRun], Findings] = importlib.import_module(_find(paper).module).reproduce
+    return measure
+
+
+def _find(paper: str) -> Paper:
+    if paper not in PAPERS:
+        known = ", ".join(PAPERS) or "none"
+        raise ConfigurationError(f"there is no reproduction of {paper!r}; papers that can be reproduced: {known}")
+    return PAPERS[paper]
