@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from controlplane.model.instance import InstanceState, LoadReport
+from controlplane.model.instance import InstancePhase, InstanceState, LoadReport
 from penstock.v1 import worker_pb2
 
 _STATES = {
@@ -11,6 +11,12 @@ _STATES = {
     worker_pb2.INSTANCE_STATE_DRAINING: InstanceState.DRAINING,
 }
 _CODES = {state: code for code, state in _STATES.items()}
+_PHASES = {
+    worker_pb2.INSTANCE_PHASE_UNSPECIFIED: InstancePhase.ANY,
+    worker_pb2.INSTANCE_PHASE_PREFILL: InstancePhase.PREFILL,
+    worker_pb2.INSTANCE_PHASE_DECODE: InstancePhase.DECODE,
+}
+_PHASE_CODES = {phase: code for code, phase in _PHASES.items()}
 
 
 def instance_state(code: worker_pb2.InstanceState) -> InstanceState:
@@ -21,6 +27,16 @@ def instance_state(code: worker_pb2.InstanceState) -> InstanceState:
 def state_code(state: InstanceState) -> worker_pb2.InstanceState:
     """The way back."""
     return _CODES[state]
+
+
+def instance_phase(code: worker_pb2.InstancePhase) -> InstancePhase:
+    """A phase this version does not know restricts nothing."""
+    return _PHASES.get(code, InstancePhase.ANY)
+
+
+def phase_code(phase: InstancePhase) -> worker_pb2.InstancePhase:
+    """The way back."""
+    return _PHASE_CODES[phase]
 
 
 def load_report(message: worker_pb2.LoadReport) -> LoadReport:
@@ -36,6 +52,8 @@ def load_report(message: worker_pb2.LoadReport) -> LoadReport:
         message.preemptions_total,
         message.step_ms,
         message.finished_requests_total,
+        message.decoding_requests,
+        message.token_interval_ms,
     )
 
 
@@ -54,6 +72,8 @@ def load_message(
         preemptions_total=load.preemptions_total,
         step_ms=load.step_ms,
         finished_requests_total=load.finished_requests_total,
+        decoding_requests=load.decoding_requests,
+        token_interval_ms=load.token_interval_ms,
         state=_CODES[state],
         admitted_request_ids=admitted_request_ids,
     )

@@ -4,6 +4,7 @@ field by field (three times faster in upb than keyword construction)."""
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from controlplane.load_message import phase_code
 from controlplane.model.instance import InstanceDescription, KvBlocks
 from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
 from engine_worker.deltas import Delta, Failure, FailureCode
@@ -99,6 +100,7 @@ def description_message(instance: InstanceDescription) -> worker_pb2.InstanceDes
         max_model_len_tokens=instance.max_model_len_tokens,
         max_batch_requests=instance.max_batch_requests,
         max_step_tokens=instance.max_step_tokens,
+        phase=phase_code(instance.phase),
     )
 
 

@@ -22,6 +22,8 @@ class ClusterLimits:
     max_unreported_requests: int = 100_000
     unreported_s: float = 5.0
     """A placed request that no report has counted by then is not coming (its client went away)."""
+    unreported_decode_s: float = 120.0
+    """The same for one that is to come after its prefill elsewhere, for which it may wait long."""
     max_models: int = 1_000
     """Models remembered after their last instance has gone."""
 
@@ -40,6 +42,8 @@ class ClusterTable:
         self._instances: dict[str, InstanceDescription] = {}
         self._loads: dict[str, LoadReport] = {}
         self._unreported = UnreportedRequests(self.limits.max_unreported_requests)
+        self._decodes = UnreportedRequests(self.limits.max_unreported_requests)
+        """Requests that are prefilled elsewhere first."""
 
     # -- what happens
 
@@ -62,6 +66,7 @@ class ClusterTable:
         self.index.retire(fleet.slot(instance_id))
         fleet.remove(instance_id)
         self._unreported.close_instance(instance_id)
+        self._decodes.close_instance(instance_id)
         del self._instances[instance_id]
         del self._loads[instance_id]
 
@@ -79,6 +84,7 @@ class ClusterTable:
         self._loads[instance_id] = load
         for request_id in admitted_request_ids:
             self._take_back(self._unreported.close(request_id, instance_id))
+            self._take_back_decodes(self._decodes.close(request_id, instance_id))
 
     def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
         """The instance's load signal has become too old to be believed, or is fresh again."""
@@ -103,14 +109,26 @@ class ClusterTable:
         self._take_back(self._unreported.add(request))
         self._fleets[model].correct(instance_id, 1, prefill_tokens)
 
+    def placed_decode(self, request_id: str, instance_id: str, context_tokens: int, now_s: float) -> None:
+        """A placed request is to be decoded there after its prefill elsewhere: it counts as load to come until a report
+        of that instance names it, or it ends."""
+        self._take_back_decodes(self._decodes.close_older(now_s - self.limits.unreported_decode_s))
+        model = self._instances[instance_id].model
+        self._take_back_decodes(
+            self._decodes.add(UnreportedRequest(request_id, model, instance_id, context_tokens, now_s))
+        )
+        self._fleets[model].correct_decodes(instance_id, 1, context_tokens)
+
     def ended(self, request_id: str) -> None:
         """A placed request is over, or never came to run."""
         self._take_back(self._unreported.close(request_id))
+        self._take_back_decodes(self._decodes.close(request_id))
 
     def forget_unreported(self, now_s: float) -> int:
         """Drop placements that no report has counted for too long. Returns how many."""
         forgotten = self._unreported.close_older(now_s - self.limits.unreported_s)
         self._take_back(forgotten)
+        self._take_back_decodes(self._decodes.close_older(now_s - self.limits.unreported_decode_s))
         return len(forgotten)
 
     # -- what is known
@@ -162,7 +180,11 @@ class ClusterTable:
 
     def _take_back(self, closed: Iterable[UnreportedRequest]) -> None:
         for request in closed:
-            self._fleets[request.model].correct(request.instance_id, -1, -request.prefill_tokens)
+            self._fleets[request.model].correct(request.instance_id, -1, -request.tokens)
+
+    def _take_back_decodes(self, closed: Iterable[UnreportedRequest]) -> None:
+        for request in closed:
+            self._fleets[request.model].correct_decodes(request.instance_id, -1, -request.tokens)
 
     def _forget_empty_fleets(self) -> None:
         """Make room for one more model, if need be, among those that have no instance left."""

@@ -1,11 +1,12 @@
 """The instances of one model, as columns that are written in place and copied into snapshots."""
 
 import bisect
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
+from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState, LoadReport
 from controlplane.model.snapshot import INSTANCE_STATES, Column, Integers, Snapshot
 
 STATE_CODES = {state: code for code, state in enumerate(INSTANCE_STATES)}
@@ -25,6 +26,9 @@ class Fleet:
         self._rows: dict[str, int] = {}
         self._table: Integers = np.zeros((Column.COUNT, 0), np.int64)
         self._placeable: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._prefill_rows: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._decode_rows: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._is_restricted = False
         self._version = 0
         self._snapshot: Snapshot | None = None
 
@@ -34,7 +38,15 @@ class Fleet:
             table = self._table.copy()
             table.flags.writeable = False
             self._snapshot = Snapshot(
-                self.model, self._version, self._instances, table, self._placeable, self.placeable_instances
+                self.model,
+                self._version,
+                self._instances,
+                table,
+                self._placeable,
+                self.placeable_instances,
+                self._prefill_rows,
+                self._decode_rows,
+                self._is_restricted,
             )
         return self._snapshot
 
@@ -79,6 +91,8 @@ class Fleet:
         table[Column.QUEUED_PREFILL_TOKENS, row] = load.queued_prefill_tokens
         table[Column.RUNNING_TOKENS, row] = load.running_tokens
         table[Column.KV_BLOCKS_USED, row] = load.kv_blocks_used
+        table[Column.DECODING_REQUESTS, row] = load.decoding_requests
+        table[Column.TOKEN_INTERVAL_US, row] = round(1000 * load.token_interval_ms)
         table[Column.STATE, row] = STATE_CODES[state]
         self._add_up(row)
         self._update_placeable(row)
@@ -95,6 +109,13 @@ class Fleet:
         self._table[Column.UNREPORTED_REQUESTS, row] += requests
         self._table[Column.UNREPORTED_PREFILL_TOKENS, row] += prefill_tokens
         self._add_up(row)
+        self._changed()
+
+    def correct_decodes(self, instance_id: str, requests: int, context_tokens: int) -> None:
+        """Add to (or, negative, take from) what is to be decoded there and has not come yet."""
+        row = self._rows[instance_id]
+        self._table[Column.UNREPORTED_DECODES, row] += requests
+        self._table[Column.UNREPORTED_DECODE_TOKENS, row] += context_tokens
         self._changed()
 
     def _add_up(self, row: int) -> None:
@@ -124,9 +145,18 @@ class Fleet:
 
     def _reindex(self) -> None:
         self._rows = {instance_id: row for row, instance_id in enumerate(self._ids)}
+        self._prefill_rows = _rows_where(instance.phase.prefills for instance in self._instances)
+        self._decode_rows = _rows_where(instance.phase.decodes for instance in self._instances)
+        self._is_restricted = any(instance.phase is not InstancePhase.ANY for instance in self._instances)
         self._set_placeable()
         self._changed()
 
     def _changed(self) -> None:
         self._version += 1
         self._snapshot = None
+
+
+def _rows_where(flags: Iterable[bool]) -> NDArray[np.bool_]:
+    rows = np.fromiter(flags, np.bool_)
+    rows.flags.writeable = False
+    return rows

@@ -13,6 +13,26 @@ class InstanceState(StrEnum):
     """Finishes what it has and takes nothing new."""
 
 
+class InstancePhase(StrEnum):
+    """What the operator lets an instance do for others' sake; every engine is able to do both (Arrow, section 5.2)."""
+
+    ANY = "any"
+    PREFILL = "prefill"
+    """Computes prompts; decodes only where no other instance can."""
+    DECODE = "decode"
+    """Decodes; computes prompts only where no other instance can."""
+
+    @property
+    def prefills(self) -> bool:
+        """Whether new requests go there."""
+        return self is not InstancePhase.DECODE
+
+    @property
+    def decodes(self) -> bool:
+        """Whether requests whose prompt was computed elsewhere go there."""
+        return self is not InstancePhase.PREFILL
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceDescription:
     """The facts about an instance that hold for one incarnation of it."""
@@ -35,6 +55,7 @@ class InstanceDescription:
     max_batch_requests: int
     max_step_tokens: int
     """Token budget of one engine step (chunked prefill)."""
+    phase: InstancePhase = InstancePhase.ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +80,10 @@ class LoadReport:
     step_ms: float = 0.0
     """Duration of the last engine step."""
     finished_requests_total: int = 0
+    decoding_requests: int = 0
+    """Running requests whose prompt is computed: each gets a token a step."""
+    token_interval_ms: float = 0.0
+    """Mean time between two tokens of the decoding requests over the last seconds; 0 where nothing decodes."""
 
 
 @dataclass(frozen=True, slots=True)

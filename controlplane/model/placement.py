@@ -24,6 +24,8 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     excluded_instance_ids: frozenset[str] = frozenset()
     """Instances that failed this request before."""
+    is_decoding: bool = False
+    """It has emitted tokens already (it lost its instance): it goes where requests are decoded, and stays there."""
 
 
 class PlacementProblem(msgspec.Struct, frozen=True, eq=False):
@@ -35,6 +37,8 @@ class PlacementProblem(msgspec.Struct, frozen=True, eq=False):
     """Leading prompt tokens in each instance's prefix cache."""
     candidates: NDArray[np.bool_]
     """Where the request may go; at least one; read-only. A policy that filters hands a narrower problem to the next."""
+    decode_candidates: NDArray[np.bool_] | None = None
+    """Where it may be decoded if not where it is prefilled; None: it must stay where it is prefilled."""
 
 
 class Decision(msgspec.Struct, frozen=True, eq=False):
@@ -45,6 +49,21 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
     scores: NDArray[np.float64]
     """Lower wins; infinite where the instance was out of the question."""
     indicators: Mapping[str, NDArray[np.int64]] = {}
+    decode_row: int = -1
+    """Where the request is to be decoded: `row` or a decode candidate. -1: the policy does not say; `place` then keeps
+    the request where it is prefilled or, where instances are for one phase only, decides by `phases`."""
+    decode_scores: NDArray[np.float64] | None = None
+    """What `decode_row` was made of; lower wins, infinite where the instance was out of the question."""
+
+
+class DecodeChoice(msgspec.Struct, frozen=True, eq=False):
+    """Where a placed request is decoded, and why."""
+
+    row: int
+    rule: str
+    """The rule in one line, or why there was nothing to choose."""
+    scores: NDArray[np.float64] | None = None
+    """Lower wins; infinite where the instance was out of the question. None where there was nothing to choose."""
 
 
 class Placement(msgspec.Struct, frozen=True, eq=False):
@@ -60,3 +79,15 @@ class Placement(msgspec.Struct, frozen=True, eq=False):
     """What the rows of `decision` mean."""
     excluded: Mapping[str, str]
     """Instances that were no candidates, and why."""
+    decode: DecodeChoice | None = None
+    """None: where it is prefilled, as everywhere in a fleet in which every instance does both."""
+
+    @property
+    def decode_instance(self) -> InstanceDescription:
+        """Where the request is decoded: `instance` itself unless it moves after its first token."""
+        return self.instance if self.decode is None else self.instances[self.decode.row]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is decoded elsewhere than it is prefilled."""
+        return self.decode is not None and self.decode.row != self.decision.row

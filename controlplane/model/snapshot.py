@@ -36,7 +36,11 @@ class Column:
     """Where the instance stands in the prefix index."""
     STATE: Final = 12
     STALE: Final = 13
-    COUNT: Final = 14
+    DECODING_REQUESTS: Final = 14
+    TOKEN_INTERVAL_US: Final = 15
+    UNREPORTED_DECODES: Final = 16
+    UNREPORTED_DECODE_TOKENS: Final = 17
+    COUNT: Final = 18
 
 
 class Indicator:
@@ -67,6 +71,12 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     placeable: NDArray[np.bool_]
     """True where new requests may go: ready and not stale. Read-only."""
     placeable_instances: int
+    prefill_rows: NDArray[np.bool_]
+    """True where the operator lets new requests go, whatever the state. Read-only."""
+    decode_rows: NDArray[np.bool_]
+    """True where the operator lets requests be decoded whose prompt was computed elsewhere. Read-only."""
+    is_restricted: bool
+    """Whether any instance is for one phase only."""
 
     running_requests = Indicator(Column.RUNNING_REQUESTS)
     queued_requests = Indicator(Column.QUEUED_REQUESTS)
@@ -89,6 +99,14 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     slots = Indicator(Column.SLOT)
     stale = Indicator(Column.STALE)
     """1 where the load signal is too old to be believed."""
+    decoding_requests = Indicator(Column.DECODING_REQUESTS)
+    """Running requests whose prompt is computed, as reported."""
+    token_interval_us = Indicator(Column.TOKEN_INTERVAL_US)
+    """Mean microseconds between two tokens of the decoding requests, as reported; 0 where nothing decodes."""
+    unreported_decodes = Indicator(Column.UNREPORTED_DECODES)
+    """Requests that are to be decoded here once their prompt is computed elsewhere, and have not come yet."""
+    unreported_decode_tokens = Indicator(Column.UNREPORTED_DECODE_TOKENS)
+    """Prompt tokens of those."""
 
     def __len__(self) -> int:
         return len(self.instances)

@@ -4,12 +4,13 @@ import msgspec
 
 
 class UnreportedRequest(msgspec.Struct, frozen=True):
-    """What a placement adds to an instance's load until the instance reports it itself."""
+    """What a placement adds to an instance's load until the instance reports it itself: tokens to prefill there, or,
+    in the ledger of decodes, tokens of context to come."""
 
     request_id: str
     model: str
     instance_id: str
-    prefill_tokens: int
+    tokens: int
     placed_s: float
 
 

@@ -1,8 +1,9 @@
 """The one interface of placement policies."""
 
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeGuard
 
 from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.model.snapshot import Snapshot
 from controlplane.policies.parameters import PolicyParameters
 
 
@@ -25,3 +26,21 @@ class Policy(Protocol):
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """Choose among the candidates, of which there is at least one."""
+
+
+class Observer(Policy, Protocol):
+    """A policy that also looks at the cluster in time, whether or not a request comes.
+
+    Whoever runs the policy calls `observe` for each model that is served, every `interval_s` of its clock or, where
+    its own steps are longer, as soon after as it can. What it sees is part of what its decisions are a function of.
+    """
+
+    interval_s: ClassVar[float]
+
+    def observe(self, snapshot: Snapshot, now_s: float) -> None:
+        """The model's instances now, on the same clock as `PlacementRequest.now_s`."""
+
+
+def is_observer(policy: Policy) -> TypeGuard[Observer]:
+    """Whether the policy wants to be shown the cluster in time."""
+    return hasattr(policy, "observe")

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.placement import Placement, PlacementProblem, PlacementRequest
 from controlplane.model.snapshot import Snapshot
+from controlplane.policies import phases
 from controlplane.policies.interface import Policy
 from mesh.errors import NoInstance, UnknownModel
 
@@ -14,7 +15,8 @@ MAX_REASONS = 8
 
 
 def place(table: ClusterTable, policy: Policy, request: PlacementRequest) -> Placement:
-    """Choose an instance and count the request as its load.
+    """Choose the instance for the prompt and, where phases are kept apart, the one to decode; count the request as
+    their load.
 
     Raises `UnknownModel` if no instance has announced the model and `NoInstance` if none may take the request now.
     """
@@ -27,12 +29,35 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest) -> Pla
         candidates, excluded = _narrow(snapshot, request)
     if len(excluded) == len(snapshot):
         raise NoInstance(_no_instance(request.model, excluded))
+    decode_candidates = candidates if phases.moves(request) else None
+    if snapshot.is_restricted:
+        if decode_candidates is not None:
+            decode_candidates = candidates & snapshot.decode_rows
+        suited = phases.phase_rows(snapshot, request, candidates)
+        for row in np.flatnonzero(candidates & ~suited).tolist():
+            excluded[snapshot.instances[row].instance_id] = f"is for {snapshot.instances[row].phase} only"
+        candidates = suited
     cached_tokens = table.cached_tokens(snapshot, request.block_hashes)
-    decision = policy.decide(PlacementProblem(request, snapshot, cached_tokens, candidates))
+    problem = PlacementProblem(request, snapshot, cached_tokens, candidates, decode_candidates)
+    decision = policy.decide(problem)
     instance = snapshot.instances[decision.row]
     cached = min(int(cached_tokens[decision.row]), request.prompt_tokens)
+    placement = Placement(
+        request,
+        instance,
+        cached,
+        policy.name,
+        policy.rule,
+        decision,
+        snapshot.instances,
+        excluded,
+        phases.choose_decode(problem, decision),
+    )
     table.placed(request.request_id, instance.instance_id, request.prompt_tokens - cached, request.now_s)
-    return Placement(request, instance, cached, policy.name, policy.rule, decision, snapshot.instances, excluded)
+    if placement.is_split:
+        decode_id = placement.decode_instance.instance_id
+        table.placed_decode(request.request_id, decode_id, request.prompt_tokens, request.now_s)
+    return placement
 
 
 def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.bool_], dict[str, str]]:

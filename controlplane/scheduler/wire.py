@@ -1,5 +1,6 @@
 """Messages to values."""
 
+from controlplane.load_message import instance_phase
 from controlplane.model.instance import InstanceDescription, KvBlocks
 from controlplane.model.placement import PlacementRequest
 from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
@@ -19,6 +20,7 @@ def instance_description(message: worker_pb2.InstanceDescription) -> InstanceDes
         max_model_len_tokens=message.max_model_len_tokens,
         max_batch_requests=message.max_batch_requests,
         max_step_tokens=message.max_step_tokens,
+        phase=instance_phase(message.phase),
     )
 
 

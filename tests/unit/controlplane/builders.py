@@ -1,13 +1,19 @@
 """Short ways to say what a test is about."""
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
-from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState, KvBlocks, LoadReport
 from controlplane.model.placement import PlacementRequest
 
 BLOCK_TOKENS = 16
 
 
-def instance(instance_id: str, incarnation_id: str = "1", model: str = "m") -> InstanceDescription:
+def instance(
+    instance_id: str,
+    incarnation_id: str = "1",
+    model: str = "m",
+    phase: InstancePhase = InstancePhase.ANY,
+    kv_blocks: int = 1000,
+) -> InstanceDescription:
     return InstanceDescription(
         instance_id,
         incarnation_id,
@@ -16,10 +22,11 @@ def instance(instance_id: str, incarnation_id: str = "1", model: str = "m") -> I
         model_path="/models/m",
         engine="simulated",
         block_tokens=BLOCK_TOKENS,
-        kv_blocks=1000,
+        kv_blocks=kv_blocks,
         max_model_len_tokens=4096,
         max_batch_requests=64,
         max_step_tokens=2048,
+        phase=phase,
     )
 
 
