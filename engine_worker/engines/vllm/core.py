@@ -19,6 +19,7 @@ from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.vllm.connector.staging import STAGING_BLOCKS
 from engine_worker.engines.vllm.deltas import Completion
 from engine_worker.engines.vllm.environment import Device
+from engine_worker.engines.vllm.hidden_states.extension import EXTENSION_CLASS
 from engine_worker.engines.vllm.kv_events import BUFFERED_BATCHES
 from engine_worker.engines.vllm.load import StepStats
 from engine_worker.engines.vllm.settings import VllmSettings
@@ -27,6 +28,7 @@ from mesh.errors import EngineFailed, RequestRefused
 
 _CPU_KV_CACHE_BYTES = 256 * 1024 * 1024
 _REAP_S = 1.0
+_CAPTURE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,13 @@ class Core:
         `internal_id` is vLLM's own id of the request."""
         await self._llm.engine_core.abort_requests_async([internal_id])
 
+    async def capture_hidden_states(self, endpoint: str, every_steps: int) -> str:
+        """See `HiddenStateExtension.penstock_capture`; the first reason of several workers."""
+        reasons = await self._llm.collective_rpc(
+            "penstock_capture", timeout=_CAPTURE_TIMEOUT_S, args=(endpoint, every_steps)
+        )
+        return next((str(reason) for reason in reasons if reason), "")
+
     async def abort(self, request_id: str) -> None:
         """End a request; its iteration ends with finish reason abort."""
         await self._llm.abort(request_id)
@@ -159,6 +168,7 @@ def _engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpo
             buffer_steps=BUFFERED_BATCHES,
             hwm=BUFFERED_BATCHES,
         ),
+        worker_extension_cls=EXTENSION_CLASS,
         kv_transfer_config=None if endpoints.moves is None else _connector(settings, device, endpoints.moves),
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
+from engine_worker.engines.hidden_states import HiddenStates
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.vllm.block_map import BlockMap
@@ -24,6 +25,7 @@ from engine_worker.engines.vllm.environment import (
     installed_device,
     set_missing,
 )
+from engine_worker.engines.vllm.hidden_states.stream import HiddenStateStream
 from engine_worker.engines.vllm.imports import kv_parameters
 from engine_worker.engines.vllm.kv_events import KvEventStream
 from engine_worker.engines.vllm.load import LoadAccount, StepStats
@@ -47,7 +49,7 @@ _WARM_UP_TOKENS = 2
 
 
 class VllmEngine:
-    """Implements `MovableEngine`. vLLM is imported by `start`, never before."""
+    """Implements `MovableEngine` and `TellsHiddenStates`. vLLM is imported by `start`, never before."""
 
     def __init__(self, settings: VllmSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -63,6 +65,7 @@ class VllmEngine:
         self._socket_dir: Path | None = None
         self._core: Core | None = None
         self._kv_events: KvEventStream | None = None
+        self._hidden_states: HiddenStateStream | None = None
         self._moves: Moves | None = None
         """None where requests cannot move."""
         self._limits: EngineLimits | None = None
@@ -134,6 +137,23 @@ class VllmEngine:
             raise EngineFailed("the engine is not running: start it first")
         async for change in self._kv_events.changes():
             yield change
+
+    async def capture_hidden_states(self, every_steps: int) -> str:
+        """See `TellsHiddenStates`."""
+        core, directory = self._core, self._socket_dir
+        if core is None or directory is None:
+            raise EngineFailed("the engine is not running: start it first")
+        endpoint = f"ipc://{directory}/hidden-states"
+        if self._hidden_states is None:
+            self._hidden_states = HiddenStateStream(endpoint)
+        return await core.capture_hidden_states(endpoint, every_steps)
+
+    async def hidden_states(self) -> AsyncIterator[HiddenStates]:
+        """See `TellsHiddenStates`; capture first."""
+        if self._hidden_states is None:
+            raise EngineFailed("no hidden states are captured: call capture_hidden_states first")
+        async for states in self._hidden_states.states():
+            yield states
 
     @property
     def kv_address(self) -> str:
@@ -223,6 +243,8 @@ class VllmEngine:
             await self._moves.close()
         if self._kv_events is not None:
             self._kv_events.close()
+        if self._hidden_states is not None:
+            self._hidden_states.close()
         if self._core is not None:
             self._core.stop_reading()
             loop = asyncio.get_running_loop()

@@ -34,6 +34,8 @@ def engine_environment(settings: VllmSettings, device: Device) -> dict[str, str]
         # A step's outputs are handed over in slices of this size, with a turn of the event loop in between; one
         # slice keeps one step one message.
         "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, settings.max_batch_requests)),
+        # Its successor does not show which row of a step belongs to which request (see `hidden_states`).
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
     if device == "cpu":
         variables |= _cpu_environment(settings)

@@ -13,12 +13,15 @@ How exact each field of the report is, as of the last step:
 - queued_prefill_tokens: vLLM says how many prompt tokens a step computed, not of which request. They are given
   to the requests in the scheduler's order, so the sum is exact as long as the guess of what the cache holds
   is; a wrong guess (a block evicted or shared meanwhile) is corrected by the request's first token.
+- decoding_requests: those that have brought a token here; preempted ones stay in it.
+- token_interval_ms: from token to token of each request, its waiting after a preemption included.
 - step_ms: time between two steps' arrivals, or since the request that ended an idle time.
 """
 
 from dataclasses import dataclass
 
 from controlplane.model.instance import LoadReport
+from controlplane.model.token_intervals import TokenIntervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class _Account:
     context_tokens: int
     prefill_tokens: int
     started: bool = False
+    token_ms: float = 0.0
+    """When its latest token came; once there is one."""
 
 
 class LoadAccount:
@@ -58,6 +63,7 @@ class LoadAccount:
         self._preemptions = 0
         self._finished = 0
         self._step_ms = 0.0
+        self._intervals = TokenIntervals()
 
     def submitted(self, request_id: str, context_tokens: int, cached_tokens: int, priority: int, now_s: float) -> None:
         """A request was handed over, of whose context that many tokens are thought to be cached."""
@@ -74,7 +80,10 @@ class LoadAccount:
         account = self._accounts[request_id]
         account.context_tokens += tokens
         account.started = True
-        self._prefilling.pop(request_id, None)
+        now_ms = 1e3 * self._step_since_s
+        if self._prefilling.pop(request_id, None) is None:
+            self._intervals.add(1, account.token_ms, now_ms)
+        account.token_ms = now_ms
 
     def ended(self, request_id: str) -> None:
         """The request is no longer in the engine, for whatever reason."""
@@ -97,6 +106,7 @@ class LoadAccount:
         requests = len(self._accounts)
         running = min(self._stats.running_requests, requests)
         usage = self._stats.kv_cache_usage if requests else 0.0
+        decoding = requests - len(self._prefilling)
         return LoadReport(
             running_requests=running,
             queued_requests=requests - running,
@@ -108,6 +118,8 @@ class LoadAccount:
             preemptions_total=self._preemptions,
             step_ms=self._step_ms,
             finished_requests_total=self._finished,
+            decoding_requests=decoding,
+            token_interval_ms=self._intervals.mean_ms() if decoding else 0.0,
         )
 
     def _spread(self, tokens: int) -> None:

@@ -1,0 +1,38 @@
+"""What an engine tells of its own mind: the last layer's hidden state of the last token of its requests."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol, TypeGuard, runtime_checkable
+
+from engine_worker.engines.interface import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """Of all requests that sampled a token in one engine step."""
+
+    step: int
+    """Of the engine, counted since the capture began."""
+    request_ids: tuple[str, ...]
+    context_tokens: tuple[int, ...]
+    """Per request, the tokens that its state has seen (prompt and generated); the token sampled from it is the next."""
+    hidden_size: int
+    states: bytes
+    """float32, little-endian, request by request: requests x hidden_size x 4 bytes."""
+
+
+@runtime_checkable
+class TellsHiddenStates(Protocol):
+    """An engine whose hidden states can be had (STAR, section 4.2: final layer, last token)."""
+
+    async def capture_hidden_states(self, every_steps: int) -> str:
+        """Tell the states of every `every_steps`-th step from now on, 0: of none. Returns why that cannot be done,
+        empty if it can."""
+
+    def hidden_states(self) -> AsyncIterator[HiddenStates]:
+        """What was captured, in order; has one consumer. A consumer that lags loses the oldest."""
+
+
+def tells_hidden_states(engine: Engine) -> TypeGuard[TellsHiddenStates]:
+    """Whether the engine has hidden states at all."""
+    return isinstance(engine, TellsHiddenStates)

@@ -1,0 +1,34 @@
+"""The class that vLLM mixes into its worker (`worker_extension_cls`)."""
+
+from typing import Any
+
+from engine_worker.engines.vllm.hidden_states.sender import Sender
+from engine_worker.engines.vllm.hidden_states.tap import Tap, why_not_tappable
+
+EXTENSION_CLASS = f"{__name__}.HiddenStateExtension"
+
+
+class HiddenStateExtension:
+    """Its methods become methods of vLLM's worker, called by `collective_rpc` between two steps."""
+
+    penstock_tap: Tap | None = None
+
+    def penstock_capture(self, endpoint: str, every_steps: int) -> str:
+        """Send every `every_steps`-th step's hidden states to `endpoint`, 0: none. Returns why not, empty if so."""
+        runner: Any = getattr(self, "model_runner")  # noqa: B009  vLLM's worker has it, this class alone does not
+        if self.penstock_tap is not None:
+            self.penstock_tap.every_steps = every_steps
+            return ""
+        if getattr(self, "rank", 0) != 0:
+            return ""
+        return why_not_tappable(runner) or self._penstock_install(runner, endpoint, every_steps)
+
+    def _penstock_install(self, runner: Any, endpoint: str, every_steps: int) -> str:
+        from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+        layers = [layer for layer in runner.get_model().modules() if isinstance(layer, LogitsProcessor)]
+        if len(layers) != 1:
+            return f"the model has {len(layers)} layers of the type LogitsProcessor, and one is needed"
+        self.penstock_tap = Tap(runner, every_steps, Sender(endpoint).put)
+        layers[0].register_forward_pre_hook(self.penstock_tap, with_kwargs=True)
+        return ""

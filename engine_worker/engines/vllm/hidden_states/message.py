@@ -1,0 +1,21 @@
+"""What the engine core sends to the worker's process. MessagePack over a ZeroMQ socket of the machine."""
+
+import msgspec
+
+INTERNAL_SUFFIX = "-"
+"""vLLM's own id of a request is the mesh's, this and eight random characters."""
+
+
+class CapturedStates(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one step."""
+
+    step: int
+    internal_ids: list[str]
+    context_tokens: list[int]
+    hidden_size: int
+    states: bytes
+
+
+def request_id_of(internal_id: str) -> str:
+    """The mesh's id of a request, by vLLM's."""
+    return internal_id.rpartition(INTERNAL_SUFFIX)[0]

@@ -1,0 +1,68 @@
+"""Brings captured rows to the worker's process, beside the engine's steps."""
+
+import logging
+import queue
+import threading
+
+import msgspec
+import numpy as np
+import zmq
+
+from engine_worker.engines.vllm.hidden_states.message import CapturedStates
+from engine_worker.engines.vllm.hidden_states.tap import Rows
+
+log = logging.getLogger(__name__)
+
+_WAITING_STEPS = 4
+"""Captured steps that may wait for the sender; more are dropped, because newer ones are worth more."""
+_WAITING_MESSAGES = 64
+
+
+class Sender:
+    """A thread with a socket. `put` never waits; on a GPU the copy to the host is waited for in the thread."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._rows: queue.Queue[Rows | None] = queue.Queue(_WAITING_STEPS)
+        self.dropped_steps_total = 0
+        self._thread = threading.Thread(target=self._run, name="hidden-states", daemon=True)
+        self._thread.start()
+
+    def put(self, rows: Rows) -> None:
+        """Send rows, or drop them if the thread lags."""
+        try:
+            self._rows.put_nowait(rows)
+        except queue.Full:
+            self.dropped_steps_total += 1
+            if self.dropped_steps_total == 1:
+                log.warning("captured hidden states are dropped: they come faster than they can be sent")
+
+    def close(self) -> None:
+        """End the thread once what waits is sent."""
+        self._rows.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        socket = zmq.Context.instance().socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
+        socket.connect(self._endpoint)
+        while (rows := self._rows.get()) is not None:
+            try:
+                socket.send(msgspec.msgpack.encode(_message(rows)), zmq.NOBLOCK)
+            except zmq.Again:
+                self.dropped_steps_total += 1
+        socket.close()
+
+
+def _message(rows: Rows) -> CapturedStates:
+    if rows.ready is not None:
+        rows.ready.synchronize()
+    states = np.ascontiguousarray(rows.states.float().cpu().numpy(), dtype="<f4")
+    return CapturedStates(
+        step=rows.step,
+        internal_ids=list(rows.internal_ids),
+        context_tokens=list(rows.context_tokens),
+        hidden_size=states.shape[1],
+        states=states.tobytes(),
+    )
