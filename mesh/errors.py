@@ -18,6 +18,7 @@ PenstockError
 +-- PlacementError          no instance can take a request
 |   +-- UnknownModel        nobody serves the model
 |   +-- NoInstance          the model is known, but no instance of it is ready
++-- PlanInfeasible          no plan meets what was asked; the one in force stays
 +-- TraceError              a trace of requests cannot be read
 +-- IllegalTransition       a state machine was asked for a step it does not have (a bug; tells the story)
 """
@@ -101,6 +102,10 @@ class UnknownModel(PlacementError):
 
 class NoInstance(PlacementError):
     """The model is known, but no instance of it is ready."""
+
+
+class PlanInfeasible(PenstockError):
+    """No plan meets what was asked; the one in force stays."""
 
 
 class TraceError(PenstockError):

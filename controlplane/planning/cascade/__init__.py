@@ -1,0 +1,14 @@
+"""The cascade plan (Cascadia, section 3): which share of the requests each tier serves, and on how many GPUs in which
+shapes.
+
+    sample       what was seen of the workload: lengths and judge scores of the same requests on every tier
+    routing      thresholds -> who answers which request, the quality, the load of each tier
+    replica      one replica's latency under load, measured by simulation
+    parallelism  the best mix of replicas on f GPUs: the tables l_i(f)
+    allocation   GPUs to tiers: the MILP of section 3.2, and its objective alone
+    objective    the latency-quality score of section 3.3 and of appendix C
+    search       thresholds of the lowest score
+    alternate    algorithm 1: routing and deployment in turn
+    plan         the result, as a value that is stored and shown
+    drift        when the workload has moved so far that the plan must be made anew
+"""

@@ -1,0 +1,155 @@
+"""Algorithm 1 of Cascadia: deployment and routing in turn, until the score stands still."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from controlplane.planning.cascade.allocation import allocate
+from controlplane.planning.cascade.objective import BestWithin, FastestWithin, Objective
+from controlplane.planning.cascade.parallelism import Mix
+from controlplane.planning.cascade.routing import ESCALATE_ALL, Routed, proportional_thresholds, route
+from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.planning.cascade.search import Point, RoutingSearch
+from controlplane.planning.cascade.tables import CurveSource, TierTable, latencies_of, tier_tables
+from mesh.errors import ConfigurationError, PlanInfeasible
+
+STABLE = 1e-3
+"""Relative change of the score below which it stands still: the latency levels are coarser."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked for: a quality to reach as fast as possible, or a latency to answer within as well as possible."""
+
+    gpus: int
+    quality: float | None = None
+    """q_min, 0 to 100."""
+    latency_s: float | None = None
+    """L_max: p95 of the slowest tier."""
+    judge_s: float = 0.0
+    """What a judgement takes; part of the latency of every tier but the last."""
+    stable_rounds: int = 2
+    """K."""
+    max_rounds: int = 12
+
+    def __post_init__(self) -> None:
+        if (self.quality is None) == (self.latency_s is None):
+            raise ConfigurationError("ask for a plan either by a quality target or by a latency budget")
+        if self.gpus < 1 or self.judge_s < 0 or not 1 <= self.stable_rounds <= self.max_rounds:
+            raise ConfigurationError(f"a plan needs gpus >= 1, judge_s >= 0 and stable_rounds <= max_rounds: {self}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deployment:
+    """GPUs and replicas of every tier under a routing, with the latencies that they reach."""
+
+    gpus: tuple[int, ...]
+    mixes: tuple[Mix, ...]
+    p95_s: tuple[float, ...]
+
+    @property
+    def latency_s(self) -> float:
+        """L: the slowest tier."""
+        return max(self.p95_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """The best routing and its deployment, and what was looked at on the way."""
+
+    thresholds: tuple[float, ...]
+    routed: Routed
+    deployment: Deployment
+    scores: tuple[float, ...]
+    """J of each round."""
+    points: tuple[Point, ...]
+    """Of the last search; for the front of latency and quality."""
+
+
+def plan(
+    sample: CascadeSample, source: CurveSource, request: PlanRequest, heard: Callable[[int, float], None] | None = None
+) -> Planned:
+    """Alternate until J has been stable for K rounds; `heard` is told each round and its J.
+
+    Raises `PlanInfeasible` where no routing that was found meets the target within the GPUs.
+    """
+    anchors = route(sample, (0.0,) * (sample.tiers - 1)), route(sample, (ESCALATE_ALL,) * (sample.tiers - 1))
+    thresholds = proportional_thresholds(sample)
+    best: Planned | None = None
+    best_score, stable, scores = np.inf, 0, []
+    for round_number in range(request.max_rounds):
+        routed = route(sample, thresholds)
+        tables = tier_tables(sample, routed, source, request.gpus, request.judge_s)
+        objective = _objective(sample, request, anchors, tables)
+        deployment = deploy(sample, routed, tables, request.gpus)
+        score = np.inf if deployment is None else objective.score(deployment.latency_s, routed.quality)
+        found = RoutingSearch(sample, tables, request.gpus, objective).run(thresholds)
+        scores.append(score)
+        if heard is not None:
+            heard(round_number, score)
+        stands_still = score >= best_score - STABLE * abs(best_score) if np.isfinite(best_score) else False
+        if deployment is not None and score < best_score:
+            best_score = score
+            best = Planned(thresholds, routed, deployment, (), ())
+        if best is not None:
+            best = Planned(best.thresholds, best.routed, best.deployment, tuple(scores), found.points)
+        stable = stable + 1 if stands_still else 0
+        if stable >= request.stable_rounds or (round_number and found.best.thresholds == thresholds):
+            break
+        thresholds = found.best.thresholds
+    return _meeting(best, sample, request, anchors)
+
+
+def deploy(sample: CascadeSample, routed: Routed, tables: tuple[TierTable, ...], gpus: int) -> Deployment | None:
+    """The deployment solver of algorithm 1; None where the GPUs do not hold the load."""
+    latencies = latencies_of(sample, routed, tables)
+    try:
+        allocation = allocate(latencies, routed.shares, gpus)
+    except PlanInfeasible:
+        return None
+    mixes = tuple(
+        table.capacity.mix(
+            given, table.scaled_rate_per_s(routed.reached[:, tier], sample.rate_per_s * routed.shares[tier])
+        )
+        for tier, (table, given) in enumerate(zip(tables, allocation, strict=True))
+    )
+    return Deployment(
+        allocation, mixes, tuple(float(table_s[f]) for table_s, f in zip(latencies, allocation, strict=True))
+    )
+
+
+def _objective(
+    sample: CascadeSample, request: PlanRequest, anchors: tuple[Routed, Routed], tables: tuple[TierTable, ...]
+) -> Objective:
+    smallest, largest = anchors
+    if request.quality is not None:
+        return FastestWithin(request.quality, utopia=largest.quality, nadir=smallest.quality)
+    assert request.latency_s is not None  # a request has one of the two
+    ends = [deploy(sample, routed, tables, request.gpus) for routed in anchors]
+    best_s, worst_s = (None if end is None else end.latency_s for end in ends)
+    best_s = request.latency_s if best_s is None else best_s
+    return BestWithin(request.latency_s, best_s=best_s, worst_s=2 * best_s if worst_s is None else worst_s)
+
+
+def _meeting(
+    best: Planned | None, sample: CascadeSample, request: PlanRequest, anchors: tuple[Routed, Routed]
+) -> Planned:
+    """The plan, if it meets what was asked."""
+    if best is None:
+        raise PlanInfeasible(
+            f"{request.gpus} GPUs do not hold {sample.rate_per_s:g} requests/s under any routing that was tried: give "
+            "more GPUs or plan for a lower rate"
+        )
+    if request.quality is not None and best.routed.quality < request.quality:
+        raise PlanInfeasible(
+            f"a quality of {request.quality:g} is not met: the best found on {request.gpus} GPUs is "
+            f"{best.routed.quality:.1f} (all answers by the largest tier: {anchors[1].quality:.1f}); lower the target, "
+            "give more GPUs or add a better tier"
+        )
+    if request.latency_s is not None and best.deployment.latency_s > request.latency_s:
+        raise PlanInfeasible(
+            f"a latency of {request.latency_s:g} s is not met: the least found on {request.gpus} GPUs is "
+            f"{best.deployment.latency_s:.2f} s; raise the budget, give more GPUs or plan for a lower rate"
+        )
+    return best

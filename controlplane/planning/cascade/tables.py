@@ -1,0 +1,95 @@
+"""Latency tables of all tiers for any routing, from simulations for one.
+
+Which requests reach a tier changes their lengths, and with them the tier's latency. Simulating every routing that a
+search looks at would take minutes; so the search scales the tables of the last deployment by the work that the
+routing leaves per request, and each round of algorithm 1 simulates anew for the routing it has found. At its fixed
+point nothing is scaled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.planning.cascade.parallelism import Capacity, capacity
+from controlplane.planning.cascade.replica import ReplicaCurve
+from controlplane.planning.cascade.routing import Routed
+from controlplane.planning.cascade.sample import CascadeSample
+
+TAIL = 0.95
+
+
+class CurveSource(Protocol):
+    """Measures replicas, usually by simulation; whoever implements it remembers what it has measured."""
+
+    def curves(self, tier: int, requests: NDArray[np.intp]) -> Sequence[ReplicaCurve]:
+        """One curve for each shape that the tier's model fits on, for these requests of the sample."""
+        ...
+
+    def work_s(self, tier: int) -> NDArray[np.float64]:
+        """What each request of the sample takes on the tier when it is alone there; shape (n,)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TierTable:
+    """One tier's capacity, for requests of a certain mean and tail of work."""
+
+    capacity: Capacity
+    work_s: NDArray[np.float64]
+    mean_work_s: float
+    tail_work_s: float
+    judge_s: float
+    """Added to every latency: an answer of this tier is judged before it counts. 0 for the last."""
+
+    def latencies_s(self, reached: NDArray[np.bool_], rate_per_s: float) -> NDArray[np.float64]:
+        """l(f), f = 0..max, if the requests with `reached` (shape (n,)) come at this rate; zeros if none do."""
+        rate, stretch = self._scaled(reached, rate_per_s)
+        if rate <= 0:
+            return np.zeros(self.capacity.max_gpus + 1)
+        return self.capacity.latencies_s(rate) * stretch + self.judge_s
+
+    def scaled_rate_per_s(self, reached: NDArray[np.bool_], rate_per_s: float) -> float:
+        """The rate of the table's own requests that means as much work."""
+        return self._scaled(reached, rate_per_s)[0]
+
+    def _scaled(self, reached: NDArray[np.bool_], rate_per_s: float) -> tuple[float, float]:
+        work_s = self.work_s[reached]
+        if not len(work_s) or rate_per_s <= 0:
+            return 0.0, 1.0
+        rank = int(TAIL * (len(work_s) - 1))
+        tail_s = float(np.partition(work_s, rank)[rank])
+        return rate_per_s * float(work_s.mean()) / self.mean_work_s, tail_s / self.tail_work_s
+
+
+def tier_tables(
+    sample: CascadeSample, routed: Routed, source: CurveSource, gpus: int, judge_s: float
+) -> tuple[TierTable, ...]:
+    """Tables simulated for this routing; for a tier that no request reaches, for all of them."""
+    tables: list[TierTable] = []
+    for tier in range(sample.tiers):
+        reached = routed.reached[:, tier]
+        requests = np.flatnonzero(reached) if reached.any() else np.arange(sample.requests)
+        work_s = source.work_s(tier)
+        of_these = work_s[requests]
+        rank = int(TAIL * (len(of_these) - 1))
+        tables.append(
+            TierTable(
+                capacity=capacity(source.curves(tier, requests), gpus),
+                work_s=work_s,
+                mean_work_s=float(of_these.mean()),
+                tail_work_s=float(np.partition(of_these, rank)[rank]),
+                judge_s=judge_s if tier < sample.tiers - 1 else 0.0,
+            )
+        )
+    return tuple(tables)
+
+
+def latencies_of(sample: CascadeSample, routed: Routed, tables: Sequence[TierTable]) -> tuple[NDArray[np.float64], ...]:
+    """l_i(f) of every tier under this routing."""
+    return tuple(
+        table.latencies_s(routed.reached[:, tier], sample.rate_per_s * float(routed.reached[:, tier].mean()))
+        for tier, table in enumerate(tables)
+    )

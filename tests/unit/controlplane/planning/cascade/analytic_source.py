@@ -1,0 +1,50 @@
+"""Replicas with a latency in closed form, in place of simulations: p95 = tail of work / (1 - utilisation)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
+from controlplane.planning.cascade.sample import CascadeSample
+
+UTILISATIONS = np.array([0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95])
+
+
+class AnalyticSource:
+    """Tier i does a token of work in `token_s[i]` on one GPU, and on g GPUs in 1 / g**0.8 of that."""
+
+    def __init__(
+        self, sample: CascadeSample, token_s: Sequence[float], shapes: Sequence[tuple[ReplicaShape, ...]]
+    ) -> None:
+        self.sample = sample
+        self.token_s = token_s
+        self.shapes = shapes
+        self.asked = 0
+
+    def work_s(self, tier: int) -> NDArray[np.float64]:
+        return self.sample.output_tokens[:, tier] * self.token_s[tier]
+
+    def curves(self, tier: int, requests: NDArray[np.intp]) -> tuple[ReplicaCurve, ...]:
+        self.asked += 1
+        work_s = self.work_s(tier)[requests]
+        tail_s = float(np.sort(work_s)[int(0.95 * (len(work_s) - 1))])
+        curves = []
+        for shape in self.shapes[tier]:
+            speed = shape.gpus**0.8
+            rates = UTILISATIONS * speed / work_s.mean()
+            curves.append(ReplicaCurve(shape, rates, tail_s / speed / (1 - UTILISATIONS)))
+        return tuple(curves)
+
+
+def random_sample(seed: int, requests: int, tiers: int, rate_per_s: float = 2.0, levels: int = 5) -> CascadeSample:
+    """Scores of few distinct values, on average rising with the tier."""
+    rng = np.random.default_rng(seed)
+    skill = np.linspace(0.35, 0.9, tiers)
+    scores = rng.binomial(levels, skill, (requests, tiers)) * (100.0 / levels)
+    return CascadeSample(
+        scores=scores,
+        input_tokens=rng.integers(10, 2000, requests),
+        output_tokens=rng.integers(10, 500, (requests, tiers)),
+        rate_per_s=rate_per_s,
+    )

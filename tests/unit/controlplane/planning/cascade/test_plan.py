@@ -1,0 +1,129 @@
+"""What is asked of a plan, what comes of it, and plans that are refused."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from controlplane.planning.cascade.alternate import PlanRequest, plan
+from controlplane.planning.cascade.objective import BestWithin, FastestWithin
+from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
+from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
+from controlplane.planning.cascade.search import Point, front
+from mesh.errors import ConfigurationError, PlanInfeasible
+from tests.unit.controlplane.planning.cascade.analytic_source import AnalyticSource, random_sample
+
+SHAPES = [(ReplicaShape(1), ReplicaShape(2)), (ReplicaShape(1), ReplicaShape(2)), (ReplicaShape(4), ReplicaShape(8))]
+SAMPLE = random_sample(5, 200, 3, rate_per_s=4.0, levels=20)
+SOURCE = AnalyticSource(SAMPLE, [0.001, 0.006, 0.03], SHAPES)
+
+
+def made(request: PlanRequest) -> CascadePlan:
+    planned = plan(SAMPLE, SOURCE, request)
+    return cascade_plan(
+        "cascade",
+        ("small", "medium", "large"),
+        planned,
+        rate_per_s=SAMPLE.rate_per_s,
+        gpus=request.gpus,
+        quality_target=request.quality,
+        latency_target_s=request.latency_s,
+    )
+
+
+def test_a_better_answer_takes_longer_and_more_gpus_answer_sooner() -> None:
+    by_quality = [made(PlanRequest(gpus=32, quality=quality)) for quality in (45, 60, 70, 80)]
+    assert [each.quality >= target for each, target in zip(by_quality, (45, 60, 70, 80), strict=True)] == [True] * 4
+    latencies = [each.latency_p95_s for each in by_quality]
+    assert latencies == sorted(latencies)
+    by_gpus = [made(PlanRequest(gpus=gpus, quality=75)).latency_p95_s for gpus in (24, 32, 64)]
+    assert by_gpus == sorted(by_gpus, reverse=True)
+
+
+def test_a_tier_that_nothing_reaches_gets_no_gpu() -> None:
+    easy = made(PlanRequest(gpus=32, quality=10))
+    assert [tier.share for tier in easy.tiers[1:]] == [0.0, 0.0]
+    assert [tier.gpus for tier in easy.tiers[1:]] == [0, 0]
+    assert easy.tiers[0].replica_count >= 1
+
+
+def test_a_latency_budget_buys_the_best_quality_within_it() -> None:
+    tight, wide = (made(PlanRequest(gpus=32, latency_s=seconds)) for seconds in (1.0, 8.0))
+    assert tight.latency_p95_s <= 1.0
+    assert wide.latency_p95_s <= 8.0
+    assert wide.quality > tight.quality
+
+
+def test_the_judges_time_is_part_of_the_latency_of_every_tier_that_is_judged() -> None:
+    without, judged = (made(PlanRequest(gpus=32, quality=75, judge_s=seconds)) for seconds in (0.0, 50.0))
+    assert judged.latency_p95_s > without.latency_p95_s
+    assert min(tier.p95_s for tier in judged.tiers[:-1] if tier.share) >= 50.0
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (PlanRequest(gpus=32, quality=99.9), "lower the target"),
+        (PlanRequest(gpus=1, quality=60), "GPUs"),
+        (PlanRequest(gpus=32, latency_s=0.01), "raise the budget"),
+    ],
+)
+def test_what_cannot_be_reached_is_refused_with_what_could(request_: PlanRequest, words: str) -> None:
+    with pytest.raises(PlanInfeasible, match=words):
+        made(request_)
+
+
+def test_a_plan_is_asked_for_by_quality_or_by_latency() -> None:
+    for wrong in ({}, {"quality": 80.0, "latency_s": 1.0}):
+        with pytest.raises(ConfigurationError, match="either"):
+            PlanRequest(gpus=4, **wrong)
+
+
+def test_plans_survive_the_store() -> None:
+    whole = made(PlanRequest(gpus=32, quality=75))
+    assert decode_plan(encode_plan(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"thresholds": (50.0,)}, "thresholds"),
+        ({"gpus": 1}, "more than its 1 GPUs"),
+        ({"format": 9}, "format"),
+        ({"tiers": ()}, "no tier"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(change: dict[str, object], words: str) -> None:
+    whole = made(PlanRequest(gpus=32, quality=75))
+    with pytest.raises(PlanInfeasible, match=words):
+        decode_plan(encode_plan(msgspec.structs.replace(whole, **change)))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"name": 3}'])
+def test_what_is_no_plan_is_refused(content: bytes) -> None:
+    with pytest.raises(PlanInfeasible, match="no cascade plan"):
+        decode_plan(content)
+
+
+def test_the_papers_example_of_the_score() -> None:
+    """Section 3.3: utopia 0.95, nadir 0.75, target 0.90, mu 100; here in hundredths."""
+    objective = FastestWithin(90.0, utopia=95.0, nadir=75.0, penalty=100.0)
+    assert objective.score(11.0, 88.0) == pytest.approx(21.0)
+    assert objective.score(11.4, 91.0) == pytest.approx(11.4)
+    assert objective.score(12.2, 93.0) == pytest.approx(12.2)
+
+
+def test_the_score_under_a_latency_budget() -> None:
+    objective = BestWithin(10.0, best_s=2.0, worst_s=22.0, penalty=100.0)
+    assert objective.score(9.0, 80.0) == -80.0
+    assert objective.score(12.0, 90.0) == pytest.approx(100.0 * 0.1 - 90.0)
+
+
+def test_the_front_keeps_what_nothing_beats() -> None:
+    points = [Point((1.0,), 1.0, 50.0), Point((2.0,), 2.0, 40.0), Point((3.0,), 3.0, 70.0), Point((4.0,), 3.0, 60.0)]
+    assert [point.thresholds for point in front([*points, Point((5.0,), float("inf"), 100.0)])] == [(1.0,), (3.0,)]
+
+
+def test_a_replica_sustains_what_its_curve_says() -> None:
+    curve = ReplicaCurve(ReplicaShape(1), np.array([1.0, 2.0, 4.0]), np.array([1.0, 1.0, 3.0]))
+    sustained = curve.sustained_rate_per_s(np.array([0.5, 1.0, 2.0, 3.0, 9.0]))
+    assert sustained.tolist() == [0.0, 2.0, 3.0, 4.0, 4.0]
