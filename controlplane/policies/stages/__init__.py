@@ -1,0 +1,6 @@
+"""Length-specialised stages (CascadeInfer): who serves which lengths, where a boundary lies, who hands over what.
+
+`layout` says which instances form which stage; `refinement` moves the boundary between neighbours; `rebalancing` names
+the requests that are to leave an instance; `placement` is the policy for new requests; `agent` joins these to the
+protocol in `controlplane/protocols/bid_ask`, one agent per instance.
+"""
