@@ -76,6 +76,8 @@ class GaugeCollector(Collector):
             ("queued_requests", "Requests that wait for the engine", load.queued_requests),
             ("queued_prefill_tokens", "Prompt tokens still to be computed", load.queued_prefill_tokens),
             ("running_tokens", "Context tokens of the running requests", load.running_tokens),
+            ("decoding_requests", "Running requests whose prompt is computed", load.decoding_requests),
+            ("token_interval_seconds", "Mean time between tokens of decoding requests", load.token_interval_ms / 1000),
             ("kv_usage_ratio", "Share of the KV blocks in use", load.kv_blocks_used / max(1, now.kv_blocks)),
             ("cached_blocks", "Blocks in the prefix cache", now.cached_blocks),
             ("streams", "Connected frontends", now.streams),

@@ -13,6 +13,8 @@ LOAD_GAUGES = {
     "queued_prefill_tokens": "Prompt tokens still to be computed",
     "running_tokens": "Context tokens of running requests",
     "kv_blocks_used": "KV blocks that running requests hold",
+    "decoding_requests": "Running requests whose prompt is computed",
+    "token_interval_ms": "Mean milliseconds between two tokens of the decoding requests over the last seconds",
 }
 LOAD_COUNTERS = {
     "generated_tokens_total": "Tokens generated",

@@ -95,9 +95,9 @@ class SimulatedEngine:
         return self._outputs.read()
 
     def load(self) -> LoadReport:
-        """The load now, with the step duration as the clock shows it."""
-        load = self.instance.load()
-        return replace(load, step_ms=load.step_ms * self._time_scale)
+        """The load now, with durations as the clock shows them."""
+        load, scale = self.instance.load(), self._time_scale
+        return replace(load, step_ms=load.step_ms * scale, token_interval_ms=load.token_interval_ms * scale)
 
     def kv_blocks(self) -> AsyncIterator[KvBlocks]:
         """Changes of the prefix cache."""

@@ -6,9 +6,11 @@ The world around it owns the clock: it asks for a step, lets the step's duration
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.model.instance import LoadReport
 from controlplane.model.request import EngineRequest, TokenDelta
+from controlplane.model.token_intervals import TokenIntervals
 from mesh.errors import IllegalTransition, RequestRefused
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig
@@ -40,6 +42,7 @@ class Instance:
         self._prefilled_tokens = 0
         self._finished = 0
         self._last_step_ms = 0.0
+        self._intervals = TokenIntervals()
 
     def submit(self, request: EngineRequest | CountedRequest) -> None:
         """Queue a request. Raises `RequestRefused` for one that can never be served, whose id is in use, or
@@ -85,11 +88,12 @@ class Instance:
         shape = BatchShape(
             tuple(chunk.shape for chunk in chunks), decoding.context_tokens(), decoding.context_tokens_sum
         )
-        steps, last_step_ms = 1, self._cost.step_ms(shape)
+        steps, last_step_ms, each_ends_ms = 1, self._cost.step_ms(shape), None
         ends_ms = now_ms + last_step_ms
         if ends_ms < min(horizon_ms, look_ms) and not chunks and not preempted:
-            steps, last_step_ms, ends_ms = self._run(shape, now_ms, horizon_ms, look_ms, last_step_ms)
-        self._step = Step(now_ms, ends_ms, steps, last_step_ms, tuple(chunks), len(decoding), preempted)
+            last_step_ms, each_ends_ms = self._run(shape, now_ms, horizon_ms, look_ms, last_step_ms)
+            steps, ends_ms = len(each_ends_ms), float(each_ends_ms[-1])
+        self._step = Step(now_ms, ends_ms, steps, last_step_ms, tuple(chunks), len(decoding), preempted, each_ends_ms)
         return self._step
 
     def finish_step(self, step: Step) -> StepResult:
@@ -99,6 +103,10 @@ class Instance:
         self._step = None
         self._last_step_ms = step.last_step_ms
         decoding = self._scheduler.decoding
+        if step.each_ends_ms is None:
+            self._intervals.add(len(decoding), step.started_ms, step.ends_ms)
+        else:
+            self._intervals.add_run(len(decoding), step.started_ms, step.each_ends_ms)
         emitted = step.steps * len(decoding)
         ended = decoding.advance(step.steps)
         deltas = [self._delta(each) for each in decoding.sequences if each.text] if self._readers else []
@@ -148,6 +156,8 @@ class Instance:
             preemptions_total=scheduler.preemptions,
             step_ms=self._last_step_ms,
             finished_requests_total=self._finished,
+            decoding_requests=len(scheduler.decoding),
+            token_interval_ms=self._intervals.mean_ms() if len(scheduler.decoding) else 0.0,
         )
 
     @property
@@ -266,8 +276,8 @@ class Instance:
 
     def _run(
         self, shape: BatchShape, now_ms: float, horizon_ms: float, look_ms: float, first_ms: float
-    ) -> tuple[int, float, float]:
-        """(steps, duration of the last, end) of the longest run of decode steps that nothing disturbs."""
+    ) -> tuple[float, NDArray[np.float64]]:
+        """(duration of the last step, end of each) of the longest run of decode steps that nothing disturbs."""
         likely = math.ceil(min((min(horizon_ms, look_ms) - now_ms) / first_ms, _LONGEST_RUN_STEPS))
         longest = min(self._scheduler.decoding.steps_to_next_end(), likely)
         durations_ms = self._cost.decode_run_ms(shape, longest)
@@ -278,7 +288,7 @@ class Instance:
         steps = 1
         while steps < longest and self._scheduler.grow_ahead(steps):
             steps += 1
-        return steps, float(durations_ms[steps - 1]), float(ends_ms[steps - 1])
+        return float(durations_ms[steps - 1]), ends_ms[:steps]
 
     def _delta(self, sequence: Sequence) -> TokenDelta:
         return token_delta(sequence, self._scheduler.tokens_of(sequence))

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from controlplane.model.instance import KvBlocks
 from controlplane.model.request import TokenDelta
 from simulator.cost.model import PrefillChunk
@@ -30,6 +33,8 @@ class Step:
     decode_requests: int
     preempted: tuple[str, ...] = ()
     """Requests that lost their blocks and wait again."""
+    each_ends_ms: NDArray[np.float64] | None = None
+    """When each of several steps ends."""
 
     @property
     def duration_ms(self) -> float:

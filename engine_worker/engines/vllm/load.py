@@ -82,7 +82,7 @@ class LoadAccount:
         account.started = True
         now_ms = 1e3 * self._step_since_s
         if self._prefilling.pop(request_id, None) is None:
-            self._intervals.add(1, account.token_ms, now_ms)
+            self._intervals.add(1, account.token_ms, now_ms, tokens)
         account.token_ms = now_ms
 
     def ended(self, request_id: str) -> None:

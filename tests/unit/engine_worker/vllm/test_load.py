@@ -99,3 +99,23 @@ def test_a_step_that_only_cleans_up_has_no_duration() -> None:
     load.stepped(stats(1, prefilled=5), now_s=0.5)
     load.stepped(stats(0), now_s=0.6)
     assert load.report().step_ms == 500.0
+
+
+def test_decoding_requests_and_the_time_between_their_tokens() -> None:
+    load = LoadAccount(kv_blocks=100)
+    submit(load, "a", 50)
+    submit(load, "b", 50)
+    load.stepped(stats(2, prefilled=50), now_s=1.0)
+    load.produced("a", 1)
+    assert (load.report().decoding_requests, load.report().token_interval_ms) == (1, 0.0)
+    load.stepped(stats(2, prefilled=50), now_s=1.2)
+    load.produced("a", 1)
+    load.produced("b", 1)
+    load.stepped(stats(2), now_s=1.3)
+    load.produced("a", 1)
+    load.produced("b", 1)
+    assert load.report().decoding_requests == 2
+    assert round(load.report().token_interval_ms, 3) == round((200 + 100 + 100) / 3, 3)
+    load.ended("a")
+    load.ended("b")
+    assert (load.report().decoding_requests, load.report().token_interval_ms) == (0, 0.0)

@@ -237,3 +237,19 @@ def test_what_cannot_be_served_is_refused(request_: EngineRequest | CountedReque
 def test_settings_that_contradict_each_other_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         replace(CONFIG, **change)
+
+
+def test_the_load_says_who_decodes_and_how_fast() -> None:
+    instance = Instance(CONFIG, LinearCost())
+    instance.submit(CountedRequest("short", 3, 50))
+    take(instance)
+    assert (instance.load().decoding_requests, instance.load().token_interval_ms) == (1, 0.0)
+    step, _ = take(instance)
+    assert instance.load().token_interval_ms == pytest.approx(step.duration_ms, abs=1e-3)
+    instance.submit(CountedRequest("long", 40, 5))
+    slowed, _ = take(instance)
+    assert instance.load().decoding_requests == 1
+    mean_ms = (step.duration_ms + slowed.duration_ms) / 2
+    assert instance.load().token_interval_ms == pytest.approx(mean_ms, abs=1e-3)
+    run_out(instance)
+    assert (instance.load().decoding_requests, instance.load().token_interval_ms) == (0, 0.0)

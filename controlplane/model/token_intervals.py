@@ -1,0 +1,62 @@
+"""How long decoding requests wait from one token to the next: Arrow's measure of a decode instance (section 4.3)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLICE_MS = 500
+SLICES = 10
+"""The window is five seconds."""
+
+
+class TokenIntervals:
+    """The mean over a sliding window, in constant memory. No clock: time is whatever the caller's is, in milliseconds.
+
+    Times are rounded to whole microseconds, so that adding a run of steps at once and adding them one by one give
+    equal means. An interval counts when its token comes.
+    """
+
+    __slots__ = ("_latest", "_tokens", "_waited_us")
+
+    def __init__(self) -> None:
+        self._latest = 0
+        self._tokens = [0] * SLICES
+        self._waited_us = [0] * SLICES
+
+    def add(self, requests: int, started_ms: float, ended_ms: float, tokens_each: int = 1) -> None:
+        """A token (or several) for each of so many requests, at `ended_ms`, the one before having come at `started_ms`.
+        With no requests, only time passes."""
+        self._add(requests * tokens_each, requests * (_us(ended_ms) - _us(started_ms)), int(ended_ms // SLICE_MS))
+
+    def add_run(self, requests: int, started_ms: float, ends_ms: NDArray[np.float64]) -> None:
+        """The same for consecutive steps that end at `ends_ms`, ascending, each with a token for every request."""
+        slices = ends_ms // SLICE_MS
+        if slices[0] == slices[-1]:
+            waited_us = requests * (_us(float(ends_ms[-1])) - _us(started_ms))
+            self._add(requests * len(ends_ms), waited_us, int(slices[-1]))
+            return
+        numbers, firsts = np.unique(slices, return_index=True)
+        lasts = [*(firsts[1:] - 1).tolist(), len(ends_ms) - 1]
+        first = 0
+        for number, last in zip(numbers.tolist(), lasts, strict=True):
+            ended_ms = float(ends_ms[last])
+            waited_us = requests * (_us(ended_ms) - _us(started_ms))
+            self._add(requests * (last + 1 - first), waited_us, int(number))
+            first, started_ms = last + 1, ended_ms
+
+    def mean_ms(self) -> float:
+        """Over the window that ends with the latest time seen; 0 without a token in it."""
+        tokens = sum(self._tokens)
+        return sum(self._waited_us) / tokens / 1000 if tokens else 0.0
+
+    def _add(self, tokens: int, waited_us: int, number: int) -> None:
+        """Time that goes backwards counts as the latest seen."""
+        if number > self._latest:
+            for passed in range(max(self._latest, number - SLICES) + 1, number + 1):
+                self._tokens[passed % SLICES] = self._waited_us[passed % SLICES] = 0
+            self._latest = number
+        self._tokens[self._latest % SLICES] += tokens
+        self._waited_us[self._latest % SLICES] += waited_us
+
+
+def _us(time_ms: float) -> int:
+    return round(1000 * time_ms)
