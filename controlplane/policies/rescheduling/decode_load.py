@@ -28,6 +28,13 @@ class DecodeLoad:
     future_tokens: Tokens
     """The instance's token load now and at the points of the horizon, shape (horizon.points,)."""
 
+    def over(self, horizon: Horizon) -> "DecodeLoad":
+        """The same requests over another horizon, for the moment in which a worker has not heard of it yet."""
+        if horizon == self.horizon:
+            return self
+        future = profiles(self.context_tokens, self.remaining_tokens, horizon).sum(axis=0)
+        return DecodeLoad(self.request_ids, self.context_tokens, self.remaining_tokens, horizon, future)
+
     @property
     def tokens(self) -> int:
         """N_i(B_i, 0): the load of this moment."""

@@ -30,6 +30,8 @@ class Horizon(msgspec.Struct, frozen=True):
 class ReschedulerParameters(PolicyParameters, frozen=True, forbid_unknown_fields=True):
     """The paper names these quantities and gives no value for any: the defaults are ours (docs/rescheduling.md)."""
 
+    interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 1.0
+    """Time from one decision to the next, and from one report of the running requests to the next."""
     theta: Annotated[float, msgspec.Meta(ge=0)] = 0.1
     """How far above the mean an instance's load must be before anything is moved away from it."""
     horizon_steps: Annotated[int, msgspec.Meta(ge=1, le=256)] = 32
