@@ -35,7 +35,7 @@ def test_a_better_answer_takes_longer_and_more_gpus_answer_sooner() -> None:
     assert [each.quality >= target for each, target in zip(by_quality, (45, 60, 70, 80), strict=True)] == [True] * 4
     latencies = [each.latency_p95_s for each in by_quality]
     assert latencies == sorted(latencies)
-    by_gpus = [made(PlanRequest(gpus=gpus, quality=75)).latency_p95_s for gpus in (24, 32, 64)]
+    by_gpus = [made(PlanRequest(gpus=gpus, quality=75)).latency_p95_s for gpus in (28, 32, 64)]
     assert by_gpus == sorted(by_gpus, reverse=True)
 
 
