@@ -1,0 +1,5 @@
+"""One request's way up a cascade of models: answered, judged, accepted or sent on (Cascadia, section 3.3, figure 4).
+
+walk      the state machine: what happened in, what to do next out
+terms     what holds for one request: tiers, thresholds, deadline, how far it may go
+"""

@@ -1,0 +1,187 @@
+"""One request's way up a cascade, as a state machine without I/O.
+
+GENERATING --answered--> JUDGING --score met--> DONE
+     ^                      |
+     '------escalated-------'        a tier that fails is passed over; what cannot be improved in time is accepted
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from controlplane.protocols.cascade.terms import MAX_SCORE, CascadeTerms, WithoutJudge
+from mesh.errors import IllegalTransition
+
+
+class WalkState(StrEnum):
+    """Where the request stands."""
+
+    GENERATING = "generating"
+    """A tier is answering it."""
+    JUDGING = "judging"
+    """Its answer is being judged."""
+    DONE = "done"
+    """An answer was accepted."""
+    FAILED = "failed"
+    """No tier could answer."""
+
+
+TRANSITIONS: dict[WalkState, frozenset[WalkState]] = {
+    WalkState.GENERATING: frozenset({WalkState.GENERATING, WalkState.JUDGING, WalkState.DONE, WalkState.FAILED}),
+    WalkState.JUDGING: frozenset({WalkState.GENERATING, WalkState.DONE}),
+    WalkState.DONE: frozenset(),
+    WalkState.FAILED: frozenset(),
+}
+
+
+class Because(StrEnum):
+    """Why an answer was accepted; the client is told."""
+
+    SCORE = "score"
+    """It scored at least the threshold."""
+    LAST_TIER = "last_tier"
+    """No further tier may be asked."""
+    DEADLINE = "deadline"
+    """No further tier is expected to answer in time: the best so far."""
+    JUDGE_DOWN = "judge_down"
+    """Nobody could judge it, and the terms say to take it then."""
+    TIER_FAILED = "tier_failed"
+    """The tiers above could not answer: the best so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Let this tier answer the request."""
+
+    tier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Have this tier's answer judged."""
+
+    tier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Give the client this tier's answer."""
+
+    tier: int
+    because: Because
+
+    @property
+    def is_compromise(self) -> bool:
+        """Whether the cascade would have gone on, had it been able to."""
+        return self.because not in (Because.SCORE, Because.LAST_TIER)
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Tell the client that no tier could answer."""
+
+    reason: str
+
+
+Action: TypeAlias = Generate | Judge | Accept | Fail
+
+
+class CascadeWalk:
+    """Events in, the one next action out. The first tier is asked whatever the deadline: some answer beats none."""
+
+    def __init__(self, request_id: str, terms: CascadeTerms) -> None:
+        self.terms = terms
+        self.state = WalkState.GENERATING
+        self.tier = 0
+        self.scores: dict[int, float] = {}
+        """By tier, of the answers that were judged."""
+        self._request_id = request_id
+        self._answered: list[int] = []
+        self._failures: list[str] = []
+
+    @property
+    def first(self) -> Generate:
+        """What to begin with."""
+        return Generate(0)
+
+    def answered(self, tier: int, now_s: float) -> Action:
+        """The tier's answer is complete."""
+        self._expect(WalkState.GENERATING, tier, "answered")
+        self._answered.append(tier)
+        if tier == self.terms.last_tier:
+            return self._accept(tier, Because.LAST_TIER)
+        if not self._fits(tier + 1, now_s):
+            return self._accept(self._best(), Because.DEADLINE)
+        self._go(WalkState.JUDGING)
+        return Judge(tier)
+
+    def judged(self, tier: int, score: float, now_s: float) -> Action:
+        """The judge's word on the tier's answer, 0 to 100."""
+        self._expect(WalkState.JUDGING, tier, "judged")
+        if not 0 <= score <= MAX_SCORE:
+            raise IllegalTransition(f"{self._story()}: a score goes from 0 to {MAX_SCORE:g}, got {score}")
+        self.scores[tier] = score
+        if score >= self.terms.thresholds[tier]:
+            return self._accept(tier, Because.SCORE)
+        if not self._fits(tier + 1, now_s):
+            return self._accept(self._best(), Because.DEADLINE)
+        return self._generate(tier + 1)
+
+    def not_judged(self, tier: int, now_s: float) -> Action:
+        """No judge could be had for the tier's answer."""
+        self._expect(WalkState.JUDGING, tier, "not judged")
+        if self.terms.without_judge is WithoutJudge.ACCEPT:
+            return self._accept(tier, Because.JUDGE_DOWN)
+        if not self._fits(tier + 1, now_s):
+            return self._accept(self._best(), Because.DEADLINE)
+        return self._generate(tier + 1)
+
+    def failed(self, tier: int, reason: str, now_s: float) -> Action:
+        """The tier could not answer: the next one may, else the best so far is taken."""
+        self._expect(WalkState.GENERATING, tier, "failed")
+        self._failures.append(f"tier {tier}: {reason}")
+        if tier < self.terms.last_tier and (not self._answered or self._fits(tier + 1, now_s)):
+            return self._generate(tier + 1)
+        if self._answered:
+            return self._accept(self._best(), Because.TIER_FAILED)
+        self._go(WalkState.FAILED)
+        return Fail("; ".join(self._failures))
+
+    def out_of_time(self) -> Accept | None:
+        """The deadline has passed while a further tier was at work: the best so far; None: there is none yet, or the
+        walk has ended."""
+        if not self._answered or self.state in (WalkState.DONE, WalkState.FAILED):
+            return None
+        return self._accept(self._best(), Because.DEADLINE)
+
+    def _fits(self, tier: int, now_s: float) -> bool:
+        deadline_s = self.terms.deadline_s
+        return deadline_s is None or now_s + self.terms.expected_s[tier] <= deadline_s
+
+    def _best(self) -> int:
+        """The answer with the highest score; of those never judged the highest tier, which is meant to be better."""
+        return max(self._answered, key=lambda tier: (self.scores.get(tier, -1.0), tier))
+
+    def _generate(self, tier: int) -> Generate:
+        self._go(WalkState.GENERATING)
+        self.tier = tier
+        return Generate(tier)
+
+    def _accept(self, tier: int, because: Because) -> Accept:
+        self._go(WalkState.DONE)
+        return Accept(tier, because)
+
+    def _go(self, state: WalkState) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransition(f"{self._story()} cannot become {state}")
+        self.state = state
+
+    def _expect(self, state: WalkState, tier: int, event: str) -> None:
+        if self.state is not state or self.tier != tier:
+            raise IllegalTransition(f"{self._story()} does not await that tier {tier} has {event}")
+
+    def _story(self) -> str:
+        return (
+            f"request {self._request_id}, {self.state} on tier {self.tier}, answered by {self._answered}, scored "
+            f"{self.scores}, failed {self._failures}"
+        )

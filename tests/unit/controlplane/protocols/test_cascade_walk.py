@@ -1,0 +1,188 @@
+"""A request's way up the cascade: by example, and under any course of events."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge, thresholds_for
+from controlplane.protocols.cascade.walk import (
+    TRANSITIONS,
+    Accept,
+    Action,
+    Because,
+    CascadeWalk,
+    Fail,
+    Generate,
+    Judge,
+    WalkState,
+)
+from mesh.errors import ConfigurationError, IllegalTransition
+
+THREE = CascadeTerms(thresholds=(80.0, 60.0), expected_s=(1.0, 5.0, 20.0))
+
+
+def test_an_answer_that_scores_enough_is_accepted() -> None:
+    walk = CascadeWalk("r", THREE)
+    assert walk.first == Generate(0)
+    assert walk.answered(0, 1.0) == Judge(0)
+    assert walk.judged(0, 80.0, 2.0) == Accept(0, Because.SCORE)
+
+
+def test_answers_that_score_too_little_go_up_to_the_last_tier_which_is_not_judged() -> None:
+    walk = CascadeWalk("r", THREE)
+    walk.answered(0, 1.0)
+    assert walk.judged(0, 79.9, 2.0) == Generate(1)
+    assert walk.answered(1, 3.0) == Judge(1)
+    assert walk.judged(1, 10.0, 4.0) == Generate(2)
+    accepted = walk.answered(2, 5.0)
+    assert accepted == Accept(2, Because.LAST_TIER)
+    assert walk.scores == {0: 79.9, 1: 10.0}
+
+
+def test_a_tier_that_would_come_too_late_is_not_begun_and_the_best_so_far_is_taken() -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0, 60.0), (1.0, 5.0, 20.0), deadline_s=12.0))
+    walk.answered(0, 1.0)
+    walk.judged(0, 50.0, 2.0)
+    walk.answered(1, 6.0)
+    assert walk.state is WalkState.DONE
+    late = CascadeWalk("r", CascadeTerms((80.0, 60.0), (1.0, 5.0, 20.0), deadline_s=30.0))
+    late.answered(0, 1.0)
+    late.judged(0, 50.0, 2.0)
+    assert late.answered(1, 6.0) == Judge(1)
+    assert late.judged(1, 40.0, 11.0) == Accept(0, Because.DEADLINE), "tier 0 scored higher"
+
+
+def test_with_no_time_for_a_second_tier_nobody_is_bothered_to_judge_the_first() -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0,), (1.0, 5.0), deadline_s=3.0))
+    accepted = walk.answered(0, 1.0)
+    assert accepted == Accept(0, Because.DEADLINE)
+    assert accepted.is_compromise
+
+
+def test_a_request_goes_no_further_than_it_may() -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0, 60.0), (0.0, 0.0, 0.0), max_tier=1))
+    walk.answered(0, 1.0)
+    walk.judged(0, 0.0, 1.0)
+    assert walk.answered(1, 1.0) == Accept(1, Because.LAST_TIER)
+
+
+@pytest.mark.parametrize(
+    ("without", "expected"),
+    [(WithoutJudge.ESCALATE, Generate(1)), (WithoutJudge.ACCEPT, Accept(0, Because.JUDGE_DOWN))],
+)
+def test_without_a_judge_the_terms_decide(without: WithoutJudge, expected: Action) -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0,), (0.0, 0.0), without_judge=without))
+    walk.answered(0, 1.0)
+    assert walk.not_judged(0, 1.0) == expected
+
+
+def test_tiers_that_fail_are_passed_over() -> None:
+    walk = CascadeWalk("r", THREE)
+    assert walk.failed(0, "no instance", 1.0) == Generate(1)
+    assert walk.answered(1, 2.0) == Judge(1)
+    assert walk.judged(1, 10.0, 2.0) == Generate(2)
+    assert walk.failed(2, "no instance", 3.0) == Accept(1, Because.TIER_FAILED)
+
+
+def test_if_no_tier_can_answer_the_client_hears_of_each() -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0,), (0.0, 0.0)))
+    walk.failed(0, "overloaded", 1.0)
+    failed = walk.failed(1, "gone", 1.0)
+    assert isinstance(failed, Fail)
+    assert "overloaded" in failed.reason
+    assert "gone" in failed.reason
+
+
+def test_time_that_runs_out_during_a_further_tier_brings_the_best_so_far() -> None:
+    walk = CascadeWalk("r", THREE)
+    assert walk.out_of_time() is None, "there is no answer yet"
+    walk.answered(0, 1.0)
+    walk.judged(0, 50.0, 2.0)
+    assert walk.out_of_time() == Accept(0, Because.DEADLINE)
+    assert walk.out_of_time() is None
+
+
+def test_events_out_of_place_raise_with_the_story() -> None:
+    walk = CascadeWalk("request-7", THREE)
+    with pytest.raises(IllegalTransition, match="request-7, generating on tier 0"):
+        walk.judged(0, 50.0, 1.0)
+    with pytest.raises(IllegalTransition, match="tier 1"):
+        walk.answered(1, 1.0)
+    walk.answered(0, 1.0)
+    with pytest.raises(IllegalTransition, match="score"):
+        walk.judged(0, 101.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"expected_s": (1.0,)}, "expected"),
+        ({"max_tier": 3}, "none of this cascade's"),
+        ({"thresholds": (-1.0, 2.0)}, "scores"),
+    ],
+)
+def test_terms_that_make_no_sense_are_refused(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        CascadeTerms(**{"thresholds": (80.0, 60.0), "expected_s": (1.0, 5.0, 20.0), **wrong})  # type: ignore[arg-type]
+
+
+def test_a_request_may_ask_for_a_quality_of_its_own() -> None:
+    assert thresholds_for((80.0, 60.0), None) == (80.0, 60.0)
+    assert thresholds_for((80.0, 60.0), 95.0) == (95.0, 95.0)
+    with pytest.raises(ConfigurationError, match="score"):
+        thresholds_for((80.0,), 101.0)
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> tuple[CascadeTerms, list[tuple[str, float, float]]]:
+    tiers = draw(st.integers(1, 4))
+    terms = CascadeTerms(
+        thresholds=tuple(draw(st.lists(st.floats(0, 101), min_size=tiers - 1, max_size=tiers - 1))),
+        expected_s=tuple(draw(st.lists(st.floats(0, 10), min_size=tiers, max_size=tiers))),
+        deadline_s=draw(st.none() | st.floats(0, 30)),
+        max_tier=draw(st.none() | st.integers(0, tiers - 1)),
+        without_judge=draw(st.sampled_from(WithoutJudge)),
+    )
+    what = st.sampled_from(["well", "badly", "out of time"])
+    return terms, draw(st.lists(st.tuples(what, st.floats(0, 100), st.floats(0, 5)), min_size=9, max_size=9))
+
+
+@given(courses())
+def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_failed(
+    course: tuple[CascadeTerms, list[tuple[str, float, float]]],
+) -> None:
+    terms, events = course
+    walk = CascadeWalk("r", terms)
+    action: Action = walk.first
+    answered: list[int] = []
+    asked: list[int] = []
+    now_s = 0.0
+    for what, score, took_s in events:
+        before = walk.state
+        now_s += took_s
+        out_of_time = walk.out_of_time() if what == "out of time" else None
+        if out_of_time is not None:
+            action = out_of_time
+        elif isinstance(action, Generate):
+            if asked and terms.deadline_s is not None and answered:
+                assert now_s - took_s + terms.expected_s[action.tier] <= terms.deadline_s
+            asked.append(action.tier)
+            if what == "well":
+                answered.append(action.tier)
+                action = walk.answered(action.tier, now_s)
+            else:
+                action = walk.failed(action.tier, "broken", now_s)
+        elif isinstance(action, Judge):
+            judged = what == "well"
+            action = walk.judged(action.tier, score, now_s) if judged else walk.not_judged(action.tier, now_s)
+        assert walk.state is before or walk.state in TRANSITIONS[before]
+        if isinstance(action, Accept | Fail):
+            break
+    assert isinstance(action, Accept | Fail)
+    assert asked == sorted(set(asked))
+    assert max(asked) <= terms.last_tier
+    if isinstance(action, Accept):
+        assert action.tier in answered
+    else:
+        assert not answered
+        assert asked[-1] == terms.last_tier
