@@ -7,10 +7,10 @@ import click
 
 from mesh.errors import ConfigurationError, TraceError
 from services.cli.report_output import say
+from services.cli.simulation.costs import cost_options, costs_of, instance_of
 from services.cli.simulation.plan import PolicyChoice, SimulationPlan, planned_requests
 from services.cli.trace_options import recipe_of
 from simulator.cluster.config import ClusterConfig, Failure
-from simulator.instance.config import InstanceConfig
 from simulator.traces.request import TraceRequest
 
 Command = Callable[..., None]
@@ -19,15 +19,20 @@ _COUNT = click.IntRange(min=1)
 
 _OPTIONS = (
     click.option("--instances", type=click.IntRange(1, 4096), default=16, show_default=True, help="How many."),
+    *cost_options,
     click.option(
         "--kv-blocks",
         type=_COUNT,
-        default=26_000,
-        show_default=True,
-        help="KV blocks of an instance; the default is what an A100-80GB has beside an 8B model.",
+        show_default="what the device has beside the model; without --model 26000",
+        help="KV blocks of an instance.",
     ),
     click.option("--block-tokens", type=_COUNT, default=16, show_default=True, help="Tokens of a KV block."),
-    click.option("--max-model-len", type=_COUNT, default=131_072, show_default=True, help="Context in tokens."),
+    click.option(
+        "--max-model-len",
+        type=_COUNT,
+        show_default="the model's, or what fits; without --model 131072",
+        help="Context in tokens.",
+    ),
     click.option("--max-num-seqs", type=_COUNT, default=256, show_default=True, help="Running requests at most."),
     click.option(
         "--max-num-batched-tokens", type=_COUNT, default=2048, show_default=True, help="Token budget of a step."
@@ -65,14 +70,7 @@ def cluster_options(command: Command) -> Command:
 
 def cluster_of(options: dict[str, Any]) -> ClusterConfig:
     """The cluster that the options describe. Raises `ConfigurationError`."""
-    instance = InstanceConfig(
-        block_tokens=options["block_tokens"],
-        kv_blocks=options["kv_blocks"],
-        max_model_len_tokens=options["max_model_len"],
-        max_batch_requests=options["max_num_seqs"],
-        max_step_tokens=options["max_num_batched_tokens"],
-        block_bytes=options["block_tokens"],  # nothing is transferred here
-    )
+    instance = instance_of(options)
     return ClusterConfig(
         instances=options["instances"],
         instance=instance,
@@ -90,6 +88,7 @@ def plan_of(options: dict[str, Any], policy: str) -> SimulationPlan:
         max_requests=options["max_requests"],
         cluster=cluster_of(options),
         policy=PolicyChoice.parse(policy),
+        costs=costs_of(options),
     )
 
 

@@ -6,9 +6,9 @@ from itertools import islice
 
 from controlplane.policies.registry import create_policy
 from mesh.errors import ConfigurationError
+from services.cli.simulation.costs import CostChoice
 from simulator.cluster.config import ClusterConfig
 from simulator.cluster.simulation import ClusterSimulation
-from simulator.cost.linear import LinearCost
 from simulator.report.outcome import RequestOutcome
 from simulator.traces.request import TraceRequest
 from simulator.traces.reshape import fit_context
@@ -47,6 +47,7 @@ class SimulationPlan:
     max_requests: int | None
     cluster: ClusterConfig
     policy: PolicyChoice
+    costs: CostChoice
 
 
 def planned_requests(plan: SimulationPlan) -> tuple[list[TraceRequest], int]:
@@ -62,4 +63,4 @@ def simulate(
 ) -> list[RequestOutcome]:
     """Run it; see `ClusterSimulation.run`."""
     policy = create_policy(plan.policy.name, plan.policy.parameters)
-    return ClusterSimulation(requests, plan.cluster, LinearCost(), policy).run(on_progress)
+    return ClusterSimulation(requests, plan.cluster, plan.costs.create(), policy).run(on_progress)

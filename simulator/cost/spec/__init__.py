@@ -1,0 +1,1 @@
+"""What cost models know of models and devices."""
