@@ -19,6 +19,6 @@ handshake, the refusals and the epochs are ours. Who owns the request while a me
 - Every hand-over raises the request's epoch by one, every recovery by two. The frontend takes tokens of the highest
   epoch only, so a target that committed unheard can do no harm.
 
-Disaggregated prefill and decode is the same protocol, begun while the prompt is still being computed: the rounds follow
-the prefill, and the hand-over follows the first token.
+Disaggregated prefill and decode is the same protocol, ordered when the request comes: the offer is made once the first
+blocks of its prompt are computed, the rounds follow the prefill, and the hand-over follows the first token.
 """

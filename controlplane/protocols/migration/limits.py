@@ -18,7 +18,7 @@ class MigrationLimits:
     resend_ms: float = 100.0
     """An unanswered message is sent again after this."""
     max_rounds: int = 8
-    """After so many rounds the request is paused however much is left."""
+    """After so many rounds of a request that decodes it is paused however much is left."""
     last_round_blocks: int = 2
     """The request is paused once no more than this many blocks are left to copy."""
     idle_ms: float = 30_000.0

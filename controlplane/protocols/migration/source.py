@@ -25,6 +25,8 @@ from mesh.errors import IllegalTransition
 class SourceState(StrEnum):
     """Where a migration stands, seen from the source."""
 
+    WAITING = "waiting"
+    """Nothing of the request is computed yet: the target knows nothing, and keeps no room for it."""
     OFFERED = "offered"
     """Waiting for the target's answer; the request runs."""
     COPYING = "copying"
@@ -44,6 +46,7 @@ class SourceState(StrEnum):
 
 
 TRANSITIONS: dict[SourceState, frozenset[SourceState]] = {
+    SourceState.WAITING: frozenset({SourceState.OFFERED, SourceState.KEPT}),
     SourceState.OFFERED: frozenset({SourceState.COPYING, SourceState.KEPT}),
     SourceState.COPYING: frozenset({SourceState.PAUSING, SourceState.KEPT}),
     SourceState.PAUSING: frozenset({SourceState.HANDED_OVER, SourceState.KEPT}),
@@ -155,7 +158,7 @@ class SourceMigration:
     ) -> None:
         """`epoch` is the request's present one."""
         self.migration_id = migration_id
-        self.state = SourceState.OFFERED
+        self.state = SourceState.WAITING
         self.reason = ""
         """Why the migration ended as it did."""
         self.rounds = 0
@@ -163,16 +166,21 @@ class SourceMigration:
         """Blocks that the target has said to have."""
         self._limits = limits
         self._progress = Progress(0, False)
+        self._decoding_rounds = 0
         self._unanswered: ToTarget | None = None
         self._sent_ms = now_ms
         self._entered_ms = now_ms
-        self._story = [f"{now_ms:.0f} ms: offered"]
+        self._story = [f"{now_ms:.0f} ms: ordered"]
         self._offer = Offer(migration_id, request, epoch + 1, frontend_id)
 
-    def start(self) -> tuple[SourceInstruction, ...]:
-        """The offer."""
-        self._unanswered = self._offer
-        return (Send(self._offer),)
+    def start(self, progress: Progress | None = None) -> tuple[SourceInstruction, ...]:
+        """The offer. If the engine has told of its progress and nothing is computed, it is made as soon as something
+        is: a request that waits for its turn here must not hold memory there."""
+        if progress is not None:
+            self._progress = progress
+            if not _has_begun(progress):
+                return ()
+        return self._make_offer(self._entered_ms)
 
     def handle(self, event: SourceEvent, now_ms: float) -> tuple[SourceInstruction, ...]:
         """What is to be done about `event`. Events that come too late to matter return nothing."""
@@ -207,6 +215,8 @@ class SourceMigration:
 
     def _on_progress(self, event: Progress, now_ms: float) -> tuple[SourceInstruction, ...]:
         self._progress = event
+        if self.state is SourceState.WAITING and _has_begun(event):
+            return self._make_offer(now_ms)
         if self.state is SourceState.COPYING and self._unanswered is None:
             return self._next_round(now_ms)
         return ()
@@ -228,8 +238,9 @@ class SourceMigration:
         if self.state in PAUSED:
             raise IllegalTransition(f"a paused request cannot end by itself; {self.story}")
         self.reason = "the request ended before it was moved"
+        is_known = self.state is not SourceState.WAITING
         self._enter(SourceState.KEPT, now_ms)
-        return (Send(Abort(self.migration_id, self.reason)),)
+        return (Send(Abort(self.migration_id, self.reason)),) if is_known else ()
 
     def _on_target_lost(self, event: TargetLost, now_ms: float) -> tuple[SourceInstruction, ...]:
         if self.state in PAUSED:
@@ -240,6 +251,8 @@ class SourceMigration:
     def _on_cancel(self, event: Cancel, now_ms: float) -> tuple[SourceInstruction, ...]:
         if self.state in PAUSED:
             return self._take_back(event.reason, now_ms)
+        if self.state is SourceState.WAITING:
+            return self._keep(event.reason, now_ms)
         return self._abort(event.reason, now_ms)
 
     def _on_tick(self, event: Tick, now_ms: float) -> tuple[SourceInstruction, ...]:
@@ -264,16 +277,21 @@ class SourceMigration:
         self._enter(SourceState.MOVED, now_ms)
         return (Release(),)
 
+    def _make_offer(self, now_ms: float) -> tuple[SourceInstruction, ...]:
+        self._enter(SourceState.OFFERED, now_ms)
+        return self._send(self._offer, now_ms)
+
     def _next_round(self, now_ms: float) -> tuple[SourceInstruction, ...]:
         """The next round, the pause, or nothing while the prompt is still being computed."""
         remaining = self._progress.full_blocks - self.copied_blocks
-        enough = remaining <= self._limits.last_round_blocks or self.rounds >= self._limits.max_rounds
+        enough = remaining <= self._limits.last_round_blocks or self._decoding_rounds >= self._limits.max_rounds
         if self._progress.decoding and enough:
             self._enter(SourceState.PAUSING, now_ms)
             return (Pause(),)
         if remaining <= 0:
             return ()
         self.rounds += 1
+        self._decoding_rounds += self._progress.decoding
         self._entered_ms = now_ms
         return self._send(Round(self.migration_id, self.rounds, self.copied_blocks, remaining), now_ms)
 
@@ -310,6 +328,10 @@ class SourceMigration:
         self.state = state
         self._entered_ms = now_ms
         self._story.append(f"{now_ms:.0f} ms: {state}" + (f" ({self.reason})" if self.reason else ""))
+
+
+def _has_begun(progress: Progress) -> bool:
+    return progress.decoding or progress.full_blocks > 0
 
 
 _HANDLERS: dict[type, Callable[..., tuple[SourceInstruction, ...]]] = {

@@ -10,6 +10,7 @@ from controlplane.protocols.migration.target import TargetMigration
 
 LIMITS = MigrationLimits()
 BLOCK_TOKENS = 4
+CHUNK_TOKENS = 10
 PROMPT = tuple(range(40))
 REQUEST = EngineRequest("r", PROMPT, SamplingParams(max_tokens=100))
 
@@ -25,14 +26,16 @@ def full_blocks(emitted: int) -> int:
 class TwoInstances:
     """Every method is one thing that may happen; `check` is what must hold after each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fresh: bool = False) -> None:
+        """`is_fresh`: nothing of the prompt is computed yet."""
         self.now_ms = 0.0
         self.to_target: list[messages.ToTarget] = []
         self.to_source: list[messages.ToSource] = []
         self.source: SourceMigration | None = new_source()
         self.target: TargetMigration | None = None
         self.target_forgot = False
-        self.emitted = 3
+        self.emitted = 0 if is_fresh else 3
+        self.computed_prompt = 0 if is_fresh else len(PROMPT)
         self.runs_at_source = True
         self.pause_asked = self.ended = False
         self.source_frees = self.target_reservations = self.target_frees = self.activations = 0
@@ -40,7 +43,7 @@ class TwoInstances:
         self.reserving = False
         self.pulls: list[target.Pull] = []
         self.pulled: set[int] = set()
-        self.do_source(self.source.start())
+        self.do_source(self.source.start(source.Progress(0, decoding=False) if is_fresh else None))
 
     # What the instructions mean.
 
@@ -125,6 +128,11 @@ class TwoInstances:
             blocks = -(-tokens // BLOCK_TOKENS)
             self.tell_source(source.Paused(tuple(range(self.emitted)), tokens, blocks))
             return
+        if self.computed_prompt < len(PROMPT):
+            self.computed_prompt += CHUNK_TOKENS
+            if self.computed_prompt < len(PROMPT):
+                self.tell_source(source.Progress(self.computed_prompt // BLOCK_TOKENS, decoding=False))
+                return
         self.emitted += 1
         self.tell_source(source.Progress(full_blocks(self.emitted - 1), decoding=True))
 
@@ -194,7 +202,7 @@ class TwoInstances:
                 self.reserve(enough=True)
             if self.pulls:
                 self.pull(whole=True)
-            if self.may_step and self.pause_asked:
+            if self.may_step and (self.pause_asked or self.computed_prompt < len(PROMPT)):
                 self.step()
             self.pass_time(LIMITS.idle_ms / 20)
         if self.source is not None:

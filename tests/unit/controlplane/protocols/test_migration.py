@@ -87,8 +87,18 @@ class Chaos(RuleBasedStateMachine):
         self.pair.settle()
 
 
+class ChaosFromPrefill(Chaos):
+    """The same, ordered before the prompt is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = TwoInstances(is_fresh=True)
+
+
 TestChaos = Chaos.TestCase
 TestChaos.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestChaosFromPrefill = ChaosFromPrefill.TestCase
+TestChaosFromPrefill.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
 def usual_course(pair: TwoInstances) -> None:
@@ -191,6 +201,38 @@ def test_rounds_follow_the_prefill_and_the_pause_waits_for_the_first_token() -> 
     assert migration.handle(source.Progress(5, decoding=True), 5) == (source.Pause(),)
 
 
+def test_nothing_is_offered_before_something_is_computed() -> None:
+    migration = new_source()
+    assert migration.start(source.Progress(0, decoding=False)) == ()
+    assert migration.handle(source.Tick(), 60_000) == ()
+    (sent,) = migration.handle(source.Progress(1, decoding=False), 60_000)
+    assert isinstance(sent, source.Send)
+    assert isinstance(sent.message, messages.Offer)
+    assert migration.handle(source.Tick(), 60_000 + LIMITS.resend_ms) == (sent,)
+    assert migration.handle(messages.Accept("m"), 60_200) == (source.Send(messages.Round("m", 1, 0, 1)),)
+
+
+@pytest.mark.parametrize("event", [source.Ended(), source.Cancel("taken back"), source.TargetLost()])
+def test_what_was_never_offered_needs_no_word_to_the_target(event: source.SourceEvent) -> None:
+    migration = new_source()
+    migration.start(source.Progress(0, decoding=False))
+    assert migration.handle(event, 1) == ()
+    assert migration.state is SourceState.KEPT
+
+
+def test_rounds_of_the_prefill_do_not_use_up_those_of_the_decode() -> None:
+    limits = MigrationLimits(max_rounds=2, last_round_blocks=0)
+    migration = new_source(limits=limits)
+    migration.start(source.Progress(1, decoding=False))
+    migration.handle(messages.Accept("m"), 1)
+    for number in range(1, 6):
+        migration.handle(messages.Pulled("m", number), number)
+        (sent,) = migration.handle(source.Progress(number + 1, decoding=False), number)
+        assert sent == source.Send(messages.Round("m", number + 1, number, 1))
+    migration.handle(source.Progress(9, decoding=True), 7)
+    assert migration.handle(messages.Pulled("m", 6), 8) == (source.Send(messages.Round("m", 7, 6, 3)),)
+
+
 def test_stop_and_copy_is_the_same_protocol_without_rounds() -> None:
     migration = accepted(MigrationLimits(max_rounds=0))
     assert migration.handle(messages.Accept("m"), 1) == (source.Pause(),)
@@ -247,7 +289,7 @@ def test_an_unanswered_message_is_sent_again() -> None:
 
 
 def test_a_bug_tells_the_story() -> None:
-    with pytest.raises(IllegalTransition, match=r"never handed over; migration m: 0 ms: offered"):
+    with pytest.raises(IllegalTransition, match=r"never handed over; migration m: 0 ms: ordered"):
         new_source().handle(messages.Committed("m"), 1)
 
 
