@@ -3,14 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import grpc
 
+from controlplane.decode_message import decode_message
 from controlplane.load_message import load_message
 from controlplane.model.instance import InstanceState, KvBlocks
 from engine_worker import wire
 from engine_worker.cache_ledger import CacheLedger, KvBacklog
+from engine_worker.decode_reporting import DecodeReporting
 from engine_worker.instance import Instance
 from engine_worker.metrics import WorkerMetrics
 from engine_worker.pacing import Pacing
@@ -38,6 +41,7 @@ class MonitorLink:
         metrics: WorkerMetrics,
         backoff: Backoff,
         clock: Callable[[], float],
+        decoding: DecodeReporting,
     ) -> None:
         self._address = address
         self._instance = instance
@@ -46,6 +50,8 @@ class MonitorLink:
         self._metrics = metrics
         self._backoff = backoff
         self._clock = clock
+        self._decoding = decoding
+        self._decoding_told_s = -inf
         self._backlog = KvBacklog(max_changes=instance.description.kv_blocks)
         self._pacing = self._fresh_pacing()
         self._wake = asyncio.Event()
@@ -109,6 +115,7 @@ class MonitorLink:
         self._backlog.restart()
         self._pacing = self._fresh_pacing()
         self._admissions_told = self._state_told = None
+        self._decoding_told_s = -inf
         hello = wire.description_message(self._instance.description)
         await _send(call, monitor_pb2.WorkerReport(hello=hello))
         while not reader.done():
@@ -117,6 +124,8 @@ class MonitorLink:
                 await _send(call, monitor_pb2.WorkerReport(kv=wire.kv_update_message(piece)))
             if not self._instance.hung:
                 await _send(call, monitor_pb2.WorkerReport(load=self._next_load()))
+                if self._is_decoding_due():
+                    await _send(call, monitor_pb2.WorkerReport(decode=decode_message(self._decoding.load())))
             await self._wait_until_due(reader)
 
     async def _wait_until_due(self, reader: asyncio.Task[None]) -> None:
@@ -139,6 +148,13 @@ class MonitorLink:
         self._admissions_told = table.admissions_total
         self._state_told = self._instance.state
         return load_message(self._instance.load(), self._instance.state, admitted)
+
+    def _is_decoding_due(self) -> bool:
+        interval_s, now_s = self._decoding.interval_s, self._clock()
+        if interval_s is None or now_s - self._decoding_told_s < interval_s:
+            return False
+        self._decoding_told_s = now_s
+        return True
 
     async def _read_acks(self, call: Any) -> None:
         async for _ in call:

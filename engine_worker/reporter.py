@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from controlplane.model.instance import KvBlocks
 from engine_worker.cache_ledger import CacheLedger
+from engine_worker.decode_reporting import DecodeReporting
 from engine_worker.instance import Instance
 from engine_worker.metrics import WorkerMetrics
 from engine_worker.monitor_link import MonitorLink
@@ -26,6 +27,7 @@ class Reporter:
         self, instance: Instance, settings: WorkerSettings, metrics: WorkerMetrics, clock: Callable[[], float]
     ) -> None:
         self.ledger = CacheLedger(instance.description.kv_blocks)
+        self.decoding = DecodeReporting(instance.table)
         self._instance = instance
         self._settings = settings
         self._metrics = metrics
@@ -70,6 +72,7 @@ class Reporter:
             self._metrics,
             Backoff(random.Random(), SystemClock()),
             self._clock,
+            self.decoding,
         )
         task = self._tasks.spawn(link.run(), name=f"report to {monitor.member_id}")
         self._links[monitor.member_id] = (link, task)

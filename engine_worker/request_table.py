@@ -46,6 +46,15 @@ class TrackedRequest:
     """The engine has answered at least once."""
     taken_over: bool = False
     """It came by a hand-over, and its first delta here must name the tokens before it."""
+    predicted_end_tokens: int | None = None
+    """Tokens that it is predicted to have generated at its end; None before the first prediction."""
+
+    @property
+    def remaining_tokens(self) -> int | None:
+        """Tokens that it is predicted still to generate; one that outlives its prediction may end at any moment."""
+        if self.predicted_end_tokens is None:
+            return None
+        return max(0, self.predicted_end_tokens - len(self.emitted_token_ids))
 
     def become(self, state: State) -> None:
         """Change state. Raises IllegalTransition."""
@@ -163,6 +172,13 @@ class RequestTable:
             else:
                 self._end_broken(tracked, delta, orders)
         return orders
+
+    def predicted(self, request_id: str, generated_tokens: int, remaining_tokens: int) -> None:
+        """A prediction, made when the request had generated so many tokens. One of a request that has ended or moved
+        meanwhile is dropped."""
+        tracked = self._requests.get(request_id)
+        if tracked is not None:
+            tracked.predicted_end_tokens = generated_tokens + remaining_tokens
 
     def take_out(self, request_id: str) -> TrackedRequest | None:
         """Forget a request that the engine was told to release: no end of it will come."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from controlplane.model.instance import InstanceDescription, InstanceState
+from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from engine_worker.coordinator.mover import Mover
 from engine_worker.engine_choice import make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
@@ -20,6 +22,7 @@ from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
+from mesh.store.stored_setting import StoredSetting
 from mesh.tasks import TaskSet
 from penstock.v1 import worker_pb2_grpc
 
@@ -28,6 +31,10 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 FLUSH_S = 1.0
 """How long frontends are given to read the end of their streams when the worker stops."""
+
+
+UNSET_RESCHEDULER = ReschedulerRecord(ReschedulerMode.CURRENT)
+"""What workers report for while the mesh has no setting: a scheduler may have one of its own."""
 
 
 class WorkerRole:
@@ -79,6 +86,10 @@ class WorkerRole:
         )
         self._tasks.spawn(_follow_health(instance, context.server), name="health")
         reporter.start(context.directory, self._engine.kv_blocks())
+        rescheduler = StoredSetting(
+            context.store, RESCHEDULER_KEY, ReschedulerRecord, UNSET_RESCHEDULER, reporter.decoding.configure
+        )
+        self._tasks.spawn(rescheduler.follow(), name="rescheduler setting")
         return {
             "model": description.model,
             "model_path": description.model_path,

@@ -117,6 +117,7 @@ def running_request_message(tracked: TrackedRequest, now_s: float) -> worker_pb2
         generated_tokens=len(tracked.emitted_token_ids),
         frontend_id=tracked.frontend_id,
         age_ms=round(1000 * (now_s - tracked.admitted_s)),
+        remaining_tokens=tracked.remaining_tokens,
     )
 
 

@@ -21,6 +21,7 @@ class ReportedInstance:
         self.load_s = now_s
         """When the last load report came; before the first, when the instance joined."""
         self.stale = False
+        self.decode: monitor_pb2.DecodeReport | None = None
         self.blocks: set[int] = set()
         self.superseded = False
         """A newer stream speaks for the instance now; this one has no say any more."""
@@ -86,6 +87,13 @@ class InstanceBook:
             changes.append(instance.update(stale=False))
         return changes
 
+    def decoding(
+        self, instance: ReportedInstance, report: monitor_pb2.DecodeReport
+    ) -> list[monitor_pb2.InstanceUpdate]:
+        """The instance has told of its decoding requests."""
+        instance.decode = report
+        return [instance.update(decode=report)]
+
     def cached(self, instance: ReportedInstance, change: monitor_pb2.KvUpdate) -> list[monitor_pb2.InstanceUpdate]:
         """The instance's prefix cache has changed."""
         if change.cleared:
@@ -107,6 +115,8 @@ class InstanceBook:
         """The instance's state as of this call, as the changes that lead to it, in pieces of bounded size."""
         blocks = list(instance.blocks)
         last = [instance.update(load=instance.load)] if instance.load is not None else []
+        if instance.decode is not None:
+            last.append(instance.update(decode=instance.decode))
         if instance.stale:
             last.append(instance.update(stale=True))
         yield instance.update(joined=instance.description)

@@ -80,10 +80,12 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
                 self.publish(self.book.loaded(instance, message.load, self._clock()))
             case "kv":
                 self.publish(self.book.cached(instance, message.kv))
+            case "decode":
+                self.publish(self.book.decoding(instance, message.decode))
             case other:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
-                    f"after the hello come load and kv reports, not {other or 'nothing'}",
+                    f"after the hello come load, kv and decode reports, not {other or 'nothing'}",
                 )
 
     # -- to the watchers

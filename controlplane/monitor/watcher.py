@@ -62,4 +62,4 @@ class Watcher:
 
 
 def _weight(change: monitor_pb2.InstanceUpdate) -> int:
-    return 1 + len(change.kv.stored) + len(change.kv.removed)
+    return 1 + len(change.kv.stored) + len(change.kv.removed) + 4 * len(change.decode.request_ids)

@@ -6,10 +6,12 @@ until the new one is complete: a scheduler that has lost its monitor goes on wit
 
 import logging
 
+from controlplane.decode_message import decode_load_of
 from controlplane.load_message import instance_state, load_report
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.scheduler import wire
-from mesh.errors import IllegalTransition
+from controlplane.scheduler.rescheduling.decode_loads import DecodeLoads
+from mesh.errors import IllegalTransition, ProtocolViolation
 from penstock.v1 import monitor_pb2
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,8 @@ class ClusterFeed:
     def __init__(self, limits: ClusterLimits) -> None:
         self.table = ClusterTable(limits)
         """What placements are made from."""
+        self.decode_loads = DecodeLoads()
+        """What instances have told of their decoding requests, of whichever watch it was."""
         self.synced = False
         """A watch is under way and the table in force is its table."""
         self.heard_s: float | None = None
@@ -54,7 +58,7 @@ class ClusterFeed:
         if table is None:
             raise IllegalTransition("watch of the monitor: an update came outside of a watch")
         for instance in update.instances:
-            self._apply(table, instance)
+            self._apply(table, instance, now_s)
         if update.synced and not self.synced:
             self.table, self._incoming, self.synced = table, None, True
         if self.synced:
@@ -69,7 +73,7 @@ class ClusterFeed:
         self.table.lost(instance_id, incarnation_id)
         return True
 
-    def _apply(self, table: ClusterTable, update: monitor_pb2.InstanceUpdate) -> None:
+    def _apply(self, table: ClusterTable, update: monitor_pb2.InstanceUpdate, now_s: float) -> None:
         instance_id, incarnation_id = update.instance_id, update.incarnation_id
         match update.WhichOneof("change"):
             case "load":
@@ -83,11 +87,14 @@ class ClusterFeed:
             case "kv":
                 refused = table.cached(instance_id, incarnation_id, wire.kv_blocks(update.kv))
                 self._note_refused(table, refused)
+            case "decode":
+                self._take_decoding(update, now_s)
             case "joined":
                 table.joined(wire.instance_description(update.joined))
                 log.info("instance joined", extra={"instance_id": instance_id, "incarnation_id": incarnation_id})
             case "lost":
                 table.lost(instance_id, incarnation_id)
+                self.decode_loads.lost(instance_id)
                 log.warning("instance lost", extra={"instance_id": instance_id, "reason": update.lost.reason})
             case "stale":
                 table.staled(instance_id, incarnation_id, update.stale)
@@ -98,6 +105,14 @@ class ClusterFeed:
                 log.error(
                     "a change of this kind is not known here", extra={"instance_id": instance_id, "change": other}
                 )
+
+    def _take_decoding(self, update: monitor_pb2.InstanceUpdate, now_s: float) -> None:
+        try:
+            load = decode_load_of(update.decode)
+        except ProtocolViolation as error:
+            log.error("a report cannot be read", extra={"instance_id": update.instance_id, "error": str(error)})
+            return
+        self.decode_loads.reported(update.instance_id, update.incarnation_id, load, now_s)
 
     def _note_refused(self, table: ClusterTable, refused: int) -> None:
         """Loud, but once for a thousand blocks."""

@@ -6,10 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from controlplane.model.prefix_index import PrefixIndex
+from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.metrics import GaugeCollector, SchedulerMetrics
 from controlplane.scheduler.monitor_watch import MonitorWatch
 from controlplane.scheduler.policy_config import PolicyConfig
+from controlplane.scheduler.rescheduling.config import ReschedulerConfig
+from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
+from controlplane.scheduler.rescheduling.migrations import Migrations
+from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
+from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
+from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
 from controlplane.scheduler.service import SchedulerService
 from controlplane.scheduler.settings import SchedulerSettings
 from mesh.role import RoleContext
@@ -38,6 +45,7 @@ class SchedulerRole:
         self._wall_clock = wall_clock
         self._vital: tuple[asyncio.Task[None], ...] = ()
         self._tasks = TaskSet("scheduler")
+        self._rescheduling: ReschedulingRunner | None = None
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""
@@ -54,11 +62,15 @@ class SchedulerRole:
             self._clock,
             on_synced=desk.tick,
         )
-        service = SchedulerService(desk, policy_config)
+        rescheduling = self._rescheduling = self._make_rescheduling(context, desk)
+        rescheduler_config = ReschedulerConfig(context.store, rescheduling.switch, rescheduling.note_change)
+        service = SchedulerService(desk, policy_config, rescheduling, rescheduler_config)
         context.server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
         self._vital = (
             self._tasks.spawn(watch.follow(), name="monitor watch"),
             self._tasks.spawn(policy_config.follow(), name="policy"),
+            self._tasks.spawn(rescheduler_config.follow(), name="rescheduler setting"),
+            self._tasks.spawn(rescheduling.run(), name="rescheduler"),
             self._tasks.spawn(_tick(desk), name="tick"),
             self._tasks.spawn(_sweep(desk), name="sweep"),
         )
@@ -74,8 +86,29 @@ class SchedulerRole:
         """Nothing to wait for: a placement takes no time, and frontends have a fallback of their own."""
 
     async def stop(self) -> None:
-        """End the watches."""
+        """End the watches, withdraw the migrations that are under way."""
         await self._tasks.cancel()
+        if self._rescheduling is not None:
+            await self._rescheduling.stop()
+
+    def _make_rescheduling(self, context: RoleContext, desk: PlacementDesk) -> ReschedulingRunner:
+        settings = self._settings
+
+        def is_in_charge() -> bool:
+            """One scheduler moves requests, the first by name: two would undo each other's work."""
+            schedulers = context.directory.members("scheduler")
+            return not schedulers or schedulers[0].member_id == context.member_id
+
+        return ReschedulingRunner(
+            desk.feed,
+            ReschedulerSwitch(ReschedulerMode(settings.rescheduler)),
+            Migrations(settings.rescheduler_in_flight, settings.max_explanations),
+            WorkerOrders(settings.migration_deadline_s),
+            ReschedulerMetrics(context.registry),
+            is_in_charge,
+            self._clock,
+            self._wall_clock,
+        )
 
 
 async def _tick(desk: PlacementDesk) -> None:

@@ -12,16 +12,27 @@ from controlplane.policies.registry import POLICIES
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.explanations import Explanation
 from controlplane.scheduler.policy_config import PolicyConfig
+from controlplane.scheduler.rescheduling.config import ReschedulerConfig
+from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
+from controlplane.scheduler.rescheduling.wire import order_message, status_message
 from mesh.errors import ConfigurationError, PenstockError
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
-    """A thin shell around the placement desk."""
+    """A thin shell around the placement desk and the rescheduler."""
 
-    def __init__(self, desk: PlacementDesk, policy_config: PolicyConfig) -> None:
+    def __init__(
+        self,
+        desk: PlacementDesk,
+        policy_config: PolicyConfig,
+        rescheduling: ReschedulingRunner,
+        rescheduler_config: ReschedulerConfig,
+    ) -> None:
         self._desk = desk
         self._policy_config = policy_config
+        self._rescheduling = rescheduling
+        self._rescheduler_config = rescheduler_config
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.PlaceResponse:
         """Choose an instance for one request."""
@@ -48,7 +59,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                 f"the last {len(self._desk.explanations)} are kept",
             )
         assert explanation is not None, "abort raises"
-        return _explain(request.request_id, explanation)
+        message = _explain(request.request_id, explanation)
+        moves = self._rescheduling.migrations.of_request(request.request_id)
+        message.moves.extend(order_message(ordered) for ordered in moves)
+        return message
 
     async def GetPolicy(self, request: scheduler_pb2.GetPolicyRequest, context: Any) -> scheduler_pb2.GetPolicyResponse:
         """The configured policy, and the fallback if one stands in."""
@@ -71,6 +85,25 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         configured = self._desk.switch.configured
         return scheduler_pb2.SetPolicyResponse(policy=configured.name, parameters=configured.parameters.values())
+
+    async def GetRescheduler(
+        self, request: scheduler_pb2.GetReschedulerRequest, context: Any
+    ) -> scheduler_pb2.GetReschedulerResponse:
+        """The configured mode, what stands in for it, and what was done of late."""
+        return status_message(self._rescheduling)
+
+    async def SetRescheduler(
+        self, request: scheduler_pb2.SetReschedulerRequest, context: Any
+    ) -> scheduler_pb2.SetReschedulerResponse:
+        """Switch the rescheduler of the mesh."""
+        try:
+            await self._rescheduler_config.set(request.mode, request.parameters)
+        except ConfigurationError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PenstockError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        switch = self._rescheduling.switch
+        return scheduler_pb2.SetReschedulerResponse(mode=switch.mode, parameters=switch.parameters.values())
 
     async def GetSnapshot(
         self, request: scheduler_pb2.GetSnapshotRequest, context: Any

@@ -1,6 +1,7 @@
 """What the scheduler can be told."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from controlplane.policies.registry import DEFAULT_POLICY
 
@@ -19,3 +20,9 @@ class SchedulerSettings:
     """Placements that can be explained; older ones are forgotten."""
     max_explanation_mib: int = 64
     """Memory for explanations, which grows with the number of instances."""
+    rescheduler: Literal["off", "current", "predicted"] = "off"
+    """What running requests are moved by while the state store names nothing: their load now, or the predicted one."""
+    rescheduler_in_flight: int = 8
+    """Migrations that the rescheduler may have under way."""
+    migration_deadline_s: float = 60.0
+    """Seconds after which a migration that the rescheduler has ordered is withdrawn."""

@@ -11,7 +11,7 @@ it ends, so what counts is the running maximum of L_u,t + t up to its last point
 in BLAS.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,9 +54,14 @@ class Rescheduler:
         self._weights: Floats = np.concatenate(([1.0], self._beta))
         """Of equation (4): the present counts once, the horizon once in all."""
 
-    def decide(self, instances: Sequence[DecodeInstance], moving: Sequence[MigrationOrder] = ()) -> Rescheduling:
+    def decide(
+        self,
+        instances: Sequence[DecodeInstance],
+        moving: Sequence[MigrationOrder] = (),
+        held: Collection[str] = (),
+    ) -> Rescheduling:
         """The orders of this interval, best first. `moving` are orders that are under way: their requests count at
-        their targets already and are not moved again.
+        their targets already and are not moved again; neither are those that are `held`.
 
         In mode `predicted` every load must have been made with the horizon of the parameters.
         """
@@ -66,7 +71,7 @@ class Rescheduler:
         self._count_moving(instances, loads, moving)
         overloaded, underloaded = self._classify(instances, loads)
         names = [instance.instance_id for instance in instances]
-        requests = self._worth_moving(instances, loads, overloaded, {order.request_id for order in moving})
+        requests = self._worth_moving(instances, loads, overloaded, {order.request_id for order in moving}.union(held))
         gains = self._gains(instances, loads, requests, underloaded)
         chosen = self._select(gains, requests, underloaded)
         balance = self._balance(loads)
@@ -93,7 +98,7 @@ class Rescheduler:
     # -- phase 2: candidate enumeration, lines 17 to 23
 
     def _worth_moving(
-        self, instances: Sequence[DecodeInstance], loads: Floats, overloaded: Rows, moving: set[str]
+        self, instances: Sequence[DecodeInstance], loads: Floats, overloaded: Rows, staying: set[str]
     ) -> _Requests:
         """Line 20: requests that will still run for longer than their migration takes. Without predictions all."""
         sources = [(row, instances[row]) for row in overloaded.tolist()]
@@ -101,7 +106,7 @@ class Rescheduler:
         ids = tuple(each for _, instance in sources for each in instance.load.request_ids)
         context = _joined([instance.load.context_tokens for _, instance in sources])
         remaining = _joined([instance.load.remaining_tokens for _, instance in sources])
-        keep = np.fromiter((each not in moving for each in ids), dtype=np.bool_, count=len(ids))
+        keep = np.fromiter((each not in staying for each in ids), dtype=np.bool_, count=len(ids))
         if self.mode is ReschedulerMode.PREDICTED:
             step_ms = np.repeat(np.array([instance.step_ms for _, instance in sources]), counts)
             migration_ms = self.parameters.migration_fixed_ms + self.parameters.migration_token_us / 1000 * context

@@ -1,0 +1,34 @@
+"""What instances have told of their decoding requests, and when. No I/O, no clock."""
+
+from dataclasses import dataclass
+
+from controlplane.policies.rescheduling.decode_load import DecodeLoad
+
+
+@dataclass(frozen=True, slots=True)
+class HeardLoad:
+    """The last report of one incarnation of an instance."""
+
+    incarnation_id: str
+    load: DecodeLoad
+    heard_s: float
+
+
+class DecodeLoads:
+    """The last report of every instance. Soft state: whatever is here is at most as old as its `heard_s` says."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, HeardLoad] = {}
+
+    def reported(self, instance_id: str, incarnation_id: str, load: DecodeLoad, now_s: float) -> None:
+        """A report has come."""
+        self._heard[instance_id] = HeardLoad(incarnation_id, load, now_s)
+
+    def lost(self, instance_id: str) -> None:
+        """The instance is gone."""
+        self._heard.pop(instance_id, None)
+
+    def get(self, instance_id: str, incarnation_id: str) -> HeardLoad | None:
+        """The last report of this incarnation; None if there was none."""
+        heard = self._heard.get(instance_id)
+        return heard if heard is not None and heard.incarnation_id == incarnation_id else None

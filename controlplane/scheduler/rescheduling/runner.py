@@ -1,0 +1,171 @@
+"""Decides every interval and has the orders carried out by the workers."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.problem import Balance, Rescheduling
+from controlplane.scheduler.feed import ClusterFeed
+from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
+from controlplane.scheduler.rescheduling.migrations import Migrations, OrderedMigration
+from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
+from controlplane.scheduler.rescheduling.view import DecodeView, decode_view
+from mesh.errors import RpcError
+from mesh.tasks import TaskSet
+from penstock.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+
+class Mover(Protocol):
+    """How an order reaches the worker that has the request."""
+
+    async def migrate(self, ordered: OrderedMigration, address: str) -> worker_pb2.MigrateResponse:
+        """Ends within a deadline. Raises `RpcError`."""
+
+
+class ReschedulingRunner:
+    """The loop of Algorithm 1 over all models, in one scheduler of the mesh at a time."""
+
+    def __init__(
+        self,
+        feed: ClusterFeed,
+        switch: ReschedulerSwitch,
+        migrations: Migrations,
+        mover: Mover,
+        metrics: ReschedulerMetrics,
+        is_in_charge: Callable[[], bool],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.switch = switch
+        self.migrations = migrations
+        self.is_in_charge = is_in_charge
+        self.balances: dict[str, Balance] = {}
+        """By model, as of the last interval."""
+        self.views: dict[str, DecodeView] = {}
+        self._feed = feed
+        self._mover = mover
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._wake = asyncio.Event()
+        self._tasks = TaskSet("rescheduler")
+
+    def note_change(self) -> None:
+        """The configuration has changed: what was said by the old one is void."""
+        self.balances.clear()
+        self.views.clear()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Decide every interval, for ever."""
+        while True:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(self.switch.parameters.interval_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self.reschedule()
+
+    async def stop(self) -> None:
+        """Withdraw the orders that are under way."""
+        await self._tasks.cancel()
+
+    async def reschedule(self) -> None:
+        """One interval."""
+        self._note_mode()
+        if self.switch.mode is ReschedulerMode.OFF:
+            return
+        table, loads = self._feed.table, self._feed.decode_loads
+        incarnations = {each.instance_id: each.incarnation_id for each in table.instances()}
+
+        def heard_s(instance_id: str) -> float | None:
+            heard = loads.get(instance_id, incarnations.get(instance_id, ""))
+            return None if heard is None else heard.heard_s
+
+        self.migrations.settle(heard_s, self._clock())
+        for model in table.models():
+            now_s = self._clock()
+            shunned = self.migrations.shunned_targets(now_s)
+            view = decode_view(table, loads, model, self.switch.parameters, shunned, now_s)
+            self.views[model] = view
+            await self._decide(view)
+
+    async def _decide(self, view: DecodeView) -> None:
+        rescheduler, changed = self.switch.rescheduler(view)
+        if changed:
+            self._note_fallback(view.model)
+        held = self.migrations.held_requests(self._clock())
+        started = perf_counter()
+        # In a thread of its own: with hundreds of instances it takes milliseconds, which placements must not wait for.
+        decided = await asyncio.to_thread(rescheduler.decide, view.instances, self.migrations.moving(), held)
+        self._metrics.decision_seconds.observe(perf_counter() - started)
+        self._note_balance(view, decided)
+        if self.is_in_charge() and self.switch.mode is not ReschedulerMode.OFF:
+            self._order(decided)
+
+    def _order(self, decided: Rescheduling) -> None:
+        addresses = {each.instance_id: each.address for each in self._feed.table.instances()}
+        for order in decided.orders[: max(0, self.migrations.room)]:
+            address = addresses.get(order.source_instance_id)
+            if address is None:
+                continue  # gone while the decision was made
+            ordered = self.migrations.begin(order, self._clock(), int(1000 * self._wall_clock()))
+            log.info("a migration is ordered", extra=_names(ordered) | {"reason": order.reason})
+            self._tasks.spawn(self._carry_out(ordered, address), name=f"move {order.request_id}")
+        self._metrics.in_flight.set(self.migrations.in_flight)
+
+    async def _carry_out(self, ordered: OrderedMigration, address: str) -> None:
+        moved, message, paused_ms = False, "the order was withdrawn: the scheduler is stopping", 0.0
+        try:
+            answer = await self._mover.migrate(ordered, address)
+            moved, message, paused_ms = answer.moved, answer.reason, answer.paused_ms
+        except RpcError as error:
+            message = str(error)
+        finally:
+            self.migrations.end(ordered, moved=moved, message=message, paused_ms=paused_ms, now_s=self._clock())
+            self._metrics.migrations.labels(ordered.outcome).inc()
+            self._metrics.move_seconds.observe(ordered.duration_ms / 1000)
+            self._metrics.in_flight.set(self.migrations.in_flight)
+        if not moved:
+            log.warning("a request stayed where it was", extra=_names(ordered) | {"reason": message})
+
+    def _note_mode(self) -> None:
+        for mode in ReschedulerMode:
+            self._metrics.mode.labels(mode).set(mode is self.switch.mode)
+        self._metrics.in_charge.set(self.is_in_charge())
+
+    def _note_fallback(self, model: str) -> None:
+        fallback = self.switch.fallbacks.get(model)
+        self._metrics.fallback.labels(model).set(fallback is not None)
+        if fallback is None:
+            log.warning(
+                "rescheduling by the configured mode again", extra={"model": model, "mode": str(self.switch.mode)}
+            )
+        else:
+            log.error(
+                "rescheduling by a fallback mode",
+                extra={"model": model, "fallback": str(fallback.mode), "reason": fallback.reason},
+            )
+
+    def _note_balance(self, view: DecodeView, decided: Rescheduling) -> None:
+        self._metrics.left_out.labels(view.model).set(len(view.left_out))
+        if decided.balance is None:
+            self.balances.pop(view.model, None)
+            return
+        self.balances[view.model] = decided.balance
+        self._metrics.mean_tokens.labels(view.model).set(decided.balance.mean_tokens)
+        self._metrics.variance.labels(view.model).set(decided.balance.variance)
+        self._metrics.expected_variance.labels(view.model).set(decided.balance.expected_variance)
+
+
+def _names(ordered: OrderedMigration) -> dict[str, str]:
+    return {
+        "request_id": ordered.order.request_id,
+        "source": ordered.order.source_instance_id,
+        "target": ordered.order.target_instance_id,
+    }

@@ -1,0 +1,76 @@
+"""Which mode reschedules each model: the configured one, or a simpler one while it lacks what it needs. No I/O."""
+
+from dataclasses import dataclass
+
+from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.rescheduler import Rescheduler
+from controlplane.scheduler.rescheduling.view import DecodeView
+
+LEAST_PREDICTED = 0.5
+"""Share of the running requests that must have a prediction for mode `predicted`."""
+FEWEST_INSTANCES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A mode that stands in for the configured one."""
+
+    mode: ReschedulerMode
+    reason: str
+
+
+class ReschedulerSwitch:
+    """Holds the configuration and each model's fallback."""
+
+    def __init__(self, mode: ReschedulerMode) -> None:
+        self.mode = mode
+        self.parameters = ReschedulerParameters()
+        self.fallbacks: dict[str, Fallback] = {}
+        """By model."""
+        self._reschedulers: dict[ReschedulerMode, Rescheduler] = {}
+
+    def configure(self, mode: ReschedulerMode, parameters: ReschedulerParameters) -> bool:
+        """True if anything has changed."""
+        if (mode, parameters) == (self.mode, self.parameters):
+            return False
+        self.mode, self.parameters = mode, parameters
+        self.fallbacks.clear()
+        self._reschedulers.clear()
+        return True
+
+    def rescheduler(self, view: DecodeView) -> tuple[Rescheduler, bool]:
+        """Who decides about this model now, and whether that has just changed."""
+        before = self.fallbacks.get(view.model)
+        now = self._fallback(view)
+        if now is None:
+            self.fallbacks.pop(view.model, None)
+        else:
+            self.fallbacks[view.model] = now
+        mode = self.mode if now is None else now.mode
+        if mode not in self._reschedulers:
+            self._reschedulers[mode] = Rescheduler(mode, self.parameters)
+        return self._reschedulers[mode], (before and before.mode) != (now and now.mode)
+
+    def _fallback(self, view: DecodeView) -> Fallback | None:
+        if self.mode is ReschedulerMode.OFF:
+            return None
+        if view.unheard and len(view.instances) < FEWEST_INSTANCES:
+            instance_id, reason = next(iter(view.left_out.items()))
+            others = f" (and {len(view.left_out) - 1} more)" if len(view.left_out) > 1 else ""
+            return Fallback(
+                ReschedulerMode.OFF,
+                f"the running requests of fewer than {FEWEST_INSTANCES} instances of {view.model} are known: "
+                f"{instance_id} {reason}{others}",
+            )
+        if self.mode is not ReschedulerMode.PREDICTED:
+            return None
+        if not view.requests:
+            return self.fallbacks.get(view.model)
+        if view.predicted_requests < LEAST_PREDICTED * view.requests:
+            return Fallback(
+                ReschedulerMode.CURRENT,
+                f"only {view.predicted_requests} of {view.requests} running requests of {view.model} have a predicted "
+                "length; serve a length predictor for the model",
+            )
+        return None

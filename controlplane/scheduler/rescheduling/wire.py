@@ -1,0 +1,56 @@
+"""The rescheduler's state as messages."""
+
+from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.scheduler.rescheduling.migrations import OrderedMigration, OrderOutcome
+from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
+from penstock.v1 import scheduler_pb2
+
+SHOWN_ORDERS = 20
+
+_OUTCOMES = {
+    OrderOutcome.UNDER_WAY: scheduler_pb2.ORDER_OUTCOME_UNDER_WAY,
+    OrderOutcome.MOVED: scheduler_pb2.ORDER_OUTCOME_MOVED,
+    OrderOutcome.STAYED: scheduler_pb2.ORDER_OUTCOME_STAYED,
+}
+
+
+def order_message(ordered: OrderedMigration) -> scheduler_pb2.ReschedulerOrder:
+    """One order and what became of it."""
+    return scheduler_pb2.ReschedulerOrder(
+        request_id=ordered.order.request_id,
+        source_instance_id=ordered.order.source_instance_id,
+        target_instance_id=ordered.order.target_instance_id,
+        reason=ordered.order.reason,
+        ordered_unix_ms=ordered.ordered_unix_ms,
+        outcome=_OUTCOMES[ordered.outcome],
+        message=ordered.message,
+        paused_ms=ordered.paused_ms,
+        duration_ms=ordered.duration_ms,
+    )
+
+
+def status_message(runner: ReschedulingRunner) -> scheduler_pb2.GetReschedulerResponse:
+    """Mode, fallbacks, balances and the last orders."""
+    switch = runner.switch
+    fallbacks = switch.fallbacks.values()
+    return scheduler_pb2.GetReschedulerResponse(
+        mode=switch.mode,
+        available=list(ReschedulerMode),
+        fallback=", ".join(sorted({str(fallback.mode) for fallback in fallbacks})),
+        fallback_reason="; ".join(fallback.reason for fallback in fallbacks),
+        parameters=switch.parameters.values(),
+        in_flight=runner.migrations.in_flight,
+        orders=[order_message(ordered) for ordered in runner.migrations.latest(SHOWN_ORDERS)],
+        balances=[_balance(runner, model) for model in runner.views],
+        in_charge=runner.is_in_charge(),
+    )
+
+
+def _balance(runner: ReschedulingRunner, model: str) -> scheduler_pb2.ReschedulerBalance:
+    view, balance = runner.views[model], runner.balances.get(model)
+    message = scheduler_pb2.ReschedulerBalance(model=model, instances=len(view.instances), left_out=view.left_out)
+    if balance is not None:
+        message.mean_tokens = balance.mean_tokens
+        message.variance = balance.variance
+        message.expected_variance = balance.expected_variance
+    return message

@@ -1,0 +1,26 @@
+"""Orders on their way to workers."""
+
+import grpc
+
+from controlplane.scheduler.rescheduling.migrations import OrderedMigration
+from mesh.rpc.client import open_channel, rpc_error
+from penstock.v1 import worker_pb2, worker_pb2_grpc
+
+
+class WorkerOrders:
+    """Calls Worker.Migrate on the source, which carries out the whole migration and answers how it went."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+
+    async def migrate(self, ordered: OrderedMigration, address: str) -> worker_pb2.MigrateResponse:
+        """Raises `RpcError`; a migration that has not ended by the deadline is cancelled by the worker."""
+        order = ordered.order
+        request = worker_pb2.MigrateRequest(request_id=order.request_id, target_instance_id=order.target_instance_id)
+        async with open_channel(address) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                answer: worker_pb2.MigrateResponse = await stub.Migrate(request, timeout=self._deadline_s)
+            except grpc.aio.AioRpcError as error:
+                raise rpc_error(error, f"worker {order.source_instance_id} at {address}") from error
+        return answer
