@@ -1,6 +1,7 @@
-"""`penstock explain REQUEST`: the indicators and scores behind a placement."""
+"""`penstock explain REQUEST`: the indicators and scores behind a placement, and the moves that followed."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import click
@@ -8,6 +9,7 @@ import click
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
 from services.cli.proto_json import plain
+from services.cli.rescheduler import order_line
 
 
 @click.command()
@@ -15,7 +17,7 @@ from services.cli.proto_json import plain
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(request_id: str, store: str | None, mesh: str, as_json: bool) -> None:
-    """Show why REQUEST_ID (the x-request-id of a response) was placed where it was."""
+    """Show why REQUEST_ID (the x-request-id of a response) was placed where it was, and where it was moved since."""
     explanation = run(_explain(store, mesh, request_id))
     if as_json:
         click.echo(json.dumps(explanation, indent=2))
@@ -47,4 +49,8 @@ def _print(explanation: dict[str, Any]) -> None:
             "chosen" if chosen else score["excluded"],
             style="bold green" if chosen else None,
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for move in explanation["moves"]:
+        at = datetime.fromtimestamp(move["ordered_unix_ms"] / 1000).strftime("%H:%M:%S")
+        console.print(f"{at} {order_line(move)}", markup=False, highlight=False, soft_wrap=True)

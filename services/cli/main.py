@@ -15,6 +15,7 @@ COMMANDS = {
     "status": ("services.cli.status", "Show roles, instances, load, policy and leases."),
     "explain": ("services.cli.explain", "Show why a request was placed where it was."),
     "policy": ("services.cli.policy", "Show or switch the placement policy."),
+    "rescheduler": ("services.cli.rescheduler", "Show or switch what moves running requests."),
     "migrate": ("services.cli.migrate", "Move a running request to another instance."),
     "drain": ("services.cli.drain", "Move everything away from an instance, then end it."),
     "bench": ("services.cli.bench", "Replay a trace through an endpoint and report latency and goodput."),
@@ -22,6 +23,8 @@ COMMANDS = {
     "simulate": ("services.cli.simulate", "Run a trace through a simulated mesh and report the same."),
     "compare": ("services.cli.compare", "Simulate several placement policies side by side."),
     "reproduce": ("services.cli.reproduce", "Measure again what a paper reports, and say where it differs."),
+    "predictor": ("services.cli.predictor.command", "Collect samples for, train and evaluate a length predictor."),
+    "plan": ("services.cli.planning.command", "Plan a cascade: thresholds, GPUs and replicas of every tier."),
     "key": ("services.cli.key", "Make an API key."),
     "serve": ("services.cli.serve", "Run one role of the mesh in this process."),
 }

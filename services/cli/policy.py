@@ -22,7 +22,7 @@ def command(name: str | None, settings: tuple[str, ...], store: str | None, mesh
     """
     if settings and name is None:
         raise click.UsageError("--set needs the NAME of a policy: penstock policy NAME --set PARAMETER=NUMBER")
-    policy = run(_policy(store, mesh, name, _parameters(settings)))
+    policy = run(_policy(store, mesh, name, parameters_of(settings)))
     if as_json:
         click.echo(json.dumps(policy, indent=2))
         return
@@ -32,7 +32,7 @@ def command(name: str | None, settings: tuple[str, ...], store: str | None, mesh
         click.echo(f"{policy['fallback']} stands in for it: {policy['fallback_reason']}")
 
 
-def _parameters(settings: tuple[str, ...]) -> dict[str, float]:
+def parameters_of(settings: tuple[str, ...]) -> dict[str, float]:
     """`lambda=0.7` and the like, as names and values."""
     parameters: dict[str, float] = {}
     for setting in settings:

@@ -37,16 +37,18 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
         incarnations = await _leases(opened)
         members = [member for role in ROLE_ORDER for member in directory.members(role)]
-        roles, snapshot, policy, frontends = await asyncio.gather(
+        roles, snapshot, policy, rescheduler, frontends = await asyncio.gather(
             asyncio.gather(*(_role(member, incarnations) for member in members)),
             _ask_scheduler(directory, "GetSnapshot", scheduler_pb2.GetSnapshotRequest()),
             _ask_scheduler(directory, "GetPolicy", scheduler_pb2.GetPolicyRequest()),
+            _ask_scheduler(directory, "GetRescheduler", scheduler_pb2.GetReschedulerRequest()),
             asyncio.gather(*(_frontend(member) for member in directory.members("frontend"))),
         )
         return {
             "roles": roles,
             "instances": _instances(directory, snapshot),
             "policy": policy,
+            "rescheduler": rescheduler,
             "frontends": frontends,
             "synced": snapshot.get("synced", False),
         }

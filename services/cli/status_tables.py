@@ -4,9 +4,13 @@ import sys
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from services.cli.rescheduler import order_line
+
 WIDTH_WITHOUT_TERMINAL = 160
+SHOWN_ORDERS = 3
 
 
 def print_status(status: dict[str, Any]) -> None:
@@ -16,6 +20,8 @@ def print_status(status: dict[str, Any]) -> None:
     console.print(_roles(status["roles"]))
     console.print(_instances(status["instances"]))
     console.print(_policy_line(status["policy"]))
+    for line in _rescheduler_lines(status["rescheduler"]):
+        console.print(line, soft_wrap=True)
     for frontend in status["frontends"]:
         console.print(_frontend_line(frontend))
 
@@ -62,6 +68,19 @@ def _policy_line(policy: dict[str, Any]) -> str:
         stand_in = f"{policy['fallback']} stands in for it: {policy['fallback_reason']}"
         return f"[red]policy: {policy['policy']}, but {stand_in}[/]"
     return f"policy: {policy['policy']} (available: {', '.join(policy['available'])})"
+
+
+def _rescheduler_lines(rescheduler: dict[str, Any]) -> list[str]:
+    if "error" in rescheduler:
+        return [f"[red]rescheduler: {rescheduler['error']}[/]"]
+    mode, orders = rescheduler["mode"], rescheduler["orders"]
+    if mode == "off" and not orders:
+        return ["rescheduler: off"]
+    if rescheduler["fallback"]:
+        first = f"[red]rescheduler: {mode}, but {rescheduler['fallback']}: {escape(rescheduler['fallback_reason'])}[/]"
+    else:
+        first = f"rescheduler: {mode}, {rescheduler['in_flight']} migrations under way"
+    return [first, *(f"  {escape(order_line(order))}" for order in orders[:SHOWN_ORDERS])]
 
 
 def _frontend_line(frontend: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
+from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.parent_death import end_with_parent_if_asked
@@ -40,6 +41,7 @@ class UpOptions:
     host: str
     port: int
     policy: str
+    rescheduler: str
     store: str | None
     store_file: Path | None
     name: str
@@ -60,6 +62,13 @@ class UpOptions:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option("--port", default=8000, show_default=True, help="Port of the HTTP endpoint.")
 @click.option("--policy", default="lmetric", show_default=True, help="Placement policy to begin with.")
+@click.option(
+    "--rescheduler",
+    type=click.Choice(["off", "current", "predicted"]),
+    default="off",
+    show_default=True,
+    help="What running requests are moved by to begin with.",
+)
 @click.option("--store", help="State store to use, such as etcd://127.0.0.1:2379. Default: one inside this process.")
 @click.option(
     "--store-file", type=click.Path(path_type=Path), help="Keep that inner store's lasting keys in this file."
@@ -87,6 +96,7 @@ async def _up(options: UpOptions) -> int:
         mesh = _local_mesh(options, store_url)
         try:
             await store.put(POLICY_KEY, msgspec.json.encode({"name": options.policy}))
+            await store.put(RESCHEDULER_KEY, msgspec.json.encode(ReschedulerRecord(options.rescheduler)))
             for spec in processes(mesh):
                 await supervisor.add(spec)
             click.echo(f"starting {len(supervisor.pids())} processes; their logs: {log_dir}", err=True)
