@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controlplane.model.instance import KvBlocks, LoadReport
+from controlplane.policies.rescheduling.record import ReschedulerRecord
 from engine_worker import cache_ledger
 from engine_worker.instance import Instance
 from engine_worker.metrics import WorkerMetrics
@@ -258,3 +259,22 @@ async def test_the_end_of_the_worker_ends_its_report_stream(make_mesh: Any) -> N
     await mesh.monitor.until(mesh.monitor.loads)
     await mesh.reporter.stop()
     await mesh.monitor.until(lambda: mesh.monitor.open_streams == 0)
+
+
+async def test_decoding_requests_are_told_of_at_the_meshs_interval(make_mesh: Any) -> None:
+    mesh = await make_mesh(QUICK)
+
+    def decoding() -> list[list[str]]:
+        heard = mesh.monitor.streams[-1] if mesh.monitor.streams else []
+        return [list(report.decode.request_ids) for report in heard if report.HasField("decode")]
+
+    mesh.reporter.decoding.configure(ReschedulerRecord("current", {"interval_s": 0.05}), 1)
+    await mesh.monitor.until(lambda: len(decoding()) > 1)
+    assert decoding()[0] == []
+    mesh.instance.submit(mesh.stream, make_request("r"), model="m")
+    mesh.engine.step()
+    await mesh.monitor.until(lambda: decoding()[-1] == ["r"])
+    mesh.reporter.decoding.configure(ReschedulerRecord("off"), 2)
+    told, loads = len(decoding()), len(mesh.monitor.loads())
+    await mesh.monitor.until(lambda: len(mesh.monitor.loads()) > loads + 6)
+    assert len(decoding()) <= told + 1, "one may have been on its way"

@@ -1,0 +1,51 @@
+"""Which mode reschedules, and by what name another one stands in."""
+
+from controlplane.model.running_request import RunningRequest
+from controlplane.policies.rescheduling.decode_load import decode_load
+from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.problem import DecodeInstance
+from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
+from controlplane.scheduler.rescheduling.view import DecodeView
+
+
+def view(*remaining: int | None, instances: int = 2, unheard: int = 0) -> DecodeView:
+    load = decode_load(
+        [RunningRequest(f"r{n}", 9, 1, left) for n, left in enumerate(remaining)], ReschedulerParameters().horizon
+    )
+    empty = decode_load([], ReschedulerParameters().horizon)
+    known = tuple(DecodeInstance(f"i{n}", 100, 1.0, True, empty if n else load) for n in range(instances))
+    return DecodeView("m", known, {f"u{n}": "has told of its running requests never" for n in range(unheard)}, unheard)
+
+
+def mode(switch: ReschedulerSwitch, seen: DecodeView) -> tuple[str, bool]:
+    rescheduler, changed = switch.rescheduler(seen)
+    return str(rescheduler.mode), changed
+
+
+def test_without_predictions_the_current_load_stands_in_and_says_so() -> None:
+    switch = ReschedulerSwitch(ReschedulerMode.PREDICTED)
+    assert mode(switch, view(5, 5)) == ("predicted", False)
+    assert mode(switch, view(5, None, None)) == ("current", True)
+    assert "1 of 3 running requests of m have a predicted length" in switch.fallbacks["m"].reason
+    assert mode(switch, view(None)) == ("current", False), "told once"
+    assert mode(switch, view()) == ("current", False), "no request, no news"
+    assert mode(switch, view(5, None)) == ("predicted", True)
+    assert switch.fallbacks == {}
+
+
+def test_nothing_is_moved_blindly() -> None:
+    switch = ReschedulerSwitch(ReschedulerMode.CURRENT)
+    assert mode(switch, view(5, instances=1, unheard=1)) == ("off", True)
+    assert "u0 has told of its running requests never" in switch.fallbacks["m"].reason
+    assert mode(switch, view(5, instances=2, unheard=1)) == ("current", True)
+    assert mode(switch, view(5, instances=1)) == ("current", False), "one instance is no trouble, only no choice"
+
+
+def test_a_new_configuration_starts_without_fallbacks() -> None:
+    switch = ReschedulerSwitch(ReschedulerMode.PREDICTED)
+    mode(switch, view(None))
+    assert not switch.configure(ReschedulerMode.PREDICTED, ReschedulerParameters())
+    assert switch.configure(ReschedulerMode.OFF, ReschedulerParameters())
+    assert switch.fallbacks == {}
+    assert mode(switch, view(None, unheard=3, instances=0)) == ("off", False)
