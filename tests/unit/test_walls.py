@@ -17,6 +17,7 @@ PURE = (
     "simulator/instance",
     "simulator/cost",
     "simulator/cluster",
+    "simulator/cascade",
 )
 """Decide here: events in, decisions out; time and randomness are arguments."""
 

@@ -1,0 +1,140 @@
+"""`penstock plan`: how many GPUs, in which shapes, each tier of a cascade gets, and which answers are accepted."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
+from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, encode_plan
+from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.planning.cascade.search import front
+from controlplane.planning.cascade.workload import read_workload
+from mesh.errors import ConfigurationError, TraceError
+from services.cli.planning.front_plot import draw_front
+from services.cli.planning.plan_table import plan_table
+from services.cli.planning.tables_file import read_tables, write_tables
+from services.cli.planning.tier_option import parse_tier
+from services.cli.report_output import STDOUT, check_outputs, say
+from simulator.cascade.curves import SimulatedCurves
+
+
+@click.group()
+def command() -> None:
+    """Plan a deployment."""
+
+
+@command.command("cascade")
+@click.option(
+    "--workload",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="Sampled requests with their judge scores on every tier (docs/cascade.md has the form).",
+)
+@click.option("--gpus", type=click.IntRange(1, 4096), required=True, help="Of all tiers together.")
+@click.option("--quality", type=click.FloatRange(0, 100), help="Reach this mean score as fast as possible.")
+@click.option(
+    "--latency-s", type=click.FloatRange(min=0, min_open=True), help="Answer as well as possible within this p95."
+)
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    required=True,
+    metavar="[NAME=]MODEL@DEVICE[:DTYPE]",
+    help="One for each model of the workload, smallest first; MODEL and DEVICE as in the catalogue, NAME as clients "
+    "and the workload call it.",
+)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests/s, instead of the workload's.")
+@click.option("--judge-s", type=click.FloatRange(min=0), default=1.0, show_default=True, help="One judgement takes.")
+@click.option("--name", default="penstock-cascade", show_default=True, help="The virtual model.")
+@click.option(
+    "--tables",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep simulated latency tables in this file, and use those it has: the next plan takes seconds.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the simulations.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="Write the plan as JSON; - prints it instead of the table.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw latency against quality of all routings that were looked at, as a PNG.",
+)
+def cascade(
+    workload: Path,
+    tiers: tuple[str, ...],
+    tables: Path | None,
+    json_path: str | None,
+    plot_path: Path | None,
+    **options: Any,
+) -> None:
+    """Choose thresholds, GPUs and replicas for a cascade of models.
+
+    Latencies come from simulations of every shape of replica under the load that the thresholds leave it. Exit status:
+    0 planned, 1 no plan meets what was asked, 2 used wrongly.
+    """
+    check_outputs(json_path, plot_path)
+    names, sample = _workload(workload, options["rate"])
+    of_tiers = [parse_tier(text, options["gpus"]) for text in tiers]
+    if tuple(name for name, _ in of_tiers) != names:
+        raise click.UsageError(
+            f"the workload has scores for {', '.join(names)}: give --tier for these, in this order "
+            f"(NAME=MODEL@DEVICE where the names differ), not for {', '.join(name for name, _ in of_tiers)}"
+        )
+    request = PlanRequest(
+        gpus=options["gpus"], quality=options["quality"], latency_s=options["latency_s"], judge_s=options["judge_s"]
+    )
+    console = Console(stderr=True)
+    with console.status("simulating replicas") as status:
+        curves = SimulatedCurves(
+            sample,
+            [model for _, model in of_tiers],
+            seed=options["seed"],
+            known=read_tables(tables),
+            heard=lambda key: status.update(f"simulating {key.partition('/')[0]}, {key.split('/')[3]}"),
+        )
+        started_s = time.perf_counter()
+        planned = plan(sample, curves, request)
+        seconds = time.perf_counter() - started_s
+    write_tables(tables, curves.measured)
+    made = cascade_plan(
+        options["name"],
+        names,
+        planned,
+        rate_per_s=sample.rate_per_s,
+        gpus=request.gpus,
+        quality_target=request.quality,
+        latency_target_s=request.latency_s,
+    )
+    say([f"planned in {seconds:.1f} s, {curves.simulated} tables simulated, {len(planned.scores)} rounds"])
+    _write(made, planned, json_path, plot_path)
+
+
+def _workload(path: Path, rate_per_s: float | None) -> tuple[tuple[str, ...], CascadeSample]:
+    try:
+        with path.open("rb") as lines:
+            names, sample = read_workload(lines)
+    except (TraceError, ConfigurationError) as error:
+        raise click.BadParameter(str(error), param_hint="--workload") from error
+    if rate_per_s is not None:
+        sample = CascadeSample(sample.scores, sample.input_tokens, sample.output_tokens, rate_per_s, sample.quality)
+    return names, sample
+
+
+def _write(made: CascadePlan, planned: Planned, json_path: str | None, plot_path: Path | None) -> None:
+    if plot_path is not None:
+        draw_front(plot_path, planned.points, front(planned.points), made)
+    if json_path == STDOUT:
+        click.echo(encode_plan(made))
+        return
+    if json_path is not None:
+        Path(json_path).write_bytes(encode_plan(made) + b"\n")
+    Console().print(plan_table(made))

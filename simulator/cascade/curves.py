@@ -1,0 +1,117 @@
+"""The source of a cascade's latency tables: replicas simulated over rates, and remembered."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.planning.cascade.replica import ReplicaCurve
+from controlplane.planning.cascade.sample import CascadeSample
+from simulator.cascade.replica import alone_s, p95_s, saturation_per_s
+from simulator.cascade.tier import ReplicaModel, TierModel
+
+UTILISATIONS = (0.02, 0.25, 0.45, 0.6, 0.75, 0.9, 1.05)
+"""Of `saturation_per_s`, which is an estimate: a replica may hold a little more."""
+LENGTH_STEP = 0.1
+"""Requests whose mean and tail lengths are the same within this, relatively, share a curve."""
+
+
+class StoredCurve(msgspec.Struct, frozen=True):
+    """A measured curve, as it is kept."""
+
+    key: str
+    rates_per_s: tuple[float, ...]
+    p95_s: tuple[float, ...]
+
+
+class SimulatedCurves:
+    """A `CurveSource` over a sample: simulates what it has not simulated yet.
+
+    Requests are told apart by mean and 95th percentile of their lengths only, in steps of 10 %: a routing that changes
+    them less finds its curves measured. `known` are curves from before; `measured` those of now, to be kept.
+    """
+
+    def __init__(
+        self,
+        sample: CascadeSample,
+        tiers: Sequence[TierModel],
+        *,
+        seed: int = 0,
+        known: Sequence[StoredCurve] = (),
+        heard: Callable[[str], None] | None = None,
+    ) -> None:
+        self._sample = sample
+        self._tiers = tiers
+        self._replicas = [tier.replicas() for tier in tiers]
+        self._seed = seed
+        self._curves = {curve.key: curve for curve in known}
+        self._heard = heard
+        self._work_s = [self._alone_s(number) for number in range(len(tiers))]
+        self.simulated = 0
+        """Curves that were not known."""
+
+    @property
+    def measured(self) -> tuple[StoredCurve, ...]:
+        """All curves known by now."""
+        return tuple(self._curves.values())
+
+    def work_s(self, tier: int) -> NDArray[np.float64]:
+        """See `CurveSource`: on the smallest replica that holds the model."""
+        return self._work_s[tier]
+
+    def curves(self, tier: int, requests: NDArray[np.intp]) -> tuple[ReplicaCurve, ...]:
+        """See `CurveSource`."""
+        input_tokens = self._sample.input_tokens[requests]
+        output_tokens = self._sample.output_tokens[requests, tier]
+        lengths = _lengths_key(input_tokens, output_tokens)
+        return tuple(
+            self._curve(tier, replica, lengths, input_tokens, output_tokens) for replica in self._replicas[tier]
+        )
+
+    def _curve(
+        self,
+        tier: int,
+        replica: ReplicaModel,
+        lengths: str,
+        input_tokens: NDArray[np.int64],
+        output_tokens: NDArray[np.int64],
+    ) -> ReplicaCurve:
+        of = self._tiers[tier]
+        key = f"{of.model}/{of.weight_dtype}/{of.device}/{replica.shape}/{lengths}/{self._seed}"
+        known = self._curves.get(key)
+        if known is None:
+            if self._heard is not None:
+                self._heard(key)
+            rates, latencies_s = _measure(replica, input_tokens, output_tokens, self._seed)
+            known = self._curves[key] = StoredCurve(key, rates, latencies_s)
+            self.simulated += 1
+        return ReplicaCurve(replica.shape, np.array(known.rates_per_s), np.array(known.p95_s))
+
+    def _alone_s(self, tier: int) -> NDArray[np.float64]:
+        replica = self._replicas[tier][0]
+        step_tokens = replica.engine.max_step_tokens
+        lengths = zip(self._sample.input_tokens.tolist(), self._sample.output_tokens[:, tier].tolist(), strict=True)
+        return np.array([alone_s(replica.cost, step_tokens, inputs, outputs) for inputs, outputs in lengths])
+
+
+def _measure(
+    replica: ReplicaModel, input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64], seed: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    alone = alone_s(
+        replica.cost, replica.engine.max_step_tokens, round(input_tokens.mean()), round(output_tokens.mean())
+    )
+    saturation = saturation_per_s(replica, input_tokens, output_tokens)
+    rates = tuple(utilisation * saturation for utilisation in UTILISATIONS)
+    return rates, tuple(p95_s(replica, input_tokens, output_tokens, rate, alone, seed) for rate in rates)
+
+
+def _lengths_key(input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64]) -> str:
+    """Means and tails in logarithmic steps."""
+    figures = [
+        float(input_tokens.mean()),
+        float(np.quantile(input_tokens, 0.95)),
+        float(output_tokens.mean()),
+        float(np.quantile(output_tokens, 0.95)),
+    ]
+    return "-".join(str(round(np.log(figure) / np.log1p(LENGTH_STEP))) for figure in figures)

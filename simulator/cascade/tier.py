@@ -1,0 +1,100 @@
+"""A tier's model on its devices: the shapes of replica that it fits on."""
+
+from dataclasses import dataclass, replace
+
+from controlplane.planning.cascade.replica import ReplicaShape
+from mesh.errors import ConfigurationError
+from simulator.cascade.pipeline import PipelineCost
+from simulator.cost.catalogue import DeviceSpec, ModelSpec, deployment_for, instance_for
+from simulator.cost.model import CostModel
+from simulator.cost.roofline.cost import RooflineCost
+from simulator.instance.config import InstanceConfig
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+"""Within one server of eight devices."""
+PIPELINE_PARALLEL = (1, 2, 3, 4)
+MAX_REPLICA_GPUS = 16
+MAX_CONTEXT_TOKENS = 32_768
+"""Of the simulated instances: enough for a chat, and small enough to fit wherever the weights do."""
+NODE_LINK_BYTES_PER_S = 25e9
+"""Between the servers of a pipeline: a 200 Gb/s network card (Cascadia, section 4.1, has 200 GB/s of InfiniBand for a
+server of eight)."""
+HOP_MS = 0.05
+"""To start a transfer between two stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaModel:
+    """One replica in one shape, as the simulator takes it."""
+
+    shape: ReplicaShape
+    engine: InstanceConfig
+    """Of one of its batches: a pipeline of pp stages has pp batches under way, which share its KV memory."""
+    cost: CostModel
+    engines: int
+    """How many batches are under way at once: pp."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierModel:
+    """A model of the catalogue, and the device that its replicas run on."""
+
+    model: str
+    device: str
+    weight_dtype: str = ""
+    """Empty: the model's own."""
+    max_gpus: int = MAX_REPLICA_GPUS
+    """Of one replica."""
+
+    def replicas(self) -> tuple[ReplicaModel, ...]:
+        """Every shape that the model fits on. Raises `ConfigurationError` where there is none."""
+        deployment_for(self.model, self.device, 1, self.weight_dtype)  # names that are unknown are no matter of size
+        fitting: list[ReplicaModel] = []
+        why = ""
+        for pp in PIPELINE_PARALLEL:
+            for tp in TENSOR_PARALLEL:
+                if tp * pp > self.max_gpus:
+                    continue
+                try:
+                    fitting.append(self._replica(ReplicaShape(tp, pp)))
+                except ConfigurationError as error:
+                    why = str(error)
+        if not fitting:
+            raise ConfigurationError(f"no replica of {self.model} fits on {self.max_gpus} {self.device}: {why}")
+        return tuple(fitting)
+
+    def _replica(self, shape: ReplicaShape) -> ReplicaModel:
+        deployment = deployment_for(self.model, self.device, shape.tp, self.weight_dtype)
+        spec, device, dtype = deployment.model, deployment.device, deployment.dtype
+        stage = _stage(spec, shape.pp)
+        context_tokens = min(MAX_CONTEXT_TOKENS, spec.max_context_tokens)
+        config, _ = instance_for(stage, device, shape.tp, weight_dtype=dtype, max_model_len_tokens=context_tokens)
+        engine = replace(config, kv_blocks=config.kv_blocks // shape.pp)
+        engine = _within(engine)
+        cost: CostModel = RooflineCost(spec, device, shape.tp, dtype)
+        if shape.pp > 1:
+            cost = PipelineCost(cost, shape.pp - 1, HOP_MS, _hop_ms_per_token(spec, device, shape))
+        return ReplicaModel(shape, engine, cost, shape.pp)
+
+
+def _stage(spec: ModelSpec, stages: int) -> ModelSpec:
+    """What one device of a pipeline holds: a part of the layers, and (to be safe) all embeddings."""
+    layers = -(-spec.layers // stages)
+    experts = spec.experts
+    if experts is not None:
+        experts = replace(experts, dense_layers=min(experts.dense_layers, layers))
+    return replace(spec, layers=layers, experts=experts)
+
+
+def _within(engine: InstanceConfig) -> InstanceConfig:
+    """With a context that one batch's share of the KV memory holds."""
+    fits = engine.kv_blocks * engine.block_tokens
+    if fits < engine.max_step_tokens:
+        raise ConfigurationError(f"{fits} tokens of KV are too few for one step of {engine.max_step_tokens}")
+    return replace(engine, max_model_len_tokens=min(engine.max_model_len_tokens, fits))
+
+
+def _hop_ms_per_token(spec: ModelSpec, device: DeviceSpec, shape: ReplicaShape) -> float:
+    """A token's activations from one stage to the next; stages that do not share a server use its network."""
+    bytes_per_s = device.link_bytes_per_s if shape.gpus <= max(TENSOR_PARALLEL) else NODE_LINK_BYTES_PER_S
+    return 2.0 * spec.hidden_size / bytes_per_s * 1000

@@ -1,0 +1,69 @@
+"""`penstock plan cascade`."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from controlplane.planning.cascade.plan import decode_plan
+from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.planning.cascade.workload import write_workload
+from mesh.errors import ConfigurationError, PlanInfeasible
+from services.cli.planning.command import command
+
+TIERS = ("--tier", "small=Llama-3.2-3B@H100", "--tier", "large=Llama-3.1-8B@H100")
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(2)
+    sample = CascadeSample(
+        scores=np.clip(rng.normal((55, 85), 12, (60, 2)), 0, 100),
+        input_tokens=rng.integers(20, 400, 60),
+        output_tokens=rng.integers(5, 30, (60, 2)),
+        rate_per_s=4.0,
+    )
+    path = tmp_path / "workload.jsonl"
+    path.write_bytes(b"\n".join(write_workload(("small", "large"), sample)))
+    return path
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command, ["cascade", *map(str, arguments)], catch_exceptions=True)
+
+
+def test_a_plan_comes_as_json_table_and_plot_and_its_tables_are_kept(workload: Path, tmp_path: Path) -> None:
+    out, plot, tables = tmp_path / "plan.json", tmp_path / "front.png", tmp_path / "tables.json"
+    common = ("--workload", workload, "--gpus", "2", *TIERS, "--tables", tables)
+    result = run(*common, "--quality", "70", "--json", out, "--plot", plot)
+    assert result.exit_code == 0, result.output
+    plan = decode_plan(out.read_bytes())
+    assert plan.quality >= 70
+    assert [tier.model for tier in plan.tiers] == ["small", "large"]
+    assert "small" in result.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    again = run(*common, "--quality", "70", "--json", "-")
+    assert decode_plan(again.stdout.strip().encode()) == plan
+    assert " 0 tables simulated" in again.stderr
+
+
+def test_a_budget_of_latency_may_be_asked_for_instead(workload: Path) -> None:
+    result = run("--workload", workload, "--gpus", "2", *TIERS, "--latency-s", "9", "--judge-s", "0.1", "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert msgspec.json.decode(result.stdout)["latency_p95_s"] <= 9
+
+
+def test_what_cannot_be_met_and_what_is_wrong_is_said(workload: Path, tmp_path: Path) -> None:
+    common = ("--workload", workload, "--gpus", "2", *TIERS)
+    assert isinstance(run(*common, "--quality", "99.5").exception, PlanInfeasible)
+    assert isinstance(run(*common).exception, ConfigurationError)
+    swapped = run("--workload", workload, "--gpus", "2", *TIERS[2:], *TIERS[:2], "--quality", "70")
+    assert swapped.exit_code == 2
+    assert "in this order" in swapped.output
+    assert run("--workload", workload, "--gpus", "2", "--tier", "small", "--quality", "70").exit_code == 2
+    workload.write_text("{}")
+    broken = run(*common, "--quality", "70")
+    assert broken.exit_code == 2
+    assert "line 1" in broken.output

@@ -1,0 +1,93 @@
+"""Latency tables of tiers, from simulated replicas."""
+
+import numpy as np
+import pytest
+
+from controlplane.planning.cascade.replica import ReplicaShape
+from controlplane.planning.cascade.sample import CascadeSample
+from mesh.errors import ConfigurationError
+from simulator.cascade.curves import SimulatedCurves
+from simulator.cascade.pipeline import PipelineCost
+from simulator.cascade.replica import alone_s, p95_s, saturation_per_s
+from simulator.cascade.tier import TierModel
+from simulator.cost.linear import LinearCost
+from simulator.cost.model import BatchShape, PrefillChunk
+
+TIER = TierModel("Llama-3.1-8B", "H100", max_gpus=2)
+RNG = np.random.default_rng(1)
+INPUT_TOKENS = RNG.integers(50, 1500, 80)
+OUTPUT_TOKENS = RNG.integers(5, 60, 80)
+
+
+def test_a_model_gets_every_shape_that_it_fits_on() -> None:
+    shapes = {replica.shape for replica in TierModel("Llama-3.3-70B", "H100").replicas()}
+    assert ReplicaShape(1) not in shapes, "140 GB of weights"
+    assert {ReplicaShape(2), ReplicaShape(8), ReplicaShape(4, 3), ReplicaShape(2, 2)} <= shapes
+    assert all(shape.gpus <= 16 for shape in shapes)
+
+
+def test_what_fits_nowhere_is_refused_and_what_is_unknown_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="no replica of DeepSeek-R1 fits on 2 RTX-4090D"):
+        TierModel("DeepSeek-R1", "RTX-4090D", max_gpus=2).replicas()
+    with pytest.raises(ConfigurationError, match="no model 'nobody'"):
+        TierModel("nobody", "H100").replicas()
+
+
+def test_latency_rises_with_the_rate_and_falls_with_tensor_parallelism() -> None:
+    one, two = (next(r for r in TIER.replicas() if r.shape == shape) for shape in (ReplicaShape(1), ReplicaShape(2)))
+    saturation = saturation_per_s(one, INPUT_TOKENS, OUTPUT_TOKENS)
+    alone = alone_s(one.cost, one.engine.max_step_tokens, 700, 30)
+    low, high = (p95_s(one, INPUT_TOKENS, OUTPUT_TOKENS, share * saturation, alone, seed=0) for share in (0.05, 1.2))
+    assert low < high
+    assert p95_s(two, INPUT_TOKENS, OUTPUT_TOKENS, 0.05 * saturation, alone, seed=0) < low
+    assert p95_s(one, INPUT_TOKENS, OUTPUT_TOKENS, 0.05 * saturation, alone, seed=0) == low, "a seed, a result"
+
+
+def test_a_request_alone_takes_its_chunks_and_its_tokens() -> None:
+    cost = LinearCost()
+    chunks_ms = [cost.step_ms(BatchShape(prefill=(PrefillChunk(*chunk),))) for chunk in ((512, 0), (88, 512))]
+    tokens_ms = [cost.step_ms(BatchShape((), np.array([601 + step]), 601 + step)) for step in range(4)]
+    assert alone_s(cost, 512, 600, 5) == pytest.approx(sum(chunks_ms + tokens_ms) / 1000)
+
+
+def test_a_pipeline_adds_its_hops_to_single_steps_and_to_runs_alike() -> None:
+    cost = PipelineCost(LinearCost(), hops=2, hop_ms=0.1, hop_ms_per_token=0.01)
+    batch = BatchShape((), np.array([100, 200]), 300)
+    assert cost.step_ms(batch) == pytest.approx(LinearCost().step_ms(batch) + 2 * (0.1 + 0.02))
+    assert cost.decode_run_ms(batch, 2)[0] == cost.step_ms(batch)
+    assert cost.decode_run_ms(batch, 2)[1] == cost.step_ms(batch.decode_only_after(1))
+
+
+def test_a_pipeline_shares_its_memory_among_the_batches_under_way() -> None:
+    replicas = {replica.shape: replica for replica in TIER.replicas()}
+    straight, cut = replicas[ReplicaShape(1)], replicas[ReplicaShape(1, 2)]
+    assert cut.engines == 2
+    # Half the weights on each device: more than twice the KV in all, in two shares.
+    assert cut.engine.kv_blocks > straight.engine.kv_blocks
+
+
+def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
+    sample = CascadeSample(
+        scores=np.full((80, 1), 50.0), input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS[:, None], rate_per_s=1.0
+    )
+    curves = SimulatedCurves(sample, [TIER])
+    everything = np.arange(80)
+    first = curves.curves(0, everything)
+    assert [curve.shape for curve in first] == [replica.shape for replica in TIER.replicas()]
+    measured = curves.simulated
+    assert measured == len(first)
+    curves.curves(0, everything[1:])
+    assert curves.simulated == measured
+    again = SimulatedCurves(sample, [TIER], known=curves.measured)
+    assert all(
+        np.array_equal(one.p95_s, other.p95_s) for one, other in zip(again.curves(0, everything), first, strict=True)
+    )
+    assert again.simulated == 0
+    short = np.flatnonzero(OUTPUT_TOKENS < 20)
+    assert np.mean([c.p95_s[0] for c in again.curves(0, short)]) < np.mean([c.p95_s[0] for c in first])
+
+
+def test_work_follows_the_lengths_of_each_request() -> None:
+    sample = CascadeSample(np.full((3, 1), 50.0), np.array([10, 10, 900]), np.array([[5], [50], [50]]), 1.0)
+    work_s = SimulatedCurves(sample, [TIER]).work_s(0)
+    assert work_s[0] < work_s[1] < work_s[2]
