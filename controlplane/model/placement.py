@@ -39,6 +39,8 @@ class PlacementProblem(msgspec.Struct, frozen=True, eq=False):
     """Where the request may go; at least one; read-only. A policy that filters hands a narrower problem to the next."""
     decode_candidates: NDArray[np.bool_] | None = None
     """Where it may be decoded if not where it is prefilled; None: it must stay where it is prefilled."""
+    is_decode_chosen_later: bool = False
+    """A `LateDecider` will be asked for the decode instance at the end of the prefill, so it says nothing now."""
 
 
 class Decision(msgspec.Struct, frozen=True, eq=False):

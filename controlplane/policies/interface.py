@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Protocol, TypeGuard
 
-from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.model.placement import Decision, DecodeChoice, PlacementProblem
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies.parameters import PolicyParameters
 
@@ -39,6 +39,21 @@ class Observer(Policy, Protocol):
 
     def observe(self, snapshot: Snapshot, now_s: float) -> None:
         """The model's instances now, on the same clock as `PlacementRequest.now_s`."""
+
+
+class LateDecider(Policy, Protocol):
+    """A policy that can choose where a request is decoded at the end of its prefill, with what is known by then.
+
+    Whoever runs the policy and can ask that late says so in the problem (`is_decode_chosen_later`).
+    """
+
+    def decide_decode(self, problem: PlacementProblem, prefill_row: int) -> DecodeChoice:
+        """Choose among the decode candidates, or leave the request at `prefill_row`, where its KV is."""
+
+
+def decides_late(policy: Policy) -> TypeGuard[LateDecider]:
+    """Whether the policy chooses where to decode at the end of the prefill, if asked then."""
+    return hasattr(policy, "decide_decode")
 
 
 def is_observer(policy: Policy) -> TypeGuard[Observer]:

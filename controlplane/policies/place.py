@@ -4,20 +4,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.cluster import ClusterTable
+from controlplane.model.instance import InstanceDescription
 from controlplane.model.placement import Placement, PlacementProblem, PlacementRequest
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies import phases
-from controlplane.policies.interface import Policy
+from controlplane.policies.interface import LateDecider, Policy, decides_late
 from mesh.errors import NoInstance, UnknownModel
 
 MAX_REASONS = 8
 """Instances named in an error message."""
 
 
-def place(table: ClusterTable, policy: Policy, request: PlacementRequest) -> Placement:
+def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, asks_later: bool = False) -> Placement:
     """Choose the instance for the prompt and, where phases are kept apart, the one to decode; count the request as
     their load.
 
+    `asks_later`: the caller will call `place_decode` at the end of the prefill for a policy that `decides_late`; the
+    decode instance then stays open.
     Raises `UnknownModel` if no instance has announced the model and `NoInstance` if none may take the request now.
     """
     snapshot = table.snapshot(request.model)
@@ -38,7 +41,8 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest) -> Pla
             excluded[snapshot.instances[row].instance_id] = f"is for {snapshot.instances[row].phase} only"
         candidates = suited
     cached_tokens = table.cached_tokens(snapshot, request.block_hashes)
-    problem = PlacementProblem(request, snapshot, cached_tokens, candidates, decode_candidates)
+    stays_open = asks_later and decides_late(policy) and not request.is_decoding
+    problem = PlacementProblem(request, snapshot, cached_tokens, candidates, decode_candidates, stays_open)
     decision = policy.decide(problem)
     instance = snapshot.instances[decision.row]
     cached = min(int(cached_tokens[decision.row]), request.prompt_tokens)
@@ -51,13 +55,36 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest) -> Pla
         decision,
         snapshot.instances,
         excluded,
-        phases.choose_decode(problem, decision),
+        None if stays_open else phases.choose_decode(problem, decision),
     )
     table.placed(request.request_id, instance.instance_id, request.prompt_tokens - cached, request.now_s)
     if placement.is_split:
         decode_id = placement.decode_instance.instance_id
         table.placed_decode(request.request_id, decode_id, request.prompt_tokens, request.now_s)
     return placement
+
+
+def place_decode(
+    table: ClusterTable, policy: LateDecider, request: PlacementRequest, prefill_instance_id: str
+) -> InstanceDescription | None:
+    """Where a request is decoded whose prompt the instance has just computed; None: where it is.
+
+    `request.now_s` is the time of this question. The request counts as load to come of the instance that is chosen.
+    """
+    snapshot = table.snapshot(request.model)
+    prefill_row = None if snapshot is None else snapshot.row(prefill_instance_id)
+    if snapshot is None or prefill_row is None or not phases.moves(request):
+        return None
+    candidates, _ = _narrow(snapshot, request)
+    decode_candidates = candidates & snapshot.decode_rows
+    nothing_cached = np.zeros(len(snapshot), np.int64)
+    problem = PlacementProblem(request, snapshot, nothing_cached, candidates, decode_candidates)
+    row = policy.decide_decode(problem, prefill_row).row
+    if row == prefill_row:
+        return None
+    instance = snapshot.instances[row]
+    table.placed_decode(request.request_id, instance.instance_id, request.prompt_tokens, request.now_s)
+    return instance
 
 
 def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.bool_], dict[str, str]]:

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from controlplane.policies.arrow.colocated import Colocated
+from controlplane.policies.arrow.parameters import ArrowParameters, StaticParameters, TtftParameters
+from controlplane.policies.arrow.policy import Arrow
+from controlplane.policies.arrow.static_split import StaticMinimalLoad, StaticRoundRobin
 from controlplane.policies.dynamo import Dynamo, DynamoParameters
 from controlplane.policies.filter import Filter, FilterParameters
 from controlplane.policies.interface import Policy
@@ -17,6 +21,7 @@ from controlplane.policies.parameters import PolicyParameters, checked
 from controlplane.policies.random_two import RandomTwo, RandomTwoParameters
 from controlplane.policies.round_robin import RoundRobin
 from controlplane.policies.simulation import Simulation, SimulationParameters
+from controlplane.policies.stages.placement import Stages
 from mesh.errors import ConfigurationError
 
 
@@ -46,6 +51,11 @@ POLICIES: Mapping[str, Registered] = MappingProxyType(
         Filter.name: Registered(Filter, FilterParameters),
         Simulation.name: Registered(Simulation, SimulationParameters),
         RandomTwo.name: Registered(RandomTwo, RandomTwoParameters),
+        Stages.name: _plain(Stages),
+        Arrow.name: Registered(Arrow, ArrowParameters),
+        StaticMinimalLoad.name: Registered(StaticMinimalLoad, StaticParameters),
+        StaticRoundRobin.name: Registered(StaticRoundRobin, StaticParameters),
+        Colocated.name: Registered(Colocated, TtftParameters),
     }
 )
 DEFAULT_POLICY = LMetric.name

@@ -1,0 +1,125 @@
+"""The instances of one model under Arrow: pools, queues, loads, and the moves between pools (Algorithms 3 and 4)."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.instance import InstancePhase
+from controlplane.model.placement import PlacementProblem
+from controlplane.model.snapshot import Snapshot
+from controlplane.policies.arrow.loads import InstanceLoads, loads_of
+from controlplane.policies.arrow.parameters import ArrowParameters
+from controlplane.policies.arrow.pools import ElasticPools, Pool
+from controlplane.policies.arrow.prefill_queues import PrefillQueues
+from controlplane.policies.indicators import uncached_tokens
+
+_ONLY = {InstancePhase.PREFILL: Pool.PREFILL, InstancePhase.DECODE: Pool.DECODE}
+POOL_CODES = {pool: code for code, pool in enumerate(Pool)}
+"""As `explain` shows them: 0 prefill, 1 decode, 2 prefill to decode, 3 decode to prefill."""
+
+
+class ElasticInstances:
+    """What Arrow knows of one model's instances. `look` brings it up to date; everything else is about that look."""
+
+    def __init__(self, parameters: ArrowParameters) -> None:
+        self.pools = ElasticPools()
+        self.snapshot: Snapshot
+        self.loads: InstanceLoads
+        self._parameters = parameters
+        self._phases: dict[str, InstancePhase] = {}
+        """As they joined: one that is back for another phase joins anew."""
+        self._queues = PrefillQueues(parameters.curve)
+
+    def look(self, snapshot: Snapshot) -> None:
+        """Take in who has joined or left, and which instances have finished their old kind of work."""
+        self.snapshot = snapshot
+        known = {instance.instance_id: instance for instance in snapshot.instances}
+        for instance_id, phase in list(self._phases.items()):
+            if instance_id not in known or known[instance_id].phase is not phase:
+                self.pools.leave(instance_id)
+                del self._phases[instance_id]
+        for instance_id, instance in known.items():
+            if instance_id not in self.pools:
+                self.pools.join(instance_id, _ONLY.get(instance.phase))
+                self._phases[instance_id] = instance.phase
+        self.loads = loads_of(snapshot, self._queues, self._parameters.max_running_tokens)
+        for row, instance_id in enumerate(known):
+            self.pools.settle(instance_id, bool(self.loads.is_prefilling[row]), bool(self.loads.is_decoding[row]))
+        self._keep_both_kinds()
+
+    def placed(self, problem: PlacementProblem, row: int) -> None:
+        """A prompt was placed there, in the snapshot that was looked at last."""
+        self._queues.add(problem, row, int(uncached_tokens(problem)[row]))
+
+    def pool(self, row: int) -> Pool:
+        """Where an instance is."""
+        return self.pools[self._id(row)]
+
+    def rows_in(self, pool: Pool) -> NDArray[np.bool_]:
+        """True for the instances of a pool. Shape (instances,)."""
+        return self._where(lambda instance_id: self.pools[instance_id] is pool)
+
+    def decoding_rows(self) -> NDArray[np.bool_]:
+        """True for the instances that new decodes may go to."""
+        return self._where(lambda instance_id: self.pools[instance_id].decodes)
+
+    def pool_codes(self) -> NDArray[np.int64]:
+        """See `POOL_CODES`."""
+        return np.fromiter((POOL_CODES[self.pools[i.instance_id]] for i in self.snapshot.instances), np.int64)
+
+    def decode_load_is_low(self) -> bool:
+        """Whether decoding can spare an instance: Algorithm 1, and the overload rule of section 5.5."""
+        rows = self.decoding_rows()
+        limit_tokens = self._parameters.low_load * int(self.loads.max_running_tokens[rows].sum())
+        return int(self.loads.running_tokens[rows].sum()) <= limit_tokens
+
+    def try_move_decode_to_prefill(self) -> int | None:
+        """Algorithm 3: the instance, now for prefill, with the fewest running tokens; None if none can be spared."""
+        if not self.pools.can_give_to_prefill():
+            return None
+        row = self._least(self.loads.running_tokens, Pool.PREFILL_TO_DECODE, Pool.DECODE)
+        if row is not None:
+            self.pools.assign_prefill(self._id(row), bool(self.loads.is_decoding[row]))
+        return row
+
+    def try_move_prefill_to_decode(self, idle_only: bool = False) -> int | None:
+        """Algorithm 4: the instance, now for decoding, that has the least prefill delay; None if none can be spared.
+
+        `idle_only`: only one that has nothing to prefill (section 5.5, case 3).
+        """
+        if not self.pools.can_give_to_decode():
+            return None
+        among = ~self.loads.is_prefilling if idle_only else np.ones(len(self.snapshot), np.bool_)
+        row = self._least(self.loads.prefill_delay_ms, Pool.DECODE_TO_PREFILL, Pool.PREFILL, among=among)
+        if row is not None:
+            self.pools.assign_decode(self._id(row), bool(self.loads.is_prefilling[row]))
+        return row
+
+    def _keep_both_kinds(self) -> None:
+        """Make up for the last instance of a kind that has left."""
+        if self.pools.prefilling == 0:
+            self.try_move_decode_to_prefill()
+        elif self.pools.decoding == 0:
+            self.try_move_prefill_to_decode()
+
+    def _least(
+        self,
+        load: NDArray[np.int64] | NDArray[np.float64],
+        first: Pool,
+        then: Pool,
+        among: NDArray[np.bool_] | None = None,
+    ) -> int | None:
+        """The elastic instance with the least load in the first pool; in the other one if the first has none."""
+        elastic = self._where(self.pools.is_elastic)
+        for pool in (first, then):
+            rows = np.flatnonzero(self.rows_in(pool) & elastic & (True if among is None else among))
+            if len(rows):
+                return int(rows[load[rows].argmin()])
+        return None
+
+    def _where(self, is_so: Callable[[str], bool]) -> NDArray[np.bool_]:
+        return np.fromiter((is_so(instance.instance_id) for instance in self.snapshot.instances), np.bool_)
+
+    def _id(self, row: int) -> str:
+        return self.snapshot.instances[row].instance_id

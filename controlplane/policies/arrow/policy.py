@@ -1,0 +1,104 @@
+"""Arrow as a placement policy."""
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.placement import Decision, DecodeChoice, PlacementProblem
+from controlplane.model.snapshot import Snapshot
+from controlplane.policies.arrow.instance_monitor import InstanceMonitor
+from controlplane.policies.arrow.instances import ElasticInstances
+from controlplane.policies.arrow.parameters import ArrowParameters
+from controlplane.policies.arrow.scheduling import PrefillAsked, schedule_decode, schedule_prefill
+from controlplane.policies.indicators import uncached_tokens
+from controlplane.policies.selection import among_candidates
+from controlplane.prediction.ttft import TtftCurve
+
+DECODE_RULE = "fewest running tokens within Max Running Tokens and the TPOT; the prefill's own instance if it decodes"
+
+
+class Arrow:
+    """SLO-aware scheduling of requests and instances (Arrow, section 5).
+
+    The pools are this object's own: two schedulers that run Arrow over the same instances have two opinions of them.
+    """
+
+    name: ClassVar[str] = "arrow"
+    rule: ClassVar[str] = (
+        "least predicted prefill delay in the pool that keeps the TTFT, else an instance of low decode load is moved; "
+        "decode: fewest running tokens in the pool that keeps the TPOT, else a prefill instance is moved"
+    )
+    interval_s: ClassVar[float] = 0.25
+
+    def __init__(self, parameters: ArrowParameters) -> None:
+        self.parameters = parameters
+        self._models: dict[str, tuple[ElasticInstances, InstanceMonitor]] = {}
+        """As many as are served."""
+        self._turn = 0
+
+    def decide(self, problem: PlacementProblem) -> Decision:
+        """See `Policy`. The decode instance is chosen too, unless whoever asks will ask again for it."""
+        instances = self._look(problem.snapshot)
+        self._turn += 1
+        if problem.request.is_decoding:
+            return self._go_on(instances, problem)
+        own_ms = own_prefill_ms(problem, self.parameters.curve)
+        asked = PrefillAsked(own_ms, problem.cached_tokens, problem.candidates, self._turn)
+        row = schedule_prefill(instances, asked, self.parameters)
+        scores = among_candidates(instances.loads.prefill_delay_ms + own_ms, problem.candidates)
+        indicators = self._indicators(instances)
+        decode_row, decode_scores = -1, None
+        if problem.decode_candidates is not None and not problem.is_decode_chosen_later:
+            choice = self.decide_decode(problem, row)
+            decode_row, decode_scores = choice.row, choice.scores
+        instances.placed(problem, row)
+        return Decision(row, scores, indicators, decode_row, decode_scores)
+
+    def decide_decode(self, problem: PlacementProblem, prefill_row: int) -> DecodeChoice:
+        """See `LateDecider`: Algorithm 2, at the end of the request's prefill."""
+        instances = self._look(problem.snapshot)
+        candidates = problem.candidates if problem.decode_candidates is None else problem.decode_candidates
+        row = schedule_decode(instances, prefill_row, candidates, self._turn, self.parameters)
+        if row is None:
+            return DecodeChoice(prefill_row, DECODE_RULE)
+        return DecodeChoice(row, DECODE_RULE, among_candidates(instances.loads.running_tokens, candidates))
+
+    def observe(self, snapshot: Snapshot, now_s: float) -> None:
+        """See `Observer`: the instance monitor."""
+        instances = self._look(snapshot)
+        self._models[snapshot.model][1].watch(instances, now_s)
+
+    def _go_on(self, instances: ElasticInstances, problem: PlacementProblem) -> Decision:
+        """A request that decodes already goes where requests are decoded; its tokens so far are computed there."""
+        row = schedule_decode(instances, None, problem.candidates, self._turn, self.parameters)
+        if row is None:  # pragma: no cover - there is a candidate
+            row = int(problem.candidates.argmax())
+        instances.placed(problem, row)
+        scores = among_candidates(instances.loads.running_tokens, problem.candidates)
+        return Decision(row, scores, self._indicators(instances))
+
+    def _look(self, snapshot: Snapshot) -> ElasticInstances:
+        known = self._models.get(snapshot.model)
+        if known is None:
+            known = ElasticInstances(self.parameters), InstanceMonitor(self.parameters)
+            self._models[snapshot.model] = known
+        known[0].look(snapshot)
+        return known[0]
+
+    def _indicators(self, instances: ElasticInstances) -> dict[str, NDArray[np.int64]]:
+        return {
+            "pool": instances.pool_codes(),
+            "prefill_delay_ms": np.rint(instances.loads.prefill_delay_ms).astype(np.int64),
+            "running_tokens": instances.loads.running_tokens,
+            "token_interval_us": instances.snapshot.token_interval_us,
+        }
+
+
+def own_prefill_ms(problem: PlacementProblem, curve: TtftCurve) -> NDArray[np.float64]:
+    """Predicted time to compute the request's own prompt on each instance."""
+    new_tokens = np.maximum(uncached_tokens(problem), 1)
+    cached = problem.cached_tokens
+    squares = (cached + new_tokens).astype(np.float64) ** 2 - cached.astype(np.float64) ** 2
+    own_ms: NDArray[np.float64] = curve.fixed_ms + curve.token_ms * new_tokens + curve.token_squared_ms * squares
+    return own_ms

@@ -1,0 +1,66 @@
+"""What waits to be prefilled on one instance, as whoever placed it knows (Arrow, section 4.2 and equation 1)."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from controlplane.prediction.ttft import TtftCurve
+
+MAX_ENTRIES = 16_384
+"""More prompts than that are not remembered one by one; their tokens still count."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedPrompt:
+    """A prompt that was placed on the instance."""
+
+    new_tokens: int
+    cached_tokens: int
+    prefill_ms: float
+    """Predicted, for all of it."""
+
+
+class PrefillQueue:
+    """Prompts in the order in which they were placed, which is the order in which instances compute them.
+
+    The instance says only how many prompt tokens it has yet to compute; those are the last ones of this queue.
+    """
+
+    def __init__(self, curve: TtftCurve) -> None:
+        self._curve = curve
+        self._prompts: deque[QueuedPrompt] = deque()
+        self._tokens = 0
+        self._prefill_ms = 0.0
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, new_tokens: int, cached_tokens: int) -> None:
+        """A prompt was placed on the instance."""
+        if len(self._prompts) == MAX_ENTRIES:
+            self._drop_first()
+        prompt = QueuedPrompt(new_tokens, cached_tokens, self._curve.prefill_ms(new_tokens, cached_tokens))
+        self._prompts.append(prompt)
+        self._tokens += new_tokens
+        self._prefill_ms += prompt.prefill_ms
+
+    def delay_ms(self, pending_tokens: int) -> float:
+        """Predicted time until `pending_tokens`, all that the instance has yet to compute, are computed.
+
+        The sum of the predicted times of the prompts queued, minus what has run. Tokens that this queue does not know
+        of (placed by someone else, or to be computed again after a preemption) count as a prompt of their own.
+        """
+        while self._prompts and self._tokens - self._prompts[0].new_tokens >= pending_tokens:
+            self._drop_first()
+        if not self._prompts:
+            self._tokens, self._prefill_ms = 0, 0.0  # whatever rounding has left
+            return self._curve.prefill_ms(pending_tokens) if pending_tokens > 0 else 0.0
+        if pending_tokens > self._tokens:
+            return self._prefill_ms + self._curve.prefill_ms(pending_tokens - self._tokens)
+        first = self._prompts[0]
+        has_run_ms = self._curve.part_ms(self._tokens - pending_tokens, first.cached_tokens)
+        return max(self._prefill_ms - has_run_ms, 0.0)
+
+    def _drop_first(self) -> None:
+        first = self._prompts.popleft()
+        self._tokens -= first.new_tokens
+        self._prefill_ms -= first.prefill_ms
