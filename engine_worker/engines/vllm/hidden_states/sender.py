@@ -6,14 +6,16 @@ import threading
 
 import msgspec
 import numpy as np
-import zmq
+from zmq.constants import Flag, SocketOption, SocketType
+from zmq.error import Again
+from zmq.sugar.context import Context
 
 from engine_worker.engines.vllm.hidden_states.message import CapturedStates
 from engine_worker.engines.vllm.hidden_states.tap import Rows
 
 log = logging.getLogger(__name__)
 
-_WAITING_STEPS = 4
+_WAITING_STEPS = 16
 """Captured steps that may wait for the sender; more are dropped, because newer ones are worth more."""
 _WAITING_MESSAGES = 64
 
@@ -23,36 +25,33 @@ class Sender:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._rows: queue.Queue[Rows | None] = queue.Queue(_WAITING_STEPS)
+        self._rows: queue.Queue[Rows] = queue.Queue(_WAITING_STEPS)
         self.dropped_steps_total = 0
-        self._thread = threading.Thread(target=self._run, name="hidden-states", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="hidden-states", daemon=True).start()
 
     def put(self, rows: Rows) -> None:
         """Send rows, or drop them if the thread lags."""
         try:
             self._rows.put_nowait(rows)
         except queue.Full:
-            self.dropped_steps_total += 1
-            if self.dropped_steps_total == 1:
-                log.warning("captured hidden states are dropped: they come faster than they can be sent")
-
-    def close(self) -> None:
-        """End the thread once what waits is sent."""
-        self._rows.put(None)
-        self._thread.join()
+            self._count_drop()
 
     def _run(self) -> None:
-        socket = zmq.Context.instance().socket(zmq.PUSH)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, _WAITING_MESSAGES)
+        socket = Context.instance().socket(SocketType.PUSH)
+        socket.setsockopt(SocketOption.LINGER, 0)
+        socket.setsockopt(SocketOption.SNDHWM, _WAITING_MESSAGES)
         socket.connect(self._endpoint)
-        while (rows := self._rows.get()) is not None:
+        while True:
+            message = msgspec.msgpack.encode(_message(self._rows.get()))
             try:
-                socket.send(msgspec.msgpack.encode(_message(rows)), zmq.NOBLOCK)
-            except zmq.Again:
-                self.dropped_steps_total += 1
-        socket.close()
+                socket.send(message, Flag.DONTWAIT)
+            except Again:
+                self._count_drop()
+
+    def _count_drop(self) -> None:
+        self.dropped_steps_total += 1
+        if self.dropped_steps_total == 1:
+            log.warning("captured hidden states are dropped: they come faster than they are taken")
 
 
 def _message(rows: Rows) -> CapturedStates:

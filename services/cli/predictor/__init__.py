@@ -1,0 +1,1 @@
+"""`penstock predictor`: collect samples, train, evaluate and serve a length predictor."""
