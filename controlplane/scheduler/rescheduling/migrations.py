@@ -54,6 +54,8 @@ class Migrations:
 
     def __init__(self, max_in_flight: int, max_remembered: int) -> None:
         self.in_flight = 0
+        self.moved_total = 0
+        self.stayed_total = 0
         self._max_in_flight = max_in_flight
         self._unsettled: dict[str, OrderedMigration] = {}
         """By request: under way, or moved and not yet seen in the reports of both sides."""
@@ -88,9 +90,11 @@ class Migrations:
         ordered.message, ordered.paused_ms, ordered.ended_s = message, paused_ms, now_s
         request_id, target_id = ordered.order.request_id, ordered.order.target_instance_id
         if moved:
+            self.moved_total += 1
             self._requests.pop(request_id, None)
             self._targets.pop(target_id, None)
         else:
+            self.stayed_total += 1
             del self._unsettled[request_id]
             _hold(self._requests, request_id, now_s)
             _hold(self._targets, target_id, now_s)

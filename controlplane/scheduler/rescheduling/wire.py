@@ -43,6 +43,8 @@ def status_message(runner: ReschedulingRunner) -> scheduler_pb2.GetReschedulerRe
         orders=[order_message(ordered) for ordered in runner.migrations.latest(SHOWN_ORDERS)],
         balances=[_balance(runner, model) for model in runner.views],
         in_charge=runner.is_in_charge(),
+        moved_total=runner.migrations.moved_total,
+        stayed_total=runner.migrations.stayed_total,
     )
 
 

@@ -1,0 +1,284 @@
+"""Decode rescheduling in a live mesh: preemptions and the spread of decode-step times with it and without, in one run.
+
+`penstock up` with a few instances; the same seeded open-loop workload of long-tailed answers is sent once for each mode
+in turn, round after round. Every 100 ms the scheduler's snapshot is read.
+
+    python -m benchmarks.rescheduling_live --engine simulated --json rescheduling_live.json
+    python -m benchmarks.rescheduling_live --engine vllm --json rescheduling_live_vllm.json
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from mesh.membership import Directory
+from mesh.parent_death import PARENT_VARIABLE
+from mesh.rpc.client import open_channel
+from mesh.run_file import read_run_file, run_dir
+from mesh.store import open_store
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+MODEL = "demo-large"
+START_S = 300.0
+REQUEST_S = 600.0
+SAMPLE_S = 0.1
+PARAMETERS = {"interval_s": 0.25, "stride_tokens": 16, "migration_fixed_ms": 30}
+"""A horizon of 512 tokens: half of the longest answer here, as 8K tokens are a quarter of the paper's."""
+
+LENGTH_QUANTILES = ((0.0, 0.01), (0.5, 0.047), (0.83, 0.8), (0.9, 1.0), (1.0, 1.0))
+"""Answer lengths as shares of the longest: STAR's table 2 (ShareGPT: median 1536, P90 32670 of 32K)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What one engine kind can bear on two cores."""
+
+    workers: int
+    engine_options: tuple[str, ...]
+    longest_tokens: int
+    requests: int
+    rate_per_s: float
+
+
+SETUPS = {
+    "simulated": Setup(
+        3,
+        (
+            "instance.kv_blocks=512",
+            "instance.max_model_len_tokens=4096",
+            "cost.fixed_ms=8",
+            "cost.context_token_ms=0.002",
+        ),
+        1024,
+        300,
+        11.0,
+    ),
+    "vllm": Setup(2, ("kv_cache_bytes=29360128", "max_model_len_tokens=2048"), 768, 60, 1.2),
+}
+
+
+def main() -> None:
+    """Run all rounds; print and write what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=list(SETUPS), default="simulated")
+    parser.add_argument("--modes", default="off,current", help="taken in turn within each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--policy", default="least_loaded")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--rate", type=float, help="requests per second")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    report = asyncio.run(measure(parser.parse_args()))
+    for mode, figures in report["medians"].items():
+        print(mode, json.dumps(figures))
+
+
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All rounds of all modes on one mesh."""
+    setup = SETUPS[arguments.engine]
+    modes = arguments.modes.split(",")
+    runs: list[dict[str, Any]] = []
+    async with running_mesh(arguments.engine, setup, arguments.policy) as (url, scheduler):
+        for number in range(arguments.rounds):
+            workload = make_workload(
+                arguments.seed + number,
+                arguments.requests or setup.requests,
+                arguments.rate or setup.rate_per_s,
+                setup.longest_tokens,
+            )
+            for mode in modes:
+                runs.append({"round": number, "mode": mode, **await one_run(url, scheduler, mode, workload)})
+                print(json.dumps(runs[-1]), file=sys.stderr)
+    names = [name for name, value in runs[0].items() if isinstance(value, (int, float)) and name != "round"]
+    medians = {
+        mode: {name: statistics.median(run[name] for run in runs if run["mode"] == mode) for name in names}
+        for mode in modes
+    }
+    report = {
+        "engine": arguments.engine,
+        "instances": setup.workers,
+        "engine_options": setup.engine_options,
+        "policy": arguments.policy,
+        "rescheduler_parameters": PARAMETERS,
+        "requests": arguments.requests or setup.requests,
+        "rate_per_s": arguments.rate or setup.rate_per_s,
+        "seed": arguments.seed,
+        "medians": medians,
+        "runs": runs,
+    }
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of the workload."""
+
+    at_s: float
+    prompt: str
+    output_tokens: int
+
+
+def make_workload(seed: int, count: int, rate_per_s: float, longest_tokens: int) -> list[Request]:
+    """Poisson arrivals; answers after `LENGTH_QUANTILES`, log-linear between them."""
+    random = np.random.default_rng(seed)
+    at_s = np.cumsum(random.exponential(1 / rate_per_s, count))
+    shares, levels = zip(*LENGTH_QUANTILES, strict=True)
+    lengths = np.exp(np.interp(random.random(count), shares, np.log(np.array(levels) * longest_tokens)))
+    return [
+        Request(float(at), f"request {number} of seed {seed}: " + "word " * 8, max(2, round(float(length))))
+        for number, (at, length) in enumerate(zip(at_s, lengths, strict=True))
+    ]
+
+
+async def one_run(url: str, scheduler: Any, mode: str, workload: Sequence[Request]) -> dict[str, Any]:
+    """Send the workload with the rescheduler in `mode` and wait for its end."""
+    await scheduler.SetRescheduler(scheduler_pb2.SetReschedulerRequest(mode=mode, parameters=PARAMETERS), timeout=5)
+    before = await read(scheduler)
+    moves_before = await orders(scheduler)
+    samples: list[dict[str, Any]] = []
+    sampling = asyncio.create_task(sample(scheduler, samples))
+    started_s = time.monotonic()
+    limits = httpx.Limits(max_connections=len(workload))
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S, limits=limits) as client:
+        per_token_ms = await asyncio.gather(*(send(client, request) for request in workload))
+    seconds = time.monotonic() - started_s
+    sampling.cancel()
+    await asyncio.gather(sampling, return_exceptions=True)
+    after = await read(scheduler)
+    moves = await orders(scheduler)
+    busy = [each for each in samples if min(each["running"]) > 0]
+    return {
+        "preemptions": after["preemptions"] - before["preemptions"],
+        "step_ms_variance": mean(float(np.var(each["step_ms"])) for each in busy),
+        "token_interval_ms_variance": mean(float(np.var(each["token_interval_ms"])) for each in busy),
+        "tokens_variance": mean(float(np.var(each["tokens"])) for each in busy),
+        "kv_blocks_max": max((max(each["kv_blocks"]) for each in samples), default=0),
+        "latency_per_token_ms_p50": float(np.percentile(per_token_ms, 50)),
+        "latency_per_token_ms_p99": float(np.percentile(per_token_ms, 99)),
+        "moved": moves[0] - moves_before[0],
+        "stayed": moves[1] - moves_before[1],
+        "seconds": seconds,
+        "samples": len(busy),
+    }
+
+
+async def send(client: httpx.AsyncClient, request: Request) -> float:
+    """Milliseconds per generated token, waiting included."""
+    await asyncio.sleep(request.at_s)
+    body = {"model": MODEL, "prompt": request.prompt, "max_tokens": request.output_tokens, "ignore_eos": True}
+    started_s = time.monotonic()
+    answer = await client.post("/v1/completions", json=body)
+    answer.raise_for_status()
+    tokens = answer.json()["usage"]["completion_tokens"]
+    if tokens != request.output_tokens:
+        raise RuntimeError(f"{tokens} tokens came instead of {request.output_tokens}: {answer.text[:300]}")
+    return 1000 * (time.monotonic() - started_s) / request.output_tokens
+
+
+async def sample(scheduler: Any, samples: list[dict[str, Any]]) -> None:
+    """The snapshot, every `SAMPLE_S`, until cancelled."""
+    while True:
+        samples.append(await read(scheduler))
+        await asyncio.sleep(SAMPLE_S)
+
+
+async def read(scheduler: Any) -> dict[str, Any]:
+    """Figures of all instances now."""
+    snapshot = await scheduler.GetSnapshot(scheduler_pb2.GetSnapshotRequest(), timeout=5)
+    loads = [instance.load for instance in snapshot.instances]
+    return {
+        "preemptions": sum(load.preemptions_total for load in loads),
+        "running": [load.decoding_requests for load in loads],
+        "step_ms": [load.step_ms for load in loads],
+        "token_interval_ms": [load.token_interval_ms for load in loads],
+        "tokens": [load.running_tokens for load in loads],
+        "kv_blocks": [load.kv_blocks_used for load in loads],
+    }
+
+
+async def orders(scheduler: Any) -> tuple[int, int]:
+    """Migrations by the rescheduler so far: moved, stayed."""
+    status = await scheduler.GetRescheduler(scheduler_pb2.GetReschedulerRequest(), timeout=5)
+    return status.moved_total, status.stayed_total
+
+
+def mean(values: Any) -> float:
+    """0 for none."""
+    listed = list(values)
+    return statistics.fmean(listed) if listed else 0.0
+
+
+@asynccontextmanager
+async def running_mesh(engine: str, setup: Setup, policy: str) -> AsyncIterator[tuple[str, Any]]:
+    """The endpoint's URL and a stub of the scheduler."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    name = f"rescheduling-{os.getpid()}"
+    command = [sys.executable, "-m", "services.cli.main", "up", "--name", name, "--port", str(port)]
+    command += ["--engine", engine, "--workers", str(setup.workers), "--model", MODEL, "--policy", policy]
+    command += [word for option in setup.engine_options for word in ("--engine-option", option)]
+    with tempfile.TemporaryDirectory() as folder:
+        output_path = Path(folder) / "up.log"
+        with output_path.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=output, stderr=output, env={**os.environ, PARENT_VARIABLE: str(os.getpid())}
+            )
+        try:
+            await until_serving(process, output_path.read_text)
+            running = read_run_file(name)
+            if running is None:
+                raise RuntimeError(output_path.read_text())
+            async with scheduler_of(running.store_url) as scheduler:
+                yield running.http_url, scheduler
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGINT)
+                await process.wait()
+            shutil.rmtree(run_dir() / name, ignore_errors=True)
+
+
+async def until_serving(process: asyncio.subprocess.Process, printed: Callable[[], str]) -> None:
+    """Raises RuntimeError with what it printed if it ends before."""
+    async with asyncio.timeout(START_S):
+        while "serving at" not in printed():
+            if process.returncode is not None:
+                raise RuntimeError(printed())
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def scheduler_of(store_url: str) -> AsyncIterator[Any]:
+    """A stub of the mesh's only scheduler."""
+    store = open_store(store_url)
+    directory = Directory(store)
+    await directory.start()
+    try:
+        (scheduler,) = directory.members("scheduler")
+        async with open_channel(scheduler.address) as channel:
+            yield scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
+    finally:
+        await directory.stop()
+        await store.close()
+
+
+if __name__ == "__main__":
+    main()
