@@ -11,6 +11,7 @@ PenstockError
 |   +-- ProtocolViolation   the peer broke the agreed order of messages
 |   +-- KvTransferRefused   KV blocks will not be moved, and none was
 |   +-- KvTransferFailed    moving KV blocks was given up midway
+|   +-- JudgeUnavailable    no judge of the cascade gave a score
 +-- EngineError             the engine inside a worker
 |   +-- EngineFailed        it cannot start, or died
 |   +-- RequestRefused      this one request cannot be served here
@@ -74,6 +75,10 @@ class KvTransferRefused(RpcError):
 
 class KvTransferFailed(RpcError):
     """Moving KV blocks was given up midway."""
+
+
+class JudgeUnavailable(RpcError):
+    """No judge of the cascade gave a score."""
 
 
 class EngineError(PenstockError):
