@@ -1,6 +1,6 @@
 """One system under one load: the measurement that rate sweeps and searches are made of."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -24,6 +24,8 @@ class Workload:
     recipe: TraceRecipe
     slo: Slo
     max_requests: int | None = None
+    keeps_prefixes: bool = True
+    """False: no request shares anything with another, as on engines that cache no prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,9 @@ def own_req_s(workload: Workload, system: System) -> float:
 def _requests(workload: Workload, max_model_len_tokens: int) -> tuple[TraceRequest, ...]:
     """Read once a process: a search asks for the same trace again and again. Raises TraceError."""
     recipe = replace(workload.recipe, rate_scale=1.0)
-    requests = islice(open_trace(recipe), workload.max_requests)
+    requests: Iterable[TraceRequest] = islice(open_trace(recipe), workload.max_requests)
+    if not workload.keeps_prefixes:
+        requests = (replace(request, prefix_block_ids=(), block_tokens=0) for request in requests)
     return tuple(
         fit_context(request, max_model_len_tokens) for request in scale_rate(requests, workload.recipe.rate_scale)
     )
