@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from controlplane.model.instance import InstanceDescription, InstanceState
+from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from engine_worker.coordinator.mover import Mover
@@ -96,6 +96,7 @@ class WorkerRole:
             "engine": description.engine,
             "block_tokens": str(description.block_tokens),
             "max_model_len_tokens": str(description.max_model_len_tokens),
+            "phase": description.phase.value,
         }
 
     async def failed(self) -> None:
@@ -157,6 +158,7 @@ def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimi
         max_model_len_tokens=limits.max_model_len_tokens,
         max_batch_requests=limits.max_batch_requests,
         max_step_tokens=limits.max_step_tokens,
+        phase=InstancePhase(settings.phase),
     )
 
 

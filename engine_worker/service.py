@@ -30,6 +30,9 @@ class Departures(Protocol):
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
         """Move one; see `Coordinator.migrate`."""
 
+    def hand_over(self, request_id: str, target_id: str) -> None:
+        """The request, just admitted, is only prefilled here: see `HandOvers.order`."""
+
     def leave(self) -> None:
         """Move all, then end the process. Once is enough, more is no harm."""
 
@@ -131,11 +134,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                         deadline_ms=generate.deadline_ms,
                         epoch=generate.epoch,
                     )
+                    if generate.decode_instance_id:
+                        self._order_hand_over(generate.request_id, generate.decode_instance_id)
                 case "abort":
                     self._instance.abort(stream, message.abort.request_id)
                 case other:
                     raise ProtocolViolation(f"after the hello come generate and abort, not {other}")
         self._instance.end_input(stream)
+
+    def _order_hand_over(self, request_id: str, target_id: str) -> None:
+        if self._departures is not None:
+            self._departures.hand_over(request_id, target_id)
+            return
+        extra = {"request_id": request_id, "target": target_id, "reason": CANNOT_MOVE}
+        log.error("a request is decoded where it was prefilled: requests cannot move from here", extra=extra)
 
 
 async def _read_hello(inbound: Inbound) -> str:

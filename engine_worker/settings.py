@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 EngineKind = Literal["vllm", "simulated"]
+PhaseName = Literal["any", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class WorkerSettings:
     """Which engine runs the model."""
     engine_option: tuple[str, ...] = ()
     """A setting of the engine itself as NAME=VALUE; may be given many times."""
+    phase: PhaseName = "any"
+    """What the instance is for; prefill and decode only where no other instance can do the other phase."""
     report_interval_ms: int = 50
     """Load is reported after an engine step, but no more often than this."""
     heartbeat_ms: int = 500

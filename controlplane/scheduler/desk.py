@@ -53,6 +53,8 @@ class PlacementDesk:
             return self._refusal(message, error)
         self._metrics.decision_seconds.observe(perf_counter() - started)
         self._metrics.placements.labels(policy.name, placement.instance.instance_id).inc()
+        if placement.is_split:
+            self._metrics.split_placements.labels(placement.decode_instance.instance_id).inc()
         self.explanations.add(placement, int(1000 * self._wall_clock()))
         return _answer(placement)
 
@@ -121,4 +123,5 @@ def _answer(placement: Placement) -> scheduler_pb2.PlaceResponse:
         address=placement.instance.address,
         cached_tokens=placement.cached_tokens,
         policy=placement.policy,
+        decode_instance_id=placement.decode_instance.instance_id if placement.is_split else "",
     )

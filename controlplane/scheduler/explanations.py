@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.instance import InstanceDescription
-from controlplane.model.placement import Placement
+from controlplane.model.placement import DecodeChoice, Placement
 
 RECORD_BYTES = 1000
 """A record without its arrays, roughly."""
@@ -25,11 +25,17 @@ class Explanation(msgspec.Struct, frozen=True, eq=False):
     scores: NDArray[np.float64]
     indicators: Mapping[str, NDArray[np.int64]]
     excluded: Mapping[str, str]
+    decode: DecodeChoice | None
+
+    @property
+    def decode_instance_id(self) -> str:
+        """Where the request is decoded."""
+        return self.chosen_instance_id if self.decode is None else self.instances[self.decode.row].instance_id
 
     @property
     def size_bytes(self) -> int:
         """Memory that the record holds, roughly."""
-        return RECORD_BYTES + self.scores.nbytes * (1 + len(self.indicators))
+        return RECORD_BYTES + self.scores.nbytes * (2 + len(self.indicators))
 
 
 class Explanations:
@@ -62,6 +68,7 @@ class Explanations:
             # Copies: an indicator may be a view that would keep a whole snapshot alive.
             {name: values.copy() for name, values in decision.indicators.items()},
             placement.excluded,
+            placement.decode,
         )
         self._forget(placement.request.request_id)
         self._records[placement.request.request_id] = record

@@ -17,6 +17,12 @@ class SchedulerMetrics:
         self.placements = Counter(
             "penstock_scheduler_placements", "Requests placed", ["policy", "instance"], registry=registry
         )
+        self.split_placements = Counter(
+            "penstock_scheduler_split_placements",
+            "Requests placed to be decoded elsewhere than they are prefilled, by where they are decoded",
+            ["instance"],
+            registry=registry,
+        )
         self.refusals = Counter(
             "penstock_scheduler_refusals", "Requests that could not be placed", ["outcome"], registry=registry
         )

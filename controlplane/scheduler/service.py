@@ -134,6 +134,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             unreported_requests=int(snapshot.unreported_requests[row]),
             cached_blocks=table.index.held_blocks(int(snapshot.slots[row])),
             address=instance.address,
+            phase=instance.phase.value,
+            unreported_decodes=int(snapshot.unreported_decodes[row]),
         )
 
 
@@ -146,6 +148,8 @@ def _explain(request_id: str, explanation: Explanation) -> scheduler_pb2.Explain
         prompt_tokens=explanation.prompt_tokens,
         placed_unix_ms=explanation.placed_unix_ms,
         rule=explanation.rule,
+        decode_instance_id=explanation.decode_instance_id,
+        decode_rule="" if explanation.decode is None else explanation.decode.rule,
     )
 
 
@@ -153,9 +157,13 @@ def _score(explanation: Explanation, row: int) -> scheduler_pb2.InstanceScore:
     """JSON knows no infinity, so an instance that was no candidate, or that the policy left out, scores 0."""
     instance_id, score = explanation.instances[row].instance_id, float(explanation.scores[row])
     excluded = explanation.excluded.get(instance_id, "" if isfinite(score) else "left out by the policy")
-    return scheduler_pb2.InstanceScore(
+    message = scheduler_pb2.InstanceScore(
         instance_id=instance_id,
         score=0.0 if excluded else score,
         indicators={name: values[row] for name, values in explanation.indicators.items()},
         excluded=excluded,
     )
+    decode_scores = None if explanation.decode is None else explanation.decode.scores
+    if decode_scores is not None and isfinite(decode_scores[row]):
+        message.decode_score = decode_scores[row]
+    return message

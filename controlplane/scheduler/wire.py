@@ -40,4 +40,5 @@ def placement_request(message: scheduler_pb2.PlaceRequest, now_s: float) -> Plac
         max_tokens=message.max_tokens,
         priority=message.priority,
         excluded_instance_ids=frozenset(message.excluded_instance_ids),
+        is_decoding=message.is_decoding,
     )

@@ -73,8 +73,8 @@ class Arrivals:
 
     def _take(self, source: Source, offer: migration_pb2.MigrationOffer) -> None:
         settings = self._workplace.settings
-        if self.running >= settings.parallel or len(self._migrations) >= settings.tombstones:
-            reason = f"{self.running} migrations to here are under way, {settings.parallel} are possible; try again"
+        if self.running >= settings.arriving or len(self._migrations) >= settings.tombstones:
+            reason = f"{self.running} migrations to here are under way, {settings.arriving} are possible; try again"
             source.send(wire.target_message(Refuse(offer.migration_id, reason)))
             return
         incoming = IncomingMigration(offer, source.kv_address, source.send, self._workplace)

@@ -7,9 +7,11 @@ from itertools import count
 from controlplane.protocols.migration.source import Cancel, TargetLost
 from engine_worker.coordinator import wire
 from engine_worker.coordinator.arrivals import Arrivals
+from engine_worker.coordinator.lanes import Lanes
 from engine_worker.coordinator.link import TargetLink, source_hello
 from engine_worker.coordinator.outgoing import MigrationOutcome, OutgoingMigration
 from engine_worker.coordinator.workplace import Workplace
+from engine_worker.request_table import TrackedRequest
 from mesh.errors import PenstockError
 from mesh.membership import Directory, Member
 from penstock.v1 import migration_pb2
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 
 ALIKE = ("model", "engine", "block_tokens")
 """Attributes that two workers must share before KV of one makes sense to the other."""
+ENDED = MigrationOutcome(False, "the request ended before it was moved", "ended")
 
 
 class Coordinator:
@@ -33,7 +36,7 @@ class Coordinator:
         """Requests that a migration was ordered for."""
         self._departed_s: dict[str, float] = {}
         """When a migration of a request ended, for as long as the tombstones of arrivals."""
-        self._turn = asyncio.Semaphore(workplace.settings.parallel)
+        self._lanes = Lanes(workplace.settings.parallel, self._runs)
         self._links: dict[tuple[str, str], TargetLink] = {}
         """By instance and incarnation."""
         self._numbers = count(1)
@@ -58,12 +61,26 @@ class Coordinator:
         obstacle = self._obstacle(request_id, target_id)
         if obstacle:
             return MigrationOutcome(False, obstacle)
-        self._ordered.add(request_id)
-        try:
-            async with self._turn:
-                return await self._migrate(request_id, target_id, stop_and_copy)
-        finally:
-            self._ordered.discard(request_id)
+        settings = self._workplace.settings
+        if len(self._ordered) >= settings.queued + settings.parallel:
+            return MigrationOutcome(False, f"{len(self._ordered)} migrations are ordered already; try again later")
+        tracked = self._workplace.instance.table.find(request_id)
+        assert tracked is not None, "a request that is not here is an obstacle"
+        return await self._move(tracked, target_id, stop_and_copy)
+
+    async def hand_over(self, tracked: TrackedRequest, target_id: str) -> MigrationOutcome:
+        """Move a request once its prompt is computed; its blocks go ahead. As many of these orders as there are
+        requests may wait."""
+        if not self._runs(tracked):
+            return ENDED
+        obstacle = self._obstacle(tracked.request.request_id, target_id)
+        if obstacle:
+            return MigrationOutcome(False, obstacle)
+        return await self._move(tracked, target_id)
+
+    def is_ordered(self, request_id: str) -> bool:
+        """Whether the request is to be moved already."""
+        return request_id in self._ordered
 
     def tick(self) -> None:
         """Time has passed; call it every 50 ms or so."""
@@ -84,13 +101,23 @@ class Coordinator:
             await asyncio.wait(outcomes, timeout=self._workplace.settings.limits.verdict_ms / 1000)
         await self._workplace.tasks.cancel()
 
-    async def _migrate(self, request_id: str, target_id: str, stop_and_copy: bool) -> MigrationOutcome:
-        # It may have ended while the order waited for its turn.
+    async def _move(self, tracked: TrackedRequest, target_id: str, stop_and_copy: bool = False) -> MigrationOutcome:
+        """When its turn has come; there is no obstacle."""
+        request_id = tracked.request.request_id
+        self._ordered.add(request_id)
+        try:
+            async with self._lanes.enter(tracked) as is_here:
+                if not is_here:
+                    return ENDED
+                return await self._migrate(tracked, target_id, stop_and_copy)
+        finally:
+            self._ordered.discard(request_id)
+
+    async def _migrate(self, tracked: TrackedRequest, target_id: str, stop_and_copy: bool) -> MigrationOutcome:
         workplace, settings = self._workplace, self._workplace.settings
-        tracked = workplace.instance.table.find(request_id)
         target = self._peer(target_id)
-        if tracked is None or tracked.state != "running" or target is None or self._is_stopping:
-            return MigrationOutcome(False, "the request ended, or its target left, before the migration had its turn")
+        if target is None or self._is_stopping:
+            return MigrationOutcome(False, "its target left, or this worker stops, before the migration had its turn")
         limits = settings.stop_and_copy_limits if stop_and_copy else settings.limits
         migration_id = f"{workplace.instance.description.incarnation_id}-{next(self._numbers)}"
         try:
@@ -102,19 +129,16 @@ class Coordinator:
             self._outgoing.pop(migration_id, None)
             return MigrationOutcome(False, str(error))
         try:
-            async with asyncio.timeout(settings.migration_s):
-                return await asyncio.shield(outgoing.outcome)
-        except (TimeoutError, asyncio.CancelledError) as error:
-            outgoing.handle(Cancel("the order was withdrawn or took too long"))
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            return await outgoing.outcome
+            return await asyncio.shield(outgoing.outcome)
+        except asyncio.CancelledError:
+            outgoing.handle(Cancel("the order was withdrawn"))
+            raise
         finally:
             outgoing.outcome.add_done_callback(lambda _: self._departed(outgoing))
 
     def _obstacle(self, request_id: str, target_id: str) -> str:
         """Why a migration cannot even be queued; empty if it can."""
-        instance, settings = self._workplace.instance, self._workplace.settings
+        instance = self._workplace.instance
         tracked = instance.table.find(request_id)
         if self._is_stopping:
             return "the worker is stopping"
@@ -127,9 +151,11 @@ class Coordinator:
         if self._peer(target_id) is None:
             known = ", ".join(member.member_id for member in self.peers()) or "none"
             return f"{target_id} is no instance that could take it; those of the same model and engine: {known}"
-        if len(self._ordered) >= settings.queued + settings.parallel:
-            return f"{len(self._ordered)} migrations are ordered already, the limit; try again later"
         return ""
+
+    def _runs(self, tracked: TrackedRequest) -> bool:
+        here = self._workplace.instance.table.find(tracked.request.request_id)
+        return here is tracked and tracked.state == "running"
 
     def _peer(self, instance_id: str) -> Member | None:
         return next((member for member in self.peers() if member.member_id == instance_id), None)
@@ -164,6 +190,7 @@ class Coordinator:
             outgoing.handle(said)
 
     def _look(self) -> None:
+        self._lanes.look()
         for outgoing in list(self._outgoing.values()):
             outgoing.look()
 

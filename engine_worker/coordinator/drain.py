@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
+from controlplane.model.instance import InstancePhase
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.instance import Instance
 from mesh.membership import Member
@@ -28,7 +29,11 @@ async def evacuate(instance: Instance, coordinator: Coordinator) -> int:
     moved, vain = 0, 0
     refused: dict[str, frozenset[str]] = {}
     while vain < MAX_VAIN_PASSES:
-        running = [tracked.request.request_id for tracked in instance.table.live() if tracked.state == "running"]
+        running = [
+            tracked.request.request_id
+            for tracked in instance.table.live()
+            if tracked.state == "running" and not coordinator.is_ordered(tracked.request.request_id)
+        ]
         loads = await ready_loads(coordinator.peers()) if running else {}
         if not loads:
             break
@@ -67,13 +72,20 @@ def assign(
 
 
 async def ready_loads(members: Sequence[Member]) -> dict[str, int]:
-    """Waiting and running requests of those that are ready and answer."""
+    """Waiting and running requests of those that are ready and answer; of those that decode, if there are any."""
     answers = await asyncio.gather(*map(_load, members))
-    return {
-        member.member_id: load.running_requests + load.queued_requests
+    ready = [
+        (member, load.running_requests + load.queued_requests)
         for member, load in zip(members, answers, strict=True)
         if load is not None and load.state == worker_pb2.INSTANCE_STATE_READY
-    }
+    ]
+    decoding = [(member, requests) for member, requests in ready if phase_of(member).decodes]
+    return {member.member_id: requests for member, requests in decoding or ready}
+
+
+def phase_of(member: Member) -> InstancePhase:
+    """As the worker has announced it."""
+    return InstancePhase(member.attributes.get("phase", InstancePhase.ANY))
 
 
 async def _load(member: Member) -> worker_pb2.LoadReport | None:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 Direction = Literal["out", "in"]
 
+_HAND_OVER_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _PAUSED_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -26,6 +27,19 @@ class MigrationMetrics:
             "penstock_worker_migration_paused_seconds",
             "How long a request that moved, or nearly did, stood still here",
             buckets=_PAUSED_SECONDS,
+            registry=registry,
+        )
+
+        self.hand_overs = Counter(
+            "penstock_worker_hand_overs",
+            "Requests prefilled here for another instance: moved, failed (decoded here) or skipped (ended before)",
+            ["outcome"],
+            registry=registry,
+        )
+        self.hand_over_seconds = Histogram(
+            "penstock_worker_hand_over_seconds",
+            "From a request's first token here to its decode instance's owning it",
+            buckets=_HAND_OVER_SECONDS,
             registry=registry,
         )
 

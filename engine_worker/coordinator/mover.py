@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.coordinator.drain import evacuate
+from engine_worker.coordinator.hand_overs import HandOvers
 from engine_worker.coordinator.metrics import MigrationMetrics
 from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.coordinator.service import MigrationService
@@ -36,6 +37,7 @@ class Mover:
         settings, metrics = CoordinatorSettings(), MigrationMetrics(context.registry)
         workplace = Workplace(instance, engine, settings, metrics, TaskSet("coordinator"), clock)
         self.coordinator = Coordinator(workplace, context.directory)
+        self._hand_overs = HandOvers(workplace, self.coordinator)
         context.server.add(
             migration_pb2_grpc.add_MigrationServicer_to_server,
             MigrationService(instance, self.coordinator.arrivals, settings.unsent_messages),
@@ -45,6 +47,10 @@ class Mover:
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
         """See `Coordinator.migrate`."""
         return await self.coordinator.migrate(request_id, target_id, stop_and_copy=stop_and_copy)
+
+    def hand_over(self, request_id: str, target_id: str) -> None:
+        """See `HandOvers.order`."""
+        self._hand_overs.order(request_id, target_id)
 
     def evacuate(self) -> None:
         """Begin to move all requests of a draining instance away, unless that goes on already."""

@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from controlplane.protocols.migration.limits import MigrationLimits
-from controlplane.protocols.migration.messages import HandOver, Offer, Round, ToTarget
+from controlplane.protocols.migration.messages import HandOver, Offer, Refuse, Round, ToTarget
 from controlplane.protocols.migration.source import (
     FINAL,
     PAUSED,
@@ -42,6 +43,8 @@ class MigrationOutcome:
     moved: bool
     reason: str = ""
     """Why it did not."""
+    ending: Literal["moved", "ended", "refused", "failed"] = "failed"
+    """Ended: there was nothing left to move. Refused: the target wants it not now."""
     rounds: int = 0
     blocks: int = 0
     paused_ms: float = 0.0
@@ -74,31 +77,41 @@ class OutgoingMigration:
             limits=limits,
             now_ms=workplace.now_ms,
         )
-        self._progress: ExportProgress | None = None
-        """News of the engine that the frontend's side has not caught up with."""
+        self._news: ExportProgress | None = None
+        """The engine's latest; the frontend's side may not have caught up with it."""
+        self._taken: Progress | None = None
+        """What the state machine knows of it."""
         self._block_ids: tuple[int, ...] = ()
         self._paused: PausedRequest | None = None
         self._is_told = False
         """All tokens of the paused request are on the stream to the frontend."""
         self._paused_at_s = 0.0
         self._abort_waits = False
+        self._ending: Literal["ended", "refused", "failed"] = "failed"
+        self._offered_s: float | None = None
 
     def start(self) -> None:
-        """Make the offer. Raises what the engine's `export` raises; nothing has happened then."""
+        """Make the offer, or wait with it for the prefill to begin. Raises what the engine's `export` raises; nothing
+        has happened then."""
         self._workplace.engine.export(self.request_id, self.migration_id, self._on_progress)
-        self._carry_out(self._machine.start())
+        progress = self._take_progress() or Progress(0, decoding=False)
+        self._carry_out(self._machine.start(progress))
         self.look()
 
     def handle(self, event: SourceEvent) -> None:
         """What the target said, a loss of it, a cancellation or a tick."""
         if self._machine.state in FINAL:
             return
+        self._note_ending(event)
         self._carry_out(self._machine.handle(event, self._workplace.now_ms))
         if self._machine.state in FINAL and not self.outcome.done():
             self._finish()
 
     def tick(self) -> None:
         """Time has passed."""
+        offered_s, limit_s = self._offered_s, self._workplace.settings.migration_s
+        if offered_s is not None and self._workplace.clock() - offered_s >= limit_s:
+            self.handle(Cancel(f"it took more than {limit_s:g} s"))
         self.handle(Tick())
 
     def look(self) -> None:
@@ -111,11 +124,9 @@ class OutgoingMigration:
                 self.handle(Ended())
             return
         told_tokens = len(self._tracked.emitted_token_ids)
-        paused, progress = self._paused, self._progress
-        if progress is not None and told_tokens >= progress.emitted_tokens:
-            self._progress = None
-            self._block_ids = progress.block_ids
-            self.handle(Progress(len(progress.block_ids), self._decodes(progress)))
+        paused, progress = self._paused, self._take_progress()
+        if progress is not None:
+            self.handle(progress)
         if paused is not None and not self._is_told and told_tokens >= len(paused.emitted_token_ids):
             self._is_told = True
             self._block_ids = paused.block_ids
@@ -129,16 +140,33 @@ class OutgoingMigration:
         self.handle(Cancel("the request was taken back"))
         return True
 
+    def _take_progress(self) -> Progress | None:
+        """What is new, once its tokens are on their way."""
+        news = self._news
+        if news is None or len(self._tracked.emitted_token_ids) < news.emitted_tokens:
+            return None
+        progress = Progress(len(news.block_ids), self._decodes(news))
+        if progress == self._taken:
+            return None
+        self._taken, self._block_ids = progress, news.block_ids
+        return progress
+
+    def _note_ending(self, event: SourceEvent) -> None:
+        if isinstance(event, Ended):
+            self._ending = "ended"
+        elif isinstance(event, Refuse):
+            self._ending = "refused"
+
     def _decodes(self, progress: ExportProgress) -> bool:
         """Whether it has emitted tokens here, and the engine has told of all blocks from before: some tell of them
         a while later, and a pause before that would leave everything to the last round."""
-        request = self._tracked.request
+        request, told_tokens = self._tracked.request, len(self._tracked.emitted_token_ids)
         known_tokens = len(request.prompt_token_ids) + len(request.emitted_token_ids)
         known_blocks = known_tokens // self._workplace.instance.description.block_tokens
-        return progress.emitted_tokens > len(request.emitted_token_ids) and len(progress.block_ids) >= known_blocks
+        return told_tokens > len(request.emitted_token_ids) and len(progress.block_ids) >= known_blocks
 
     def _on_progress(self, progress: ExportProgress) -> None:
-        self._progress = progress
+        self._news = progress
         self.look()  # a step of a prefill has no output that would be heard of
 
     def _carry_out(self, instructions: tuple[SourceInstruction, ...]) -> None:
@@ -163,6 +191,7 @@ class OutgoingMigration:
     def _wire_message(self, message: ToTarget) -> migration_pb2.SourceMessage:
         instance = self._workplace.instance
         if isinstance(message, Offer):
+            self._offered_s = self._offered_s or self._workplace.clock()
             deadline_s = self._tracked.deadline_s
             left_ms = 0 if deadline_s is None else max(1, round(1000 * (deadline_s - self._workplace.clock())))
             return wire.offer_message(message, model=instance.description.model, deadline_ms=left_ms)
@@ -197,4 +226,5 @@ class OutgoingMigration:
         level = logging.ERROR if state is SourceState.LOST else logging.INFO
         log.log(level, "a migration ended", extra={"request_id": self.request_id, "story": self._machine.story})
         rounds = self._machine.rounds
-        self.outcome.set_result(MigrationOutcome(moved, self._machine.reason, rounds, blocks, 1000 * paused_s))
+        ending = "moved" if moved else self._ending
+        self.outcome.set_result(MigrationOutcome(moved, self._machine.reason, ending, rounds, blocks, 1000 * paused_s))

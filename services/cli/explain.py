@@ -39,18 +39,33 @@ def _print(explanation: dict[str, Any]) -> None:
     scores = explanation["scores"]
     indicators = list(dict.fromkeys(name for score in scores for name in score["indicators"]))
     title = f"{explanation['request_id']}: {explanation['policy']} ({explanation['rule']})"
-    table = Table("instance", "score", *indicators, "", title=title, title_justify="left")
+    decodes = any("decode_score" in score for score in scores)
+    columns = ["instance", "score", *indicators, *(["decode score"] if decodes else []), ""]
+    table = Table(*columns, title=title, title_justify="left")
     for score in sorted(scores, key=lambda score: (bool(score["excluded"]), score["score"])):
-        chosen = score["instance_id"] == explanation["chosen_instance_id"]
+        chosen = _chosen_for(score["instance_id"], explanation)
         table.add_row(
             score["instance_id"],
             "-" if score["excluded"] else f"{score['score']:g}",
             *(f"{score['indicators'].get(name, 0):g}" for name in indicators),
-            "chosen" if chosen else score["excluded"],
+            *([f"{score['decode_score']:.4g}" if "decode_score" in score else "-"] if decodes else []),
+            chosen or score["excluded"],
             style="bold green" if chosen else None,
         )
     console = Console()
     console.print(table)
+    if explanation["decode_rule"]:
+        line = f"decoded by {explanation['decode_instance_id']}: {explanation['decode_rule']}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for move in explanation["moves"]:
         at = datetime.fromtimestamp(move["ordered_unix_ms"] / 1000).strftime("%H:%M:%S")
         console.print(f"{at} {order_line(move)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _chosen_for(instance_id: str, explanation: dict[str, Any]) -> str:
+    """What the instance was chosen for; empty if for nothing."""
+    prefills = instance_id == explanation["chosen_instance_id"]
+    decodes = instance_id == explanation["decode_instance_id"]
+    if prefills and decodes:
+        return "chosen"
+    return "prefill" if prefills else "decode" if decodes else ""

@@ -102,5 +102,6 @@ def _instances(directory: Directory, snapshot: dict[str, Any]) -> list[dict[str,
     rows: list[dict[str, Any]] = []
     for member in directory.members("worker"):
         row = seen.pop(member.member_id, {"instance_id": member.member_id, "state": "not in the snapshot"})
-        rows.append({**row, "engine": member.attributes.get("engine", ""), "model": member.attributes.get("model", "")})
+        facts = {name: member.attributes.get(name, "") for name in ("engine", "model", "phase")}
+        rows.append({**row, **facts})
     return rows + list(seen.values())

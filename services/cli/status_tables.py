@@ -43,7 +43,19 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
 
 
 def _instances(instances: list[dict[str, Any]]) -> Table:
-    columns = ("instance", "model", "engine", "state", "running", "queued", "queued prefill", "kv blocks", "cached")
+    columns = (
+        "instance",
+        "model",
+        "engine",
+        "phase",
+        "state",
+        "running",
+        "decoding",
+        "queued",
+        "queued prefill",
+        "kv blocks",
+        "cached",
+    )
     table = Table(*columns, title="Instances", title_justify="left")
     for instance in instances:
         load = instance.get("load", {})
@@ -51,8 +63,10 @@ def _instances(instances: list[dict[str, Any]]) -> Table:
             instance["instance_id"],
             instance.get("model", ""),
             instance.get("engine", ""),
+            instance.get("phase", ""),
             instance.get("state", ""),
             str(load.get("running_requests", "-")),
+            str(load.get("decoding_requests", "-")),
             str(load.get("queued_requests", "-")),
             str(load.get("queued_prefill_tokens", "-")),
             str(load.get("kv_blocks_used", "-")),

@@ -21,13 +21,14 @@ from mesh.parent_death import end_with_parent_if_asked
 from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
 from mesh.store import open_store
 from mesh.store.interface import StateStore
-from services.cli.supervisor.local_mesh import LocalMesh, parse_model, processes
+from services.cli.supervisor.local_mesh import LocalMesh, PhaseCounts, parse_model, processes
 from services.cli.supervisor.readiness import wait_until_serving
 from services.cli.supervisor.state_server import StateServer
 from services.cli.supervisor.supervisor import Supervisor
 
 POLICY_KEY = "/penstock/config/policy"
 DEFAULT_DEMO_MODEL = "demo-large"
+DEFAULT_WORKERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class UpOptions:
 
     engine: Literal["vllm", "simulated"]
     models: tuple[str, ...]
-    workers: int
+    workers: int | None
+    prefill: int
+    decode: int
     engine_option: tuple[str, ...]
     host: str
     port: int
@@ -57,7 +60,16 @@ class UpOptions:
     help="NAME, DIRECTORY or NAME=DIRECTORY, with :COUNT behind it for that many instances; repeatable. "
     f"Default: {DEFAULT_DEMO_MODEL}.",
 )
-@click.option("--workers", default=3, show_default=True, help="Instances of a model that names no count.")
+@click.option(
+    "--workers",
+    type=int,
+    help="Instances of a model that names no count. "
+    f"Default: {DEFAULT_WORKERS}, or none beside those of --prefill and --decode.",
+)
+@click.option(
+    "--prefill", default=0, show_default=True, help="Instances of each model for prefill only; with --decode."
+)
+@click.option("--decode", default=0, show_default=True, help="Instances of each model for decode only; with --prefill.")
 @click.option("--engine-option", multiple=True, help="A setting of every instance's engine, NAME=VALUE; repeatable.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option("--port", default=8000, show_default=True, help="Port of the HTTP endpoint.")
@@ -147,8 +159,9 @@ async def _store(options: UpOptions) -> AsyncIterator[tuple[str, StateStore]]:
 
 def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
     models = options.models or (DEFAULT_DEMO_MODEL,)
+    phases = PhaseCounts(options.prefill, options.decode)
     return LocalMesh(
-        models=tuple(parse_model(model, options.workers) for model in models),
+        models=tuple(parse_model(model, _any_workers(options), phases) for model in models),
         engine=options.engine,
         engine_options=options.engine_option,
         store_url=store_url,
@@ -157,11 +170,18 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
     )
 
 
+def _any_workers(options: UpOptions) -> int:
+    """Instances for both phases of a model that names no count: none beside those of one phase, unless asked for."""
+    if options.workers is not None:
+        return options.workers
+    return 0 if options.prefill or options.decode else DEFAULT_WORKERS
+
+
 async def _until_serving(store: StateStore, mesh: LocalMesh, timeout_s: float, stop_asked: asyncio.Event) -> bool:
     """True once every instance can be reached through the endpoint; False if asked to stop before, or too late."""
     directory = Directory(store)
     await directory.start()
-    workers = sum(model.workers for model in mesh.models)
+    workers = sum(model.instances for model in mesh.models)
     ready = asyncio.create_task(wait_until_serving(directory, workers))
     stop = asyncio.create_task(stop_asked.wait())
     await asyncio.wait((ready, stop), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -30,6 +30,8 @@ class Placement:
 
     instance_id: str
     policy: str
+    decode_instance_id: str = ""
+    """Who decodes it after its first token; empty: the same instance."""
 
 
 class PlacementClient:
@@ -81,7 +83,7 @@ class PlacementClient:
             return self._place_here(request)
         match response.outcome:
             case scheduler_pb2.PLACE_OUTCOME_PLACED:
-                return Placement(response.instance_id, response.policy)
+                return Placement(response.instance_id, response.policy, response.decode_instance_id)
             case scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL:
                 raise UnknownModel(response.message or f"no instance serves {request.model}")
             case _:

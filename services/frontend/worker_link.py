@@ -83,11 +83,14 @@ class WorkerLink:
         """Whether it takes requests from us."""
         return self.connected.is_set() and not self.leaving and not self.hung
 
-    def submit(self, relay: Relay) -> None:
-        """Send a request. Raises PeerUnavailable while the worker is not connected."""
+    def submit(self, relay: Relay, decode_instance_id: str = "") -> None:
+        """Send a request, which moves to that instance after its first token if one is named. Raises PeerUnavailable
+        while the worker is not connected."""
         if not self.connected.is_set():
             raise PeerUnavailable(f"worker {self.instance_id} at {self.member.address} is not connected")
-        self._stream.send(worker_pb2.FrontendMessage(generate=relay.generate_request(self._clock())))
+        generate = relay.generate_request(self._clock())
+        generate.decode_instance_id = decode_instance_id
+        self._stream.send(worker_pb2.FrontendMessage(generate=generate))
         relay.placed(self.sender)
         self._relays.add(relay)
 

@@ -1,6 +1,6 @@
 """Which processes make up a mesh on one machine (pure)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,12 +12,31 @@ MAX_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseCounts:
+    """Instances of each model that are for one phase only."""
+
+    prefill: int = 0
+    decode: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prefill < 0 or self.decode < 0:
+            raise ConfigurationError(f"--prefill {self.prefill} --decode {self.decode}: counts of instances, 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model to serve and the number of instances that serve it."""
 
     name: str
     path: Path
     workers: int
+    """For both phases."""
+    phases: PhaseCounts = field(default_factory=PhaseCounts)
+
+    @property
+    def instances(self) -> int:
+        """Of all phases."""
+        return self.workers + self.phases.prefill + self.phases.decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +52,7 @@ class LocalMesh:
     http_port: int
 
 
-def parse_model(text: str, default_workers: int) -> ModelSpec:
+def parse_model(text: str, default_workers: int, phases: PhaseCounts | None = None) -> ModelSpec:
     """NAME, NAME=PATH, and either with :COUNT behind it; a bare NAME is a demo model or a path of its own.
 
     Raises ConfigurationError if there is no such model.
@@ -55,9 +74,12 @@ def parse_model(text: str, default_workers: int) -> ModelSpec:
             f"no model at {path}: --model takes a demo model ({known}), a directory with a Hugging Face "
             "checkpoint, or NAME=DIRECTORY"
         )
-    if not 1 <= workers <= MAX_WORKERS:
-        raise ConfigurationError(f"--model {text}: {workers} instances asked for, 1 to {MAX_WORKERS} are possible here")
-    return ModelSpec(name, path.resolve(), workers)
+    model = ModelSpec(name, path.resolve(), workers, phases or PhaseCounts())
+    if workers < 0 or not 1 <= model.instances <= MAX_WORKERS:
+        raise ConfigurationError(
+            f"--model {text}: {model.instances} instances asked for, 1 to {MAX_WORKERS} are possible here"
+        )
+    return model
 
 
 def processes(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
@@ -77,10 +99,12 @@ def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
         *(part for option in mesh.engine_options for part in ("--engine-option", option)),
     )
     for model in mesh.models:
+        options = (*engine, "--model", model.name, "--model-path", str(model.path))
         for index in range(model.workers):
-            name = f"{model.name}-{index}"
-            options = (*engine, "--model", model.name, "--model-path", str(model.path))
-            specs.append(_process(mesh, "worker", name, *options))
+            specs.append(_process(mesh, "worker", f"{model.name}-{index}", *options))
+        for phase, count in (("prefill", model.phases.prefill), ("decode", model.phases.decode)):
+            for index in range(count):
+                specs.append(_process(mesh, "worker", f"{model.name}-{phase}-{index}", *options, "--phase", phase))
     return tuple(specs)
 
 

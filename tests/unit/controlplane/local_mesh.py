@@ -109,7 +109,7 @@ class PlayedWorker:
         self.call = call
         self.instance_id = instance_id
 
-    async def hello(self, incarnation_id: str = "1", model: str = MODEL) -> None:
+    async def hello(self, incarnation_id: str = "1", model: str = MODEL, phase: str = "UNSPECIFIED") -> None:
         description = worker_pb2.InstanceDescription(
             instance_id=self.instance_id,
             incarnation_id=incarnation_id,
@@ -117,6 +117,7 @@ class PlayedWorker:
             address=f"{self.instance_id}:1",
             block_tokens=16,
             kv_blocks=100,
+            phase=worker_pb2.InstancePhase.Value(f"INSTANCE_PHASE_{phase}"),
         )
         await self.call.write(monitor_pb2.WorkerReport(hello=description))
         ack = await self.call.read()

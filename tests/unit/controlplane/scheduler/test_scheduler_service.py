@@ -289,3 +289,37 @@ async def test_a_placed_request_that_never_arrives_is_forgotten() -> None:
             clock.now_s += 5.1
             await snapshot_until(stub, lambda s: s.instances[0].unreported_requests == 0)
         assert scheduler.metric("penstock_scheduler_forgotten_requests_total") == 1
+
+
+async def test_both_phases_are_placed_explained_and_counted() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        decoder = await mesh.worker(monitor, "d", phase="DECODE")
+        prefiller = await mesh.worker(monitor, "p", phase="PREFILL")
+        for worker in (decoder, prefiller):
+            await worker.load()
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("d", "p"))
+            placed = await stub.Place(place_request("r1"))
+            assert (placed.instance_id, placed.decode_instance_id) == ("p", "d")
+            snapshot = await snapshot_until(stub, lambda s: True)
+            assert [(i.phase, i.unreported_decodes) for i in snapshot.instances] == [("decode", 1), ("prefill", 0)]
+            explained = await stub.Explain(scheduler_pb2.ExplainRequest(request_id="r1"))
+            assert (explained.chosen_instance_id, explained.decode_instance_id) == ("p", "d")
+            assert "KV tokens" in explained.decode_rule
+            scores = {score.instance_id: score for score in explained.scores}
+            assert scores["d"].decode_score == pytest.approx(100 / 1600)
+            assert not scores["p"].HasField("decode_score")
+            assert scores["d"].excluded == "is for decode only"
+            await decoder.load(running_requests=1, admitted=["r1"])
+            await snapshot_until(stub, lambda s: s.instances[0].unreported_decodes == 0)
+            again = await stub.Place(place_request("r1", is_decoding=True))
+            assert (again.instance_id, again.decode_instance_id) == ("d", "")
+            await decoder.load(state=worker_pb2.INSTANCE_STATE_DRAINING)
+            await snapshot_until(stub, lambda s: s.instances[0].state == "draining")
+            alone = await stub.Place(place_request("r2"))
+            assert (alone.instance_id, alone.decode_instance_id) == ("p", "")
+            explained = await stub.Explain(scheduler_pb2.ExplainRequest(request_id="r2"))
+            assert explained.decode_instance_id == "p"
+            assert "does both" in explained.decode_rule
+        assert scheduler.metric("penstock_scheduler_split_placements_total", instance="d") == 1

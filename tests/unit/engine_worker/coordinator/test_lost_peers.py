@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engine_worker.coordinator.settings import CoordinatorSettings
 from penstock.v1 import migration_pb2, request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.lost_peers import ScriptedSource, scripted_target
 from tests.unit.engine_worker.coordinator.running_workers import (
@@ -138,14 +139,15 @@ async def test_a_source_that_dies_leaves_nothing_behind() -> None:
         assert worker.engine.instance.load().kv_blocks_used == 0
 
 
-async def test_a_fourth_migration_at_once_is_refused_and_an_unknown_one_has_failed() -> None:
+async def test_too_many_migrations_at_once_are_refused_and_an_unknown_one_has_failed() -> None:
     async with running_workers("a") as mesh:
         source = ScriptedSource(mesh.workers["a"])
         await source.hello()
-        for number in range(3):
+        possible = CoordinatorSettings().arriving
+        for number in range(possible):
             await source.say(offer=offer(number))
             assert (await source.read()).HasField("accept")
-        await source.say(offer=offer(3))
+        await source.say(offer=offer(possible))
         assert "under way" in (await source.read()).refuse.reason
         await source.say(offer=offer(0))
         assert (await source.read()).accept.migration_id == "m0", "the same offer again: its answer was lost"

@@ -65,6 +65,7 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
         "engine": "simulated",
         "block_tokens": "16",
         "max_model_len_tokens": "1024",
+        "phase": "any",
     }
     await role.stop()
 

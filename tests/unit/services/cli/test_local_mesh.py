@@ -3,7 +3,14 @@ from pathlib import Path
 import pytest
 
 from mesh.errors import ConfigurationError
-from services.cli.supervisor.local_mesh import DEMO_MODELS, LocalMesh, ModelSpec, parse_model, processes
+from services.cli.supervisor.local_mesh import (
+    DEMO_MODELS,
+    LocalMesh,
+    ModelSpec,
+    PhaseCounts,
+    parse_model,
+    processes,
+)
 
 
 @pytest.fixture
@@ -42,3 +49,23 @@ def test_a_mesh_has_every_role_once_and_all_its_workers(checkpoint: Path) -> Non
     assert others == ["cascade", "frontend", "monitor", "planner", "predictor", "scheduler"]
     for spec in specs:
         assert ("kv_blocks=9" in spec.arguments) == (spec.role == "worker")
+
+
+def test_instances_for_one_phase_stand_beside_the_others(checkpoint: Path) -> None:
+    model = parse_model(f"mine={checkpoint}:1", 3, PhaseCounts(prefill=2, decode=1))
+    assert model.instances == 4
+    specs = processes(LocalMesh((model,), "simulated", (), "embedded:", "127.0.0.1", 8000))
+    phase_of = {
+        spec.name: spec.arguments[spec.arguments.index("--phase") + 1] if "--phase" in spec.arguments else "any"
+        for spec in specs
+        if spec.role == "worker"
+    }
+    assert phase_of == {
+        "mine-0": "any",
+        "mine-prefill-0": "prefill",
+        "mine-prefill-1": "prefill",
+        "mine-decode-0": "decode",
+    }
+    assert parse_model(str(checkpoint), 0, PhaseCounts(1, 1)).instances == 2
+    with pytest.raises(ConfigurationError, match="0 or more"):
+        PhaseCounts(prefill=-1)

@@ -84,6 +84,26 @@ async def test_a_request_survives_the_death_of_its_worker(model_path: Path, fiel
         await mesh.until(lambda: any(not ended.ok and ended.reason == "worker_lost" for ended in mesh.scheduler.ended))
 
 
+async def test_a_placement_names_who_decodes_and_a_recovery_says_that_the_request_decodes(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        one, two = await two_workers(mesh, stops_after(10))
+
+        def apart(place: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
+            response = first_then_others(place)
+            if not place.is_decoding:
+                response.decode_instance_id = "worker-1"
+            return response
+
+        mesh.scheduler.choose = apart
+        asking = asyncio.create_task(ask(mesh))
+        await mesh.until(lambda: emitted(mesh) == 10)
+        await one.stop()
+        await asking
+        assert [place.is_decoding for place in mesh.scheduler.placed] == [False, True]
+        assert [request.decode_instance_id for request in one.received] == ["worker-1"]
+        assert [request.decode_instance_id for request in two.received] == [""]
+
+
 async def test_stop_strings_are_found_across_a_recovery(model_path: Path) -> None:
     async with mesh_of_fakes(model_path) as mesh:
         one, two = await two_workers(mesh, stops_after(10))

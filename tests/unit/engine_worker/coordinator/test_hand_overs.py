@@ -1,0 +1,129 @@
+"""Prefill here, decode there: the client hears exactly what one instance would have said."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.unit.engine_worker.coordinator.running_workers import (
+    WAIT_S,
+    Worker,
+    make_request,
+    running_workers,
+    undisturbed,
+)
+
+pytest.importorskip("ucxx", reason="KV transfers need UCX")
+
+SLOW_PREFILL = ("instance.max_step_tokens=256", "cost.fixed_ms=10")
+
+
+def hand_overs(worker: Worker, outcome: str) -> float:
+    return worker.metric("penstock_worker_hand_overs_total", outcome=outcome)
+
+
+async def pulled_bytes(worker: Worker) -> int:
+    return int((await worker.engine._agent.status()).pulled_bytes_total)
+
+
+async def test_the_first_token_comes_from_one_instance_and_the_rest_from_another() -> None:
+    async with running_workers("p", "d", options=SLOW_PREFILL) as mesh:
+        request = make_request("r", prompt=2000, max_tokens=60)
+        heard = await mesh.generate("p", request, decode="d")
+        await mesh.until_tokens("r", 1)
+        assert heard.owner == "p"
+        await mesh.until_ended("r")
+        assert heard.token_ids == undisturbed(request)
+        assert (heard.owner, heard.moved_to, heard.epoch) == ("d", ["d"], 1)
+        prefill, decode = mesh.workers["p"], mesh.workers["d"]
+        assert hand_overs(prefill, "moved") == 1
+        assert prefill.metric("penstock_worker_hand_over_seconds_count") == 1
+        assert decode.engine.load().prefilled_tokens_total <= 1, "nothing of the prompt is computed again"
+        assert decode.engine.load().generated_tokens_total >= 40
+        assert await pulled_bytes(decode) > 0
+        for worker in (prefill, decode):
+            worker.engine.instance.validate()
+            assert worker.engine.instance.load().kv_blocks_used == 0
+
+
+async def test_many_at_once_all_move_while_a_long_prefill_goes_on() -> None:
+    async with running_workers("p", "d1", "d2", options=SLOW_PREFILL) as mesh:
+        requests = [make_request("long", 3500, 80, salt=99)]
+        requests += [make_request(f"r{number}", 60 + 30 * number, 80, salt=number) for number in range(12)]
+        for number, request in enumerate(requests):
+            await mesh.generate("p", request, decode=f"d{1 + number % 2}")
+        await mesh.until_ended(*mesh.heard)
+        for request in requests:
+            assert mesh.heard[request.request_id].token_ids == undisturbed(request)
+        assert hand_overs(mesh.workers["p"], "moved") == len(requests)
+        assert {each.owner for each in mesh.heard.values()} == {"d1", "d2"}
+
+
+async def test_both_phases_on_one_instance_cost_no_transfer() -> None:
+    async with running_workers("a", "b") as mesh:
+        request = make_request("r", prompt=300, max_tokens=30)
+        heard = await mesh.generate("a", request, decode="a")
+        await mesh.until_ended("r")
+        assert heard.token_ids == undisturbed(request)
+        assert (heard.owner, heard.epoch) == ("a", 0)
+        worker = mesh.workers["a"]
+        assert [hand_overs(worker, outcome) for outcome in ("moved", "failed", "skipped")] == [0, 0, 0]
+        assert worker.metric("penstock_worker_migrations_total", direction="out", outcome="moved") == 0
+        assert [await pulled_bytes(each) for each in mesh.workers.values()] == [0, 0]
+
+
+async def test_without_room_there_the_request_is_decoded_here_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_workers("p", "d", options=("instance.kv_blocks=512",)) as mesh:
+        await mesh.generate("d", make_request("hog", prompt=7000, max_tokens=900, salt=1))
+        await mesh.until_tokens("hog", 1)
+        request = make_request("r", prompt=2000, max_tokens=300)
+        with caplog.at_level(logging.WARNING):
+            heard = await mesh.generate("p", request, decode="d")
+            await mesh.until_ended("r")
+        assert (heard.owner, heard.token_ids) == ("p", undisturbed(request))
+        assert hand_overs(mesh.workers["p"], "failed") == 1
+        assert "decoded where it was prefilled" in caplog.text
+
+
+async def test_a_decode_instance_that_is_not_there_leaves_the_request_where_it_is() -> None:
+    async with running_workers("p") as mesh:
+        request = make_request("r", max_tokens=20)
+        heard = await mesh.generate("p", request, decode="nowhere")
+        await mesh.until_ended("r")
+        assert (heard.owner, heard.token_ids) == ("p", undisturbed(request))
+        assert hand_overs(mesh.workers["p"], "failed") == 1
+
+
+async def test_a_request_that_ends_before_it_moves_is_no_failure() -> None:
+    async with running_workers("p", "d", options=SLOW_PREFILL) as mesh:
+        await mesh.generate("p", make_request("taken-back", prompt=3500, max_tokens=50), decode="d")
+        engine = mesh.workers["p"].engine
+        async with asyncio.timeout(WAIT_S):
+            while not engine.instance.request_ids:  # noqa: ASYNC110  the other end of a socket sets no event here
+                await asyncio.sleep(0.001)
+        await mesh.abort("p", "taken-back")
+        await mesh.until_ended("taken-back")
+        request = make_request("one", prompt=40, max_tokens=1, salt=5)
+        heard = await mesh.generate("p", request, decode="d")
+        await mesh.until_ended("one")
+        assert heard.token_ids == undisturbed(request)
+        async with asyncio.timeout(WAIT_S):
+            while hand_overs(mesh.workers["p"], "skipped") < 2:  # noqa: ASYNC110  a counter of another part has no event
+                await asyncio.sleep(0.01)
+        assert hand_overs(mesh.workers["p"], "failed") == 0
+        assert mesh.workers["d"].engine.instance.load().kv_blocks_used == 0
+
+
+async def test_a_request_that_waits_in_the_queue_holds_no_memory_of_its_decode_instance() -> None:
+    options = ("instance.max_batch_requests=1", "cost.fixed_ms=10")
+    async with running_workers("p", "d", options=options) as mesh:
+        first = make_request("first", prompt=50, max_tokens=200)
+        await mesh.generate("p", first)
+        await mesh.until_tokens("first", 3)
+        second = make_request("second", prompt=1000, max_tokens=20, salt=3)
+        heard = await mesh.generate("p", second, decode="d")
+        await mesh.until_tokens("first", 20)
+        assert mesh.workers["d"].engine.instance.load().kv_blocks_used == 0
+        await mesh.abort("p", "first")
+        await mesh.until_ended("second")
+        assert (heard.owner, heard.token_ids) == ("d", undisturbed(second))
