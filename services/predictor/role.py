@@ -2,35 +2,54 @@
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from mesh.role import RoleContext
+from mesh.tasks import TaskSet
 from penstock.v1 import predictor_pb2_grpc
+from services.predictor.metrics import PredictorMetrics, ShelfCollector
 from services.predictor.service import PredictorService
 from services.predictor.settings import PredictorSettings
+from services.predictor.shelf import ArtefactShelf
 
 
 class PredictorRole:
-    """Serves the predictor's contract; without an artefact it refuses to predict."""
+    """Serves the artefacts of its folders as they change; without one it refuses to predict."""
 
     name: ClassVar[str] = "predictor"
 
     def __init__(self, settings: PredictorSettings) -> None:
         self._settings = settings
+        self._shelf = ArtefactShelf(settings.artefact)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="length-predictor")
+        self._tasks = TaskSet("predictor")
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
-        """Serve the contract."""
+        """Load what is there and serve the contract."""
+        await asyncio.to_thread(self._shelf.look)
+        service = PredictorService(self._shelf, PredictorMetrics(context.registry), self._executor)
+        ShelfCollector(self._shelf, context.registry)
         context.server.add(
-            predictor_pb2_grpc.add_LengthPredictorServicer_to_server, PredictorService(), "penstock.v1.LengthPredictor"
+            predictor_pb2_grpc.add_LengthPredictorServicer_to_server, service, "penstock.v1.LengthPredictor"
         )
+        if self._shelf.folders:
+            self._tasks.spawn(self._watch(), name="artefacts")
         return {}
 
     async def failed(self) -> None:
-        """Never: nothing runs in the background."""
+        """Never: a folder that cannot be read is shown, and what was loaded before goes on to be served."""
         await asyncio.Event().wait()
 
     async def drain(self) -> None:
         """Nothing to wait for: every answer is immediate."""
 
     async def stop(self) -> None:
-        """Nothing to free."""
+        """End the watch and the thread."""
+        await self._tasks.cancel()
+        self._executor.shutdown(wait=False)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.artefact_poll_s)
+            await asyncio.to_thread(self._shelf.look)

@@ -1,27 +1,96 @@
-"""The length predictor's gRPC methods while no artefact is loaded."""
+"""The length predictor's gRPC methods."""
 
+import asyncio
+import time
+from concurrent.futures import Executor
 from typing import Any
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
+from controlplane.prediction.length_features import features
+from mesh.errors import ConfigurationError
 from penstock.v1 import predictor_pb2, predictor_pb2_grpc
+from services.predictor.artefact import Artefact
+from services.predictor.metrics import PredictorMetrics
+from services.predictor.shelf import FALLBACK, ArtefactShelf, WatchedFolder
 
-FALLBACK = "no prediction: requests stay on the instance on which they were placed"
+MAX_REQUESTS = 4096
+_STATE_BYTES = 4
 
 
 class PredictorService(predictor_pb2_grpc.LengthPredictorServicer):
-    """Says that there is no predictor, instead of guessing."""
+    """Answers with the artefact of the caller's very model, or refuses; it never guesses."""
+
+    def __init__(self, shelf: ArtefactShelf, metrics: PredictorMetrics, executor: Executor) -> None:
+        """`executor` runs the network, so that the event loop goes on."""
+        self._shelf = shelf
+        self._metrics = metrics
+        self._executor = executor
 
     async def Predict(self, request: predictor_pb2.PredictRequest, context: Any) -> predictor_pb2.PredictResponse:
-        """Refuses: there is no artefact."""
-        await context.abort(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            f"no length predictor is loaded for the model {request.model!r}; callers go on with: {FALLBACK}",
-        )
-        raise AssertionError("abort raises")
+        """Remaining tokens of a batch."""
+        if reason := _malformed(request):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        try:
+            artefact = self._shelf.find(request.model, request.model_fingerprint, request.hidden_size)
+        except ConfigurationError as error:
+            self._metrics.refused.inc()
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"{error}; callers go on with their fallback, {FALLBACK}"
+            )
+            raise AssertionError("abort raises") from error
+        started_s = time.perf_counter()
+        remaining = await asyncio.get_running_loop().run_in_executor(self._executor, _predict, artefact, request)
+        self._metrics.seconds.observe(time.perf_counter() - started_s)
+        self._metrics.requests.observe(len(request.request_ids))
+        return predictor_pb2.PredictResponse(remaining_tokens=remaining.tolist(), artefact=artefact.name)
 
     async def GetArtefact(
         self, request: predictor_pb2.GetArtefactRequest, context: Any
     ) -> predictor_pb2.GetArtefactResponse:
-        """None, and what the mesh does without one."""
-        return predictor_pb2.GetArtefactResponse(artefact="", fallback=FALLBACK)
+        """What is in force, what is not and why, and what the mesh does without."""
+        folders = self._shelf.folders
+        names = (folder.artefact.name for folder in folders if folder.artefact is not None)
+        return predictor_pb2.GetArtefactResponse(
+            artefact=",".join(names), fallback=FALLBACK, folders=[_folder_message(folder) for folder in folders]
+        )
+
+
+def _malformed(request: predictor_pb2.PredictRequest) -> str:
+    rows = len(request.request_ids)
+    if not 0 < rows <= MAX_REQUESTS:
+        return f"a batch has 1 to {MAX_REQUESTS} requests, not {rows}"
+    if len(request.generated_tokens) != rows or len(request.prompt_tokens) != rows:
+        return f"{rows} requests need as many generated_tokens and prompt_tokens"
+    if len(request.hidden_states) != rows * request.hidden_size * _STATE_BYTES:
+        return (
+            f"{rows} states of width {request.hidden_size} take {rows * request.hidden_size * _STATE_BYTES} bytes, got "
+            f"{len(request.hidden_states)}"
+        )
+    return ""
+
+
+def _predict(artefact: Artefact, request: predictor_pb2.PredictRequest) -> NDArray[np.float32]:
+    states = np.frombuffer(request.hidden_states, "<f4").reshape(len(request.request_ids), request.hidden_size)
+    rows = features(
+        artefact.metadata.inputs,
+        states,
+        np.array(request.prompt_tokens, np.int32),
+        np.array(request.generated_tokens, np.int32),
+    )
+    return artefact.network.remaining_tokens(rows)
+
+
+def _folder_message(folder: WatchedFolder) -> predictor_pb2.ArtefactFolder:
+    message = predictor_pb2.ArtefactFolder(folder=str(folder.path), refused=folder.refused)
+    if folder.artefact is not None:
+        metadata = folder.artefact.metadata
+        message.artefact = folder.artefact.name
+        message.model = metadata.model
+        message.model_fingerprint = metadata.model_fingerprint
+        message.hidden_size = metadata.hidden_size
+        message.inputs = metadata.inputs
+        message.test_mae_tokens = metadata.mae_tokens.get("test", float("nan"))
+    return message

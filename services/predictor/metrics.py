@@ -1,0 +1,60 @@
+"""What the length predictor shows on its metrics port."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from services.predictor.shelf import ArtefactShelf
+
+_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class PredictorMetrics:
+    """Counters of the calls."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.seconds = Histogram(
+            "penstock_predictor_batch_seconds", "Time in the network per call", buckets=_SECONDS, registry=registry
+        )
+        self.requests = Histogram(
+            "penstock_predictor_batch_requests", "Requests per call", buckets=_REQUESTS, registry=registry
+        )
+        self.refused = Counter(
+            "penstock_predictor_refused_calls", "Calls that no artefact could answer", registry=registry
+        )
+
+
+class ShelfCollector(Collector):
+    """Which artefacts are in force, read when Prometheus asks."""
+
+    def __init__(self, shelf: ArtefactShelf, registry: CollectorRegistry) -> None:
+        self._shelf = shelf
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing ahead of time."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client."""
+        in_force = GaugeMetricFamily(
+            "penstock_predictor_artefact", "1 for each artefact in force", labels=("model", "version")
+        )
+        error = GaugeMetricFamily(
+            "penstock_predictor_artefact_mae_tokens", "Its error on held-out requests when trained", labels=("model",)
+        )
+        refused = GaugeMetricFamily(
+            "penstock_predictor_folder_refused", "1 if what lies in the folder is not in force", labels=("folder",)
+        )
+        for folder in self._shelf.folders:
+            refused.add_metric((str(folder.path),), float(bool(folder.refused)))
+            if folder.artefact is not None:
+                metadata = folder.artefact.metadata
+                in_force.add_metric((metadata.model, metadata.version), 1.0)
+                error.add_metric((metadata.model,), metadata.mae_tokens.get("test", float("nan")))
+        yield from (in_force, error, refused)
+        yield CounterMetricFamily("penstock_predictor_swaps", "Artefacts taken up", self._shelf.swaps_total)
+        yield CounterMetricFamily("penstock_predictor_refusals", "Artefacts refused", self._shelf.refusals_total)

@@ -1,0 +1,75 @@
+"""Artefacts are swapped while they are served; a bad one never takes the place of a good one."""
+
+from pathlib import Path
+
+import pytest
+
+from mesh.errors import ConfigurationError
+from services.predictor.artefact import METADATA_FILE
+from services.predictor.shelf import ArtefactShelf
+from tests.unit.services.predictor.artefacts import FINGERPRINT, HIDDEN_SIZE, make_artefact
+
+
+def test_an_artefact_that_comes_later_is_taken_up(tmp_path: Path) -> None:
+    shelf = ArtefactShelf((tmp_path,))
+    shelf.look()
+    assert "there is no predictor.json" in shelf.folders[0].refused
+    metadata = make_artefact(tmp_path)
+    shelf.look()
+    assert shelf.folders[0].refused == ""
+    assert shelf.find("m", FINGERPRINT, HIDDEN_SIZE).metadata.version == metadata.version
+
+
+def test_a_new_one_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    shelf = ArtefactShelf((tmp_path,))
+    first = make_artefact(tmp_path, seed=0)
+    shelf.look()
+    second = make_artefact(tmp_path, seed=1)
+    assert shelf.find("m", FINGERPRINT, HIDDEN_SIZE).metadata.version == first.version
+    shelf.look()
+    assert shelf.find("m", FINGERPRINT, HIDDEN_SIZE).metadata.version == second.version != first.version
+    shelf.look()
+    assert shelf.swaps_total == 2
+
+
+def test_a_bad_one_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
+    shelf = ArtefactShelf((tmp_path,))
+    good = make_artefact(tmp_path)
+    shelf.look()
+    (tmp_path / METADATA_FILE).write_text("{}")
+    shelf.look()
+    shelf.look()
+    assert shelf.find("m", FINGERPRINT, HIDDEN_SIZE).metadata.version == good.version
+    assert "is no artefact" in shelf.folders[0].refused
+    assert shelf.refusals_total == 1, "it is looked at once, not at every look"
+    better = make_artefact(tmp_path, seed=1)
+    shelf.look()
+    assert shelf.find("m", FINGERPRINT, HIDDEN_SIZE).metadata.version == better.version
+    assert shelf.folders[0].refused == ""
+
+
+def test_a_removed_artefact_goes_on_to_be_served(tmp_path: Path) -> None:
+    shelf = ArtefactShelf((tmp_path,))
+    good = make_artefact(tmp_path)
+    shelf.look()
+    (tmp_path / METADATA_FILE).unlink()
+    shelf.look()
+    assert shelf.find("m", FINGERPRINT, HIDDEN_SIZE).metadata.version == good.version
+    assert shelf.folders[0].refused
+
+
+def test_each_model_has_its_own(tmp_path: Path) -> None:
+    folders = (tmp_path / "small", tmp_path / "large")
+    make_artefact(folders[0], model="small", fingerprint="5" * 16)
+    make_artefact(folders[1], model="large", fingerprint="6" * 16)
+    shelf = ArtefactShelf(folders)
+    shelf.look()
+    assert shelf.find("any name", "6" * 16, HIDDEN_SIZE).metadata.model == "large"
+    with pytest.raises(
+        ConfigurationError, match=r"no length predictor is loaded for the model 'medium' \(loaded: small@"
+    ):
+        shelf.find("medium", "7" * 16, HIDDEN_SIZE)
+    with pytest.raises(ConfigurationError, match="was trained on 'large'"):
+        shelf.find("large", "7" * 16, HIDDEN_SIZE)
+    with pytest.raises(ConfigurationError, match="takes hidden states of width 8"):
+        shelf.find("large", "6" * 16, HIDDEN_SIZE + 1)
