@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from controlplane.model.instance import InstancePhase
+from controlplane.protocols.migration.limits import MigrationLimits
 from mesh.errors import ConfigurationError
+from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig
+
+_GIB_PER_S_IN_BYTES_PER_MS = (1 << 30) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +27,73 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class KvLinkConfig:
+    """An instance's way to the others for KV blocks; sending and receiving share it."""
+
+    latency_ms: float = 1.0
+    """From the start of a transfer until its bytes flow."""
+    bandwidth_gib_per_s: float = 23.0
+    """The default is a 200 Gbit/s link, less its headers."""
+    max_parallel: int = 3
+    """Transfers at once (CascadeInfer, section 5); more wait for their turn."""
+
+    def __post_init__(self) -> None:
+        if self.latency_ms < 0 or self.bandwidth_gib_per_s <= 0 or self.max_parallel < 1:
+            raise ConfigurationError(
+                f"a KV link needs latency_ms >= 0, bandwidth_gib_per_s > 0 and max_parallel >= 1, got {self}"
+            )
+
+    @property
+    def bytes_per_ms(self) -> float:
+        """The bandwidth in the simulator's units."""
+        return self.bandwidth_gib_per_s * _GIB_PER_S_IN_BYTES_PER_MS
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationConfig:
+    """Bounds of migrations, those of the live coordinators by default."""
+
+    limits: MigrationLimits = field(default_factory=MigrationLimits)
+    hand_over_limits: MigrationLimits = field(default_factory=MigrationLimits)
+    """Of a hand-over from prefill to decode. With max_rounds=0 and a longer hand_over_ms it pauses the request with its
+    first token, as classic disaggregation does, instead of decoding at the source while blocks are copied."""
+    parallel: int = 3
+    """Requests that leave an instance at once (CascadeInfer, section 5), and as many more whose prefill is followed."""
+    arriving: int = 16
+    """Requests that come to an instance at once; one more is refused."""
+    queued: int = 4096
+    """Orders that wait for their turn at an instance; one more is refused."""
+    message_delay_ms: float = 0.5
+    """Of a message between two instances."""
+    tick_ms: float = 50.0
+    """How often the state machines are told that time has passed."""
+    hand_over_tries: int = 4
+    """How often a decode instance is asked to take a request that it refuses for now."""
+    hand_over_retry_ms: float = 100.0
+    """Before the second try; twice as long before each further one."""
+
+    def __post_init__(self) -> None:
+        if min(self.message_delay_ms, self.queued, self.hand_over_retry_ms) < 0:
+            raise ConfigurationError("message_delay_ms, queued and hand_over_retry_ms must not be negative")
+        if min(self.tick_ms, self.parallel, self.arriving, self.hand_over_tries) <= 0:
+            raise ConfigurationError("tick_ms, parallel, arriving and hand_over_tries must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance, where they differ."""
+
+    config: InstanceConfig
+    cost: CostModel | None = None
+    """None: that of the simulation."""
+    phase: InstancePhase = InstancePhase.ANY
+    link: KvLinkConfig | None = None
+    """None: that of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Equal instances of one model, and how old what the scheduler knows of them is."""
+    """Instances of one model, and how old what the scheduler knows of them is."""
 
     instances: int
     instance: InstanceConfig
@@ -38,10 +108,18 @@ class ClusterConfig:
     """Phases of the reports follow from it."""
     skip_steps: bool = field(default=True, kw_only=True)
     """Take runs of steps at once; off, every step is planned by itself, for the same results."""
+    specs: tuple[InstanceSpec, ...] = field(default=(), kw_only=True)
+    """Each instance by itself; empty: all are like `instance`."""
+    link: KvLinkConfig = field(default_factory=KvLinkConfig, kw_only=True)
+    migration: MigrationConfig = field(default_factory=MigrationConfig, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.instances < 1:
             raise ConfigurationError(f"a cluster has at least one instance, got {self.instances}")
+        if self.specs and len(self.specs) != self.instances:
+            raise ConfigurationError(f"{self.instances} instances, but {len(self.specs)} specs")
+        if any(spec.config.block_tokens != self.instance.block_tokens for spec in self.specs):
+            raise ConfigurationError("all instances of a cluster have blocks of the same number of tokens")
         if self.report_interval_ms < 0 or self.report_delay_ms < 0:
             raise ConfigurationError("report_interval_ms and report_delay_ms must not be negative")
         down_until: dict[int, float] = {}
@@ -52,3 +130,7 @@ class ClusterConfig:
                 raise ConfigurationError(f"{failure}: this instance is down at that time already")
             back_s = float("inf") if failure.back_after_s is None else failure.at_s + failure.back_after_s
             down_until[failure.instance] = back_s
+
+    def spec(self, number: int) -> InstanceSpec:
+        """Instance `number`, counted from 0."""
+        return self.specs[number] if self.specs else InstanceSpec(self.instance)

@@ -1,10 +1,19 @@
-"""The requests of a simulation from arrival to end: each ends exactly once."""
+"""The requests of a simulation from arrival to end: each ends exactly once, and one instance at a time owns it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from controlplane.protocols.ownership import EPOCHS_PER_RECOVERY
 from mesh.errors import IllegalTransition
 from simulator.instance.counted_request import CountedRequest
 from simulator.report.outcome import RequestOutcome
+
+
+class Owner(NamedTuple):
+    """One life of an instance."""
+
+    instance_id: str
+    incarnation_id: str
 
 
 @dataclass(slots=True)
@@ -15,8 +24,15 @@ class OpenRequest:
     """Its place in the trace."""
     arrival_s: float
     request: CountedRequest
-    """As it would be submitted now: tokens emitted before a failure included."""
+    """As it would be submitted now: tokens emitted before a failure or a migration included."""
+    owner: Owner | None = None
+    """Whose tokens count; None between two placements."""
+    epoch: int = 0
+    """One more with each hand-over, two more with each recovery, as at the live frontend."""
     instance_id: str = ""
+    """Where it was last."""
+    decode_instance_id: str = ""
+    """Where it is to be decoded; empty: where it is prefilled."""
     first_token_s: float | None = None
     cached_tokens: int = 0
 
@@ -27,7 +43,6 @@ class Ledger:
     def __init__(self) -> None:
         self.open: dict[str, OpenRequest] = {}
         self._outcomes: dict[int, RequestOutcome] = {}
-        self._ended: list[str] = []
 
     @property
     def ended(self) -> int:
@@ -40,10 +55,9 @@ class Ledger:
             raise IllegalTransition(f"{len(self.open)} requests have not ended, {next(iter(self.open))} among them")
         return [self._outcomes[index] for index in sorted(self._outcomes)]
 
-    def take_ended(self) -> list[str]:
-        """Requests that finished since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
+    def outcome(self, index: int) -> RequestOutcome:
+        """Of the request at a place of the trace that has ended."""
+        return self._outcomes[index]
 
     def arrived(self, entry: OpenRequest) -> None:
         """A request comes in."""
@@ -52,17 +66,44 @@ class Ledger:
             raise IllegalTransition(f"request {request_id} has arrived before")
         self.open[request_id] = entry
 
-    def started(self, request_id: str, cached_tokens: int, now_s: float) -> None:
-        """A token came out after prefill; the first time it counts, not after a failure."""
+    def placed(self, request_id: str, owner: Owner) -> None:
+        """It was given to an instance, under its present epoch."""
         entry = self.open[request_id]
-        if entry.first_token_s is None:
-            entry.first_token_s = now_s
-            entry.cached_tokens = cached_tokens
+        if entry.owner is not None:
+            raise IllegalTransition(f"request {request_id} of {entry.owner} is placed on {owner}")
+        entry.owner, entry.instance_id = owner, owner.instance_id
 
-    def finished(self, request_id: str, now_s: float) -> None:
-        """All its tokens are out."""
+    def handed_over(self, request_id: str, owner: Owner, epoch: int) -> bool:
+        """An instance says that it has taken a request over; False if a recovery has overtaken that, or the end."""
+        entry = self.open.get(request_id)
+        if entry is None or epoch <= entry.epoch:
+            return False
+        entry.owner, entry.epoch, entry.instance_id = owner, epoch, owner.instance_id
+        return True
+
+    def taken_back(self, request_id: str, emitted_tokens: int) -> OpenRequest:
+        """Its owner is lost or gives it up, with so many tokens emitted in all."""
+        entry = self.open[request_id]
+        entry.owner = None
+        entry.epoch += EPOCHS_PER_RECOVERY
+        entry.request = replace(entry.request, emitted_tokens=emitted_tokens)
+        return entry
+
+    def started(self, request_id: str, cached_tokens: int, now_s: float) -> bool:
+        """A token came out after prefill; the first time it counts (True), not after a failure."""
+        entry = self.open[request_id]
+        if entry.first_token_s is not None:
+            return False
+        entry.first_token_s = now_s
+        entry.cached_tokens = cached_tokens
+        return True
+
+    def finished(self, request_id: str, owner: Owner, now_s: float) -> None:
+        """All its tokens are out. Raises `IllegalTransition` unless the owner says so."""
+        entry = self.open.get(request_id)
+        if entry is not None and entry.owner != owner:
+            raise IllegalTransition(f"request {request_id} ends on {owner}, but {entry.owner} owns it")
         self._close(request_id, now_s, "")
-        self._ended.append(request_id)
 
     def failed(self, request_id: str, now_s: float, error: str) -> None:
         """Nobody will serve it."""

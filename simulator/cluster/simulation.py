@@ -1,187 +1,288 @@
 """The cluster simulator: a trace through the live control plane onto modelled instances."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from controlplane.model.cluster import ClusterLimits, ClusterTable
-from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
+from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.placement import PlacementRequest
-from controlplane.policies.interface import Policy
+from controlplane.policies.interface import Observer, Policy, is_observer
 from controlplane.policies.place import place
 from mesh.errors import NoInstance, RequestRefused
+from simulator.cluster.arrivals import Arrivals
 from simulator.cluster.config import ClusterConfig
+from simulator.cluster.control import (
+    ClusterEvent,
+    Controller,
+    Ended,
+    FirstToken,
+    Joined,
+    Lost,
+    Placed,
+    Preempted,
+)
+from simulator.cluster.events import EventQueue, Rank
+from simulator.cluster.fleet import SimulatedFleet, instance_id_of, owner_of
+from simulator.cluster.hand_overs import HandOvers
+from simulator.cluster.kv_links import KvLinks
 from simulator.cluster.ledger import Ledger, OpenRequest
+from simulator.cluster.migration.office import MigrationOffice
 from simulator.cluster.prefix import prompt_block_hashes
-from simulator.cluster.reporting import seen_report_times_ms
-from simulator.cluster.worker import Worker
+from simulator.cluster.recording import Recording, RecordingConfig
+from simulator.cluster.view import ClusterView
+from simulator.cluster.worker import Worker, WorkerHooks
 from simulator.cost.model import CostModel
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.instance import Instance
+from simulator.instance.step import Step, StepResult
 from simulator.report.outcome import RequestOutcome
 from simulator.traces.request import TraceRequest
 
-_SWEEP_PLACES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """When the outside world touches the cluster."""
-
-    at_ms: float
-    act: Callable[[float], None]
+_PROGRESS_EVERY = 64
+_Tick: TypeAlias = Callable[[float], None]
 
 
 class ClusterSimulation:
     """Runs once, from the first arrival to the last end. Equal arguments give equal outcomes.
 
-    Time jumps from moment to moment: an arrival, a failure, a return. Between them instances do not touch each
-    other, so each advances by itself.
+    Time jumps from event to event. Instances take their steps in runs, which end early where somebody touches them.
     """
 
     def __init__(
-        self, requests: Sequence[TraceRequest], config: ClusterConfig, cost: CostModel, policy: Policy
+        self,
+        requests: Sequence[TraceRequest],
+        config: ClusterConfig,
+        cost: CostModel,
+        policy: Policy,
+        controllers: Sequence[Controller] = (),
+        recording: RecordingConfig | None = None,
     ) -> None:
         self.config = config
+        self.events = EventQueue()
         self.ledger = Ledger()
-        blocks = config.instances * config.instance.kv_blocks
-        self.table = ClusterTable(ClusterLimits(max_indexed_blocks=blocks, max_unreported_requests=len(requests) + 1))
-        self.workers: dict[str, Worker] = {}
+        self.arrivals = Arrivals(requests, self.events, self._arrive)
+        self.recording: Recording | None = None
+        ids = tuple(instance_id_of(number) for number in range(config.instances))
+        if recording is not None:
+            self.recording = Recording(ids, recording)
+        hooks = WorkerHooks(self._stepped, self._planned, self._timed if recording is not None else None)
+        looks_ms = sorted([*self.arrivals.known_times_ms, *(failure.at_s * 1000 for failure in config.failures)])
+        self.fleet = SimulatedFleet(config, cost, self.events, hooks, len(requests), looks_ms)
+        self.table, self.workers = self.fleet.table, self.fleet.workers
+        self.links = KvLinks(self.events)
+        self.office = MigrationOffice(
+            config.migration, self.events, self.links, self.ledger, self.workers, self._recover
+        )
+        self.hand_overs = HandOvers(config.migration, self.events, self.ledger, self.office)
+        self.preemptions = 0
         self._policy = policy
-        self._cost = cost
         self._requests = requests
-        self._moments = self._plan_moments()
-        self._looks_ms = self._plan_looks()
+        self._controllers = tuple(controllers)
+        self._on_progress: Callable[[int], None] | None = None
         for number in range(config.instances):
             self._join(number, incarnation=0)
+        self._schedule()
 
     def run(self, on_progress: Callable[[int], None] | None = None) -> list[RequestOutcome]:
         """Outcomes in the order of the trace; `on_progress` hears how many requests have ended, now and then."""
-        for count, moment in enumerate(self._moments):
-            self._advance(moment.at_ms)
-            moment.act(moment.at_ms)
-            if on_progress is not None and count % 64 == 0:
-                on_progress(self.ledger.ended)
-        self._advance(inf)
+        self._on_progress = on_progress
+        while not self.events.is_over:
+            self.events.run_next()
         if on_progress is not None:
             on_progress(self.ledger.ended)
         return self.ledger.outcomes()
 
-    # -- what happens
+    def order(self, order: MigrationOrder) -> None:
+        """Have a running request moved; controllers are told how that ended."""
+        self.office.order(order, self._tell)
 
-    def _advance(self, until_ms: float) -> None:
-        """Let every instance live on, then tell the scheduler what has reached it by now."""
-        arrived_by_ms = until_ms - self.config.report_delay_ms
-        for worker in self.workers.values():
-            if worker.due_ms <= until_ms:
-                worker.advance(until_ms)
-            while worker.sent and worker.sent[0].sent_ms <= arrived_by_ms:
-                self._deliver(worker)
-        for request_id in self.ledger.take_ended():
-            self.table.ended(request_id)
-
-    def _deliver(self, worker: Worker) -> None:
-        report = worker.sent.popleft()
-        instance_id, incarnation_id = worker.description.instance_id, worker.description.incarnation_id
-        for change in report.kv_blocks:
-            self.table.cached(instance_id, incarnation_id, change)
-        self.table.reported(instance_id, incarnation_id, report.load, InstanceState.READY, report.admitted_request_ids)
+    # -- requests
 
     def _arrive(self, index: int, now_ms: float) -> None:
+        self.fleet.see(now_ms)
         trace = self._requests[index]
         hashes = prompt_block_hashes(trace, self.config.instance.block_tokens)
         request = CountedRequest(f"r{index}", trace.input_tokens, trace.output_tokens, block_hashes=hashes)
-        self.ledger.arrived(OpenRequest(index, trace.arrival_s, request))
+        self.ledger.arrived(
+            OpenRequest(index, now_ms / 1000 if trace.think_s is not None else trace.arrival_s, request)
+        )
         self._place(request, now_ms)
+        if self._on_progress is not None and index % _PROGRESS_EVERY == 0:
+            self._on_progress(self.ledger.ended)
 
     def _place(self, request: CountedRequest, now_ms: float, failed_on: frozenset[str] = frozenset()) -> None:
-        asked = PlacementRequest(
-            request_id=request.request_id,
-            model=self.config.model,
-            prompt_tokens=request.prompt_tokens + request.emitted_tokens,
-            now_s=now_ms / 1000,
-            block_hashes=request.block_hashes,
-            max_tokens=request.output_tokens,
-            priority=request.priority,
-            excluded_instance_ids=failed_on,
-        )
-        try:
-            instance_id = place(self.table, self._policy, asked).instance.instance_id
-            self.ledger.open[request.request_id].instance_id = instance_id
-            self.workers[instance_id].submit(request, now_ms)
-        except (NoInstance, RequestRefused) as error:
-            self.table.ended(request.request_id)
-            self.ledger.failed(request.request_id, now_ms / 1000, str(error))
+        """Where an instance refuses it, as long as there is another, it goes there."""
+        refusal: RequestRefused | None = None
+        while True:
+            asked = PlacementRequest(
+                request_id=request.request_id,
+                model=self.config.model,
+                prompt_tokens=request.prompt_tokens + request.emitted_tokens,
+                now_s=now_ms / 1000,
+                block_hashes=request.block_hashes,
+                max_tokens=request.output_tokens,
+                priority=request.priority,
+                excluded_instance_ids=failed_on,
+                is_decoding=request.emitted_tokens > 0,
+            )
+            try:
+                placement = place(self.table, self._policy, asked)
+                prefill_id = placement.instance.instance_id
+                self.workers[prefill_id].submit(request, now_ms)
+            except NoInstance as error:
+                self._end_badly(request.request_id, now_ms, str(refusal or error))
+                return
+            except RequestRefused as error:
+                refusal = error
+                self.table.ended(request.request_id)
+                failed_on |= {prefill_id}
+                continue
+            self._placed(request, prefill_id, placement.decode_instance.instance_id, now_ms)
+            return
 
-    def _fail(self, number: int, now_ms: float) -> None:
-        worker = self.workers.pop(_instance_id(number))
-        instance_id = worker.description.instance_id
-        self.table.lost(instance_id, worker.description.incarnation_id)
-        while self.table.index.sweep(_SWEEP_PLACES):
-            continue
-        for request_id, emitted_tokens in worker.unfinished().items():
+    def _placed(self, request: CountedRequest, prefill_id: str, decode_id: str, now_ms: float) -> None:
+        self.ledger.placed(request.request_id, owner_of(self.workers[prefill_id]))
+        if decode_id != prefill_id:
+            self.hand_overs.expect(request.request_id, prefill_id, decode_id)
+        if self._controllers:
+            self._tell(Placed(request.request_id, prefill_id, decode_id, request.prompt_tokens))
+
+    def _recover(self, request_id: str, emitted_tokens: int, now_ms: float) -> None:
+        """Its owner has given it up: it goes on after its last token, wherever there is room."""
+        self.hand_overs.forget(request_id)
+        self.fleet.see(now_ms)
+        self._place(self.ledger.taken_back(request_id, emitted_tokens).request, now_ms)
+
+    def _end_badly(self, request_id: str, now_ms: float, error: str) -> None:
+        entry = self.ledger.open[request_id]
+        self.table.ended(request_id)
+        self.ledger.failed(request_id, now_ms / 1000, error)
+        self._ended(entry, error, now_ms)
+
+    def _ended(self, entry: OpenRequest, error: str, now_ms: float) -> None:
+        self.hand_overs.forget(entry.request.request_id)
+        self.arrivals.ended(entry.index, now_ms, self.fleet.will_look)
+        if self._controllers:
+            self._tell(Ended(entry.request.request_id, entry.instance_id, error))
+
+    # -- instances
+
+    def _stepped(self, worker: Worker, result: StepResult, now_ms: float) -> None:
+        now_s, instance_id = now_ms / 1000, worker.description.instance_id
+        for started in result.started:
+            is_first = self.ledger.started(started.request_id, started.cached_prompt_tokens, now_s)
+            if is_first and self._controllers:
+                self._tell(FirstToken(started.request_id, instance_id))
+        for request_id in result.finished:
             entry = self.ledger.open[request_id]
-            entry.request = replace(entry.request, emitted_tokens=emitted_tokens)
-            self._place(entry.request, now_ms, frozenset((instance_id,)))
+            self.ledger.finished(request_id, owner_of(worker), now_s)
+            self.table.ended(request_id)
+            self._ended(entry, "", now_ms)
+        for request_id in result.preempted:
+            self.preemptions += 1
+            if self.recording is not None:
+                self.recording.preemptions[instance_id] += 1
+            self._tell(Preempted(request_id, instance_id))
+        self.office.after_step(worker, now_ms)
+
+    def _planned(self, worker: Worker, step: Step, now_ms: float) -> None:
+        for chunk in step.chunks:
+            self.hand_overs.prefill_began(chunk.request_id)
+
+    def _timed(self, worker: Worker, durations_ms: NDArray[np.float64], decode_requests: int) -> None:
+        assert self.recording is not None
+        self.recording.stepped(worker.description.instance_id, durations_ms, decode_requests)
 
     def _join(self, number: int, incarnation: int) -> None:
-        """An empty instance that is ready, and known to be, at once."""
-        description = self._description(number, incarnation)
-        instance = Instance(self.config.instance, self._cost)
-        self.workers[description.instance_id] = Worker(
-            description, instance, self.ledger, self._looks_ms[number], self.config.skip_steps
-        )
-        self.table.joined(description)
-        self.table.reported(description.instance_id, description.incarnation_id, LoadReport(), InstanceState.READY)
+        worker = self.fleet.join(number, incarnation)
+        self.links.join(worker.description.instance_id, self.config.spec(number).link or self.config.link)
+        self._tell(Joined(worker.description.instance_id))
 
-    # -- what is planned
+    def _fail(self, number: int, now_ms: float) -> None:
+        self.fleet.see(now_ms)
+        worker = self.fleet.lose(number, now_ms)
+        lost = owner_of(worker)
+        owned = {
+            request_id: worker.instance.generated_tokens(request_id)
+            for request_id in worker.instance.request_ids
+            if (entry := self.ledger.open.get(request_id)) is not None and entry.owner == lost
+        }
+        self._tell(Lost(lost.instance_id))
+        self.office.instance_lost(lost, now_ms)
+        self.links.leave(lost.instance_id, now_ms)
+        for request_id, emitted_tokens in owned.items():
+            self.hand_overs.forget(request_id)
+            recovered = self.ledger.taken_back(request_id, emitted_tokens)
+            self._place(recovered.request, now_ms, frozenset((lost.instance_id,)))
 
-    def _plan_moments(self) -> list[_Moment]:
-        moments = [
-            _Moment(request.arrival_s * 1000, lambda now_ms, index=index: self._arrive(index, now_ms))  # type: ignore[misc]
-            for index, request in enumerate(self._requests)
-        ]
+    # -- who watches
+
+    def _tell(self, event: ClusterEvent) -> None:
+        for controller in self._controllers:
+            controller.on_event(event, self.events.now_ms)
+
+    def _schedule(self) -> None:
+        events = self.events
+        self.arrivals.start()
         for incarnation, failure in enumerate(self.config.failures, start=1):
             number = failure.instance
-            moments.append(_Moment(failure.at_s * 1000, lambda now_ms, number=number: self._fail(number, now_ms)))  # type: ignore[misc]
+            events.at(failure.at_s * 1000, Rank.FAILURE, lambda now_ms, number=number: self._fail(number, now_ms))  # type: ignore[misc]
             if failure.back_after_s is not None:
-                back_ms = (failure.at_s + failure.back_after_s) * 1000
-                moments.append(
-                    _Moment(back_ms, lambda _, number=number, incarnation=incarnation: self._join(number, incarnation))  # type: ignore[misc]
+                events.at(
+                    (failure.at_s + failure.back_after_s) * 1000,
+                    Rank.FAILURE,
+                    lambda _, number=number, incarnation=incarnation: self._join(number, incarnation),  # type: ignore[misc]
                 )
-        return sorted(moments, key=lambda moment: moment.at_ms)
+        if is_observer(self._policy):
+            self._observe_every(self._policy)
+        if self.recording is not None:
+            self._record(self.recording)
+        view = ClusterView(self)
+        for controller in self._controllers:
+            controller.attached(view)
+            if controller.interval_ms is not None:
+                self._act_every(controller, controller.interval_ms, view)
 
-    def _plan_looks(self) -> list[list[float]]:
-        """For each instance when its reports leave; it is looked at when it fails, too."""
-        moments_ms = np.array([moment.at_ms for moment in self._moments])
-        config = self.config
-        phases_ms = np.random.default_rng(config.seed).uniform(0, config.report_interval_ms, config.instances)
-        looks_ms = [
-            seen_report_times_ms(moments_ms, config.report_interval_ms, config.report_delay_ms, phase_ms)
-            for phase_ms in phases_ms.tolist()
-        ]
-        for failure in config.failures:
-            looks_ms[failure.instance] = sorted({*looks_ms[failure.instance], failure.at_s * 1000})
-        return looks_ms
+    def _observe_every(self, policy: Observer) -> None:
+        def observe(now_ms: float) -> None:
+            self.fleet.see(now_ms)
+            snapshot = self.table.snapshot(self.config.model)
+            if snapshot is not None:
+                policy.observe(snapshot, now_ms / 1000)
 
-    def _description(self, number: int, incarnation: int) -> InstanceDescription:
-        instance = self.config.instance
-        return InstanceDescription(
-            instance_id=_instance_id(number),
-            incarnation_id=str(incarnation),
-            address="",
-            model=self.config.model,
-            model_path="",
-            engine="simulated",
-            block_tokens=instance.block_tokens,
-            kv_blocks=instance.kv_blocks,
-            max_model_len_tokens=instance.max_model_len_tokens,
-            max_batch_requests=instance.max_batch_requests,
-            max_step_tokens=instance.max_step_tokens,
-        )
+        self._every(policy.interval_s * 1000, observe)
 
+    def _act_every(self, controller: Controller, interval_ms: float, view: "ClusterView") -> None:
+        def act(now_ms: float) -> None:
+            for order in controller.act(view, now_ms):
+                self.order(order)
 
-def _instance_id(number: int) -> str:
-    return f"instance-{number}"
+        self._every(interval_ms, act)
+
+    def _every(self, interval_ms: float, act: _Tick) -> None:
+        def tick(now_ms: float) -> None:
+            act(now_ms)
+            wind(now_ms)
+
+        def wind(now_ms: float) -> None:
+            self.fleet.will_look(now_ms + interval_ms)
+            self.events.at(now_ms + interval_ms, Rank.WATCH, tick, background=True)
+
+        wind(self.events.now_ms)
+
+    def _record(self, recording: Recording) -> None:
+        def sample(now_ms: float) -> None:
+            loads = np.zeros((3, len(recording.instance_ids)), np.int64)
+            fills = np.zeros(len(recording.instance_ids))
+            for row, instance_id in enumerate(recording.instance_ids):
+                worker = self.workers.get(instance_id)
+                if worker is not None:
+                    worker.look(now_ms)
+                    load = worker.instance.load()
+                    loads[:, row] = load.running_requests, load.queued_requests, load.running_tokens
+                    fills[row] = load.kv_blocks_used / worker.description.kv_blocks
+            recording.sampled(now_ms / 1000, loads, fills)
+            self.events.at(now_ms + recording.interval_ms, Rank.WATCH, sample, background=True)
+
+        self.events.at(0.0, Rank.WATCH, sample, background=True)

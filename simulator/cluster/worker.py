@@ -1,15 +1,22 @@
 """One instance in simulated time: its steps, and the reports it sends."""
 
 import math
-from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from controlplane.model.instance import InstanceDescription, KvBlocks, LoadReport
-from simulator.cluster.ledger import Ledger
+from simulator.cluster.events import Event, EventQueue, Rank
+from simulator.cluster.report_times import EARLY_MS, ReportTimes
 from simulator.instance.counted_request import CountedRequest
 from simulator.instance.instance import Instance
-from simulator.instance.step import Step
+from simulator.instance.step import Step, StepResult
+
+_FIRST_RUN_STEPS = 16
+_LONGEST_RUN_STEPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,95 +30,183 @@ class SentReport:
     """Changes of the prefix cache since the report before, in order."""
 
 
-class Worker:
-    """Advances from moment to moment; between two moments nobody submits anything.
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerHooks:
+    """Who hears of what happens on an instance."""
 
-    `looks_ms` are the times, ascending, at which somebody looks at the instance: its reports leave then.
+    stepped: Callable[["Worker", StepResult, float], None]
+    """A step, or the last of a run, is over; called before the next is planned."""
+    planned: Callable[["Worker", Step, float], None] | None = None
+    """A step was planned that computes prompts."""
+    timed: Callable[["Worker", NDArray[np.float64], int], None] | None = None
+    """Steps of so many decoding requests are over, with their durations in ms."""
+
+
+class Worker:
+    """Runs an instance through the event queue, by runs of steps as long as nobody touches it.
+
+    Whoever looks at the instance calls `look` before, whoever changes it `touch` before and `wake` after.
     """
 
     def __init__(
         self,
         description: InstanceDescription,
         instance: Instance,
-        ledger: Ledger,
-        looks_ms: list[float],
+        events: EventQueue,
+        times: ReportTimes,
+        report_delay_ms: float,
+        hooks: WorkerHooks,
+        *,
         skip_steps: bool,
     ) -> None:
         self.description = description
         self.instance = instance
-        self.sent: deque[SentReport] = deque()
+        self.report_due_ms = math.inf
+        """Before this, no report of it arrives at the scheduler."""
+        self._sent: deque[SentReport] = deque()
         """Reports on their way to the scheduler."""
-        self.due_ms = math.inf
-        """Before this there is nothing to advance."""
-        self._ledger = ledger
-        self._looks_ms = [*looks_ms, math.inf]
-        self._look = 0
-        self._skip_steps = skip_steps
-        self._step: Step | None = None
-        self._free_ms = 0.0
-        """From when on the instance can plan its next step."""
-        self._is_idle = True
+        self._events = events
+        self._times = times
+        self._report_delay_ms = report_delay_ms
+        self._hooks = hooks
+        self._skips_steps = skip_steps
+        self._likely_steps = _FIRST_RUN_STEPS
+        self._run_steps = 0
+        self._step_end: Event | None = None
+        self._planning: Event | None = None
         self._has_news = False
+        self._reported_ms = -1.0
+        """Reports that left by then have been made, if anybody may see them."""
         self._admitted: list[str] = []
         self._kv_blocks: list[KvBlocks] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being computed, and nothing is about to be."""
+        return self._step_end is None and self._planning is None
+
     def submit(self, request: CountedRequest, now_ms: float) -> None:
         """Hand the instance a request. Raises `RequestRefused`."""
+        self.touch(now_ms)
         self.instance.submit(request)
-        self._admitted.append(request.request_id)
-        self._note_news(now_ms)
-        if self._is_idle:
-            self._is_idle = False
-            self._free_ms = now_ms
-        self.due_ms = min(self.due_ms, now_ms)
+        self.wake(now_ms, request.request_id)
 
-    def advance(self, until_ms: float) -> None:
-        """Take all steps that end, and send all reports that leave, by `until_ms`."""
-        while True:
-            if self._step is None and not self._is_idle and self._free_ms < until_ms:
-                self._plan(until_ms)
-            step = self._step
-            ends_ms = math.inf if step is None else step.ends_ms
-            look_ms = self._looks_ms[self._look] if self._has_news else math.inf
-            if min(ends_ms, look_ms) > until_ms or (step is None and look_ms == math.inf):
-                is_ready = step is None and not self._is_idle
-                self.due_ms = self._free_ms if is_ready else min(ends_ms, look_ms)
-                return
-            if step is not None and ends_ms <= look_ms:
-                self._finish(step)
-            else:
-                self._report(look_ms)
+    def look(self, now_ms: float) -> None:
+        """Let the instance look as it is now."""
+        self._report_until(now_ms)
+        self._settle(now_ms)
 
-    def unfinished(self) -> dict[str, int]:
-        """Tokens that each request has emitted in all; what a failure leaves behind."""
-        return {each: self.instance.generated_tokens(each) for each in self.instance.request_ids}
+    def touch(self, now_ms: float) -> None:
+        """The same for whoever is about to change it: what is planned ends with the step under way."""
+        self.look(now_ms)
+        left = self.instance.planned
+        if left is not None and left.steps > 1 and self._step_end is not None:
+            self._likely_steps = max(_FIRST_RUN_STEPS, 2 * (self._run_steps - left.steps))
+            self._run_steps = 0
+            cut = self.instance.interrupt()
+            assert cut is not None
+            self._step_end.cancel()
+            self._step_end = self._events.at(cut.ends_ms, Rank.STEP_END, self._finish)
 
-    def _plan(self, until_ms: float) -> None:
-        self._look = bisect_left(self._looks_ms, self._free_ms, self._look)
-        horizon_ms = until_ms if self._skip_steps else -math.inf
-        self._step = self.instance.plan_step(self._free_ms, horizon_ms, self._looks_ms[self._look])
-        self._is_idle = self._step is None
+    def wake(self, now_ms: float, admitted_request_id: str | None = None) -> None:
+        """It was touched; from now on it reports the admitted request as its own."""
+        if admitted_request_id is not None:
+            self._admitted.append(admitted_request_id)
+        self._has_news = True
+        self._note_due()
+        if self.is_idle:
+            self._planning = self._events.at(now_ms, Rank.PLAN, self._plan)
 
-    def _finish(self, step: Step) -> None:
-        now_ms, now_s = step.ends_ms, step.ends_ms / 1000
+    def arrived_reports(self, now_ms: float) -> list[SentReport]:
+        """Those that have reached the scheduler since it was last asked."""
+        self._report_at(self._times.seen_at(now_ms))
+        arrived_by_ms = now_ms - self._report_delay_ms
+        arrived: list[SentReport] = []
+        while self._sent and self._sent[0].sent_ms <= arrived_by_ms:
+            arrived.append(self._sent.popleft())
+        self._note_due()
+        return arrived
+
+    def stop(self, now_ms: float) -> None:
+        """The instance dies; it shows what it had become by now."""
+        self.look(now_ms)
+        for event in (self._step_end, self._planning):
+            if event is not None:
+                event.cancel()
+
+    def _plan(self, now_ms: float) -> None:
+        self._planning = None
+        step = self.instance.plan_step(now_ms, self._likely_steps if self._skips_steps else 1)
+        if step is None:
+            return
+        self._run_steps = step.steps
+        self._step_end = self._events.at(step.ends_ms, Rank.STEP_END, self._finish)
+        if step.chunks and self._hooks.planned is not None:
+            self._hooks.planned(self, step, now_ms)
+
+    def _finish(self, now_ms: float) -> None:
+        step = self.instance.planned
+        assert step is not None
+        self._report_until(math.nextafter(now_ms, 0.0))
+        step = self.instance.planned
+        assert step is not None
+        self._step_end = None
+        if self._run_steps == self._likely_steps:
+            self._likely_steps = min(2 * self._likely_steps, _LONGEST_RUN_STEPS)
         result = self.instance.finish_step(step)
-        for started in result.started:
-            self._ledger.started(started.request_id, started.cached_prompt_tokens, now_s)
-        for request_id in result.finished:
-            self._ledger.finished(request_id, now_s)
-        if result.kv_blocks.stored or result.kv_blocks.removed:
-            self._kv_blocks.append(result.kv_blocks)
-        self._step, self._free_ms = None, now_ms
-        self._note_news(now_ms)
+        self._time(step, step.steps)
+        self._note_cache(result.kv_blocks)
+        self._has_news = True
+        self._note_due()
+        self._planning = self._events.at(now_ms, Rank.PLAN, self._plan)
+        self._hooks.stepped(self, result, now_ms)
 
-    def _report(self, now_ms: float) -> None:
-        self.sent.append(SentReport(now_ms, self.instance.load(), tuple(self._admitted), tuple(self._kv_blocks)))
-        self._admitted.clear()
-        self._kv_blocks.clear()
-        self._has_news = False
-        self._look += 1
-
-    def _note_news(self, now_ms: float) -> None:
-        if not self._has_news:
+    def _settle(self, at_ms: float) -> None:
+        before = self.instance.planned
+        if before is None or before.run is None:
+            return
+        changes = self.instance.settle(at_ms)
+        after = self.instance.planned
+        if after is not before and after is not None:
+            self._time(before, before.steps - after.steps)
+            self._note_cache(changes)
             self._has_news = True
-            self._look = bisect_left(self._looks_ms, now_ms, self._look)
+
+    def _report_until(self, now_ms: float) -> None:
+        """The instance will look different from now on: make the reports that have left and may still be seen."""
+        if self.report_due_ms <= now_ms + self._report_delay_ms:
+            self._report_at(self._times.seen_at(now_ms))
+            for sent_ms in self._times.in_flight(self._reported_ms, now_ms):
+                self._report_at(sent_ms)
+        self._reported_ms = max(self._reported_ms, now_ms)
+
+    def _report_at(self, sent_ms: float) -> None:
+        if sent_ms <= self._reported_ms or sent_ms < 0:
+            return
+        self._reported_ms = sent_ms
+        self._settle(sent_ms)
+        if self._has_news:
+            report = SentReport(sent_ms, self.instance.load(), tuple(self._admitted), tuple(self._kv_blocks))
+            self._sent.append(report)
+            self._admitted.clear()
+            self._kv_blocks.clear()
+            self._has_news = False
+
+    def _note_due(self) -> None:
+        if self._sent:
+            self.report_due_ms = self._sent[0].sent_ms + self._report_delay_ms - EARLY_MS
+        elif self._has_news or self._step_end is not None:
+            self.report_due_ms = self._times.next_seen(self._reported_ms)
+        else:
+            self.report_due_ms = math.inf
+
+    def _note_cache(self, changes: KvBlocks) -> None:
+        if changes.stored or changes.removed:
+            self._kv_blocks.append(changes)
+
+    def _time(self, step: Step, steps: int) -> None:
+        if self._hooks.timed is not None:
+            if step.run is None:
+                self._hooks.timed(self, np.array([step.last_step_ms]), step.decode_requests)
+            else:
+                self._hooks.timed(self, step.run.durations_ms[:steps], step.decode_requests)

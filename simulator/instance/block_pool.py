@@ -108,7 +108,7 @@ class BlockPool:
     def take_changes(self) -> KvBlocks:
         """Net change of the prefix cache since the last call."""
         if not self._stored and not self._removed:
-            return _NO_CHANGES
+            return NO_CHANGES
         changes = KvBlocks(stored=tuple(self._stored), removed=tuple(self._removed))
         self._stored = {}
         self._removed = {}
@@ -151,4 +151,4 @@ class BlockPool:
                 raise IllegalTransition(f"hash {block_hash:x} lists a block of another hash")
 
 
-_NO_CHANGES = KvBlocks()
+NO_CHANGES = KvBlocks()

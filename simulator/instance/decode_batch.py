@@ -21,6 +21,8 @@ class DecodeBatch:
         self.clock = 0
         """Steps that the instance has finished."""
         self.sequences: list[Sequence] = []
+        self.cache_growers = 0
+        """Requests whose next full block may be new to the prefix cache."""
         self._block_tokens = block_tokens
         self._bases: NDArray[np.int64] = np.zeros(max_requests, dtype=np.int64)
         self._base_sum = 0
@@ -52,6 +54,8 @@ class DecodeBatch:
         self.sequences.append(sequence)
         self._bases[sequence.slot] = base
         self._base_sum += base
+        sequence.grows_cache = sequence.text is not None or len(sequence.hashes) > sequence.hashed_blocks
+        self.cache_growers += sequence.grows_cache
         self._joins += 1
         sequence.join = self._joins
         heappush(self._ends, (sequence.total_tokens - base, self._joins, sequence))
@@ -62,6 +66,7 @@ class DecodeBatch:
         sequence.tokens = self.tokens_of(sequence)
         sequence.computed_tokens = sequence.tokens - 1
         self._base_sum -= sequence.decode_base
+        self.cache_growers -= sequence.grows_cache
         last = self.sequences.pop()
         if last is not sequence:
             self.sequences[sequence.slot] = last

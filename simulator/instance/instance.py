@@ -3,16 +3,15 @@
 The world around it owns the clock: it asks for a step, lets the step's duration pass, and says that it is over.
 """
 
-import math
-
 import numpy as np
-from numpy.typing import NDArray
 
-from controlplane.model.instance import LoadReport
+from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, TokenDelta
+from controlplane.model.running_request import RunningRequest
 from controlplane.model.token_intervals import TokenIntervals
 from mesh.errors import IllegalTransition, RequestRefused
 from simulator.cost.model import BatchShape, CostModel
+from simulator.instance.block_pool import NO_CHANGES
 from simulator.instance.config import InstanceConfig
 from simulator.instance.counted_request import CountedRequest
 from simulator.instance.deltas import abort_delta, token_delta
@@ -20,9 +19,7 @@ from simulator.instance.invariants import check_invariants
 from simulator.instance.kv_transfer import KvExport, KvImport, KvImports
 from simulator.instance.scheduler import Scheduler
 from simulator.instance.sequence import Sequence, SequenceState, counted_sequence_of, sequence_of
-from simulator.instance.step import StartedRequest, Step, StepResult
-
-_LONGEST_RUN_STEPS = 4096
+from simulator.instance.step import DecodeRun, StartedRequest, Step, StepResult
 
 
 class Instance:
@@ -71,12 +68,12 @@ class Instance:
         """All requests that have not ended."""
         return tuple(self._sequences)
 
-    def plan_step(self, now_ms: float, horizon_ms: float = -math.inf, look_ms: float = math.inf) -> Step | None:
+    def plan_step(self, now_ms: float, most_steps: int = 1) -> Step | None:
         """Compose the next step, or None if nothing can be computed. `finish_step` must follow.
 
-        If nobody submits, aborts or looks before `horizon_ms`, the answer may stand for a run of steps, each
-        starting before the horizon, that equals planning and finishing them one by one. Who only looks (at the
-        load, at a request) at `look_ms` sees the same as if steps were planned one by one: no run goes beyond it.
+        With `most_steps` above 1 the answer may stand for a run of steps that equals planning and finishing them one
+        by one, as long as nobody touches the instance. Who does it all the same, or looks, calls `settle` before,
+        and to touch it `interrupt`.
         """
         if self._step is not None:
             raise IllegalTransition("a step is planned already; finish it before planning another")
@@ -88,12 +85,45 @@ class Instance:
         shape = BatchShape(
             tuple(chunk.shape for chunk in chunks), decoding.context_tokens(), decoding.context_tokens_sum
         )
-        steps, last_step_ms, each_ends_ms = 1, self._cost.step_ms(shape), None
-        ends_ms = now_ms + last_step_ms
-        if ends_ms < min(horizon_ms, look_ms) and not chunks and not preempted:
-            last_step_ms, each_ends_ms = self._run(shape, now_ms, horizon_ms, look_ms, last_step_ms)
-            steps, ends_ms = len(each_ends_ms), float(each_ends_ms[-1])
-        self._step = Step(now_ms, ends_ms, steps, last_step_ms, tuple(chunks), len(decoding), preempted, each_ends_ms)
+        if most_steps > 1 and not chunks and not preempted:
+            most_steps = min(most_steps, decoding.steps_to_next_end())
+            if most_steps > 1:
+                most_steps = self._scheduler.steps_with_memory(most_steps)
+            if most_steps > 1:
+                durations_ms = self._cost.decode_run_ms(shape, most_steps)
+                # accumulate adds one after the other, as a caller that steps one by one does: equal to the last bit.
+                ends_ms = np.add.accumulate(np.concatenate(((now_ms,), durations_ms)))[1:]
+                run = DecodeRun(durations_ms, ends_ms)
+                last_ms = float(durations_ms[-1])
+                self._step = Step(now_ms, float(ends_ms[-1]), most_steps, last_ms, (), len(decoding), (), run)
+                return self._step
+        step_ms = self._cost.step_ms(shape)
+        self._step = Step(now_ms, now_ms + step_ms, 1, step_ms, tuple(chunks), len(decoding), preempted)
+        return self._step
+
+    def settle(self, now_ms: float) -> KvBlocks:
+        """Count the steps of the planned run that are over by `now_ms`: what is then seen of the instance is the same
+        as if steps were planned one by one. The step under way is never finished. Returns the change of the prefix
+        cache that came with them."""
+        step = self._step
+        run = None if step is None else step.run
+        if step is None or run is None or run.ends_ms[0] > now_ms:
+            return NO_CHANGES
+        over = min(int(np.searchsorted(run.ends_ms, now_ms, side="right")), step.steps - 1)
+        if not over:
+            return NO_CHANGES
+        self._decode_steps(step, over)
+        changes = self._scheduler.kv.pool.take_changes()
+        # The next step was composed when the last one ended: it has its blocks.
+        self._scheduler.grow_now()
+        self._step = step.after(over)
+        return changes
+
+    def interrupt(self) -> Step | None:
+        """Somebody touches the instance now, and `settle` has been called: a planned run ends with the step under
+        way. Returns what is left to be finished."""
+        if self._step is not None and self._step.steps > 1:
+            self._step = self._step.only_the_first()
         return self._step
 
     def finish_step(self, step: Step) -> StepResult:
@@ -101,14 +131,9 @@ class Instance:
         if step is not self._step:
             raise IllegalTransition("only the step that was planned last can be finished, and only once")
         self._step = None
-        self._last_step_ms = step.last_step_ms
         decoding = self._scheduler.decoding
-        if step.each_ends_ms is None:
-            self._intervals.add(len(decoding), step.started_ms, step.ends_ms)
-        else:
-            self._intervals.add_run(len(decoding), step.started_ms, step.each_ends_ms)
-        emitted = step.steps * len(decoding)
-        ended = decoding.advance(step.steps)
+        emitted = decoded = step.steps * len(decoding)
+        ended = self._decode_steps(step, step.steps)
         deltas = [self._delta(each) for each in decoding.sequences if each.text] if self._readers else []
         started: list[StartedRequest] = []
         for chunk in step.chunks:
@@ -130,7 +155,7 @@ class Instance:
                 self._scheduler.start_decoding(sequence)
         for sequence in ended:
             self._remove(sequence)
-        self._generated_tokens += emitted
+        self._generated_tokens += emitted - decoded
         self._finished += len(ended)
         return StepResult(
             emitted_tokens=emitted,
@@ -140,6 +165,19 @@ class Instance:
             kv_blocks=self._scheduler.kv.pool.take_changes(),
             deltas=tuple(deltas),
         )
+
+    def decoding_requests(self) -> list[RunningRequest]:
+        """The requests that decode, in the order of their slots."""
+        decoding = self._scheduler.decoding
+        return [
+            RunningRequest(each.request_id, tokens, tokens - each.prompt_tokens)
+            for each, tokens in zip(decoding.sequences, decoding.context_tokens().tolist(), strict=True)
+        ]
+
+    @property
+    def planned(self) -> Step | None:
+        """What `finish_step` is to be called with, if anything."""
+        return self._step
 
     def load(self) -> LoadReport:
         """The load now; O(1)."""
@@ -274,21 +312,18 @@ class Instance:
         """Raises `IllegalTransition` where an invariant is broken; for tests."""
         check_invariants(self._scheduler, self._sequences)
 
-    def _run(
-        self, shape: BatchShape, now_ms: float, horizon_ms: float, look_ms: float, first_ms: float
-    ) -> tuple[float, NDArray[np.float64]]:
-        """(duration of the last step, end of each) of the longest run of decode steps that nothing disturbs."""
-        likely = math.ceil(min((min(horizon_ms, look_ms) - now_ms) / first_ms, _LONGEST_RUN_STEPS))
-        longest = min(self._scheduler.decoding.steps_to_next_end(), likely)
-        durations_ms = self._cost.decode_run_ms(shape, longest)
-        # accumulate adds one after the other, as a caller that steps one by one does: equal to the last bit.
-        ends_ms = np.add.accumulate(np.concatenate(([now_ms], durations_ms)))[1:]
-        longest = 1 + int(np.searchsorted(ends_ms[:-1], horizon_ms))
-        longest = min(longest, int(np.searchsorted(ends_ms, look_ms, side="right")))
-        steps = 1
-        while steps < longest and self._scheduler.grow_ahead(steps):
-            steps += 1
-        return float(durations_ms[steps - 1]), ends_ms[:steps]
+    def _decode_steps(self, step: Step, steps: int) -> list[Sequence]:
+        """Everyone in the batch has decoded the first `steps` of a planned step; returns those that thereby end."""
+        decoding, run = self._scheduler.decoding, step.run
+        if run is None:
+            self._last_step_ms = step.last_step_ms
+            self._intervals.add(len(decoding), step.started_ms, step.ends_ms)
+        else:
+            self._last_step_ms = float(run.durations_ms[steps - 1])
+            self._intervals.add_run(len(decoding), step.started_ms, run.ends_ms[:steps])
+            self._scheduler.grow_within(steps)
+        self._generated_tokens += steps * len(decoding)
+        return decoding.advance(steps)
 
     def _delta(self, sequence: Sequence) -> TokenDelta:
         return token_delta(sequence, self._scheduler.tokens_of(sequence))

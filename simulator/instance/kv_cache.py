@@ -81,7 +81,8 @@ class KvCache:
 
     def has_hash_for(self, sequence: Sequence, block_index: int) -> bool:
         """Whether remembering its block would change the prefix cache."""
-        return sequence.text is not None or block_index < len(sequence.hashes)
+        known = sequence.text is not None or block_index < len(sequence.hashes)
+        return known and block_index >= sequence.hashed_blocks
 
     def expected_bytes(self, sequence: Sequence, index: int, computed_tokens: int) -> bytes:
         """What its block `index` holds once `computed_tokens` of its tokens are computed."""

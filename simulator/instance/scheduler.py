@@ -73,22 +73,39 @@ class Scheduler:
         preempted, self._preempted = tuple(self._preempted), []
         return preempted
 
-    def grow_ahead(self, steps_ahead: int) -> bool:
-        """Give the decodes the blocks of a later step of a run; False if that step must be planned on its own.
+    def steps_with_memory(self, most_steps: int) -> int:
+        """How many steps in a row, at most so many, the decodes have blocks for and nobody in the queue can join.
 
         Within a run nothing frees blocks, so a request at the head of the queue that lacks memory lacks it to the
         end of the run; only a block new to the prefix cache could help it.
         """
-        due = self.decoding.due_for_growth(steps_ahead)
-        if not due:
-            return True
-        if len(due) > self.kv.pool.free_blocks:
-            return False
-        if len(self.waiting) and any(self.kv.has_hash_for(each, len(each.blocks) - 1) for each in due):
-            return False
-        for sequence in due:
+        decoding, period = self.decoding, self._config.block_tokens
+        if len(self.waiting) and decoding.cache_growers:
+            for ahead in range(1, min(period + 1, most_steps)):
+                due = decoding.due_for_growth(ahead)
+                if any(self.kv.has_hash_for(each, len(each.blocks) - 1) for each in due):
+                    most_steps = ahead
+                    break
+        # Each request outgrows its blocks once every `block_tokens` steps, so the need of one period repeats.
+        periods, left_blocks = divmod(self.kv.pool.free_blocks, len(decoding))
+        if periods * period >= most_steps - 1:
+            return most_steps
+        for ahead in range(1, period + 1):
+            left_blocks -= len(decoding.due_for_growth(ahead))
+            if left_blocks < 0:
+                return min(most_steps, periods * period + ahead)
+        return most_steps
+
+    def grow_within(self, steps: int) -> None:
+        """Give the decodes the blocks of all but the first of so many steps, whose blocks they have."""
+        for ahead in range(1, steps):
+            for sequence in self.decoding.due_for_growth(ahead):
+                self._give_decode_block(sequence)
+
+    def grow_now(self) -> None:
+        """Give the decodes the blocks of the next step, known to be free."""
+        for sequence in self.decoding.due_for_growth(0):
             self._give_decode_block(sequence)
-        return True
 
     def finish_chunk(self, sequence: Sequence, new_tokens: int) -> bool:
         """A chunk is computed; True if the prompt is complete and the request has its next token."""

@@ -46,6 +46,7 @@ class Sequence:
         "computed_tokens",
         "decode_base",
         "finish_reason",
+        "grows_cache",
         "growth_due",
         "hashed_blocks",
         "hashes",
@@ -97,6 +98,8 @@ class Sequence:
         """Which joining of the decode batch was its last."""
         self.decode_base = 0
         self.growth_due = -1
+        self.grows_cache = False
+        """Blocks that it fills while decoding may be new to the prefix cache."""
 
     @property
     def key(self) -> tuple[int, int]:

@@ -25,10 +25,15 @@ class TraceRequest:
     """Tokens of one such block; 0 where the trace has none."""
     session_id: str = ""
     """Conversation to which this turn belongs; empty where the trace does not say."""
+    think_s: float | None = None
+    """Closed loop: the request comes so long after the end of the one before it in its session, which `arrival_s`
+    only estimates. None: it comes at `arrival_s`."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):
             raise ValueError(f"arrival must be a time of at least 0 s, got {self.arrival_s}")
+        if self.think_s is not None and not (math.isfinite(self.think_s) and self.think_s >= 0):
+            raise ValueError(f"think_s must be a time of at least 0 s, got {self.think_s}")
         if self.input_tokens < 1:
             raise ValueError(f"a prompt has at least one token, got {self.input_tokens}")
         if self.output_tokens < 1:

@@ -1,17 +1,22 @@
 """A run of steps equals the same steps one by one, to the last bit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.model.instance import LoadReport
+from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, SamplingParams
+from mesh.errors import IllegalTransition
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import BatchShape, CostModel
+from simulator.instance.block_pool import NO_CHANGES
 from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.counted_request import CountedRequest
 from simulator.instance.instance import Instance
+from simulator.instance.step import Step
 
 CONFIG = InstanceConfig(
     block_tokens=4,
@@ -46,20 +51,31 @@ class Story:
 
 
 def play(
-    arrivals: list[tuple[float, EngineRequest | CountedRequest]], cost: CostModel, config: InstanceConfig, runs: bool
+    arrivals: list[tuple[float, EngineRequest | CountedRequest]],
+    cost: CostModel,
+    config: InstanceConfig,
+    runs: bool,
+    looks_ms: Sequence[float] = (),
 ) -> Story:
-    """The whole load, looked at whenever a request arrives."""
+    """The whole load, looked at whenever a request arrives and at `looks_ms`."""
     instance = Instance(config, cost)
     story = Story()
     cached: set[int] = set()
     now_ms, waiting = 0.0, sorted(arrivals, key=lambda arrival: arrival[0])
+    looks = sorted(looks_ms)
+
+    def look(changes: KvBlocks) -> None:
+        nonlocal cached
+        cached = cached - set(changes.removed) | set(changes.stored)
+        instance.validate()
+        story.loads.append(instance.load())
+        story.cached.append(frozenset(cached))
+
     while True:
         while waiting and waiting[0][0] <= now_ms:
             instance.submit(waiting.pop(0)[1])
-            story.loads.append(instance.load())
-            story.cached.append(frozenset(cached))
-        horizon_ms = waiting[0][0] if waiting else 1e12
-        step = instance.plan_step(now_ms, horizon_ms) if runs else instance.plan_step(now_ms)
+            look(NO_CHANGES)
+        step = instance.plan_step(now_ms, most_steps=500 if runs else 1)
         if step is None:
             if not waiting:
                 break
@@ -67,6 +83,14 @@ def play(
             continue
         story.plans += 1
         assert story.plans < 10_000
+        while looks and looks[0] < min(step.ends_ms, waiting[0][0] if waiting else 1e12):
+            look(instance.settle(looks.pop(0)))
+        if waiting and waiting[0][0] < step.ends_ms:
+            changes = instance.settle(waiting[0][0])
+            cached = cached - set(changes.removed) | set(changes.stored)
+            instance.interrupt()
+        step = instance.planned
+        assert step is not None
         result = instance.finish_step(step)
         instance.validate()
         now_ms = step.ends_ms
@@ -107,15 +131,20 @@ shapes = st.lists(
     with_ids=st.booleans(),
     cost=st.sampled_from([LinearCost(), LongestSequenceCost()]),
     kv_blocks=st.integers(30, 90),
+    looks_ms=st.lists(st.floats(0, 600), max_size=20),
 )
 def test_runs_equal_single_steps(
-    shapes: list[tuple[float, int, int, int, int]], with_ids: bool, cost: CostModel, kv_blocks: int
+    shapes: list[tuple[float, int, int, int, int]],
+    with_ids: bool,
+    cost: CostModel,
+    kv_blocks: int,
+    looks_ms: list[float],
 ) -> None:
     make = told if with_ids else counted
     arrivals = [(at_ms, make(index, *shape)) for index, (at_ms, *shape) in enumerate(shapes)]
     config = replace(CONFIG, kv_blocks=kv_blocks)
-    single = play(arrivals, cost, config, runs=False)
-    fast = play(arrivals, cost, config, runs=True)
+    single = play(arrivals, cost, config, runs=False, looks_ms=looks_ms)
+    fast = play(arrivals, cost, config, runs=True, looks_ms=looks_ms)
     assert len(single.finished) == len(shapes)
     assert fast.plans <= single.plans
     fast.plans = single.plans
@@ -128,31 +157,42 @@ def test_a_lone_decode_is_planned_in_one_run() -> None:
     assert story.loads[-1].generated_tokens_total == 80
 
 
-def test_a_run_s_last_step_starts_before_the_horizon() -> None:
+def lone_run(steps: int) -> tuple[Instance, Step]:
     instance = Instance(CONFIG, LinearCost(fixed_ms=10.0))
     instance.submit(CountedRequest("a", 10, 80))
     first = instance.plan_step(0.0)
     assert first is not None
     instance.finish_step(first)
-    run = instance.plan_step(0.0, horizon_ms=100.0)
+    run = instance.plan_step(0.0, most_steps=steps)
     assert run is not None
-    assert run.ends_ms >= 100.0
-    assert run.ends_ms - run.last_step_ms < 100.0
+    return instance, run
 
 
-def test_a_run_does_not_pass_a_look() -> None:
-    instance = Instance(CONFIG, LinearCost(fixed_ms=10.0))
-    instance.submit(CountedRequest("a", 10, 80))
-    first = instance.plan_step(0.0)
-    assert first is not None
-    instance.finish_step(first)
-    run = instance.plan_step(0.0, horizon_ms=200.0, look_ms=100.0)
-    assert run is not None
-    assert run.steps > 1
-    assert 100.0 - run.last_step_ms < run.ends_ms <= 100.0
-    instance.finish_step(run)
-    seen = instance.load()
-    straddling = instance.plan_step(run.ends_ms, horizon_ms=200.0, look_ms=100.0)
-    assert straddling is not None
-    assert straddling.steps == 1
-    assert instance.load().running_tokens == seen.running_tokens
+def test_a_run_is_as_long_as_asked_for_at_most() -> None:
+    assert lone_run(7)[1].steps == 7
+    assert lone_run(700)[1].steps == 79
+
+
+def test_settling_counts_the_steps_that_are_over() -> None:
+    instance, run = lone_run(50)
+    tokens = instance.load().running_tokens
+    instance.settle(100.0)
+    left = instance.planned
+    assert left is not None
+    assert left.ends_ms == run.ends_ms
+    assert left.started_ms <= 100.0 < left.started_ms + 1.01 * 10.1
+    assert instance.load().running_tokens == tokens + 50 - left.steps
+    assert instance.load().kv_blocks_used == -(-(11 + 50 - left.steps) // 4)
+    with pytest.raises(IllegalTransition):
+        instance.finish_step(run)
+
+
+def test_an_interrupted_run_ends_with_the_step_under_way() -> None:
+    instance, run = lone_run(50)
+    instance.settle(100.0)
+    left = instance.interrupt()
+    assert left is not None
+    assert (left.steps, left.decode_requests) == (1, run.decode_requests)
+    assert left.started_ms <= 100.0 < left.ends_ms
+    instance.finish_step(left)
+    assert instance.planned is None

@@ -1,0 +1,94 @@
+"""The simulation as controllers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from controlplane.model.instance import InstanceDescription, LoadReport
+from controlplane.model.migration_order import MigrationOrder
+from controlplane.model.running_request import RunningRequest
+from controlplane.model.snapshot import Snapshot
+from simulator.cluster.config import InstanceSpec
+from simulator.cluster.events import Rank
+from simulator.cluster.worker import Worker
+
+if TYPE_CHECKING:
+    from simulator.cluster.simulation import ClusterSimulation
+
+
+class ClusterView:
+    """A `Cluster`."""
+
+    def __init__(self, simulation: ClusterSimulation) -> None:
+        self._simulation = simulation
+
+    @property
+    def model(self) -> str:
+        """See `Cluster`."""
+        return self._simulation.config.model
+
+    @property
+    def now_ms(self) -> float:
+        """See `Cluster`."""
+        return self._simulation.events.now_ms
+
+    @property
+    def message_delay_ms(self) -> float:
+        """See `Cluster`."""
+        return self._simulation.config.migration.message_delay_ms
+
+    def instance_ids(self) -> tuple[str, ...]:
+        """See `Cluster`."""
+        return tuple(self._simulation.workers)
+
+    def description(self, instance_id: str) -> InstanceDescription:
+        """See `Cluster`."""
+        return self._simulation.workers[instance_id].description
+
+    def spec(self, instance_id: str) -> InstanceSpec:
+        """See `Cluster`."""
+        return self._simulation.fleet.spec(instance_id)
+
+    def snapshot(self) -> Snapshot | None:
+        """See `Cluster`."""
+        self._simulation.fleet.see(self.now_ms)
+        return self._simulation.table.snapshot(self.model)
+
+    def load(self, instance_id: str) -> LoadReport:
+        """See `Cluster`."""
+        return self._looked_at(instance_id).instance.load()
+
+    def running(self, instance_id: str) -> list[RunningRequest]:
+        """See `Cluster`."""
+        return self._looked_at(instance_id).instance.decoding_requests()
+
+    def prompt_tokens(self, request_id: str) -> int:
+        """See `Cluster`."""
+        return self._simulation.ledger.open[request_id].request.prompt_tokens
+
+    def moves(self, request_id: str) -> bool:
+        """See `Cluster`."""
+        return self._simulation.office.moves(request_id)
+
+    def oracle_remaining_tokens(self, request_id: str) -> int:
+        """See `Cluster`."""
+        entry = self._simulation.ledger.open[request_id]
+        generated_tokens = entry.request.emitted_tokens
+        if entry.owner is not None:
+            generated_tokens = self._looked_at(entry.owner.instance_id).instance.generated_tokens(request_id)
+        return entry.request.output_tokens - generated_tokens
+
+    def order(self, order: MigrationOrder) -> None:
+        """See `Cluster`."""
+        self._simulation.order(order)
+
+    def after(self, delay_ms: float, act: Callable[[float], None]) -> None:
+        """See `Cluster`."""
+        self._simulation.fleet.will_look(self.now_ms + delay_ms)
+        self._simulation.events.at(self.now_ms + delay_ms, Rank.MESSAGE, act, background=True)
+
+    def _looked_at(self, instance_id: str) -> Worker:
+        worker = self._simulation.workers[instance_id]
+        worker.look(self.now_ms)
+        return worker
