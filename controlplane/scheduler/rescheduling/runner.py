@@ -6,11 +6,11 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
+from controlplane.policies.rescheduling.migrations import Migrations, OrderedMigration
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.problem import Balance, Rescheduling
 from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
-from controlplane.scheduler.rescheduling.migrations import Migrations, OrderedMigration
 from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
 from controlplane.scheduler.rescheduling.view import DecodeView, decode_view
 from mesh.errors import RpcError

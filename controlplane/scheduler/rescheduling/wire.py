@@ -1,7 +1,7 @@
 """The rescheduler's state as messages."""
 
+from controlplane.policies.rescheduling.migrations import OrderedMigration, OrderOutcome
 from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.scheduler.rescheduling.migrations import OrderedMigration, OrderOutcome
 from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
 from penstock.v1 import scheduler_pb2
 

@@ -2,7 +2,7 @@
 
 import grpc
 
-from controlplane.scheduler.rescheduling.migrations import OrderedMigration
+from controlplane.policies.rescheduling.migrations import OrderedMigration
 from mesh.rpc.client import open_channel, rpc_error
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 

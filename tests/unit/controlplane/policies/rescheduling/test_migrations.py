@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.model.migration_order import MigrationOrder
-from controlplane.scheduler.rescheduling.migrations import (
+from controlplane.policies.rescheduling.migrations import (
     FIRST_HOLD_S,
     LONGEST_HOLD_S,
     UNSETTLED_S,
