@@ -1,34 +1,77 @@
 """The cascade role."""
 
 import asyncio
+import time
 from collections.abc import Mapping
+from functools import partial
+from itertools import count
 from typing import ClassVar
 
 from mesh.role import RoleContext
+from mesh.tasks import TaskSet
 from penstock.v1 import cascade_pb2_grpc
+from services.cascade.cascades import Cascades
+from services.cascade.judges.parse import make_judge
+from services.cascade.metrics import CascadeMetrics
 from services.cascade.service import CascadeService
 from services.cascade.settings import CascadeSettings
 
 
 class CascadeRole:
-    """Serves the cascade's contract; without a judge it refuses to judge."""
+    """Judges the answers of every cascade in the state store."""
 
     name: ClassVar[str] = "cascade"
 
     def __init__(self, settings: CascadeSettings) -> None:
         self._settings = settings
+        self._tasks = TaskSet(self.name)
+        self._failure: asyncio.Future[None] | None = None
+        self._cascades: Cascades | None = None
+        self._turns = count()
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
-        """Serve the contract."""
-        context.server.add(cascade_pb2_grpc.add_CascadeServicer_to_server, CascadeService(), "penstock.v1.Cascade")
+        """Follow the cascades and serve the contract."""
+        self._failure = asyncio.get_running_loop().create_future()
+        settings = self._settings
+        judges = partial(
+            make_judge,
+            find_frontend=partial(self._frontend, context),
+            deadline_s=settings.judge_deadline_s,
+            api_key=settings.judge_api_key,
+            mesh_key=settings.mesh_api_key,
+        )
+        cascades = Cascades(context.store, judges, settings.judge_deadline_s, time.monotonic, self._tasks)
+        self._cascades = cascades
+        self._tasks.spawn(cascades.follow(), name="follow the cascades", on_error=self._on_failed)
+        service = CascadeService(
+            context.store, cascades, CascadeMetrics(context.registry), settings.max_judging, time.monotonic
+        )
+        context.server.add(cascade_pb2_grpc.add_CascadeServicer_to_server, service, "penstock.v1.Cascade")
         return {}
 
     async def failed(self) -> None:
-        """Never: nothing runs in the background."""
-        await asyncio.Event().wait()
+        """Raises what made it impossible to go on."""
+        assert self._failure is not None
+        await asyncio.shield(self._failure)
 
     async def drain(self) -> None:
-        """Nothing to wait for: every answer is immediate."""
+        """Nothing to wait for: the server lets calls under way finish."""
 
     async def stop(self) -> None:
-        """Nothing to free."""
+        """Close the judges' connections."""
+        if self._cascades is not None:
+            await self._cascades.close()
+        await self._tasks.cancel()
+
+    def _frontend(self, context: RoleContext) -> str:
+        """One frontend after the other."""
+        addresses = [
+            member.attributes["http_address"]
+            for member in context.directory.members("frontend")
+            if "http_address" in member.attributes
+        ]
+        return f"http://{addresses[next(self._turns) % len(addresses)]}/v1" if addresses else ""
+
+    def _on_failed(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)

@@ -1,25 +1,126 @@
-"""The cascade router's gRPC methods while no cascade is configured."""
+"""The cascade router's gRPC methods."""
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import grpc
+import msgspec
 
+from controlplane.model.cascade_record import CascadeRecord
+from mesh.errors import ConfigurationError, JudgeUnavailable, StoreError
+from mesh.store.interface import StateStore
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
+from services.cascade.cascades import Cascades
+from services.cascade.judges.interface import JudgedAnswer
+from services.cascade.metrics import CascadeMetrics
+from services.cascade.wire import message_from, record_from
+
+log = logging.getLogger(__name__)
 
 
 class CascadeService(cascade_pb2_grpc.CascadeServicer):
-    """Says that there is no judge and no tier, instead of accepting everything."""
+    """Judges answers and keeps the cascades. Says that there is no judge, instead of accepting everything."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        cascades: Cascades,
+        metrics: CascadeMetrics,
+        max_judging: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._cascades = cascades
+        self._metrics = metrics
+        self._max_judging = max_judging
+        self._clock = clock
+        self._judging = 0
 
     async def Judge(self, request: cascade_pb2.JudgeRequest, context: Any) -> cascade_pb2.JudgeResponse:
-        """Refuses: there is no judge."""
-        await context.abort(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            "no judge is configured; ask for a model by its own name, its answers are not judged",
+        """Score one answer."""
+        record = await self._find(request.cascade, context)
+        if self._judging >= self._max_judging:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._judging} answers are being judged; add a cascade router"
+            )
+        judged = JudgedAnswer(
+            request.prompt,
+            request.answer,
+            request.tier,
+            request.mean_logprob if request.HasField("mean_logprob") else None,
         )
-        raise AssertionError("abort raises")
+        self._judging += 1
+        self._metrics.judging.set(self._judging)
+        began_s = self._clock()
+        try:
+            judgement = await self._cascades.chain(record).judge(judged)
+        except JudgeUnavailable as error:
+            self._metrics.unjudged.labels(record.name).inc()
+            log.warning("nobody could judge an answer", extra={"request_id": request.request_id, "error": str(error)})
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("abort raises") from None
+        finally:
+            self._judging -= 1
+            self._metrics.judging.set(self._judging)
+            self._metrics.seconds.labels(record.name).observe(self._clock() - began_s)
+        self._metrics.scores.labels(record.name, request.tier, judgement.judge).observe(judgement.score)
+        if judgement.passed_over:
+            self._metrics.passed_over.labels(record.name).inc()
+        return cascade_pb2.JudgeResponse(
+            score=judgement.score, judge=judgement.judge, passed_over=judgement.passed_over
+        )
 
     async def GetThresholds(
         self, request: cascade_pb2.GetThresholdsRequest, context: Any
     ) -> cascade_pb2.GetThresholdsResponse:
-        """No tiers, no thresholds."""
-        return cascade_pb2.GetThresholdsResponse()
+        """Those in force; none while there is no cascade."""
+        if not request.cascade and not self._cascades.records:
+            return cascade_pb2.GetThresholdsResponse()
+        record = await self._find(request.cascade, context)
+        return cascade_pb2.GetThresholdsResponse(tiers=record.tiers, thresholds=record.thresholds, cascade=record.name)
+
+    async def ListCascades(
+        self, request: cascade_pb2.ListCascadesRequest, context: Any
+    ) -> cascade_pb2.ListCascadesResponse:
+        """All in force."""
+        return cascade_pb2.ListCascadesResponse(cascades=map(message_from, self._cascades.records))
+
+    async def SetCascade(self, request: cascade_pb2.SetCascadeRequest, context: Any) -> cascade_pb2.SetCascadeResponse:
+        """Write it to the state store, which everyone follows."""
+        try:
+            record = record_from(request.cascade)
+            self._cascades.check(record)
+        except ConfigurationError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from None
+        try:
+            revision = await self._store.put(record.key, msgspec.json.encode(record))
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("abort raises") from None
+        return cascade_pb2.SetCascadeResponse(revision=revision)
+
+    async def RemoveCascade(
+        self, request: cascade_pb2.RemoveCascadeRequest, context: Any
+    ) -> cascade_pb2.RemoveCascadeResponse:
+        """Delete it from the state store."""
+        record = await self._find(request.name, context)
+        try:
+            return cascade_pb2.RemoveCascadeResponse(removed=await self._store.delete(record.key))
+        except StoreError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("abort raises") from None
+
+    async def _find(self, name: str, context: Any) -> CascadeRecord:
+        record = self._cascades.find(name)
+        if record is not None:
+            return record
+        if not self._cascades.records:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "no cascade is configured, so there is no judge: set one up with `penstock cascade set`",
+            )
+        names = ", ".join(record.name for record in self._cascades.records)
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no cascade {name!r}; there are {names}")
+        raise AssertionError("abort raises")

@@ -1,22 +1,124 @@
-"""Without a configured cascade nothing is judged."""
+"""Cascades over gRPC: set up, judged by, changed, removed."""
+
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
 
+from controlplane.model.cascade_record import CASCADES_PREFIX
 from mesh.rpc.client import open_channel
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cascade.role import CascadeRole
 from services.cascade.settings import CascadeSettings
-from tests.unit.controlplane.local_mesh import local_mesh
+from tests.unit.controlplane.local_mesh import LocalMesh, local_mesh
+
+TWO = cascade_pb2.CascadeDescription(
+    name="both", tiers=["small", "large"], thresholds=[70.0], judges=["exact", "confidence"]
+)
 
 
-async def test_without_a_judge_nothing_is_judged() -> None:
+@pytest.fixture
+async def mesh() -> AsyncIterator[LocalMesh]:
     async with local_mesh() as mesh:
-        cascade = await mesh.start(CascadeRole(CascadeSettings()), "cascade-0")
-        async with open_channel(cascade.address) as channel:
-            stub = cascade_pb2_grpc.CascadeStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError, match="no judge is configured") as refused:
-                await stub.Judge(cascade_pb2.JudgeRequest(request_id="r", answer="4"))
-            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            answer = await stub.GetThresholds(cascade_pb2.GetThresholdsRequest())
-            assert (list(answer.tiers), list(answer.thresholds)) == ([], [])
+        yield mesh
+
+
+@pytest.fixture
+async def cascade(mesh: LocalMesh) -> AsyncIterator[cascade_pb2_grpc.CascadeStub]:
+    started = await mesh.start(CascadeRole(CascadeSettings()), "cascade-0")
+    async with open_channel(started.address) as channel:
+        yield cascade_pb2_grpc.CascadeStub(channel)
+
+
+async def until(stub: cascade_pb2_grpc.CascadeStub, holds: Callable[[list[str]], bool]) -> list[str]:
+    for _ in range(500):
+        names = [c.name for c in (await stub.ListCascades(cascade_pb2.ListCascadesRequest())).cascades]
+        if holds(names):
+            return names
+    raise AssertionError(f"the cascades stay {names}")
+
+
+async def set_up(stub: cascade_pb2_grpc.CascadeStub, cascade: cascade_pb2.CascadeDescription) -> None:
+    await stub.SetCascade(cascade_pb2.SetCascadeRequest(cascade=cascade))
+    await until(stub, lambda names: cascade.name in names)
+
+
+async def test_without_a_cascade_nothing_is_judged(cascade: cascade_pb2_grpc.CascadeStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="penstock cascade set") as refused:
+        await cascade.Judge(cascade_pb2.JudgeRequest(request_id="r", answer="4"))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    answer = await cascade.GetThresholds(cascade_pb2.GetThresholdsRequest())
+    assert (list(answer.tiers), list(answer.thresholds)) == ([], [])
+
+
+async def test_a_cascade_judges_by_the_first_judge_that_can(cascade: cascade_pb2_grpc.CascadeStub) -> None:
+    await set_up(cascade, TWO)
+    request = cascade_pb2.JudgeRequest(
+        cascade="both", prompt="Count from 7 up to 9.", answer="7 8 9", tier="small", mean_logprob=-1.0
+    )
+    judged = await cascade.Judge(request)
+    assert (judged.score, judged.judge, list(judged.passed_over)) == (100.0, "exact", [])
+    request.prompt = "Something else"
+    judged = await cascade.Judge(request)
+    assert judged.judge == "confidence"
+    assert judged.score == pytest.approx(36.8, abs=0.1)
+    assert "exact: not a demo task" in judged.passed_over[0]
+    request.ClearField("mean_logprob")
+    with pytest.raises(grpc.aio.AioRpcError, match=r"exact: .*confidence: ") as unjudged:
+        await cascade.Judge(request)
+    assert unjudged.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_thresholds_are_those_of_the_only_cascade_or_of_the_one_named(
+    cascade: cascade_pb2_grpc.CascadeStub,
+) -> None:
+    await set_up(cascade, TWO)
+    assert list((await cascade.GetThresholds(cascade_pb2.GetThresholdsRequest())).thresholds) == [70.0]
+    other = cascade_pb2.CascadeDescription(name="other", tiers=["small", "large"], thresholds=[20.0])
+    await set_up(cascade, other)
+    named = await cascade.GetThresholds(cascade_pb2.GetThresholdsRequest(cascade="other"))
+    assert list(named.thresholds) == [20.0]
+    with pytest.raises(grpc.aio.AioRpcError, match="both, other") as unnamed:
+        await cascade.GetThresholds(cascade_pb2.GetThresholdsRequest())
+    assert unnamed.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_removed_cascade_is_gone(cascade: cascade_pb2_grpc.CascadeStub) -> None:
+    await set_up(cascade, TWO)
+    assert (await cascade.RemoveCascade(cascade_pb2.RemoveCascadeRequest(name="both"))).removed
+    await until(cascade, lambda names: not names)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "a/b"}, "slash"),
+        ({"tiers": ["small"]}, "thresholds"),
+        ({"tiers": ["small", "small"]}, "different models"),
+        ({"tiers": ["both", "large"]}, "tier of its own"),
+        ({"thresholds": [-1.0]}, "scores"),
+        ({"judges": ["nobody"]}, "no judge 'nobody'"),
+        ({"judges": ["model:both"]}, "judge its own"),
+        ({"without_judge": "guess"}, "escalate or accept"),
+        ({"expected_s": [1.0]}, "each tier"),
+    ],
+)
+async def test_cascades_that_cannot_be_served_are_refused(
+    cascade: cascade_pb2_grpc.CascadeStub, change: dict[str, object], words: str
+) -> None:
+    wrong = cascade_pb2.CascadeDescription(
+        **{"name": "both", "tiers": ["small", "large"], "thresholds": [70.0], **change}  # type: ignore[arg-type]
+    )
+    with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+        await cascade.SetCascade(cascade_pb2.SetCascadeRequest(cascade=wrong))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_broken_record_in_the_store_leaves_the_good_one_in_force(
+    mesh: LocalMesh, cascade: cascade_pb2_grpc.CascadeStub
+) -> None:
+    await set_up(cascade, TWO)
+    await mesh.store.put(CASCADES_PREFIX + "both", b'{"name": "both"}')
+    await set_up(cascade, cascade_pb2.CascadeDescription(name="later", tiers=["x"]))
+    thresholds = await cascade.GetThresholds(cascade_pb2.GetThresholdsRequest(cascade="both"))
+    assert list(thresholds.thresholds) == [70.0]

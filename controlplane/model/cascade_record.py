@@ -1,0 +1,57 @@
+"""A cascade as the mesh is configured with it: a record in the state store that frontends and judges follow."""
+
+from typing import Literal
+
+import msgspec
+
+from mesh.errors import ConfigurationError
+
+CASCADES_PREFIX = "/penstock/cascades/"
+"""Followed by the cascade's name."""
+MAX_TIERS = 8
+MAX_SCORE = 100.0
+
+
+class CascadeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A virtual model, and the models that answer for it."""
+
+    name: str
+    """What clients ask for."""
+    tiers: tuple[str, ...]
+    """Models, smallest first."""
+    thresholds: tuple[float, ...]
+    """One fewer: an answer of tier i is accepted if it scores at least thresholds[i]; above 100: never."""
+    judges: tuple[str, ...] = ("confidence",)
+    """Tried in order, until one gives a score."""
+    without_judge: Literal["escalate", "accept"] = "escalate"
+    """What to do with an answer that none of them could judge."""
+    expected_s: tuple[float, ...] = ()
+    """What a tier's answer is expected to take; empty: as measured."""
+    plan_revision: int = 0
+    """Of the plan that the thresholds come from; 0: an operator's own."""
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return CASCADES_PREFIX + self.name
+
+    def checked(self) -> "CascadeRecord":
+        """Itself. Raises `ConfigurationError` for what cannot be served."""
+        if not self.name or "/" in self.name:
+            raise ConfigurationError(f"a cascade needs a name without a slash, got {self.name!r}")
+        if not 1 <= len(self.tiers) <= MAX_TIERS or len(set(self.tiers)) < len(self.tiers):
+            raise ConfigurationError(f"cascade {self.name}: 1 to {MAX_TIERS} different models are its tiers")
+        if self.name in self.tiers:
+            raise ConfigurationError(f"cascade {self.name}: it cannot be a tier of its own")
+        if len(self.thresholds) != len(self.tiers) - 1:
+            raise ConfigurationError(
+                f"cascade {self.name}: {len(self.tiers)} tiers need {len(self.tiers) - 1} thresholds, "
+                f"got {len(self.thresholds)}"
+            )
+        if not all(threshold >= 0 for threshold in self.thresholds):
+            raise ConfigurationError(f"cascade {self.name}: thresholds are scores from 0 on, got {self.thresholds}")
+        if self.expected_s and len(self.expected_s) != len(self.tiers):
+            raise ConfigurationError(f"cascade {self.name}: expected_s needs a time for each tier, or none at all")
+        if len(self.tiers) > 1 and not self.judges:
+            raise ConfigurationError(f"cascade {self.name}: name at least one judge, such as confidence")
+        return self

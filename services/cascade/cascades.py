@@ -1,0 +1,77 @@
+"""The cascades in force, each with its judges."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
+from mesh.errors import ConfigurationError
+from mesh.store.interface import StateStore
+from mesh.store.stored_folder import StoredFolder
+from mesh.tasks import TaskSet
+from services.cascade.judges.chain import JudgeChain
+from services.cascade.judges.interface import Judge
+
+log = logging.getLogger(__name__)
+
+
+class Cascades:
+    """Follows the state store; `make_judge` raises `ConfigurationError` for a judge that there is not."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        make_judge: Callable[[str], Judge],
+        judge_deadline_s: float,
+        clock: Callable[[], float],
+        tasks: TaskSet,
+    ) -> None:
+        self._make_judge = make_judge
+        self._judge_deadline_s = judge_deadline_s
+        self._clock = clock
+        self._tasks = tasks
+        self._chains: dict[str, JudgeChain] = {}
+        self._folder = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, self.check, self._on_change)
+
+    @property
+    def records(self) -> tuple[CascadeRecord, ...]:
+        """All of them, by name."""
+        return tuple(self._folder.records[name] for name in sorted(self._folder.records))
+
+    def find(self, name: str) -> CascadeRecord | None:
+        """By name; the only one there is, if no name is given."""
+        if not name and len(self._folder.records) == 1:
+            return next(iter(self._folder.records.values()))
+        return self._folder.records.get(name)
+
+    def chain(self, record: CascadeRecord) -> JudgeChain:
+        """The judges of a cascade that is in force."""
+        return self._chains[record.name]
+
+    def check(self, record: CascadeRecord) -> None:
+        """Raises `ConfigurationError` for a cascade that cannot be served."""
+        record.checked()
+        for text in record.judges:
+            if text == f"model:{record.name}":
+                raise ConfigurationError(
+                    f"cascade {record.name}: it cannot judge its own answers; name one of its tiers"
+                )
+            self._make_judge(text)  # opens no connection before it is asked
+
+    async def follow(self) -> None:
+        """For ever."""
+        await self._folder.follow()
+
+    async def close(self) -> None:
+        """Close all judges."""
+        chains, self._chains = list(self._chains.values()), {}
+        await asyncio.gather(*(chain.close() for chain in chains))
+
+    def _on_change(self, name: str, record: CascadeRecord | None) -> None:
+        former = self._chains.pop(name, None)
+        if former is not None:
+            self._tasks.spawn(former.close(), name=f"close the former judges of {name}")
+        if record is not None:
+            judges = [self._make_judge(text) for text in record.judges]
+            self._chains[name] = JudgeChain(judges, self._judge_deadline_s, self._clock)
+        log.warning("cascade changed", extra={"cascade": name, "record": str(record)})

@@ -1,0 +1,98 @@
+"""A model behind an OpenAI-compatible endpoint as the judge."""
+
+from collections.abc import Callable
+
+import httpx
+import msgspec
+
+from mesh.errors import JudgeUnavailable
+from services.cascade.judges.grade import INSTRUCTIONS, question, score_of
+from services.cascade.judges.interface import JudgedAnswer
+
+TOP_LOGPROBS = 20
+MAX_JUDGED_CHARACTERS = 60_000
+"""Of prompt and answer each; the beginning and the end of what is longer are judged."""
+
+
+class _TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class _Position(msgspec.Struct):
+    top_logprobs: list[_TopLogprob] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Position] = []
+
+
+class _Choice(msgspec.Struct):
+    logprobs: _Logprobs | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+class ChatJudge:
+    """Asks for a one-token grade and reads the score from that token's probabilities.
+
+    `find_url` gives the endpoint's base URL at the moment, ending in /v1 (frontends come and go); empty: there is none.
+    """
+
+    def __init__(
+        self, name: str, model: str, find_url: Callable[[], str], deadline_s: float, api_key: str = ""
+    ) -> None:
+        self.name = name
+        self._model = model
+        self._find_url = find_url
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.AsyncClient(timeout=deadline_s, headers=headers)
+
+    async def score(self, judged: JudgedAnswer) -> float:
+        """See `Judge`."""
+        url = self._find_url()
+        if not url:
+            raise JudgeUnavailable(f"no frontend is there to reach the judge {self._model} through")
+        try:
+            response = await self._client.post(f"{url}/chat/completions", json=self._body(judged))
+        except httpx.HTTPError as error:
+            raise JudgeUnavailable(f"{url}: {str(error) or type(error).__name__}") from error
+        if response.status_code != httpx.codes.OK:
+            raise JudgeUnavailable(f"{url} answers {response.status_code}: {response.text[:200]}")
+        return score_of(_first_token(response.content))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+    def _body(self, judged: JudgedAnswer) -> dict[str, object]:
+        asked = question(_shortened(judged.prompt), _shortened(judged.answer))
+        return {
+            "model": self._model,
+            "messages": [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": asked}],
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": TOP_LOGPROBS,
+        }
+
+
+def _first_token(body: bytes) -> dict[str, float]:
+    try:
+        completion = msgspec.json.decode(body, type=_Completion)
+        logprobs = completion.choices[0].logprobs
+        assert logprobs is not None
+        return {each.token: each.logprob for each in logprobs.content[0].top_logprobs}
+    except (msgspec.MsgspecError, IndexError, AssertionError) as error:
+        raise JudgeUnavailable(
+            "the judge's reply has no log-probabilities; choose an endpoint that gives them"
+        ) from error
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_JUDGED_CHARACTERS:
+        return text
+    half = MAX_JUDGED_CHARACTERS // 2
+    return f"{text[:half]}\n[...]\n{text[-half:]}"
