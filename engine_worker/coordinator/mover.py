@@ -1,4 +1,4 @@
-"""The moving part of a worker: coordinator, its service and the drain, put together for the role."""
+"""The moving part of a worker: coordinator, its service, stages and the drain, put together for the role."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from engine_worker.coordinator.metrics import MigrationMetrics
 from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.coordinator.service import MigrationService
 from engine_worker.coordinator.settings import CoordinatorSettings
+from engine_worker.coordinator.stages.coordinator import StageCoordinator
 from engine_worker.coordinator.workplace import Workplace
 from engine_worker.engines.movable import MovableEngine
 from engine_worker.instance import Instance
@@ -43,6 +44,8 @@ class Mover:
             MigrationService(instance, self.coordinator.arrivals, settings.unsent_messages),
             "penstock.v1.Migration",
         )
+        self.stages = StageCoordinator(instance, self.coordinator, context, clock)
+        self.stages.start()
 
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
         """See `Coordinator.migrate`."""
@@ -70,6 +73,7 @@ class Mover:
 
     async def stop(self) -> None:
         """See `Coordinator.stop`."""
+        await self.stages.stop()
         await self.coordinator.stop()
         await self._tasks.cancel()
 

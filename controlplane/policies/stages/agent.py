@@ -140,18 +140,21 @@ class StageAgent:
         """The load as it is now; before every `tick` and with every message."""
         self._own = own
 
-    def arrived(self, request_id: str, now_ms: float) -> None:
-        """A request was moved here: let it settle."""
-        self._settled_ms[request_id] = now_ms + 1000 * self.parameters.settle_s
-
     def receive(self, instance_id: str, message: Message | StageReport, now_ms: float) -> tuple[AgentInstruction, ...]:
         """From another instance."""
         if isinstance(message, StageReport):
             self._neighbours.heard(instance_id, message, now_ms)
             return ()
         if isinstance(message, TO_RECEIVER):
+            if isinstance(message, Done) and message.moved and (arrived := self.receiver.request_of(message.ask_id)):
+                self._settled_ms[arrived] = now_ms + 1000 * self.parameters.settle_s
             return _to_peers(self.receiver.receive(instance_id, message, self._capacity, now_ms))
         return self._of_sender(self.sender.receive(instance_id, message, now_ms), now_ms)
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """Requests on offer; whoever holds the agent tells `request_ended` of those that are gone."""
+        return self.sender.offered
 
     def request_ended(self, request_id: str, now_ms: float) -> tuple[AgentInstruction, ...]:
         """It finished or was aborted."""

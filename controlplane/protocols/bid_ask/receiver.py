@@ -126,6 +126,11 @@ class Receiver:
         entry = self._entries.get(ask_id)
         return None if entry is None else entry.state
 
+    def request_of(self, ask_id: str) -> str | None:
+        """The request of an open entry."""
+        entry = self._entries.get(ask_id)
+        return None if entry is None else entry.request_id
+
     def receive(self, instance_id: str, message: ToReceiver, capacity: Capacity, now_ms: float) -> Sends:
         """A message from a sender."""
         if isinstance(message, Ask):

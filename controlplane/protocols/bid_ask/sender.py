@@ -160,6 +160,11 @@ class Sender:
     def has_room(self) -> bool:
         return len(self._deals) < self._limits.deals
 
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """Requests with an open deal."""
+        return tuple(self._by_request)
+
     def state_of(self, request_id: str) -> DealState | None:
         """Of its open deal; None if it has none."""
         deal = self._by_request.get(request_id)

@@ -64,7 +64,6 @@ class Mesh:
                     self.moves.append((request_id, instance_id, target))
                     self.running[target][request_id] = self.running[instance_id].pop(request_id)
                     self.look(instance_id)
-                    self.agents[target].arrived(request_id, self.now_ms)
                     agent = self.agents[instance_id]
                     self.do(instance_id, agent.migration_ended(request_id, True, "", self.now_ms))
                 case BoundaryMoved(tokens):

@@ -1,0 +1,71 @@
+"""Records under a prefix of the state store, written by some processes and followed by others."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Generic, TypeVar
+
+import msgspec
+
+from mesh.errors import ConfigurationError, StoreCompacted, StoreError
+from mesh.store.interface import StateStore
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+class FollowedPrefix(Generic[Record]):
+    """Keeps a process at what the store says. Each record stands at its key as JSON."""
+
+    def __init__(
+        self, store: StateStore, prefix: str, kind: type[Record], on_change: Callable[[str, Record | None], None]
+    ) -> None:
+        """`on_change` is told the key and the new record, None for one that is gone. A record that cannot be read is
+        logged and taken as gone."""
+        self.records: dict[str, Record] = {}
+        """By key, as last heard."""
+        self._store = store
+        self._prefix = prefix
+        self._kind = kind
+        self._on_change = on_change
+
+    async def follow(self) -> None:
+        """For ever; while the store is away the records stay as they are."""
+        while True:
+            try:
+                listing = await self._store.range(self._prefix)
+                for key in self.records.keys() - {entry.key for entry in listing.entries}:
+                    self._take(key, None)
+                for entry in listing.entries:
+                    self._take(entry.key, entry.value)
+                async with aclosing(self._store.watch(self._prefix, listing.revision + 1)) as events:
+                    async for event in events:
+                        self._take(event.key, event.value if event.kind == "put" else None)
+                return
+            except StoreCompacted as error:
+                log.info("reading records again", extra={"prefix": self._prefix, "reason": str(error)})
+            except StoreError as error:
+                log.warning(
+                    "the state store cannot be reached; trying again",
+                    extra={"prefix": self._prefix, "error": str(error)},
+                )
+                await asyncio.sleep(RETRY_S)
+
+    def _take(self, key: str, value: bytes | None) -> None:
+        record: Record | None = None
+        if value is not None:
+            try:
+                record = msgspec.json.decode(value, type=self._kind)
+            except (msgspec.MsgspecError, ConfigurationError) as error:
+                log.error("a record of the store cannot be used", extra={"key": key, "error": str(error)})
+        if self.records.get(key) == record:
+            return
+        if record is None:
+            del self.records[key]
+        else:
+            self.records[key] = record
+        self._on_change(key, record)
