@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.placement import PlacementRequest
-from controlplane.policies.interface import Observer, Policy, is_observer
+from controlplane.policies.interface import Observer, Policy, decides_late, is_observer
 from controlplane.policies.place import place
 from mesh.errors import NoInstance, RequestRefused
 from simulator.cluster.arrivals import Arrivals
@@ -27,6 +27,7 @@ from simulator.cluster.events import EventQueue, Rank
 from simulator.cluster.fleet import SimulatedFleet, instance_id_of, owner_of
 from simulator.cluster.hand_overs import HandOvers
 from simulator.cluster.kv_links import KvLinks
+from simulator.cluster.late_decodes import LateDecodes
 from simulator.cluster.ledger import Ledger, OpenRequest
 from simulator.cluster.migration.office import MigrationOffice
 from simulator.cluster.prefix import prompt_block_hashes
@@ -74,7 +75,13 @@ class ClusterSimulation:
         self.office = MigrationOffice(
             config.migration, self.events, self.links, self.ledger, self.workers, self._recover
         )
-        self.hand_overs = HandOvers(config.migration, self.events, self.ledger, self.office)
+        self.hand_overs = HandOvers(config.migration, self.events, self.office, self._tell)
+        self._late_decodes: LateDecodes | None = None
+        if decides_late(policy):
+            delay_ms = config.migration.message_delay_ms
+            self._late_decodes = LateDecodes(
+                policy, config.model, delay_ms, self.events, self.ledger, self.fleet, self.hand_overs
+            )
         self.preemptions = 0
         self._policy = policy
         self._requests = requests
@@ -127,7 +134,7 @@ class ClusterSimulation:
                 is_decoding=request.emitted_tokens > 0,
             )
             try:
-                placement = place(self.table, self._policy, asked)
+                placement = place(self.table, self._policy, asked, asks_later=True)
                 prefill_id = placement.instance.instance_id
                 self.workers[prefill_id].submit(request, now_ms)
             except NoInstance as error:
@@ -174,6 +181,8 @@ class ClusterSimulation:
             is_first = self.ledger.started(started.request_id, started.cached_prompt_tokens, now_s)
             if is_first and self._controllers:
                 self._tell(FirstToken(started.request_id, instance_id))
+            if is_first and self._late_decodes is not None and started.request_id not in result.finished:
+                self._late_decodes.first_token(started.request_id, instance_id, now_ms)
         for request_id in result.finished:
             entry = self.ledger.open[request_id]
             self.ledger.finished(request_id, owner_of(worker), now_s)
