@@ -57,6 +57,15 @@ class GenerationPlan:
         return self.request_id if choice == 0 else f"{self.request_id}-{choice}"
 
 
+async def plan_request(
+    request: ChatCompletionRequest | CompletionRequest, request_id: str, model: ServedModel, max_choices: int
+) -> GenerationPlan:
+    """Raises ApiError (400) for what this model cannot serve."""
+    if isinstance(request, ChatCompletionRequest):
+        return await plan_chat(request, request_id, model)
+    return await plan_completion(request, request_id, model, max_choices)
+
+
 async def plan_chat(request: ChatCompletionRequest, request_id: str, model: ServedModel) -> GenerationPlan:
     """Raises ApiError (400) for what this model cannot serve."""
     template = model.text.template

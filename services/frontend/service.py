@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from services.frontend.admission_gate import AdmissionGate
 from services.frontend.api.errors import invalid_api_key, too_many_requests, unavailable
 from services.frontend.api_keys import ApiKey, KeyRing
-from services.frontend.generation import Generation
+from services.frontend.generation import Generation, GenerationBounds
 from services.frontend.key_limits import KeyLimits
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ModelCatalogue
 from services.frontend.placement import PlacementClient
+from services.frontend.recovery import RecoveryBounds
 from services.frontend.settings import FrontendSettings
 from services.frontend.worker_pool import WorkerPool
 
@@ -34,6 +35,17 @@ class FrontendService:
     running: dict[str, Generation] = field(default_factory=dict)
     """Requests in flight, by request id."""
     requests_total: int = 0
+
+    @property
+    def generation_bounds(self) -> GenerationBounds:
+        """What every generation is held to."""
+        settings = self.settings
+        return GenerationBounds(
+            settings.request_deadline_s,
+            settings.connect_wait_s,
+            settings.max_pending_tokens,
+            RecoveryBounds(settings.max_recoveries, settings.recovery_wait_s),
+        )
 
     def authenticate(self, authorization: str | None) -> ApiKey | None:
         """The caller's key, None where none is needed. Raises ApiError (401)."""

@@ -5,25 +5,24 @@ Raw ASGI because whatever wraps a response costs per chunk: one middleware doubl
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.answers.chat_format import ChatFormat
 from services.frontend.answers.choice import ChoiceText
-from services.frontend.answers.completion_format import CompletionFormat
-from services.frontend.answers.format import AnswerFormat, AnswerHeader
+from services.frontend.answers.format import AnswerHeader
+from services.frontend.answers.format_choice import answer_format
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.api.errors import ApiError, deadline_exceeded, error_response, internal_error
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.api_keys import ApiKey
-from services.frontend.generation import Generation, GenerationBounds
+from services.frontend.generation import Generation
 from services.frontend.http_server import abort_connection
 from services.frontend.models import ServedModel
-from services.frontend.plan import GenerationPlan, plan_chat, plan_completion
-from services.frontend.recovery import RecoveryBounds
+from services.frontend.plan import GenerationPlan, plan_request
 from services.frontend.service import FrontendService
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ INSTANCE_HEADER: Final = "x-penstock-instance"
 POLICY_HEADER: Final = "x-penstock-policy"
 
 
-class Exchange(Response):
+class Exchange(Response, ABC):
     """Serves one request when the ASGI server calls it. A client that leaves cancels all of it at once."""
 
     def __init__(
@@ -43,7 +42,7 @@ class Exchange(Response):
         service: FrontendService,
         request: ChatCompletionRequest | CompletionRequest,
         request_id: str,
-        model: ServedModel,
+        model_name: str,
         key: ApiKey | None,
         arrived_s: float,
     ) -> None:
@@ -52,7 +51,7 @@ class Exchange(Response):
         self._service = service
         self._request = request
         self._request_id = request_id
-        self._model = model
+        self._model_name = model_name
         self._key = key
         self._arrived_s = arrived_s
         self._client_left = False
@@ -110,16 +109,39 @@ class Exchange(Response):
         finally:
             service.leave(self._key)
 
+    @abstractmethod
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
-        service, settings = self._service, self._service.settings
-        plan = await self._plan()
-        bounds = GenerationBounds(
-            settings.request_deadline_s,
-            settings.connect_wait_s,
-            settings.max_pending_tokens,
-            RecoveryBounds(settings.max_recoveries, settings.recovery_wait_s),
-        )
-        generation = Generation(plan, self._arrived_s, bounds, lambda: self._drop_slow_client(scope))
+        """Answer the admitted request. Raises ApiError."""
+
+    def _left_s(self) -> float:
+        return self._arrived_s + self._service.settings.request_deadline_s - self._service.clock()
+
+    def _count(self, endpoint: str, status: int) -> None:
+        service = self._service
+        service.requests_total += 1
+        service.metrics.requests.labels(self._model_name, endpoint, str(status)).inc()
+        service.metrics.of(self._model_name).e2e.observe(service.clock() - self._arrived_s)
+
+
+class ModelExchange(Exchange):
+    """One model's answer, as it comes."""
+
+    def __init__(
+        self,
+        service: FrontendService,
+        request: ChatCompletionRequest | CompletionRequest,
+        request_id: str,
+        model: ServedModel,
+        key: ApiKey | None,
+        arrived_s: float,
+    ) -> None:
+        super().__init__(service, request, request_id, model.name, key, arrived_s)
+        self._model = model
+
+    async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
+        service = self._service
+        plan = await plan_request(self._request, self._request_id, self._model, service.settings.max_choices)
+        generation = Generation(plan, self._arrived_s, service.generation_bounds, lambda: self._drop_slow_client(scope))
         service.running[self._request_id] = generation
         outcome = "aborted"
         try:
@@ -137,12 +159,6 @@ class Exchange(Response):
             generation.close(outcome == "finished", outcome)
             del service.running[self._request_id]
 
-    async def _plan(self) -> GenerationPlan:
-        if isinstance(self._request, ChatCompletionRequest):
-            return await plan_chat(self._request, self._request_id, self._model)
-        max_choices = self._service.settings.max_choices
-        return await plan_completion(self._request, self._request_id, self._model, max_choices)
-
     async def _answer(self, sender: AnswerSender, generation: Generation) -> None:
         model_text = self._model.text
         endings = model_text.eos_token_ids.union(self._request.stop_token_ids or ())
@@ -155,7 +171,7 @@ class Exchange(Response):
         sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
         options = self._request.stream_options
         include_usage = options is not None and bool(options.include_usage)
-        form = self._format(generation.plan, include_usage)
+        form = answer_format(self._request, self._header(generation.plan, include_usage), generation.plan)
         try:
             if self._request.stream:
                 await sender.stream(reader, form, include_usage)
@@ -164,9 +180,8 @@ class Exchange(Response):
         finally:
             self._count_tokens(reader)
 
-    def _format(self, plan: GenerationPlan, include_usage: bool) -> AnswerFormat:
-        choices = len(plan.prompts) * plan.n
-        header = AnswerHeader(
+    def _header(self, plan: GenerationPlan, include_usage: bool) -> AnswerHeader:
+        return AnswerHeader(
             request_id=plan.request_id,
             created_unix_s=int(self._service.unix_time()),
             model=plan.model.name,
@@ -174,12 +189,6 @@ class Exchange(Response):
             logprobs=plan.prompts[0].sampling.HasField("logprobs"),
             include_usage=include_usage,
         )
-        if isinstance(self._request, ChatCompletionRequest):
-            return ChatFormat(header, choices)
-        return CompletionFormat(header, [plan.prompts[choice // plan.n].echo for choice in range(choices)])
-
-    def _left_s(self) -> float:
-        return self._arrived_s + self._service.settings.request_deadline_s - self._service.clock()
 
     def _expire(self, generation: Generation, scope: Scope) -> None:
         reads = generation.mailbox.is_awaited
@@ -196,9 +205,3 @@ class Exchange(Response):
         usage, metrics = reader.usage(), self._service.metrics.of(self._model.name)
         metrics.generated_tokens.inc(usage.completion_tokens)
         metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)
-
-    def _count(self, endpoint: str, status: int) -> None:
-        service = self._service
-        service.requests_total += 1
-        service.metrics.requests.labels(self._model.name, endpoint, str(status)).inc()
-        service.metrics.of(self._model.name).e2e.observe(service.clock() - self._arrived_s)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from services.frontend.api.body import decode_body, read_body
 from services.frontend.api.errors import ApiError, model_not_found
-from services.frontend.api.exchange import REQUEST_ID_HEADER, Exchange
+from services.frontend.api.exchange import REQUEST_ID_HEADER, ModelExchange
 from services.frontend.api.openapi import generation_docs
 from services.frontend.api.raw_route import RawRoute
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
@@ -53,7 +53,7 @@ async def _accept(service: FrontendService, http: Request, kind: type[Kind], id_
     except ApiError as error:
         error.headers = {**error.headers, REQUEST_ID_HEADER: request_id}
         raise
-    return Exchange(service, request, request_id, model, key, arrived_s)
+    return ModelExchange(service, request, request_id, model, key, arrived_s)
 
 
 async def _body(service: FrontendService, http: Request) -> bytes:
