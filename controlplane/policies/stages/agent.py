@@ -102,7 +102,8 @@ class StageAgent:
         self._model: QoeModel | None = None
         self._planned_tokens: int | None = 0
         """Where the plan ends this instance's range; 0 before the first one."""
-        self._own = OwnLoad()
+        self.own = OwnLoad()
+        """As last observed."""
         self._neighbours = Neighbours(1000 * parameters.stale_s)
         self._rested_ms: dict[str, float] = {}
         """Requests not to be offered before."""
@@ -138,7 +139,7 @@ class StageAgent:
 
     def observe(self, own: OwnLoad) -> None:
         """The load as it is now; before every `tick` and with every message."""
-        self._own = own
+        self.own = own
 
     def receive(self, instance_id: str, message: Message | StageReport, now_ms: float) -> tuple[AgentInstruction, ...]:
         """From another instance."""
@@ -193,7 +194,7 @@ class StageAgent:
 
     @property
     def _capacity(self) -> Capacity:
-        return Capacity(self._own.load_tokens, self._own.idle_tokens, self._own.accepts)
+        return Capacity(self.own.load_tokens, self.own.idle_tokens, self.own.accepts)
 
     def _report(self, layout: StageLayout, stage: int, now_ms: float) -> list[AgentInstruction]:
         """To the peers of the stage and to both neighbouring ones (the paper: upstream; downstream needs our end)."""
@@ -201,7 +202,7 @@ class StageAgent:
             return []
         self._reported_ms = now_ms
         report = StageReport.of(
-            self._own.load_tokens, None if self.boundary is None else self.boundary.tokens, self._lengths()
+            self.own.load_tokens, None if self.boundary is None else self.boundary.tokens, self._lengths()
         )
         around = layout.stages[max(stage - 1, 0) : stage + 2]
         return [ToPeer(each, report) for stage in around for each in stage if each != self.instance_id]
@@ -237,7 +238,7 @@ class StageAgent:
         instructions: list[AgentInstruction] = []
         if self.boundary is None:
             return instructions
-        for request in outgrown(self._own.running, self.boundary.tokens):
+        for request in outgrown(self.own.running, self.boundary.tokens):
             if not self.sender.has_room:
                 break
             if not self._may_offer(request.request_id, now_ms):
@@ -258,14 +259,14 @@ class StageAgent:
             for each in layout.stages[stage]
             if each != self.instance_id and (report := self._neighbours.fresh(each, now_ms))
         }
-        own_tokens = self._own.load_tokens - self.sender.load_tokens
+        own_tokens = self.own.load_tokens - self.sender.load_tokens
         excess = excess_tokens(own_tokens, tuple(loads.values()), self.parameters.overload_share)
         if not excess:
             return []
         light = tuple(each for each, tokens in loads.items() if tokens < own_tokens - excess)
         free = [
             request
-            for request in self._own.running
+            for request in self.own.running
             if self._may_offer(request.request_id, now_ms)
             and now_ms >= self._settled_ms.get(request.request_id, -inf)
             and (self.boundary is None or request.context_tokens <= self.boundary.tokens)
@@ -287,11 +288,11 @@ class StageAgent:
     def _lengths(self) -> list[RequestLength]:
         return [
             RequestLength(request.context_tokens - request.generated_tokens, request.context_tokens)
-            for request in self._own.running
+            for request in self.own.running
         ]
 
     def _forget_ended(self) -> None:
-        here = {request.request_id for request in self._own.running}
+        here = {request.request_id for request in self.own.running}
         for times in (self._rested_ms, self._settled_ms):
             for request_id in [each for each in times if each not in here]:
                 del times[request_id]
