@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from controlplane.prediction.length_error import LengthErrorModel
 from engine_worker.engine_options import engine_settings
 from engine_worker.engines.interface import Engine
 from engine_worker.settings import EngineKind, WorkerSettings
@@ -25,6 +26,9 @@ class SimulatedSettings:
     cost: LinearCost = field(default_factory=LinearCost)
     time_scale: float = 1.0
     """Multiplies every duration of the cost model."""
+    foretell_lengths: bool = True
+    """Say how long requests will get, in place of a predictor, with the errors of `length_error`."""
+    length_error: LengthErrorModel = field(default_factory=LengthErrorModel)
 
 
 def make_engine(settings: WorkerSettings, seed: int) -> Engine:
@@ -34,10 +38,15 @@ def make_engine(settings: WorkerSettings, seed: int) -> Engine:
 
 def _make_simulated(settings: WorkerSettings, seed: int) -> Engine:
     """Its answers depend on prompt and request alone; the seed is not used."""
-    from engine_worker.engines.simulated_movable import MovableSimulatedEngine
+    from engine_worker.engines.simulated_lengths import ForetellingSimulatedEngine
 
     chosen = engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings))
-    return MovableSimulatedEngine(chosen.instance, chosen.cost, time_scale=chosen.time_scale)
+    return ForetellingSimulatedEngine(
+        chosen.instance,
+        chosen.cost,
+        length_error=chosen.length_error if chosen.foretell_lengths else None,
+        time_scale=chosen.time_scale,
+    )
 
 
 def _simulated_defaults(settings: WorkerSettings) -> dict[str, Any]:

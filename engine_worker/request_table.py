@@ -6,12 +6,12 @@ still sends, so that the id cannot be taken twice inside the engine.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
-from controlplane.model.request import EngineRequest, StepOutput, TokenDelta
+from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
 from engine_worker.deltas import Delta, Failure, FailureCode
 from mesh.errors import IllegalTransition
 
@@ -24,6 +24,8 @@ _TRANSITIONS: dict[State, tuple[State, ...]] = {
     # The stream is gone or was told the end; only the engine's own end is awaited.
     "discarded": (),
 }
+
+_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 MAX_REMEMBERED_ADMISSIONS = 8192
 
@@ -96,6 +98,8 @@ class RequestTable:
     def __init__(self) -> None:
         self._requests: dict[str, TrackedRequest] = {}
         self._recent_admissions: deque[str] = deque(maxlen=MAX_REMEMBERED_ADMISSIONS)
+        self.on_end: Callable[[int], None] = lambda _: None
+        """Told the number of tokens of each request that ended by itself or at its limit."""
         self.admissions_total = 0
         self.strays_total = 0
         """Deltas for requests that are not here: a bug of the engine."""
@@ -169,6 +173,8 @@ class RequestTable:
                 tracked.emitted_token_ids += delta.token_ids
                 tracked.started = True
                 orders.tell(tracked.stream_id, delta, tracked.epoch)
+                if delta.finish_reason in _ENDS:
+                    self.on_end(len(tracked.emitted_token_ids))
             else:
                 self._end_broken(tracked, delta, orders)
         return orders

@@ -17,6 +17,8 @@ from engine_worker.engines.interface import Engine, EngineLimits
 from engine_worker.engines.movable import is_movable
 from engine_worker.instance import Instance
 from engine_worker.metrics import GaugeCollector, Gauges, WorkerMetrics
+from engine_worker.prediction.loop import PredictionLoop
+from engine_worker.prediction.start import predict_lengths
 from engine_worker.reporter import Reporter
 from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
@@ -56,6 +58,7 @@ class WorkerRole:
         self._instance: Instance | None = None
         self._mover: Mover | None = None
         self._reporter: Reporter | None = None
+        self._prediction: PredictionLoop | None = None
         self._vital: tuple[asyncio.Task[None], ...] = ()
         self._tasks = TaskSet("worker")
 
@@ -90,6 +93,8 @@ class WorkerRole:
             context.store, RESCHEDULER_KEY, ReschedulerRecord, UNSET_RESCHEDULER, reporter.decoding.configure
         )
         self._tasks.spawn(rescheduler.follow(), name="rescheduler setting")
+        self._prediction = predict_lengths(instance, self._engine, self._settings, context)
+        self._tasks.spawn(self._prediction.run(), name="prediction")
         return {
             "model": description.model,
             "model_path": description.model_path,
@@ -123,6 +128,8 @@ class WorkerRole:
         if self._reporter is not None:
             await self._reporter.stop()
         await self._tasks.cancel()
+        if self._prediction is not None:
+            await self._prediction.stop()
         if self._engine is not None:
             await self._engine.stop()
 

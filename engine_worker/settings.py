@@ -21,6 +21,10 @@ class WorkerSettings:
     """A setting of the engine itself as NAME=VALUE; may be given many times."""
     phase: PhaseName = "any"
     """What the instance is for; prefill and decode only where no other instance can do the other phase."""
+    predict_every_steps: int = 20
+    """The remaining lengths of running requests are predicted at every so many engine steps; 0: never."""
+    predict_deadline_ms: int = 500
+    """What the length predictor is given to answer; the engine goes on meanwhile."""
     report_interval_ms: int = 50
     """Load is reported after an engine step, but no more often than this."""
     heartbeat_ms: int = 500

@@ -1,0 +1,90 @@
+"""The simulated engine tells how long its requests will get, which it knows, through an error model."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import numpy as np
+
+from controlplane.model.request import EngineRequest
+from controlplane.prediction.length_error import LengthErrorModel
+from engine_worker.engines.foretold_lengths import ForetoldLength
+from engine_worker.engines.mailbox import Mailbox
+from engine_worker.engines.simulated_movable import MovableSimulatedEngine
+from simulator.cost.model import CostModel
+from simulator.instance.config import InstanceConfig
+from simulator.instance.script import Script
+from simulator.instance.sequence import SequenceState
+
+
+class ForetellingSimulatedEngine(MovableSimulatedEngine):
+    """Stands in for hidden states and a predictor where there is no model: an oracle with the errors of one."""
+
+    def __init__(
+        self,
+        config: InstanceConfig,
+        cost: CostModel,
+        *,
+        length_error: LengthErrorModel | None,
+        time_scale: float = 1.0,
+        **timing: Callable[[], float] | Callable[[float], Awaitable[None]],
+    ) -> None:
+        """`length_error` None: say nothing."""
+        super().__init__(config, cost, time_scale=time_scale, **timing)  # type: ignore[arg-type]
+        self._length_error = length_error
+        self._every_steps = 0
+        self._steps = 0
+        self._total_tokens: dict[str, int] = {}
+        self._foretold: Mailbox[tuple[ForetoldLength, ...]] = Mailbox()
+
+    def foretell_lengths(self, every_steps: int) -> bool:
+        """See `ForetellsLengths`."""
+        self._every_steps = every_steps if self._length_error is not None else 0
+        return self._length_error is not None
+
+    def foretold_lengths(self) -> AsyncIterator[tuple[ForetoldLength, ...]]:
+        """See `ForetellsLengths`."""
+        return self._foretold.read()
+
+    def submit(self, request: EngineRequest) -> None:
+        """See `Engine.submit`."""
+        super().submit(request)
+        self._note(request)
+
+    async def reserve(self, migration_id: str, request: EngineRequest) -> None:
+        """See `MovableEngine.reserve`."""
+        await super().reserve(migration_id, request)
+        self._note(request)
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        await super().stop()
+        self._foretold.close()
+
+    def _after_step(self) -> None:
+        super()._after_step()
+        if not self._every_steps:
+            return
+        self._steps += 1
+        if self._steps % self._every_steps == 0:
+            self._foretold.replace_all(self._foretell(self._length_error or LengthErrorModel(sigma=0.0)))
+
+    def _note(self, request: EngineRequest) -> None:
+        if self._length_error is None:
+            return
+        config = self.instance.config
+        prompt = np.asarray(request.prompt_token_ids, dtype=np.uint32)
+        script = Script(
+            prompt, len(request.emitted_token_ids), request.sampling, config.max_model_len_tokens, config.output
+        )
+        self._total_tokens[request.request_id] = script.total_tokens
+
+    def _foretell(self, error: LengthErrorModel) -> tuple[ForetoldLength, ...]:
+        told: list[ForetoldLength] = []
+        for request_id, total_tokens in list(self._total_tokens.items()):
+            state = self.instance.state_of(request_id)
+            if state is SequenceState.ENDED:
+                del self._total_tokens[request_id]
+            elif state is SequenceState.DECODE:
+                generated = self.instance.generated_tokens(request_id)
+                remaining = error.predict(request_id, generated, total_tokens - generated)
+                told.append(ForetoldLength(request_id, generated, remaining))
+        return tuple(told)

@@ -1,0 +1,156 @@
+"""Keeps the remaining length of every running request up to date."""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from controlplane.prediction.length_fallback import MeanResidual
+from engine_worker.engines.foretold_lengths import ForetellsLengths, foretells_lengths
+from engine_worker.engines.hidden_states import HiddenStates, TellsHiddenStates, tells_hidden_states
+from engine_worker.engines.interface import Engine
+from engine_worker.prediction.predictor_link import PredictorLink, StateBatch
+from engine_worker.prediction.state import PredictionState
+from engine_worker.request_table import RequestTable, TrackedRequest
+from mesh.errors import EngineError, PenstockError
+from mesh.tasks import TaskSet
+
+FALLBACK_S: Final = 0.5
+"""How often the fallback looks at the requests where the engine tells nothing."""
+PROBE_S: Final = 2.0
+"""How often a predictor is looked for while there is nothing to ask it."""
+MAX_TOKENS: Final = 1 << 30
+
+
+class PredictionLoop:
+    """One for each worker. Predictions go into the request table."""
+
+    def __init__(
+        self, engine: Engine, table: RequestTable, link: PredictorLink, state: PredictionState, max_model_len: int
+    ) -> None:
+        self._engine = engine
+        self._table = table
+        self._link = link
+        self._max_model_len = max_model_len
+        self._residual = MeanResidual()
+        self._waiting: HiddenStates | None = None
+        self._tasks = TaskSet("prediction")
+        self._call: asyncio.Task[None] | None = None
+        self.state = state
+        table.on_end = self._residual.ended
+
+    async def run(self) -> None:
+        """Predict until cancelled. An engine that dies is others' affair."""
+        if not self.state.every_steps:
+            return
+        try:
+            if foretells_lengths(self._engine) and self._engine.foretell_lengths(self.state.every_steps):
+                await self._take_foretold(self._engine)
+            elif tells_hidden_states(self._engine):
+                await self._take_states(self._engine)
+            else:
+                await self._fall_back_forever("the engine tells neither hidden states nor lengths")
+        except EngineError as error:
+            await self._fall_back_forever(str(error))
+
+    async def stop(self) -> None:
+        """End the call that is under way, and free the channel."""
+        await self._tasks.cancel()
+        await self._link.close()
+
+    async def _take_foretold(self, engine: ForetellsLengths) -> None:
+        self.state.foretold()
+        async for lengths in engine.foretold_lengths():
+            self.state.batches_total += 1
+            for length in lengths:
+                self._predicted(length.request_id, length.generated_tokens, length.remaining_tokens)
+
+    async def _take_states(self, engine: TellsHiddenStates) -> None:
+        reason = await engine.capture_hidden_states(self.state.every_steps)
+        if reason:
+            await self._fall_back_forever(reason)
+        self._tasks.spawn(self._probe(), name="probe")
+        async for states in engine.hidden_states():
+            self.state.batches_total += 1
+            self.state.skipped_batches_total += self._waiting is not None
+            self._waiting = states
+            if self._call is None or self._call.done():
+                self._call = self._tasks.spawn(self._ask(), name="ask")
+
+    async def _probe(self) -> None:
+        """Look for a predictor while no requests run, so that the state is known before they do."""
+        while True:
+            if not len(self._table):
+                try:
+                    self.state.predicted_by(await self._link.artefact())
+                except PenstockError as error:
+                    self.state.fall_back(str(error))
+            await asyncio.sleep(PROBE_S)
+
+    async def _ask(self) -> None:
+        """One call at a time, with the newest states; the predictor has its deadline."""
+        while (states := self._waiting) is not None:
+            self._waiting = None
+            batch = self._batch(states)
+            if not batch.request_ids:
+                continue
+            started_s = time.perf_counter()
+            try:
+                answer = await self._link.predict(batch)
+            except PenstockError as error:
+                self.state.failures_total += 1
+                self.state.fall_back(str(error))
+                self._fall_back(self._table.live())
+                continue
+            self.state.latency_ms = 1e3 * (time.perf_counter() - started_s)
+            self.state.predicted_by(answer.artefact)
+            lengths = zip(batch.request_ids, batch.generated_tokens, answer.remaining_tokens, strict=True)
+            for request_id, generated, remaining in lengths:
+                # A broken model has broken states.
+                if math.isfinite(remaining):
+                    self._predicted(request_id, generated, round(min(remaining, MAX_TOKENS)))
+
+    def _batch(self, states: HiddenStates) -> StateBatch:
+        """Those of the states whose requests are still here."""
+        width = states.hidden_size * 4
+        ids, prompts, generated, rows = [], [], [], []
+        for row, (request_id, context) in enumerate(zip(states.request_ids, states.context_tokens, strict=True)):
+            tracked = self._table.find(request_id)
+            if tracked is None or tracked.state != "running":
+                continue
+            prompt_tokens = len(tracked.request.prompt_token_ids)
+            ids.append(request_id)
+            prompts.append(prompt_tokens)
+            generated.append(max(0, context - prompt_tokens))
+            rows.append(states.states[row * width : (row + 1) * width])
+        content = states.states if len(rows) == len(states.request_ids) else b"".join(rows)
+        return StateBatch(tuple(ids), tuple(prompts), tuple(generated), states.hidden_size, content)
+
+    def _predicted(self, request_id: str, generated_tokens: int, remaining_tokens: int) -> None:
+        tracked = self._table.find(request_id)
+        if tracked is not None:
+            most = self._most(tracked, generated_tokens)
+            self._table.predicted(request_id, generated_tokens, min(remaining_tokens, most))
+            self.state.predictions_total += 1
+
+    def _most(self, tracked: TrackedRequest, generated_tokens: int) -> int:
+        """Its own limit and the model's."""
+        context_tokens = len(tracked.request.prompt_token_ids) + generated_tokens
+        limit = tracked.request.sampling.max_tokens - generated_tokens
+        return max(0, min(limit, self._max_model_len - context_tokens))
+
+    async def _fall_back_forever(self, reason: str) -> None:
+        self.state.fall_back(reason)
+        while True:
+            self._fall_back(self._table.live())
+            await asyncio.sleep(FALLBACK_S)
+
+    def _fall_back(self, requests: Iterable[TrackedRequest]) -> None:
+        for tracked in requests:
+            generated = len(tracked.emitted_token_ids)
+            remaining = self._residual.remaining(generated) if generated else None
+            if remaining is not None:
+                most = self._most(tracked, generated)
+                self._table.predicted(tracked.request.request_id, generated, min(remaining, most))
+                self.state.fallback_predictions_total += 1
