@@ -165,11 +165,15 @@ def undisturbed(request: EngineRequest) -> list[int]:
 
 
 @asynccontextmanager
-async def running_workers(*names: str, options: tuple[str, ...] = ()) -> AsyncIterator[Workers]:
-    """Workers that know each other, with a frontend connected to all of them."""
+async def running_workers(
+    *names: str, options: tuple[str, ...] = (), settings: WorkerSettings | None = None
+) -> AsyncIterator[Workers]:
+    """Workers that know each other, with a frontend connected to all of them. Their engines are simulated, with these
+    options, unless there are settings."""
     host, workers = StoreHost(), Workers()
-    engine_option = (f"cost.fixed_ms={STEP_MS}", *options)
-    settings = WorkerSettings(model=MODEL, model_path="/none", engine="simulated", engine_option=engine_option)
+    if settings is None:
+        engine_option = (f"cost.fixed_ms={STEP_MS}", *options)
+        settings = WorkerSettings(model=MODEL, model_path="/none", engine="simulated", engine_option=engine_option)
     async with AsyncExitStack() as stack:
         stack.callback(host.close)
         for number, name in enumerate(names):

@@ -1,0 +1,52 @@
+"""A client that reads one stream to its end."""
+
+import threading
+from typing import Any
+
+from openai import OpenAI
+
+from tests.mesh.running_mesh import RunningMesh
+
+TOKENS = 600
+JOIN_S = 60
+
+
+class Reader:
+    """One streamed greedy completion, read on a thread."""
+
+    def __init__(self, mesh: RunningMesh, prompt: str, tokens: int = TOKENS) -> None:
+        self._tokens = tokens
+        self._raw = OpenAI(
+            base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=JOIN_S
+        ).completions.with_raw_response.create(
+            model="demo-large",
+            prompt=prompt,
+            max_tokens=tokens,
+            stream=True,
+            temperature=0,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        self.instance = self._raw.headers["x-penstock-instance"]
+        self.request_id = self._raw.headers["x-request-id"]
+        self.text = ""
+        self.usage: Any = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for chunk in self._raw.parse():
+                self.text += chunk.choices[0].text if chunk.choices else ""
+                self.usage = chunk.usage or self.usage
+        except Exception as error:  # noqa: BLE001  whatever it is, the test shows it
+            self.error = error
+
+    def whole_text(self) -> str:
+        """Everything, once the stream has ended."""
+        self._thread.join(JOIN_S)
+        assert not self._thread.is_alive(), "the stream hangs"
+        assert self.error is None, self.error
+        assert self.usage.completion_tokens == self._tokens
+        return self.text

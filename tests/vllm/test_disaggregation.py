@@ -1,0 +1,76 @@
+"""Prefill on one vLLM engine, decode on another: whole workers, whose greedy output must not tell."""
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from controlplane.model.request import EngineRequest, SamplingParams
+from engine_worker.settings import WorkerSettings
+from tests.unit.engine_worker.coordinator.running_workers import MODEL, Heard, Workers, running_workers
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+pytest.importorskip("ucxx", reason="KV transfers need UCX")
+
+CHECKPOINT = Path(__file__).parents[2] / "demo" / "models" / "demo-large"
+OPTIONS = ("dtype=float32", "block_tokens=32", "kv_cache_bytes=100663296", "max_step_tokens=256")
+SETTINGS = WorkerSettings(model=MODEL, model_path=str(CHECKPOINT), engine="vllm", engine_option=OPTIONS)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh() -> AsyncIterator[Workers]:
+    async with running_workers("p", "d", settings=SETTINGS) as workers:
+        yield workers
+
+
+def request_of(name: str, tokens: int, max_tokens: int = 80) -> EngineRequest:
+    prompt = tuple(random.Random(name).choices(range(10, 600), k=tokens))
+    return EngineRequest(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
+
+
+async def truth(mesh: Workers, request: EngineRequest) -> list[int]:
+    """What one engine says that does both; it has seen nothing of the prompt."""
+    again = EngineRequest(f"{request.request_id}-undisturbed", request.prompt_token_ids, request.sampling)
+    heard = await mesh.generate("d", again)
+    await mesh.until_ended(again.request_id)
+    return heard.token_ids
+
+
+def hand_overs(mesh: Workers, outcome: str) -> float:
+    return mesh.workers["p"].metric("penstock_worker_hand_overs_total", outcome=outcome)
+
+
+@pytest.mark.parametrize("tokens", [10, 200, 1000, 3000])
+async def test_the_output_is_that_of_one_engine(mesh: Workers, tokens: int) -> None:
+    moved_before = hand_overs(mesh, "moved")
+    prefilled_before = mesh.workers["d"].engine.load().prefilled_tokens_total
+    request = request_of(f"r{tokens}", tokens)
+    heard: Heard = await mesh.generate("p", request, decode="d")
+    await mesh.until_tokens(request.request_id, 1)
+    assert heard.owner == "p"
+    await mesh.until_ended(request.request_id)
+    assert (heard.owner, heard.moved_to, heard.epoch) == ("d", ["d"], 1)
+    assert hand_overs(mesh, "moved") == moved_before + 1
+    computed_again = mesh.workers["d"].engine.load().prefilled_tokens_total - prefilled_before
+    assert computed_again <= 2 * 32, "at most a few tokens behind the last block that was carried"
+    assert heard.token_ids == await truth(mesh, request)
+
+
+async def test_many_at_once(mesh: Workers) -> None:
+    moved_before = hand_overs(mesh, "moved")
+    requests = [request_of(f"many-{number}", 150 + 97 * number, max_tokens=120) for number in range(8)]
+    heard = [await mesh.generate("p", request, decode="d") for request in requests]
+    await mesh.until_ended(*(request.request_id for request in requests))
+    assert hand_overs(mesh, "moved") - moved_before >= 6, "most of them move before they end"
+    for one, request in zip(heard, requests, strict=True):
+        assert one.token_ids == await truth(mesh, request)
+
+
+async def test_a_request_that_stays_is_not_transferred(mesh: Workers) -> None:
+    request = request_of("stays", 500)
+    heard = await mesh.generate("p", request, decode="p")
+    await mesh.until_ended("stays")
+    assert (heard.owner, heard.epoch, heard.moved_to) == ("p", 0, [])
+    assert heard.token_ids == await truth(mesh, request)
