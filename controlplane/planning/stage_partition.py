@@ -150,19 +150,36 @@ def chain_plan(problem: PartitionProblem, instances: int) -> StagePlan:
     stages = min(instances, cuts - 1)
     costs = problem.stage_costs(np.ones(1, dtype=np.int64))[0] + problem.transfer_ms[:, None]
     costs[np.tril_indices(cuts)] = np.inf
+    edges = _cheapest_edges(np.broadcast_to(costs, (stages, cuts, cuts)))
+    sizes = _spread(problem, edges, instances)
+    return problem.plan(sizes, tuple(edges[1:-1]))
+
+
+def plan_of_sizes(problem: PartitionProblem, sizes: tuple[int, ...]) -> StagePlan:
+    """The best boundaries of stages that have these numbers of instances. Raises `ConfigurationError` where there are
+    more stages than candidate ranges."""
+    cuts = len(problem.cuts_tokens)
+    if not 1 <= len(sizes) <= cuts - 1 or min(sizes) < 1:
+        raise ConfigurationError(f"1 to {cuts - 1} stages of at least one instance are possible, got {sizes}")
+    costs = problem.stage_costs(np.array(sizes)) + problem.transfer_ms[:, None]
+    costs[:, np.tril_indices(cuts)[0], np.tril_indices(cuts)[1]] = np.inf
+    return problem.plan(sizes, tuple(_cheapest_edges(costs)[1:-1]))
+
+
+def _cheapest_edges(costs: Floats) -> list[int]:
+    """Indices of the cuts around stages that cost `costs[stage, first, last]`, the outermost ones included."""
+    stages, cuts, _ = costs.shape
     best = np.full(cuts, np.inf)
     best[0] = 0.0
     choices = []
-    for _ in range(stages):
-        candidates = best[:, None] + costs
+    for stage in range(stages):
+        candidates = best[:, None] + costs[stage]
         choices.append(np.argmin(candidates, axis=0))
         best = candidates.min(axis=0)
     edges = [cuts - 1]
     for choice in reversed(choices):
         edges.append(int(choice[edges[-1]]))
-    edges.reverse()
-    sizes = _spread(problem, edges, instances)
-    return problem.plan(sizes, tuple(edges[1:-1]))
+    return edges[::-1]
 
 
 def _spread(problem: PartitionProblem, edges: list[int], instances: int) -> tuple[int, ...]:

@@ -49,12 +49,16 @@ class Stages:
         candidates = problem.candidates
         layout = self._layouts.get(problem.snapshot.model)
         if layout is not None:
-            stages = _stages(problem, layout)
-            indicators["stage"] = stages
-            candidates = _of_nearest_stage(stages, candidates, layout.stage_of(problem.request.prompt_tokens))
+            indicators["stage"], candidates = stage_candidates(problem, layout)
         scores = among_candidates(tokens, candidates)
         self._turn += 1
         return Decision(lowest(scores, self._turn), scores, indicators)
+
+
+def stage_candidates(problem: PlacementProblem, layout: StageLayout) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The stage of each row, and the candidates of the stage that is to serve the request."""
+    stages = _stages(problem, layout)
+    return stages, _of_nearest_stage(stages, problem.candidates, layout.stage_of(problem.request.prompt_tokens))
 
 
 def _stages(problem: PlacementProblem, layout: StageLayout) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ from controlplane.planning.stage_partition import (
     find_plan,
     heuristic_plan,
     log_cuts,
+    plan_of_sizes,
 )
 from controlplane.planning.stage_plan import StagePlan
 from mesh.errors import ConfigurationError
@@ -75,6 +76,20 @@ def test_the_chain_is_the_best_of_one_instance_a_stage(seed: int, instances: int
         best = min(asked.quality((1,) * stages, cuts) for cuts in combinations(inner, stages - 1))
         assert chain_plan(asked, instances).quality == pytest.approx(best)
     assert sum(chain_plan(asked, instances).instances) == instances
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**20), st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_given_sizes_get_their_best_boundaries(seed: int, sizes: list[int]) -> None:
+    asked = problem(seed, 6)
+    inner = range(1, len(asked.cuts_tokens) - 1)
+    best = min(asked.quality(tuple(sizes), cuts) for cuts in combinations(inner, len(sizes) - 1))
+    assert plan_of_sizes(asked, tuple(sizes)).quality == pytest.approx(best)
+
+
+def test_more_stages_than_ranges_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="1 to 6 stages"):
+        plan_of_sizes(problem(1, 6), (1,) * 7)
 
 
 @given(st.integers(0, 2**20), st.integers(1, 40), st.floats(0, 0.1))
