@@ -25,6 +25,7 @@ COMMANDS = {
     "reproduce": ("services.cli.reproduce", "Measure again what a paper reports, and say where it differs."),
     "predictor": ("services.cli.predictor.command", "Collect samples for, train and evaluate a length predictor."),
     "plan": ("services.cli.planning.command", "Plan a cascade: thresholds, GPUs and replicas of every tier."),
+    "validate": ("services.cli.validate", "Compare the simulator with measurements of real engines."),
     "key": ("services.cli.key", "Make an API key."),
     "serve": ("services.cli.serve", "Run one role of the mesh in this process."),
 }

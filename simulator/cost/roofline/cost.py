@@ -4,11 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cost.model import BatchShape, CostModel
-from simulator.cost.roofline.decode_attention import DecodeAttention
+from simulator.cost.roofline.attention_of import decode_attention, prefill_attention
 from simulator.cost.roofline.efficiency import Efficiency
 from simulator.cost.roofline.lengths import DecodeLengths
 from simulator.cost.roofline.matrices import Matrices
-from simulator.cost.roofline.prefill_attention import PrefillAttention
 from simulator.cost.spec.device import DeviceSpec
 from simulator.cost.spec.model import ModelSpec
 
@@ -33,8 +32,15 @@ class RooflineCost(CostModel):
         self._layers = model.layers
         self._matrices = Matrices(model, device, tensor_parallel, weight_dtype, efficiency)
         self._matrices_ms: dict[tuple[int, int], float] = {}
-        self._decode = _decode_attention(model, device, tensor_parallel, kv_element_bytes, heterogeneity, efficiency)
-        self._prefill = _prefill_attention(model, device, tensor_parallel, efficiency)
+        self._decode = decode_attention(
+            model,
+            device,
+            tensor_parallel,
+            element_bytes=kv_element_bytes,
+            heterogeneity=heterogeneity,
+            efficiency=efficiency,
+        )
+        self._prefill = prefill_attention(model, device, tensor_parallel, efficiency)
 
     def step_ms(self, batch: BatchShape) -> float:
         """Duration of one step; O(requests), two passes over the decode contexts."""
@@ -60,56 +66,8 @@ class RooflineCost(CostModel):
     def _rest_ms(self, tokens: int, sequences: int) -> float:
         found = self._matrices_ms.get((tokens, sequences))
         if found is None:
-            host_ms = self.efficiency.step_ms + self.efficiency.request_ms * sequences
-            found = host_ms + self._matrices.step_ms(tokens, sequences)
+            rest_ms = self.efficiency.host_step_ms + self.efficiency.sampler_request_ms * sequences
+            found = rest_ms + self._matrices.step_ms(tokens, sequences)
             if len(self._matrices_ms) < _REMEMBERED_STEPS:
                 self._matrices_ms[tokens, sequences] = found
         return found
-
-
-def _decode_attention(
-    model: ModelSpec,
-    device: DeviceSpec,
-    tensor_parallel: int,
-    element_bytes: float,
-    heterogeneity: bool,
-    efficiency: Efficiency,
-) -> DecodeAttention:
-    query_heads = model.attention_heads // tensor_parallel
-    if latent := model.latent:
-        heads, token_bytes = 1, latent.cached_elements * element_bytes
-        value_dim = latent.kv_rank
-    else:
-        heads = max(1, model.kv_heads // tensor_parallel)
-        token_bytes = 2 * model.head_dim * element_bytes
-        value_dim = model.head_dim
-    return DecodeAttention(
-        heads=heads,
-        token_bytes=token_bytes,
-        partial_bytes=2 * 4.0 * query_heads / heads * value_dim,  # fp32, written and read
-        multiprocessors=device.multiprocessors,
-        slots=device.multiprocessors * device.attention_tiles,
-        bytes_per_ms=device.memory_bytes_per_s * efficiency.memory / 1000,
-        lone_token_ms=token_bytes / efficiency.tile_bytes_per_s * 1000,
-        kernel_ms=efficiency.kernel_ms,
-        rule=device.split_rule,
-        heterogeneity=heterogeneity,
-    )
-
-
-def _prefill_attention(
-    model: ModelSpec, device: DeviceSpec, tensor_parallel: int, efficiency: Efficiency
-) -> PrefillAttention:
-    if latent := model.latent:
-        pair_elements = latent.nope_dim + latent.rope_dim + latent.value_dim
-    else:
-        pair_elements = 2 * model.head_dim
-    peak = device.flops_per_s["bf16"] / 1000
-    return PrefillAttention(
-        heads=model.attention_heads // tensor_parallel,
-        flops_per_pair=2.0 * pair_elements,
-        multiprocessors=device.multiprocessors,
-        flops_per_ms=peak * efficiency.prefill_attention_flops,
-        lone_token_ms=pair_elements * 2 / efficiency.tile_bytes_per_s * 1000,
-        kernel_ms=efficiency.kernel_ms,
-    )

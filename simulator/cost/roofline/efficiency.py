@@ -9,26 +9,27 @@ from mesh.errors import ConfigurationError
 class Efficiency:
     """Shares of peak rates, and what every kernel and step costs besides. docs/cost_models.md has the sources."""
 
-    flops: float = 0.72
-    """Of large matrix products."""
-    memory: float = 0.86
+    flops: float = 0.71
+    """Of matrix products."""
+    memory: float = 0.82
     """Of memory bandwidth, where a kernel streams weights or KV."""
     prefill_attention_flops: float = 0.55
     """Of prefill attention."""
     tile_bytes_per_s: float = 21e9
-    """KV that one attention tile streams when it has a multiprocessor's other resources to itself."""
+    """KV that one attention tile streams when nothing else asks for memory."""
     link: float = 0.75
     """Of a link's one-way rate in large all-reduces."""
-    kernel_ms: float = 0.003
-    """Every kernel takes this long besides its work."""
+    large_kernel_ms: float = 0.006
+    """What a matrix product or an attention kernel takes besides its work."""
+    small_kernel_ms: float = 0.0025
+    """What a norm, a rotary embedding, an activation or a cache write takes at least."""
     small_kernels_per_layer: float = 5.0
-    """Norms, rotary embedding, activation, cache write."""
+    sampler_request_ms: float = 0.0005
+    """Of the sampler, per request."""
     all_reduce_ms: float = 0.010
     """Latency of a small all-reduce within a node."""
-    step_ms: float = 0.5
-    """Of a step outside of the device: scheduling and launch that the device waits for."""
-    request_ms: float = 0.005
-    """The same per request in the batch: its inputs, sampling and output."""
+    host_step_ms: float = 0.0
+    """Of a step outside of the device that the device waits for; 0: schedulers run a step ahead, as vLLM's does."""
 
     def __post_init__(self) -> None:
         for name in ("flops", "memory", "prefill_attention_flops", "link"):
@@ -36,6 +37,13 @@ class Efficiency:
                 raise ConfigurationError(f"{name} is a share of a peak rate, above 0 and up to 1")
         if self.tile_bytes_per_s <= 0:
             raise ConfigurationError("tile_bytes_per_s must be positive")
-        for name in ("kernel_ms", "small_kernels_per_layer", "all_reduce_ms", "step_ms", "request_ms"):
+        for name in (
+            "large_kernel_ms",
+            "small_kernel_ms",
+            "small_kernels_per_layer",
+            "sampler_request_ms",
+            "all_reduce_ms",
+            "host_step_ms",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} must not be negative")

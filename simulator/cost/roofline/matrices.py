@@ -33,7 +33,7 @@ class Matrices:
         flops = 2.0 * tokens * gemm.inputs * gemm.outputs
         activations = _ACTIVATION_BYTES * tokens * (gemm.inputs + gemm.outputs)
         weights = gemm.inputs * gemm.outputs * WEIGHT_BYTES[dtype]
-        return self.efficiency.kernel_ms + self._roofline_ms(flops, weights + activations, dtype)
+        return self.efficiency.large_kernel_ms + self._roofline_ms(flops, weights + activations, dtype)
 
     def _experts_ms(self, tokens: int) -> float:
         """Routed experts: the weights of those that some token is sent to, if tokens choose independently."""
@@ -46,8 +46,8 @@ class Matrices:
         flops = 2.0 * rows * share
         width = 2 * self.model.hidden_size + 3 * experts.intermediate_size / self.tensor_parallel
         read = touched * share * WEIGHT_BYTES[self.weight_dtype] + _ACTIVATION_BYTES * rows * width
-        # Two grouped products, and one kernel each that sorts tokens by expert and sums their results.
-        kernels_ms = 4 * self.efficiency.kernel_ms
+        # Two grouped products, and one small kernel each that sorts tokens by expert and sums their results.
+        kernels_ms = 2 * (self.efficiency.large_kernel_ms + self.efficiency.small_kernel_ms)
         return self.model.expert_layers * (kernels_ms + self._roofline_ms(flops, read, self.weight_dtype))
 
     def _small_kernels_ms(self, tokens: int) -> float:
@@ -57,7 +57,7 @@ class Matrices:
         # Two norms with residual (read two, write two), rotary embedding in place, cache write, gate x up.
         elements = 8 * model.hidden_size + 3 * heads + 3 * active / tp
         memory_ms = _ACTIVATION_BYTES * tokens * elements / self._bytes_per_ms
-        return self.efficiency.small_kernels_per_layer * self.efficiency.kernel_ms + memory_ms
+        return self.efficiency.small_kernels_per_layer * self.efficiency.small_kernel_ms + memory_ms
 
     def _all_reduces_ms(self, tokens: int) -> float:
         """Two a layer: after attention and after the MLP (ring: each link carries 2 (n - 1) / n of the data)."""

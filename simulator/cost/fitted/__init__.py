@@ -1,0 +1,1 @@
+"""Cost models fitted to measurements: operator tables, step tables, a live instance's profile."""

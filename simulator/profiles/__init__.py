@@ -1,0 +1,1 @@
+"""Readers of measured tables, from a folder that the user gives."""

@@ -1,0 +1,1 @@
+"""The simulator against measurements of real engines, error by error."""

@@ -1,0 +1,18 @@
+"""One measured number and the same number simulated."""
+
+import msgspec
+
+
+class Case(msgspec.Struct, frozen=True):
+    """`error` is simulated / measured - 1: negative where the simulator is too fast or too low."""
+
+    name: str
+    metric: str
+    measured: float
+    simulated: float
+    error: float
+
+    @staticmethod
+    def of(name: str, metric: str, measured: float, simulated: float) -> "Case":
+        """The pair, with its error."""
+        return Case(name, metric, measured, simulated, simulated / measured - 1)
