@@ -3,8 +3,7 @@
     agent = KvTransferAgent(memory, KvTransferSettings(), agent_id="worker-1")
     port = await agent.start()
 
-All methods are to be called on the event loop that `start` was awaited on; `agent_thread` runs it on a thread of
-its own.
+All methods are to be called on the event loop that `start` was awaited on.
 """
 
 import asyncio

@@ -59,6 +59,8 @@ class Connection:
         self.reason = ""
         """Why it was cut."""
         self.on_cut: list[Callable[[Connection], None]] = []
+        self.on_heard: Callable[[], None] = lambda: None
+        """Called for every message that has come, of whichever kind."""
 
     async def greet(self, timeout_s: float) -> None:
         """Exchange keys and hellos. Cuts the connection and raises `PeerUnavailable`, `DeadlineExceeded` or
@@ -90,6 +92,7 @@ class Connection:
         while True:
             try:
                 await self._endpoint.receive(buffer, control_tag(self._key))
+                self.on_heard()
                 handle(decode(buffer.tobytes()))
             except (ConnectionError, ProtocolViolation) as error:
                 self.cut(str(error))
@@ -101,7 +104,9 @@ class Connection:
 
     def receive_data(self, transfer: int, buffer: Buffer) -> asyncio.Future[None]:
         """The next message of blocks of a transfer."""
-        return self._endpoint.receive(buffer, data_tag(self._key, transfer), is_data=True)
+        receiving = self._endpoint.receive(buffer, data_tag(self._key, transfer), is_data=True)
+        receiving.add_done_callback(self._arrived)
+        return receiving
 
     def cut(self, reason: str) -> None:
         """End it now, with all its transfers; no effect the second time."""
@@ -137,6 +142,10 @@ class Connection:
             )
         self.peer_name = f"{theirs.agent_id} at {self.peer_name}"
         self.refusal = layout_mismatch(self._hello.layout, theirs.layout)
+
+    def _arrived(self, future: asyncio.Future[None]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.on_heard()
 
     def _sent(self, future: asyncio.Future[None]) -> None:
         error = future.exception()

@@ -7,6 +7,7 @@
            <--------------------------- data ...
            <--------------------------- Done, or Failed with the reason
     Cancel (at any time, and after Failed) ---->
+    Beat, both ways, as long as either side has a transfer on the connection
 
 Two rules keep every connection usable after a transfer that failed. The puller posts the receive of a message
 before it grants it, and the source sends every message that was granted, an empty one if it has given up; so
@@ -23,7 +24,7 @@ from engine_worker.kv.layout import KvLayout
 from engine_worker.kv.plan import Packing
 from mesh.errors import ProtocolViolation
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 CONTROL_BYTES = 64 * 1024
 """Largest control message, and the size of the buffer that awaits the next one."""
 MAX_RUNS = 4096
@@ -92,7 +93,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str = ""
 
 
-Control: TypeAlias = Hello | Pull | Grant | Cancel | Digests | Done | Failed
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """I live, and a transfer is under way."""
+
+
+Control: TypeAlias = Hello | Pull | Grant | Cancel | Digests | Done | Failed | Beat
 
 _LENGTH_BYTES = 4
 _encoder = msgspec.msgpack.Encoder()

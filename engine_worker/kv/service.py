@@ -33,7 +33,7 @@ _CODES: dict[type[PenstockError], grpc.StatusCode] = {
 
 
 class AgentPort(Protocol):
-    """What the service asks of an agent, which may live on another thread (`AgentThread`) or in another process."""
+    """What the service asks of an agent, which may live in another process."""
 
     async def describe(self) -> AgentDescription:
         """What it is."""

@@ -7,8 +7,9 @@ from itertools import count
 from typing import Any
 
 from engine_worker.kv.connection import Connection
+from engine_worker.kv.heartbeat import Heartbeat
 from engine_worker.kv.memory import KvMemory
-from engine_worker.kv.messages import Cancel, Control, Digests, Done, Failed, Grant, Pull
+from engine_worker.kv.messages import Beat, Cancel, Control, Digests, Done, Failed, Grant, Pull
 from engine_worker.kv.plan import Packing, Run
 from engine_worker.kv.pulling import Pulling
 from engine_worker.kv.serving import Serving
@@ -37,6 +38,10 @@ class Session:
         self._numbers = count(1)
         self._pullings: dict[int, Pulling] = {}
         self._servings: dict[int, Serving] = {}
+        self._heartbeat = Heartbeat(
+            settings.beat_s, settings.silent_beats, say=lambda: connection.send(Beat()), lost=connection.cut
+        )
+        connection.on_heard = self._heartbeat.heard
         connection.on_cut.append(self._on_cut)
         self._listening = asyncio.create_task(connection.listen(self._handle), name=f"kv {connection.peer_name}")
         self._listening.add_done_callback(self._on_listener_end)
@@ -49,6 +54,7 @@ class Session:
         pulling = self._new_pulling(export_id, runs, deadline_s)
         number = pulling.request.transfer
         self._pullings[number] = pulling
+        self._heartbeat.start()
         run = asyncio.create_task(pulling.run(ring, self._settings.window_messages), name=f"kv pull {export_id}")
         try:
             await asyncio.shield(run)
@@ -58,6 +64,7 @@ class Session:
             raise
         finally:
             del self._pullings[number]
+            self._rest()
         return pulling.messages
 
     def serving_of(self, export_id: str) -> list[Serving]:
@@ -82,12 +89,15 @@ class Session:
             case Pull():
                 serving = Serving(self.connection, message, self._memory)
                 self._servings[message.transfer] = serving
-                serving.closed.add_done_callback(lambda _: self._servings.pop(message.transfer, None))
+                self._heartbeat.start()
+                serving.closed.add_done_callback(lambda _: self._served(message.transfer))
                 self._serve(self, serving)
             case Grant() | Cancel():
                 self._handle_puller(message)
             case Done() | Failed() | Digests():
                 self._handle_source(message)
+            case Beat():
+                pass  # that it came is all it says
 
     def _handle_puller(self, message: Grant | Cancel) -> None:
         """About a transfer that is served here; it may have ended meanwhile."""
@@ -111,7 +121,16 @@ class Session:
             case Digests():
                 pulling.add_digests(message.values)
 
+    def _served(self, transfer: int) -> None:
+        self._servings.pop(transfer, None)
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self._pullings and not self._servings:
+            self._heartbeat.stop()
+
     def _on_cut(self, connection: Connection) -> None:
+        self._heartbeat.stop()
         for pulling in self._pullings.values():
             pulling.lost()
         for serving in tuple(self._servings.values()):

@@ -34,13 +34,24 @@ class KvTransferSettings:
     connect_s: float = 5.0
     grace_s: float = 0.25
     """How long an ended transfer may take to come to rest before its connection is cut."""
+    beat_s: float = 0.25
+    """While transfers are under way the two sides say so often that they live."""
+    silent_beats: int = 8
+    """A peer that was silent for so many beats is taken for lost: 2 s, which a busy machine does not need."""
     max_connections: int = 256
     """With other agents, both ways together."""
     checksums: bool = False
     """Debug mode: xxh3 of every message, taken before it is sent and after it arrived."""
 
     def __post_init__(self) -> None:
-        for name in ("parallel_transfers", "window_messages", "message_bytes", "direct_bytes", "max_connections"):
+        for name in (
+            "parallel_transfers",
+            "window_messages",
+            "message_bytes",
+            "direct_bytes",
+            "silent_beats",
+            "max_connections",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.direct_bytes <= self.gathered_bytes <= self.message_bytes:
@@ -50,5 +61,5 @@ class KvTransferSettings:
             )
         if self.queued_transfers < 0 or self.spin_us < 0:
             raise ConfigurationError("queued_transfers and spin_us must not be negative")
-        if min(self.connect_s, self.grace_s) <= 0:
-            raise ConfigurationError("connect_s and grace_s must be more than 0")
+        if min(self.connect_s, self.grace_s, self.beat_s) <= 0:
+            raise ConfigurationError("connect_s, grace_s and beat_s must be more than 0")

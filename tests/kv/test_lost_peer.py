@@ -29,9 +29,6 @@ async def started(agent: LocalAgent, peer: PeerProcess, deadline_s: float) -> "a
     return pull
 
 
-@pytest.mark.skip(
-    reason="unsolved: UCX does not always report a killed peer, and the pull then ends at its deadline only"
-)
 @pytest.mark.parametrize("transports", TRANSPORTS)
 async def test_a_peer_killed_midway(transports: str) -> None:
     async with peer_process(environment={"UCX_TLS": transports}, **SLOW) as peer, LocalAgent(**SMALL) as agent:
@@ -63,6 +60,41 @@ async def test_a_peer_that_hangs_midway_and_comes_back(transports: str) -> None:
         await agent.pull(peer.address, "m1", [1], [0], 5.0)
         for region, before in zip(agent.regions, kept, strict=True):
             assert (region[1:] == before[1:]).all(), "written to after the pull had ended"
+
+
+@pytest.mark.parametrize("transports", TRANSPORTS)
+async def test_a_peer_that_hangs_midway_is_given_up_long_before_the_deadline(transports: str) -> None:
+    async with (
+        peer_process(environment={"UCX_TLS": transports}, **SLOW) as peer,
+        LocalAgent(beat_s=0.05, silent_beats=10, **SMALL) as agent,
+    ):
+        pull = await started(agent, peer, 600.0)
+        peer.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(PeerUnavailable, match="nothing was heard from it for 10 beats"):
+            await pull
+        assert time.monotonic() - began < BOUND_S
+        status = await agent.status()
+        assert (status.pulling, status.connections) == (0, 0)
+        kept = [region.copy() for region in agent.regions]
+        peer.signal(signal.SIGCONT)
+        await peer.until(serving=0, connections=0)
+        await agent.pull(peer.address, "m1", [1], [0], 5.0)
+        for region, before in zip(agent.regions, kept, strict=True):
+            assert (region[1:] == before[1:]).all(), "written to after the pull had ended"
+
+
+async def test_a_peer_that_has_long_nothing_to_send_is_not_given_up() -> None:
+    slow = {"parallel_transfers": 1, "beat_s": 0.05}
+    async with (
+        peer_process(**SLOW, **slow) as peer,
+        LocalAgent(beat_s=0.05, silent_beats=20, parallel_transfers=2, **SMALL) as agent,
+    ):
+        first = await started(agent, peer, 60.0)
+        # Waits for its turn at the peer, which takes longer than it may be silent.
+        await agent.pull(peer.address, "m1", [1], [1], 60.0)
+        await first
+        assert (await agent.status()).connections == 1
 
 
 async def test_a_puller_that_hangs_does_not_hold_the_sources_blocks() -> None:

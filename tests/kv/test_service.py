@@ -1,17 +1,12 @@
-"""The gRPC service, found and called as grpcurl does it, and the agent on a thread of its own."""
+"""The gRPC service, found and called as grpcurl does it."""
 
 import asyncio
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
-from engine_worker.kv.agent import KvTransferAgent
-from engine_worker.kv.agent_thread import AgentThread
-from engine_worker.kv.memory import RegionMemory
 from engine_worker.kv.service import SERVICE_NAME, KvTransferService
-from engine_worker.kv.settings import KvTransferSettings
 from mesh.errors import KvTransferFailed
 from mesh.rpc.server import RpcServer
 from penstock.v1 import kv_transfer_pb2_grpc
@@ -73,29 +68,3 @@ async def test_released_blocks_are_not_written_to() -> None:
             await pull
         await asyncio.sleep(0.2)
         assert all((now == before).all() for now, before in zip(agent.regions, kept, strict=True))
-
-
-async def test_an_agent_on_its_own_thread() -> None:
-    regions = [np.zeros((BLOCKS, nbytes), np.uint8) for nbytes in (16384, 16384, 8192)]
-    memory = RegionMemory(regions, model="m", dtype="uint8", block_tokens=16)
-    thread = AgentThread(KvTransferAgent(memory, KvTransferSettings(), agent_id="thread"))
-    async with peer_process(read_ms=2.0) as peer:
-        await peer.export("m1", ALL)
-        port = await asyncio.to_thread(thread.start)
-        try:
-            handle = thread.pull(peer.address, "m1", [5, 6], [1, 0], 10.0)
-            stats = await asyncio.wrap_future(handle.result)
-            assert stats.blocks == 2
-            assert all((here[[1, 0]] == there[[5, 6]]).all() for here, there in zip(regions, peer.regions, strict=True))
-            cancelled = thread.pull(peer.address, "m1", ALL, [*reversed(ALL)], 60.0)
-            cancelled.cancel()
-            with pytest.raises(KvTransferFailed, match="was cancelled"):
-                await asyncio.wrap_future(cancelled.result)
-            thread.export("m2", [0, 1])
-            command = {"host": "127.0.0.1", "port": port, "id": "m2", "source": [0, 1], "target": [0, 1]}
-            assert (await peer.tell(do="pull", deadline_s=10, **command))["blocks"] == 2
-            await asyncio.to_thread(thread.withdraw("m2").result, 10)
-            assert (await thread.status()).exports == ()
-            assert (await thread.describe()).port == port
-        finally:
-            await asyncio.to_thread(thread.stop)
