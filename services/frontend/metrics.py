@@ -44,6 +44,10 @@ class FrontendMetrics:
         self.hung_workers = counter("hung_workers", "Workers found to make no progress")
         self.slow_clients = counter("slow_clients", "Requests aborted because the client did not read")
         self.disconnects = counter("disconnects", "Requests aborted because the client went away")
+        self.cascade_answers = counter(
+            "cascade_answers", "Answers that cascades gave, by tier and reason", "cascade", "tier", "because"
+        )
+        self.cascade_unjudged = counter("cascade_unjudged", "Answers of tiers that nobody could judge", "cascade")
         self.running = gauge("running_requests", "Requests being served")
         self.queued = gauge("queued_requests", "Requests waiting for admission")
         self.fallback_in_force = gauge("fallback_in_force", "1 while requests are placed without the scheduler")

@@ -14,6 +14,8 @@ from services.frontend.admission import AdmissionQueue
 from services.frontend.admission_gate import AdmissionGate
 from services.frontend.api.app import create_app
 from services.frontend.api_keys import KeyRing
+from services.frontend.cascade.cascades import Cascades
+from services.frontend.cascade.judging import JudgeClient
 from services.frontend.http_server import HttpServer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ModelCatalogue
@@ -54,8 +56,10 @@ class FrontendRole:
             service.catalogue.on_change,
             service.pool.on_change,
             service.placement.on_change,
+            service.judging.on_change,
         )
         self._unsubscribe = [context.directory.subscribe(follower) for follower in followers]
+        self._tasks.spawn(service.cascades.follow(), name="follow the cascades", on_error=self._on_failed)
         self._http.start(self._tasks, self._on_failed)
         log.info("serving HTTP", extra={"http_address": self._http.address})
         return {"http_address": self._http.address}
@@ -82,6 +86,7 @@ class FrontendRole:
             await self._http.stop()
         if self.service is not None:
             await self.service.placement.stop()
+            await self.service.judging.stop()
             await self.service.pool.stop()
             await self.service.catalogue.stop()
         await self._tasks.cancel()
@@ -103,6 +108,8 @@ class FrontendRole:
             catalogue=ModelCatalogue(settings.tokenizer_cache_characters, time.time),
             pool=pool,
             placement=placement,
+            cascades=Cascades(context.store),
+            judging=JudgeClient(settings.judge_deadline_s, clock),
             gate=AdmissionGate(queue, clock, metrics),
             keys=KeyRing.load(settings.api_keys_file) if settings.api_keys_file else None,
             clock=clock,

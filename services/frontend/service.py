@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from services.frontend.admission_gate import AdmissionGate
 from services.frontend.api.errors import invalid_api_key, too_many_requests, unavailable
 from services.frontend.api_keys import ApiKey, KeyRing
+from services.frontend.cascade.cascades import Cascades
+from services.frontend.cascade.judging import JudgeClient
 from services.frontend.generation import Generation, GenerationBounds
 from services.frontend.key_limits import KeyLimits
 from services.frontend.metrics import FrontendMetrics
@@ -25,6 +27,8 @@ class FrontendService:
     catalogue: ModelCatalogue
     pool: WorkerPool
     placement: PlacementClient
+    cascades: Cascades
+    judging: JudgeClient
     gate: AdmissionGate
     keys: KeyRing | None
     """None: no key is asked for."""

@@ -26,6 +26,8 @@ class FrontendSettings:
     """A request that takes longer ends with an error."""
     placement_deadline_s: float = 0.5
     """How long the scheduler may take before the frontend places a request itself."""
+    judge_deadline_s: float = 30.0
+    """How long the cascade router may take to have an answer judged, all its judges together."""
     connect_wait_s: float = 1.0
     """How long a request waits for the connection to the worker it was placed on."""
     max_recoveries: int = 3

@@ -26,7 +26,9 @@ class ChatFormat:
     def __init__(self, header: AnswerHeader, choices: int) -> None:
         self._header = header
         self._choices = choices
-        self._chunk = ChatCompletionChunk(header.request_id, header.created_unix_s, header.model, [])
+        self._chunk = ChatCompletionChunk(
+            header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade
+        )
         if header.include_usage:
             self._chunk.usage = None
         self._envelope = ChunkEnvelope(self._chunk, choices, b'"delta":{"content":', b"},")
@@ -56,7 +58,11 @@ class ChatFormat:
             ChatChoice(choice.index, ChatMessage(choice.text), self._logprobs(choice.positions), choice.finish)
             for choice in choices
         ]
-        return encode(ChatCompletion(header.request_id, header.created_unix_s, header.model, listed, usage))
+        return encode(
+            ChatCompletion(
+                header.request_id, header.created_unix_s, header.model, listed, usage, penstock=header.cascade
+            )
+        )
 
     def _logprobs(self, positions: Sequence[TokenPosition]) -> ChatLogprobs | None:
         return chat_logprobs(positions, self._header.text) if self._header.logprobs else None

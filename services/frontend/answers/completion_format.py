@@ -18,7 +18,7 @@ class CompletionFormat:
         """`echoes`: what the text of each choice begins with."""
         self._header = header
         self._echoes = echoes
-        self._chunk = Completion(header.request_id, header.created_unix_s, header.model, [])
+        self._chunk = Completion(header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade)
         if header.include_usage:
             self._chunk.usage = None
         self._envelope = ChunkEnvelope(self._chunk, len(echoes), b'"text":', b",")

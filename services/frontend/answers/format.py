@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
-from services.frontend.api.answer_schema import Usage
+from services.frontend.api.answer_schema import CascadeFacts, Usage
 from services.frontend.text.model_text import ModelText
 
 
@@ -21,6 +23,8 @@ class AnswerHeader:
     """Whether the client asked for them."""
     include_usage: bool
     """Whether a stream ends with the usage."""
+    cascade: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
+    """How a cascade came to the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,16 @@ class WholeChoice:
     text: str
     positions: Sequence[TokenPosition]
     finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """The only choice of an answer that is known as a whole before any of it is sent."""
+
+    text: str
+    positions: Sequence[TokenPosition]
+    finish: Finish
+    usage: Usage
 
 
 class AnswerFormat(Protocol):

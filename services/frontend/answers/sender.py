@@ -1,14 +1,17 @@
 """An answer onto the wire, as ASGI messages."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from starlette.types import Send
 
-from services.frontend.answers.choice import Finish, TokenPosition
-from services.frontend.answers.format import AnswerFormat, WholeChoice
+from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
+from services.frontend.answers.format import AnswerFormat, WholeAnswer, WholeChoice
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.sse import DONE_EVENT, event
 from services.frontend.api.errors import ApiError, error_body
+
+_EVENTS: Final = "text/event-stream; charset=utf-8"
 
 
 class AnswerSender:
@@ -25,7 +28,7 @@ class AnswerSender:
     async def stream(self, reader: AnswerReader, form: AnswerFormat, include_usage: bool) -> None:
         """Events as they come; waits for a client that reads slowly. Raises ApiError if the generation fails."""
         pieces = await reader.next()
-        await self._start("text/event-stream; charset=utf-8", {"cache-control": "no-cache"})
+        await self._start(_EVENTS, {"cache-control": "no-cache"})
         body = form.first_events()
         while True:
             for piece in pieces:
@@ -54,13 +57,33 @@ class AnswerSender:
         listed = [
             WholeChoice(index, "".join(texts[index]), positions[index], finishes[index]) for index in range(choices)
         ]
-        body = form.whole(listed, reader.usage())
-        await self._start("application/json", {"content-length": str(len(body))})
-        await self._end(body)
+        await self._send_whole(form.whole(listed, reader.usage()))
+
+    async def stream_at_once(self, answer: WholeAnswer, form: AnswerFormat, include_usage: bool) -> None:
+        """The events of an answer that is all there."""
+        if not self.started:
+            await self._start(_EVENTS, {"cache-control": "no-cache"})
+        piece = ChoicePiece(0, answer.text, answer.positions, answer.finish)
+        usage = form.usage_event(answer.usage) if include_usage else b""
+        await self._end(form.first_events() + form.event(piece) + usage + DONE_EVENT)
+
+    async def whole_at_once(self, answer: WholeAnswer, form: AnswerFormat) -> None:
+        """The body of an answer that is all there."""
+        await self._send_whole(form.whole([WholeChoice(0, answer.text, answer.positions, answer.finish)], answer.usage))
+
+    async def keep_alive(self, comment: bytes) -> None:
+        """Tell a stream's client that its answer is still being worked on."""
+        if not self.started:
+            await self._start(_EVENTS, {"cache-control": "no-cache"})
+        await self._send({"type": "http.response.body", "body": comment, "more_body": True})
 
     async def fail(self, error: ApiError) -> None:
         """End a stream that has begun. No [DONE] follows the error, because the answer is not done."""
         await self._end(event(error_body(error)))
+
+    async def _send_whole(self, body: bytes) -> None:
+        await self._start("application/json", {"content-length": str(len(body))})
+        await self._end(body)
 
     async def _start(self, content_type: str, headers: Mapping[str, str]) -> None:
         self.started = True

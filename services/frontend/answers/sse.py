@@ -20,6 +20,11 @@ def event(body: bytes) -> bytes:
     return _START + body + _END
 
 
+def comment(text: str) -> bytes:
+    """An event that readers skip."""
+    return b": " + text.replace("\n", " ").encode() + _END
+
+
 class ChunkEnvelope:
     """The parts of a chunk before and after its one choice."""
 

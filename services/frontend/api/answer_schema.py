@@ -64,6 +64,36 @@ class ChatChoice(msgspec.Struct):
     finish_reason: FinishReason
 
 
+class TierFacts(msgspec.Struct):
+    """What a tier of a cascade came to."""
+
+    model: str
+    score: float | None
+    """0 to 100; null where its answer was not judged."""
+    judge: str | None
+    """Who gave the score, or why nobody did."""
+    seconds: float | None
+    """Its answer took; null where it gave none."""
+    completion_tokens: int
+    failure: str | None = None
+    """Why it gave no answer."""
+
+
+class CascadeFacts(msgspec.Struct):
+    """How a cascade came to its answer."""
+
+    tier: str
+    """Whose answer this is."""
+    because: str
+    """score, last_tier, deadline, judge_down or tier_failed."""
+    compromise: bool
+    """Whether the cascade would have gone on, had it been able to."""
+    seconds: float
+    """From the request's arrival."""
+    tiers: list[TierFacts]
+    """All that were asked, lowest first."""
+
+
 class ChatCompletion(msgspec.Struct):
     """POST /v1/chat/completions, not streamed"""
 
@@ -73,6 +103,8 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
+    penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
+    """Only of a cascade."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -101,6 +133,8 @@ class ChatCompletionChunk(msgspec.Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """Only with `stream_options.include_usage`; set on the last chunk."""
+    penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
+    """Only of a cascade."""
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -130,6 +164,8 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
+    """Only of a cascade."""
 
 
 class ModelFacts(msgspec.Struct):
@@ -137,6 +173,8 @@ class ModelFacts(msgspec.Struct):
 
     vocab_size: int
     """Token ids that a prompt may hold: 0 to vocab_size - 1."""
+    tiers: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Of a cascade: its models, smallest first."""
 
 
 class Model(msgspec.Struct):

@@ -9,12 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.api.body import decode_body, read_body
-from services.frontend.api.errors import ApiError, model_not_found
+from services.frontend.api.errors import ApiError, bad_request, model_not_found
 from services.frontend.api.exchange import REQUEST_ID_HEADER, ModelExchange
 from services.frontend.api.openapi import generation_docs
 from services.frontend.api.raw_route import RawRoute
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.api.unsupported import refuse_unsupported
+from services.frontend.api_keys import ApiKey
+from services.frontend.cascade.exchange import CascadeExchange
 from services.frontend.service import FrontendService
 
 BODY_DEADLINE_S: Final = 60.0
@@ -47,12 +49,24 @@ async def _accept(service: FrontendService, http: Request, kind: type[Kind], id_
         key = service.authenticate(http.headers.get("authorization"))
         request = decode_body(await _body(service, http), kind)
         refuse_unsupported(request)
-        model = await service.catalogue.find(request.model)
-        if model is None:
-            raise model_not_found(request.model)
+        return await _exchange(service, request, request_id, key, arrived_s)
     except ApiError as error:
         error.headers = {**error.headers, REQUEST_ID_HEADER: request_id}
         raise
+
+
+async def _exchange(
+    service: FrontendService, request: Kind, request_id: str, key: ApiKey | None, arrived_s: float
+) -> Response:
+    """By a cascade, if one has the name asked for, else by the model itself."""
+    record = service.cascades.records.get(request.model)
+    if record is not None:
+        return CascadeExchange(service, request, request_id, record, key, arrived_s)
+    model = await service.catalogue.find(request.model)
+    if model is None:
+        raise model_not_found(request.model)
+    if request.penstock is not None:
+        raise bad_request(f"`{request.model}` is a model, not a cascade: it takes no hints.", "penstock")
     return ModelExchange(service, request, request_id, model, key, arrived_s)
 
 

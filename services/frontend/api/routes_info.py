@@ -21,15 +21,15 @@ def info_routes(service: FrontendService, registry: CollectorRegistry) -> APIRou
     async def list_models(request: Request) -> Response:
         """Models that can be asked for."""
         service.authenticate(request.headers.get("authorization"))
-        return _json(encode(ModelList([_model(model) for model in service.catalogue.served()])))
+        return _json(encode(ModelList(_models(service))))
 
     @router.get("/v1/models/{model:path}", **answer_docs("Model", "The model", 401, 404))
     async def retrieve_model(model: str, request: Request) -> Response:
         """One of them."""
         service.authenticate(request.headers.get("authorization"))
-        for served in service.catalogue.served():
-            if served.name == model:
-                return _json(encode(_model(served)))
+        for served in _models(service):
+            if served.id == model:
+                return _json(encode(served))
         raise model_not_found(model)
 
     @router.get("/health")
@@ -45,6 +45,19 @@ def info_routes(service: FrontendService, registry: CollectorRegistry) -> APIRou
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return router
+
+
+def _models(service: FrontendService) -> list[Model]:
+    """The models, and the cascades all of whose tiers are among them."""
+    served = {model.name: model for model in service.catalogue.served()}
+    models = [_model(model) for model in served.values()]
+    for name, record in sorted(service.cascades.records.items()):
+        tiers = [served[tier] for tier in record.tiers if tier in served]
+        if len(tiers) == len(record.tiers):
+            context_tokens = max(tier.max_model_len_tokens for tier in tiers)
+            vocabulary = ModelFacts(min(tier.text.vocabulary_size for tier in tiers), list(record.tiers))
+            models.append(Model(name, max(tier.created_unix_s for tier in tiers), context_tokens, vocabulary))
+    return models
 
 
 def _model(model: ServedModel) -> Model:

@@ -53,6 +53,17 @@ class Message(msgspec.Struct, kw_only=True):
     refusal: str | None = None
 
 
+class CascadeHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a request may ask of a cascade."""
+
+    quality: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    """Accept an answer only from this score on, instead of by the thresholds in force."""
+    latency_s: Annotated[float, Meta(gt=0.0, le=86_400.0)] | None = None
+    """Give the best answer there is by then; counted from the request's arrival."""
+    max_tier: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """The last model that may be asked."""
+
+
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What both endpoints know."""
 
@@ -82,6 +93,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None
     """Lower is served first."""
+
+    penstock: CascadeHints | None = None
+    """Only with a cascade as the model."""
 
     # OpenAI's, without effect on the answer.
     metadata: dict[str, Any] | None = None

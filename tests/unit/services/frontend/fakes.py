@@ -1,14 +1,22 @@
 """A worker and a scheduler that speak the real protocol but do as a test says, and a directory of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.server import RpcServer
-from penstock.v1 import request_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+from penstock.v1 import (
+    cascade_pb2,
+    cascade_pb2_grpc,
+    request_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 
 Delta = request_pb2.TokenDelta
 Script = Callable[[request_pb2.GenerateRequest], Iterable[Delta]]
@@ -40,6 +48,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     script: Script
     instance_id: str = "worker-0"
     incarnation_id: str = "first"
+    model: str = "demo"
     step_s: float = 0.0
     """Time between two steps; 0: as fast as the loop turns."""
     received: list[request_pb2.GenerateRequest] = field(default_factory=list)
@@ -57,9 +66,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._server.add(worker_pb2_grpc.add_WorkerServicer_to_server, self, "penstock.v1.Worker")
         self.address = self._server.address
 
-    def member(self, model_path: str, model: str = "demo", **attributes: str) -> Member:
+    def member(self, model_path: str, **attributes: str) -> Member:
         """What a worker announces."""
-        known = {"model": model, "model_path": model_path, "block_tokens": "16", "max_model_len_tokens": "4096"}
+        known = {"model": self.model, "model_path": model_path, "block_tokens": "16", "max_model_len_tokens": "4096"}
         return Member(
             "worker", self.instance_id, self.incarnation_id, self.address, "", {"engine": "fake", **known, **attributes}
         )
@@ -184,6 +193,43 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             if response is not None:
                 response.request_id = message.place.request_id
                 yield response
+
+
+@dataclass
+class FakeRouter(cascade_pb2_grpc.CascadeServicer):
+    """A cascade router that judges by a function; None: nobody could."""
+
+    score: Callable[[cascade_pb2.JudgeRequest], float | None]
+    judged: list[cascade_pb2.JudgeRequest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._server = RpcServer()
+        self._server.add(cascade_pb2_grpc.add_CascadeServicer_to_server, self, "penstock.v1.Cascade")
+        self.member = Member("cascade", "cascade-0", "first", self._server.address, "")
+
+    async def start(self) -> None:
+        """Answer calls."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End at once."""
+        await self._server.stop(0)
+
+    async def Judge(
+        self, request: cascade_pb2.JudgeRequest, context: grpc.aio.ServicerContext
+    ) -> cascade_pb2.JudgeResponse:
+        """As the test says."""
+        self.judged.append(request)
+        score = self.score(request)
+        if score is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "fake: down")
+            raise AssertionError("abort raises")
+        return cascade_pb2.JudgeResponse(score=score, judge="fake")
+
+
+def by_model(instances: Mapping[str, str]) -> Callable[[scheduler_pb2.PlaceRequest], scheduler_pb2.PlaceResponse]:
+    """A scheduler that knows one instance of each model."""
+    return lambda request: always(instances[request.model])(request)
 
 
 def always(instance_id: str) -> Callable[[scheduler_pb2.PlaceRequest], scheduler_pb2.PlaceResponse]:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from mesh.membership import Member
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
+from mesh.store import StateStore, open_store
 from services.frontend.role import FrontendRole
 from services.frontend.service import FrontendService
 from services.frontend.settings import FrontendSettings
@@ -34,6 +35,7 @@ class MeshOfFakes:
     registry: CollectorRegistry
     text: ModelText
     model_path: Path
+    store: StateStore
     workers: list[FakeWorker] = field(default_factory=list)
 
     @property
@@ -77,11 +79,12 @@ class MeshOfFakes:
 async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settings: Any) -> AsyncIterator[MeshOfFakes]:
     """A running frontend with, given a script, one worker."""
     directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer()
+    store = open_store("embedded:")
     scheduler = FakeScheduler(always("worker-0"))
     await scheduler.start()
     directory.join(scheduler.member)
     role = FrontendRole(FrontendSettings(http_port=0, **settings))
-    attributes = await role.start(_context(directory, registry, server))
+    attributes = await role.start(_context(directory, registry, server, store))
     await server.start()
     assert role.service is not None
     mesh = MeshOfFakes(
@@ -94,6 +97,7 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
         registry,
         ModelText.load(model_path),
         model_path,
+        store,
     )
     try:
         await mesh.until(lambda: mesh.service.placement.connected)
@@ -106,16 +110,18 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
             await worker.stop()
         await scheduler.stop()
         await server.stop(0)
+        await store.close()
 
 
 @asynccontextmanager
 async def frontend_between(members: Sequence[Member]) -> AsyncIterator[str]:
     """A frontend among members that run elsewhere, connected to all of them; yields its URL."""
     directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer()
+    store = open_store("embedded:")
     for member in members:
         directory.join(member)
     role = FrontendRole(FrontendSettings(http_port=0))
-    attributes = await role.start(_context(directory, registry, server))
+    attributes = await role.start(_context(directory, registry, server, store))
     assert role.service is not None
     try:
         for link in role.service.pool.links():
@@ -123,9 +129,10 @@ async def frontend_between(members: Sequence[Member]) -> AsyncIterator[str]:
         yield f"http://{attributes['http_address']}"
     finally:
         await role.stop()
+        await store.close()
 
 
-def _context(directory: FakeDirectory, registry: CollectorRegistry, server: RpcServer) -> RoleContext:
-    return RoleContext(
-        "frontend", "frontend-0", "first", server.address, cast(Any, None), cast(Any, directory), server, registry
-    )
+def _context(
+    directory: FakeDirectory, registry: CollectorRegistry, server: RpcServer, store: StateStore
+) -> RoleContext:
+    return RoleContext("frontend", "frontend-0", "first", server.address, store, cast(Any, directory), server, registry)

@@ -1,0 +1,80 @@
+"""Asks the cascade router for a score."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+import grpc
+
+from mesh.errors import JudgeUnavailable
+from mesh.membership import ChangeKind, Member, MemberChange
+from mesh.rpc.client import open_channel
+from mesh.tasks import TaskSet
+from penstock.v1 import cascade_pb2, cascade_pb2_grpc
+
+CASCADE_ROLE: Final = "cascade"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What came back."""
+
+    score: float
+    judge: str
+    passed_over: Sequence[str]
+
+
+class JudgeClient:
+    """Calls the routers of the mesh in turn."""
+
+    def __init__(self, deadline_s: float, clock: Callable[[], float]) -> None:
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._members: dict[str, Member] = {}
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._turns = count()
+        self._tasks = TaskSet("judging")
+
+    def on_change(self, change: MemberChange) -> None:
+        """Follow the directory."""
+        member = change.member
+        if member.role != CASCADE_ROLE:
+            return
+        if change.kind is ChangeKind.JOINED:
+            self._close(member.member_id)
+            self._members[member.member_id] = member
+        elif self._members.get(member.member_id) == member:
+            del self._members[member.member_id]
+            self._close(member.member_id)
+
+    async def judge(self, request: cascade_pb2.JudgeRequest, left_s: float | None) -> Score:
+        """Within `left_s`, if it is given, or the client's own deadline. Raises `JudgeUnavailable`."""
+        if not self._members:
+            raise JudgeUnavailable("no cascade router is running")
+        members = list(self._members.values())
+        member = members[next(self._turns) % len(members)]
+        stub = cascade_pb2_grpc.CascadeStub(self._channel(member))  # type: ignore[no-untyped-call]
+        deadline_s = self._deadline_s if left_s is None else max(0.001, min(left_s, self._deadline_s))
+        try:
+            answer = await stub.Judge(request, timeout=deadline_s)
+        except grpc.aio.AioRpcError as error:
+            raise JudgeUnavailable(f"{member.member_id}: {error.code().name}: {error.details()}") from error
+        return Score(answer.score, answer.judge, tuple(answer.passed_over))
+
+    async def stop(self) -> None:
+        """Close every connection."""
+        for member_id in list(self._channels):
+            self._close(member_id)
+        await self._tasks.cancel()
+
+    def _channel(self, member: Member) -> grpc.aio.Channel:
+        channel = self._channels.get(member.member_id)
+        if channel is None:
+            channel = self._channels[member.member_id] = open_channel(member.address)
+        return channel
+
+    def _close(self, member_id: str) -> None:
+        channel = self._channels.pop(member_id, None)
+        if channel is not None:
+            self._tasks.spawn(channel.close(), name=f"close the channel to {member_id}")

@@ -1,0 +1,252 @@
+"""Requests to a cascade, as the official client sees them."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from controlplane.model.cascade_record import CascadeRecord
+from penstock.v1 import cascade_pb2, request_pb2, scheduler_pb2
+from services.frontend.cascade import exchange
+from tests.unit.services.frontend.fakes import Delta, FakeRouter, Script, by_model, failure, tokens
+from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+
+EOS = 1
+USER: Any = [{"role": "user", "content": "Say something."}]
+RECORD = CascadeRecord("both", ("small", "large"), (70.0,), judges=("fake",))
+Score = Callable[[cascade_pb2.JudgeRequest], float | None]
+
+
+@dataclass
+class Cascade:
+    mesh: MeshOfFakes
+    router: FakeRouter
+
+    async def ask(self, **options: Any) -> Any:
+        """The raw response."""
+        create = self.mesh.client().chat.completions.with_raw_response.create
+        return await create(**{"model": "both", "messages": USER, **options})
+
+
+def saying(mesh: MeshOfFakes, text: str) -> Script:
+    """With the log-probabilities of an unsure model, where they are asked for."""
+
+    def script(request: request_pb2.GenerateRequest) -> list[Delta]:
+        deltas = tokens(*([token_id] for token_id in [*mesh.ids(text), EOS]))
+        if request.sampling.HasField("logprobs"):
+            for delta in deltas:
+                chosen = request_pb2.TokenLogprob(token_id=delta.token_ids[0], logprob=math.log(0.5))
+                delta.logprobs.append(request_pb2.PositionLogprobs(chosen=chosen))
+        return deltas
+
+    return script
+
+
+@asynccontextmanager
+async def cascade(
+    model_path: Path, score: Score, record: CascadeRecord = RECORD, *, large_step_s: float = 0.0
+) -> AsyncIterator[Cascade]:
+    """Two tiers, one worker each."""
+    async with mesh_of_fakes(model_path) as mesh:
+        mesh.scheduler.choose = by_model({"small": "worker-small", "large": "worker-large"})
+        await mesh.add_worker(saying(mesh, "Hm."), instance_id="worker-small", model="small")
+        await mesh.add_worker(
+            saying(mesh, "Something."), instance_id="worker-large", model="large", step_s=large_step_s
+        )
+        router = FakeRouter(score)
+        await router.start()
+        mesh.directory.join(router.member)
+        await mesh.store.put(record.key, msgspec.json.encode(record))
+        await mesh.until(lambda: record.name in mesh.service.cascades.records)
+        try:
+            yield Cascade(mesh, router)
+        finally:
+            await router.stop()
+
+
+async def test_an_answer_that_scores_enough_is_the_small_models(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 70.0) as both:
+        response = await both.ask()
+        answer = response.parse()
+        assert answer.choices[0].message.content == "Hm."
+        assert answer.model == "both"
+        assert response.headers["x-penstock-tier"] == "small"
+        assert response.headers["x-penstock-scores"] == "small=70.0"
+        assert response.headers["x-penstock-accepted-because"] == "score"
+        assert response.headers["x-penstock-instance"] == "worker-small"
+        assert float(response.headers["x-penstock-seconds"]) > 0
+        told = answer.penstock
+        assert (told["tier"], told["because"], told["compromise"]) == ("small", "score", False)
+        assert both.mesh.workers[1].received == []
+        (judged,) = both.router.judged
+        assert (judged.prompt, judged.answer, judged.tier, judged.cascade) == ("Say something.", "Hm.", "small", "both")
+        assert msgspec.json.decode(judged.request_json)["messages"][0]["content"] == USER[0]["content"]
+
+
+async def test_an_answer_that_scores_too_little_is_the_large_models_and_all_tokens_count(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 69.9) as both:
+        response = await both.ask()
+        answer = response.parse()
+        assert answer.choices[0].message.content == "Something."
+        assert response.headers["x-penstock-tier"] == "large"
+        mesh = both.mesh
+        prompt = len(mesh.ids("<s><|user|>Say something.<|assistant|>"))
+        assert answer.usage.prompt_tokens == 2 * prompt
+        assert answer.usage.completion_tokens == len(mesh.ids("Hm.")) + len(mesh.ids("Something.")) + 2
+        assert [tier["model"] for tier in answer.penstock["tiers"]] == ["small", "large"]
+        assert [tier["score"] for tier in answer.penstock["tiers"]] == [69.9, None]
+        assert len(both.router.judged) == 1, "the last tier is not judged"
+        assert [each.request_id for each in mesh.scheduler.placed] == [answer.id, f"{answer.id}-tier1"]
+        assert mesh.metric("cascade_answers_total", cascade="both", tier="large", because="last_tier") == 1
+
+
+async def test_a_streaming_client_gets_keep_alives_and_then_the_accepted_answer(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_S", 0.02)
+    async with cascade(model_path, lambda _: 0.0, large_step_s=0.05) as both:
+        body = {"model": "both", "messages": USER, "stream": True, "stream_options": {"include_usage": True}}
+        async with both.mesh.http() as http:
+            text = (await http.post("/v1/chat/completions", json=body)).text
+        assert ": large is answering" in text
+        events = [msgspec.json.decode(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        said = "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
+        assert said == "Something."
+        assert events[-2]["choices"][0]["finish_reason"] == "stop"
+        assert events[-2]["penstock"]["tier"] == "large"
+        assert events[-1]["usage"]["completion_tokens"] > 0
+        assert text.endswith("data: [DONE]\n\n")
+        stream = await both.mesh.client().chat.completions.create(model="both", messages=USER, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Something."
+
+
+async def test_confidence_needs_no_question_to_the_client_for_logprobs(model_path: Path) -> None:
+    record = msgspec.structs.replace(RECORD, judges=("confidence",))
+    async with cascade(model_path, lambda _: 90.0, record) as both:
+        answer = (await both.ask()).parse()
+        assert answer.choices[0].logprobs is None
+        assert both.router.judged[0].mean_logprob == pytest.approx(math.log(0.5))
+        with_logprobs = (await both.ask(logprobs=True)).parse()
+        assert with_logprobs.choices[0].logprobs is not None
+    async with cascade(model_path, lambda _: 90.0) as both:
+        await both.ask()
+        assert not both.router.judged[0].HasField("mean_logprob")
+        assert not both.mesh.workers[0].received[0].sampling.HasField("logprobs")
+
+
+@pytest.mark.parametrize(("without", "tier"), [("escalate", "large"), ("accept", "small")])
+async def test_without_a_judge_the_cascade_does_as_configured_and_says_so(
+    model_path: Path, without: Any, tier: str
+) -> None:
+    record = msgspec.structs.replace(RECORD, without_judge=without)
+    async with cascade(model_path, lambda _: None, record) as both:
+        answer = (await both.ask()).parse()
+        assert answer.penstock["tier"] == tier
+        assert "fake: down" in answer.penstock["tiers"][0]["judge"]
+        assert both.mesh.metric("cascade_unjudged_total", cascade="both") == 1
+        both.mesh.directory.leave(both.router.member)
+        again = (await both.ask()).parse()
+        assert "no cascade router" in again.penstock["tiers"][0]["judge"]
+
+
+async def test_hints_raise_the_bar_cap_the_tier_and_bound_the_time(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 75.0, large_step_s=0.2) as both:
+        raised = (await both.ask(extra_body={"penstock": {"quality": 80}})).parse()
+        assert raised.penstock["tier"] == "large"
+        capped = (await both.ask(extra_body={"penstock": {"quality": 80, "max_tier": "small"}})).parse()
+        assert (capped.penstock["tier"], capped.penstock["because"]) == ("small", "last_tier")
+        # The large model has taken over a second, so it is not begun.
+        hurried = (await both.ask(extra_body={"penstock": {"quality": 80, "latency_s": 0.5}})).parse()
+        assert (hurried.penstock["tier"], hurried.penstock["because"]) == ("small", "deadline")
+        assert hurried.penstock["compromise"]
+
+
+async def test_a_further_tier_that_takes_too_long_is_cut_and_the_best_so_far_given(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 10.0, large_step_s=5.0) as both:
+        answer = (await both.ask(extra_body={"penstock": {"latency_s": 0.3}})).parse()
+        assert (answer.penstock["tier"], answer.penstock["because"]) == ("small", "deadline")
+        large = both.mesh.workers[1]
+        await large.wait_until(lambda: large.aborted == [f"{answer.id}-tier1"])
+
+
+async def test_a_tier_that_fails_is_passed_over(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 90.0) as both:
+        refusal = failure(request_pb2.ERROR_CODE_REFUSED, "no room")
+        both.mesh.workers[0].script = lambda _: [refusal]
+        answer = (await both.ask()).parse()
+        assert answer.choices[0].message.content == "Something."
+        assert "no room" in answer.penstock["tiers"][0]["failure"]
+        both.mesh.workers[1].script = lambda _: [refusal]
+        with pytest.raises(openai.APIStatusError, match="no room"):
+            await both.ask()
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"extra_body": {"penstock": {"max_tier": "huge"}}}, "penstock.max_tier"),
+        ({"extra_body": {"penstock": {"quality": 101}}}, "penstock.quality"),
+        ({"extra_body": {"penstock": {"speed": 1}}}, "penstock.speed"),
+        ({"model": "small", "extra_body": {"penstock": {"quality": 50}}}, "penstock"),
+    ],
+)
+async def test_what_a_cascade_cannot_do_is_refused_by_name(
+    model_path: Path, options: dict[str, Any], param: str
+) -> None:
+    async with cascade(model_path, lambda _: 90.0) as both:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await both.ask(**options)
+        assert param in (refused.value.param or "") or f"`{param}`" in str(refused.value)
+        assert both.router.judged == []
+
+
+async def test_completions_go_through_cascades_too(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 10.0) as both:
+        answer = await both.mesh.client().completions.create(model="both", prompt="Say", echo=True)
+        assert answer.choices[0].text == "SaySomething."
+        with pytest.raises(openai.BadRequestError, match="one prompt"):
+            await both.mesh.client().completions.create(model="both", prompt=["a", "b"])
+
+
+async def test_cascades_are_listed_among_the_models_while_their_tiers_are_served(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 10.0) as both:
+        listed = {model.id: model for model in (await both.mesh.client().models.list()).data}
+        assert listed["both"].penstock["tiers"] == ["small", "large"]  # type: ignore[attr-defined]
+        assert (await both.mesh.client().models.retrieve("both")).id == "both"
+        await both.mesh.store.delete(RECORD.key)
+        await both.mesh.until(lambda: not both.mesh.service.cascades.records)
+        with pytest.raises(openai.NotFoundError):
+            await both.ask()
+
+
+async def test_a_client_that_leaves_takes_its_tier_along(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 10.0, large_step_s=5.0) as both:
+        asking = asyncio.create_task(both.ask())
+        large = both.mesh.workers[1]
+        await large.wait_until(lambda: len(large.received) == 1)
+        asking.cancel()
+        await large.wait_until(lambda: len(large.aborted) == 1)
+        await both.mesh.until(lambda: not both.mesh.service.running)
+
+
+async def test_thresholds_change_at_once_for_requests_to_come(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 75.0) as both:
+        assert (await both.ask()).parse().penstock["tier"] == "small"
+        raised = msgspec.structs.replace(RECORD, thresholds=(80.0,))
+        await both.mesh.store.put(raised.key, msgspec.json.encode(raised))
+        await both.mesh.until(lambda: both.mesh.service.cascades.records["both"].thresholds == (80.0,))
+        assert (await both.ask()).parse().penstock["tier"] == "large"
+
+
+def test_by_model_places_by_model() -> None:
+    placed = by_model({"m": "i"})(scheduler_pb2.PlaceRequest(model="m"))
+    assert placed.instance_id == "i"
