@@ -72,6 +72,7 @@ class Worker:
         self._skips_steps = skip_steps
         self._likely_steps = _FIRST_RUN_STEPS
         self._run_steps = 0
+        self._watchers = 0
         self._step_end: Event | None = None
         self._planning: Event | None = None
         self._has_news = False
@@ -93,20 +94,16 @@ class Worker:
 
     def look(self, now_ms: float) -> None:
         """Let the instance look as it is now."""
+        self._end_step_at(now_ms)
         self._report_until(now_ms)
         self._settle(now_ms)
 
     def touch(self, now_ms: float) -> None:
         """The same for whoever is about to change it: what is planned ends with the step under way."""
         self.look(now_ms)
-        left = self.instance.planned
-        if left is not None and left.steps > 1 and self._step_end is not None:
-            self._likely_steps = max(_FIRST_RUN_STEPS, 2 * (self._run_steps - left.steps))
-            self._run_steps = 0
-            cut = self.instance.interrupt()
-            assert cut is not None
-            self._step_end.cancel()
-            self._step_end = self._events.at(cut.ends_ms, Rank.STEP_END, self._finish)
+        left = self._interrupt()
+        if left is not None:
+            self._step_end = self._events.at(left.ends_ms, Rank.STEP_END, self._finish)
 
     def wake(self, now_ms: float, admitted_request_id: str | None = None) -> None:
         """It was touched; from now on it reports the admitted request as its own."""
@@ -117,8 +114,19 @@ class Worker:
         if self.is_idle:
             self._planning = self._events.at(now_ms, Rank.PLAN, self._plan)
 
+    def watch(self, now_ms: float) -> None:
+        """From now on every step is to end by itself, until as many `unwatch`."""
+        self.touch(now_ms)
+        self._watchers += 1
+
+    def unwatch(self) -> None:
+        """See `watch`."""
+        self._watchers -= 1
+
     def arrived_reports(self, now_ms: float) -> list[SentReport]:
         """Those that have reached the scheduler since it was last asked."""
+        if not self._report_delay_ms:
+            self._end_step_at(now_ms)
         self._report_at(self._times.seen_at(now_ms))
         arrived_by_ms = now_ms - self._report_delay_ms
         arrived: list[SentReport] = []
@@ -136,7 +144,8 @@ class Worker:
 
     def _plan(self, now_ms: float) -> None:
         self._planning = None
-        step = self.instance.plan_step(now_ms, self._likely_steps if self._skips_steps else 1)
+        takes_runs = self._skips_steps and not self._watchers
+        step = self.instance.plan_step(now_ms, self._likely_steps if takes_runs else 1)
         if step is None:
             return
         self._run_steps = step.steps
@@ -160,6 +169,29 @@ class Worker:
         self._note_due()
         self._planning = self._events.at(now_ms, Rank.PLAN, self._plan)
         self._hooks.stepped(self, result, now_ms)
+
+    def _interrupt(self) -> Step | None:
+        """Have a run end with the step under way, which is returned and whose end is to be seen to; None: no run."""
+        left = self.instance.planned
+        if left is None or left.steps == 1 or self._step_end is None:
+            return None
+        self._likely_steps = max(_FIRST_RUN_STEPS, 2 * (self._run_steps - left.steps))
+        self._run_steps = 0
+        self._step_end.cancel()
+        return self.instance.interrupt()
+
+    def _end_step_at(self, now_ms: float) -> None:
+        """A step within a run that ends right now is over, and the next is not planned before everything else that
+        happens now has happened."""
+        step = self.instance.planned
+        if step is None or step.run is None or step.run.ends_ms[0] > now_ms:
+            return
+        if now_ms in step.run.ends_ms[:-1]:
+            before_ms = math.nextafter(now_ms, 0.0)
+            self._report_until(before_ms)
+            self._settle(before_ms)
+            self._interrupt()
+            self._finish(now_ms)
 
     def _settle(self, at_ms: float) -> None:
         before = self.instance.planned

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.request import EngineRequest, SamplingParams
 from controlplane.protocols.migration.limits import MigrationLimits
-from controlplane.protocols.migration.messages import Refuse
+from controlplane.protocols.migration.messages import Pulled, Refuse, Round
 from controlplane.protocols.migration.source import (
     FINAL,
     PAUSED,
@@ -23,6 +23,7 @@ from controlplane.protocols.migration.source import (
     SourceEvent,
     SourceInstruction,
     SourceMigration,
+    SourceState,
     Tick,
 )
 from simulator.cluster.events import Event, Rank
@@ -73,6 +74,10 @@ class Outgoing:
         self._told: Progress | None = None
         self._pauses = False
         """A pause was asked for and has not happened."""
+        self._round = 0
+        """The round that is being copied; 0: none is."""
+        self._watches = False
+        """Every step of the source matters now."""
         self._timer: Event | None = None
 
     @property
@@ -110,23 +115,30 @@ class Outgoing:
         """The source has died."""
         if self._timer is not None:
             self._timer.cancel()
+        self._watch(False, self._office.events.now_ms)
 
     def _feed(self, event: SourceEvent, now_ms: float) -> None:
         if self.is_over:
             return
+        if isinstance(event, Pulled) and event.number == self._round:
+            self._round = 0
         self._carry_out(self.machine.handle(event, now_ms), now_ms)
         if self.is_over:
             self.give_in()
             self._office.source_ended(self, now_ms)
+        else:
+            waits = self.machine.state is SourceState.COPYING and not self._round
+            self._watch(waits or self._pauses, now_ms)
 
     def _carry_out(self, instructions: tuple[SourceInstruction, ...], now_ms: float) -> None:
         for instruction in instructions:
             match instruction:
                 case Send(message):
+                    if isinstance(message, Round):
+                        self._round = message.number
                     self._office.send_to_target(self, message)
                 case Pause():
                     self._pauses = True
-                    self.worker.touch(now_ms)
                     if self.worker.instance.planned is None:
                         self._pause_if_it_decodes(now_ms)
                 case Resume():
@@ -137,6 +149,14 @@ class Outgoing:
                     emitted_tokens = self.worker.instance.generated_tokens(self.order.request_id)
                     self._free(now_ms)
                     self._office.given_up(self, emitted_tokens, reason, now_ms)
+
+    def _watch(self, watches: bool, now_ms: float) -> None:
+        """Between two steps nothing happens here, unless the machine waits for the next one."""
+        if watches and not self._watches:
+            self.worker.watch(now_ms)
+        elif self._watches and not watches:
+            self.worker.unwatch()
+        self._watches = watches
 
     def _pause_if_it_decodes(self, now_ms: float) -> None:
         """A preempted request is paused once it decodes again, as in the live engine."""
