@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": ("services.cli.compare", "Simulate several placement policies side by side."),
     "reproduce": ("services.cli.reproduce", "Measure again what a paper reports, and say where it differs."),
     "predictor": ("services.cli.predictor.command", "Collect samples for, train and evaluate a length predictor."),
+    "cascade": ("services.cli.cascade", "Show, set or remove cascades of models."),
     "plan": ("services.cli.planning.command", "Plan a cascade: thresholds, GPUs and replicas of every tier."),
     "validate": ("services.cli.validate", "Compare the simulator with measurements of real engines."),
     "key": ("services.cli.key", "Make an API key."),
