@@ -13,6 +13,7 @@ from mesh.membership import MEMBERS_PREFIX, Directory, Member
 from mesh.store.interface import StateStore
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.prediction_status import gather_prediction
 from services.cli.proto_json import plain
 
 ROLE_ORDER = ("frontend", "cascade", "predictor", "scheduler", "monitor", "planner", "worker")
@@ -37,12 +38,13 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
         incarnations = await _leases(opened)
         members = [member for role in ROLE_ORDER for member in directory.members(role)]
-        roles, snapshot, policy, rescheduler, frontends = await asyncio.gather(
+        roles, snapshot, policy, rescheduler, frontends, prediction = await asyncio.gather(
             asyncio.gather(*(_role(member, incarnations) for member in members)),
             _ask_scheduler(directory, "GetSnapshot", scheduler_pb2.GetSnapshotRequest()),
             _ask_scheduler(directory, "GetPolicy", scheduler_pb2.GetPolicyRequest()),
             _ask_scheduler(directory, "GetRescheduler", scheduler_pb2.GetReschedulerRequest()),
             asyncio.gather(*(_frontend(member) for member in directory.members("frontend"))),
+            gather_prediction(directory),
         )
         return {
             "roles": roles,
@@ -50,6 +52,7 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
             "policy": policy,
             "rescheduler": rescheduler,
             "frontends": frontends,
+            "prediction": prediction,
             "synced": snapshot.get("synced", False),
         }
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from services.cli.prediction_status import prediction_lines
 from services.cli.rescheduler import order_line
 
 WIDTH_WITHOUT_TERMINAL = 160
@@ -21,6 +22,8 @@ def print_status(status: dict[str, Any]) -> None:
     console.print(_instances(status["instances"]))
     console.print(_policy_line(status["policy"]))
     for line in _rescheduler_lines(status["rescheduler"]):
+        console.print(line, soft_wrap=True)
+    for line in prediction_lines(status["prediction"]):
         console.print(line, soft_wrap=True)
     for frontend in status["frontends"]:
         console.print(_frontend_line(frontend))

@@ -21,7 +21,14 @@ from mesh.parent_death import end_with_parent_if_asked
 from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
 from mesh.store import open_store
 from mesh.store.interface import StateStore
-from services.cli.supervisor.local_mesh import LocalMesh, PhaseCounts, parse_model, processes
+from services.cli.supervisor.local_mesh import (
+    LocalMesh,
+    ModelSpec,
+    PhaseCounts,
+    demo_predictors,
+    parse_model,
+    processes,
+)
 from services.cli.supervisor.readiness import wait_until_serving
 from services.cli.supervisor.state_server import StateServer
 from services.cli.supervisor.supervisor import Supervisor
@@ -45,6 +52,7 @@ class UpOptions:
     port: int
     policy: str
     rescheduler: str
+    predictor_artefact: tuple[Path, ...]
     store: str | None
     store_file: Path | None
     name: str
@@ -80,6 +88,13 @@ class UpOptions:
     default="off",
     show_default=True,
     help="What running requests are moved by to begin with.",
+)
+@click.option(
+    "--predictor-artefact",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Folder of a length predictor, as `penstock predictor train` writes it; repeatable. Default: for demo models "
+    "on vLLM those that come with them.",
 )
 @click.option("--store", help="State store to use, such as etcd://127.0.0.1:2379. Default: one inside this process.")
 @click.option(
@@ -158,16 +173,24 @@ async def _store(options: UpOptions) -> AsyncIterator[tuple[str, StateStore]]:
 
 
 def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
-    models = options.models or (DEFAULT_DEMO_MODEL,)
     phases = PhaseCounts(options.prefill, options.decode)
+    names = options.models or (DEFAULT_DEMO_MODEL,)
+    models = tuple(parse_model(name, _any_workers(options), phases) for name in names)
     return LocalMesh(
-        models=tuple(parse_model(model, _any_workers(options), phases) for model in models),
+        models=models,
         engine=options.engine,
         engine_options=options.engine_option,
         store_url=store_url,
         http_host=options.host,
         http_port=options.port,
+        predictor_artefacts=_predictor_artefacts(options, models),
     )
+
+
+def _predictor_artefacts(options: UpOptions, models: tuple[ModelSpec, ...]) -> tuple[Path, ...]:
+    """Simulated engines have no hidden states to predict from, unless somebody asks for a predictor all the same."""
+    asked = tuple(folder.resolve() for folder in options.predictor_artefact)
+    return asked or (demo_predictors(models) if options.engine == "vllm" else ())
 
 
 def _any_workers(options: UpOptions) -> int:

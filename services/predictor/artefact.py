@@ -131,11 +131,13 @@ def load_artefact(folder: Path) -> Artefact:
         )
     except (SafetensorError, KeyError, ValueError) as error:
         raise ConfigurationError(f"{folder / metadata.weights_file} does not hold the layers: {error!r}") from error
-    _check_shapes(file, metadata, network)
+    _check(file, metadata, network)
     return Artefact(metadata, network)
 
 
-def _check_shapes(file: Path, metadata: ArtefactMetadata, network: Network) -> None:
+def _check(file: Path, metadata: ArtefactMetadata, network: Network) -> None:
+    if "test" not in metadata.mae_tokens:
+        raise ConfigurationError(f"{file} says nothing of its error on held-out requests: train it anew")
     inputs = (input_width(metadata.inputs, metadata.hidden_size), *metadata.sizes[:-1])
     expected = tuple(zip(metadata.sizes, inputs, strict=True))
     if tuple(weight.shape for weight in network.weights) != expected or metadata.sizes[-1:] != (1,):

@@ -54,7 +54,7 @@ class ShelfCollector(Collector):
             if folder.artefact is not None:
                 metadata = folder.artefact.metadata
                 in_force.add_metric((metadata.model, metadata.version), 1.0)
-                error.add_metric((metadata.model,), metadata.mae_tokens.get("test", float("nan")))
+                error.add_metric((metadata.model,), metadata.mae_tokens["test"])
         yield from (in_force, error, refused)
         yield CounterMetricFamily("penstock_predictor_swaps", "Artefacts taken up", self._shelf.swaps_total)
         yield CounterMetricFamily("penstock_predictor_refusals", "Artefacts refused", self._shelf.refusals_total)

@@ -92,5 +92,5 @@ def _folder_message(folder: WatchedFolder) -> predictor_pb2.ArtefactFolder:
         message.model_fingerprint = metadata.model_fingerprint
         message.hidden_size = metadata.hidden_size
         message.inputs = metadata.inputs
-        message.test_mae_tokens = metadata.mae_tokens.get("test", float("nan"))
+        message.test_mae_tokens = metadata.mae_tokens["test"]
     return message

@@ -8,6 +8,7 @@ STEPS = {
     "collect": ("services.cli.predictor.collect", "Record hidden states of running requests and what came of them."),
     "train": ("services.cli.predictor.train", "Train a predictor on what was collected, and report its error."),
     "evaluate": ("services.cli.predictor.evaluate", "Report an artefact's error on held-out requests."),
+    "serve": ("services.cli.predictor.serve", "Run the length predictor of a mesh (penstock serve predictor)."),
 }
 
 

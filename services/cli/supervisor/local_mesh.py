@@ -8,6 +8,7 @@ from mesh.errors import ConfigurationError
 from services.cli.supervisor.supervisor import ProcessSpec
 
 DEMO_MODELS = Path(__file__).resolve().parents[3] / "demo" / "models"
+DEMO_PREDICTORS = DEMO_MODELS.parent / "predictors"
 MAX_WORKERS = 64
 
 
@@ -50,6 +51,8 @@ class LocalMesh:
     store_url: str
     http_host: str
     http_port: int
+    predictor_artefacts: tuple[Path, ...] = ()
+    """Folders that the length predictor serves and watches."""
 
 
 def parse_model(text: str, default_workers: int, phases: PhaseCounts | None = None) -> ModelSpec:
@@ -82,10 +85,19 @@ def parse_model(text: str, default_workers: int, phases: PhaseCounts | None = No
     return model
 
 
+def demo_predictors(models: tuple[ModelSpec, ...]) -> tuple[Path, ...]:
+    """The artefacts that come with those of the models that are demo models."""
+    folders = (DEMO_PREDICTORS / model.path.name for model in models if model.path.parent == DEMO_MODELS)
+    return tuple(folder for folder in dict.fromkeys(folders) if folder.is_dir())
+
+
 def processes(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
     """All processes, in the order in which they are started."""
-    control_plane = tuple(
-        _process(mesh, role, role) for role in ("monitor", "scheduler", "predictor", "cascade", "planner")
+    artefacts = tuple(part for folder in mesh.predictor_artefacts for part in ("--artefact", str(folder)))
+    control_plane = (
+        *(_process(mesh, role, role) for role in ("monitor", "scheduler")),
+        _process(mesh, "predictor", "predictor", *artefacts),
+        *(_process(mesh, role, role) for role in ("cascade", "planner")),
     )
     frontend = _process(mesh, "frontend", "frontend", "--http-host", mesh.http_host, "--http-port", str(mesh.http_port))
     return (*_workers(mesh), frontend, *control_plane)

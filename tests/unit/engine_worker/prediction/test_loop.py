@@ -8,39 +8,16 @@ import pytest
 
 from controlplane.model.request import FinishReason, StepOutput, TokenDelta
 from engine_worker.engines.foretold_lengths import ForetoldLength
-from engine_worker.engines.hidden_states import HiddenStates
 from engine_worker.engines.mailbox import Mailbox
 from engine_worker.prediction.loop import PredictionLoop
 from engine_worker.prediction.predictor_link import Answer, StateBatch
 from engine_worker.prediction.state import LengthSource, PredictionState
 from engine_worker.request_table import RequestTable
 from mesh.errors import DeadlineExceeded, PeerUnavailable
+from tests.unit.engine_worker.prediction.state_engine import StateEngine
 from tests.unit.engine_worker.worker.fake_engine import FakeEngine, make_request
 
-WIDTH = 2
 MODEL_LEN = 1024
-
-
-class StateEngine(FakeEngine):
-    """Tells the states that the test gives it."""
-
-    def __init__(self, reason: str = "") -> None:
-        super().__init__()
-        self.reason = reason
-        self.every_steps = 0
-        self.captured: Mailbox[HiddenStates] = Mailbox()
-
-    async def capture_hidden_states(self, every_steps: int) -> str:
-        self.every_steps = every_steps
-        return self.reason
-
-    def hidden_states(self) -> AsyncIterator[HiddenStates]:
-        return self.captured.read()
-
-    def tell(self, **context_tokens: int) -> None:
-        rows = np.array([[tokens, 0] for tokens in context_tokens.values()], "<f4")
-        ids, contexts = tuple(context_tokens), tuple(context_tokens.values())
-        self.captured.put(HiddenStates(1, ids, contexts, WIDTH, rows.tobytes()))
 
 
 class ForetellingEngine(FakeEngine):

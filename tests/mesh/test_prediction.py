@@ -1,0 +1,62 @@
+"""Remaining lengths in a running mesh of simulated engines."""
+
+import threading
+from typing import Any
+
+from openai import OpenAI
+
+from tests.mesh.running_mesh import RunningMesh, eventually
+
+
+def test_simulated_engines_foretell_their_requests_lengths(mesh: RunningMesh) -> None:
+    client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none")
+    asking = [
+        threading.Thread(
+            target=client.completions.create,
+            kwargs={"model": "demo-large", "prompt": f"tell me {number}", "max_tokens": 60},
+        )
+        for number in range(6)
+    ]
+    for thread in asking:
+        thread.start()
+
+    def foretold() -> list[dict[str, Any]]:
+        return [worker for worker in mesh.status()["prediction"]["workers"] if worker["predictions"]]
+
+    for worker in eventually(foretold, 20, "a worker has predicted lengths"):
+        assert worker["source"] == "simulated"
+        assert worker["every_steps"] == 20
+        assert worker["reason"] == ""
+    for thread in asking:
+        thread.join(30)
+    assert "remaining lengths of demo-large-0, demo-large-1, demo-large-2: simulated" in mesh.cli("status").stdout
+    (predictor,) = mesh.status()["prediction"]["predictors"]
+    assert predictor["fallback"] == "mean_residual"
+
+
+def test_a_mesh_without_prediction_says_so(tmp_path_factory: Any) -> None:
+    options = ("--engine-option", "foretell_lengths=false", "--workers", "1")
+    running = RunningMesh(tmp_path_factory.mktemp("mesh"), "--engine", "simulated", *options)
+    try:
+        running.wait_until_serving()
+        (worker,) = running.status()["prediction"]["workers"]
+        assert worker["source"] == "mean_residual"
+        assert "neither hidden states nor lengths" in worker["reason"]
+        client = OpenAI(base_url=f"{running.url}/v1", api_key="none")
+        for prompt in ("one", "two"):
+            client.completions.create(model="demo-large", prompt=prompt, max_tokens=40)
+
+        def estimated() -> Any:
+            asking = threading.Thread(
+                target=client.completions.create,
+                kwargs={"model": "demo-large", "prompt": "three", "max_tokens": 200},
+            )
+            asking.start()
+            asking.join(30)
+            (state,) = running.status()["prediction"]["workers"]
+            return state["fallback_predictions"]
+
+        assert eventually(estimated, 60, "the fallback has estimated a length")
+        assert running.stop() == 0
+    finally:
+        running.cut()
