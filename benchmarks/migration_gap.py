@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from mesh.membership import Directory
+from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel
 from mesh.store import open_store
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
@@ -179,6 +179,17 @@ async def run(engine: str, contexts_tokens: list[int], repeats: int) -> dict[str
 @asynccontextmanager
 async def workers(engine: str, *names: str) -> AsyncIterator[dict[str, Any]]:
     """Worker processes that share a state store; their stubs by name."""
+    async with worker_members(engine, *names) as members, AsyncExitStack() as stack:
+        stubs = {}
+        for member in members:
+            channel = await stack.enter_async_context(open_channel(member.address))
+            stubs[member.member_id] = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        yield stubs
+
+
+@asynccontextmanager
+async def worker_members(engine: str, *names: str) -> AsyncIterator[tuple[Member, ...]]:
+    """The same processes, as they announce themselves."""
     async with AsyncExitStack() as stack:
         server = await StateServer.start(None)
         stack.push_async_callback(server.stop)
@@ -189,12 +200,7 @@ async def workers(engine: str, *names: str) -> AsyncIterator[dict[str, Any]]:
         directory = Directory(store)
         await directory.start()
         stack.push_async_callback(directory.stop)
-        members = await directory.wait_for("worker", len(names), START_S)
-        stubs = {}
-        for member in members:
-            channel = await stack.enter_async_context(open_channel(member.address))
-            stubs[member.member_id] = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
-        yield stubs
+        yield await directory.wait_for("worker", len(names), START_S)
 
 
 @asynccontextmanager

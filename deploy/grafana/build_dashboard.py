@@ -8,6 +8,7 @@ TARGET = Path(__file__).parent / "dashboards" / "penstock.json"
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 
 FRONTEND, SCHEDULER, INSTANCE = "penstock_frontend", "penstock_scheduler", "penstock_monitor_instance"
+WORKER = "penstock_worker"
 
 
 def quantile(q: float, histogram: str, by: str) -> str:
@@ -58,6 +59,16 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("Running requests by instance", "none", [("{{instance}}", f"{INSTANCE}_running_requests")]),
     ("Queued prefill tokens by instance", "none", [("{{instance}}", f"{INSTANCE}_queued_prefill_tokens")]),
     ("KV blocks in use by instance", "none", [("{{instance}}", f"{INSTANCE}_kv_blocks_used")]),
+    ("Decoding requests by instance", "none", [("{{instance}}", f"{INSTANCE}_decoding_requests")]),
+    ("Between tokens by instance", "ms", [("{{instance}}", f"{INSTANCE}_token_interval_ms")]),
+    (
+        "From prefill to decode instance",
+        "none",
+        [
+            ("{{outcome}} a second", rate(f"{WORKER}_hand_overs", "outcome")),
+            ("p95 seconds from the first token", f"{quantile(0.95, f'{WORKER}_hand_over_seconds', 'job')}"),
+        ],
+    ),
     (
         "Placements by instance",
         "reqps",
@@ -76,6 +87,7 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
             ("stale {{instance}}", f"{INSTANCE}_stale"),
             ("preemptions {{instance}}", f"rate({INSTANCE}_preemptions_total[30s])"),
             ("lost with their worker", f"sum(rate({FRONTEND}_worker_losses_total[30s]))"),
+            ("decoded where it was prefilled", f'sum(rate({WORKER}_hand_overs_total{{outcome="failed"}}[30s]))'),
             ("could not be placed", f"sum(rate({SCHEDULER}_refusals_total[30s]))"),
         ],
     ),

@@ -36,6 +36,8 @@ class MigrationMetrics:
             ["outcome"],
             registry=registry,
         )
+        for outcome in ("moved", "failed", "skipped"):
+            self.hand_overs.labels(outcome)
         self.hand_over_seconds = Histogram(
             "penstock_worker_hand_over_seconds",
             "From a request's first token here to its decode instance's owning it",

@@ -6,13 +6,14 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from engine_worker.settings import PhaseName
 from services.cli.main import penstock
 from tests.deploy.compose_file import DEPLOY, load_compose, option, penstock_services
 from tests.mesh.running_mesh import PENSTOCK, eventually
@@ -79,6 +80,19 @@ def test_every_command_is_one_that_penstock_knows(name: str) -> None:
     for argument in SERVICES[name]["command"][2:]:
         if argument.startswith("--"):
             assert argument in result.output
+
+
+def test_the_disaggregated_variant_sets_a_phase_that_workers_know() -> None:
+    variant = yaml.safe_load((DEPLOY / "compose.disaggregated.yaml").read_text())["services"]
+    phases = [service["environment"]["PENSTOCK_SERVE_WORKER_PHASE"] for service in variant.values()]
+    assert sorted(phases) == ["decode", "decode", "prefill"]
+    assert all(SERVICES[name]["command"][1] == "worker" for name in variant)
+    assert set(phases) <= set(get_args(PhaseName))
+    told = {"PENSTOCK_SERVE_WORKER_PHASE": "neither"}
+    command = ["serve", "worker", "--member-id", "w", "--store", "embedded:", "--model", "m", "--model-path", "/none"]
+    result = CliRunner().invoke(penstock, command, env=told)
+    assert result.exit_code == 2
+    assert "neither" in result.output, "the variable is one that workers read"
 
 
 @pytest.fixture(scope="module")
