@@ -12,7 +12,7 @@ Act: TypeAlias = Callable[[float], None]
 
 
 class Rank(IntEnum):
-    """Who goes first among events of the same moment; within a rank, who was scheduled first."""
+    """Who goes first among events of the same moment."""
 
     STEP_END = 0
     ARRIVAL = 1
@@ -30,7 +30,7 @@ class Event:
 
     __slots__ = ("_queue", "act", "background", "order")
 
-    def __init__(self, order: tuple[float, int, int], act: Act, background: bool, queue: "EventQueue") -> None:
+    def __init__(self, order: tuple[float, int, int, int], act: Act, background: bool, queue: "EventQueue") -> None:
         self.order = order
         self.act: Act | None = act
         self.background = background
@@ -44,7 +44,7 @@ class Event:
 
 
 class EventQueue:
-    """Events in order of (time, rank, scheduling).
+    """Events in order of (time, rank, place, scheduling).
 
     A simulation goes on while there are events that can change something. Those of the `background` (timers that
     would go on for ever) do not count.
@@ -52,7 +52,7 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now_ms = 0.0
-        self._heap: list[tuple[tuple[float, int, int], Event]] = []
+        self._heap: list[tuple[tuple[float, int, int, int], Event]] = []
         self._scheduled = 0
         self._foreground = 0
 
@@ -61,12 +61,12 @@ class EventQueue:
         """Nothing but background is left."""
         return self._foreground == 0
 
-    def at(self, at_ms: float, rank: Rank, act: Act, *, background: bool = False) -> Event:
-        """Call `act` when the time has come. Raises `IllegalTransition` for a time in the past."""
+    def at(self, at_ms: float, rank: Rank, act: Act, *, place: int = 0, background: bool = False) -> Event:
+        """Call `act` when the time has come; within a rank, lower places go first. Raises `IllegalTransition` for a time in the past."""
         if at_ms < self.now_ms:
             raise IllegalTransition(f"an event was scheduled for {at_ms} ms when it was {self.now_ms} ms already")
         self._scheduled += 1
-        event = Event((at_ms, rank, self._scheduled), act, background, self)
+        event = Event((at_ms, rank, place, self._scheduled), act, background, self)
         self._foreground += not background
         heappush(self._heap, (event.order, event))
         return event

@@ -56,6 +56,7 @@ class SimulatedFleet:
             self._times[number],
             self._config.report_delay_ms,
             self._hooks,
+            number,
             skip_steps=self._config.skip_steps,
         )
         self.workers[description.instance_id] = worker

@@ -56,9 +56,11 @@ class Worker:
         times: ReportTimes,
         report_delay_ms: float,
         hooks: WorkerHooks,
+        number: int,
         *,
         skip_steps: bool,
     ) -> None:
+        """`number` is its place among those whose steps end at the same moment."""
         self.description = description
         self.instance = instance
         self.report_due_ms = math.inf
@@ -69,6 +71,7 @@ class Worker:
         self._times = times
         self._report_delay_ms = report_delay_ms
         self._hooks = hooks
+        self._number = number
         self._skips_steps = skip_steps
         self._likely_steps = _FIRST_RUN_STEPS
         self._run_steps = 0
@@ -103,7 +106,7 @@ class Worker:
         self.look(now_ms)
         left = self._interrupt()
         if left is not None:
-            self._step_end = self._events.at(left.ends_ms, Rank.STEP_END, self._finish)
+            self._step_end = self._events.at(left.ends_ms, Rank.STEP_END, self._finish, place=self._number)
 
     def wake(self, now_ms: float, admitted_request_id: str | None = None) -> None:
         """It was touched; from now on it reports the admitted request as its own."""
@@ -112,7 +115,7 @@ class Worker:
         self._has_news = True
         self._note_due()
         if self.is_idle:
-            self._planning = self._events.at(now_ms, Rank.PLAN, self._plan)
+            self._planning = self._events.at(now_ms, Rank.PLAN, self._plan, place=self._number)
 
     def watch(self, now_ms: float) -> None:
         """From now on every step is to end by itself, until as many `unwatch`."""
@@ -149,7 +152,7 @@ class Worker:
         if step is None:
             return
         self._run_steps = step.steps
-        self._step_end = self._events.at(step.ends_ms, Rank.STEP_END, self._finish)
+        self._step_end = self._events.at(step.ends_ms, Rank.STEP_END, self._finish, place=self._number)
         if step.chunks and self._hooks.planned is not None:
             self._hooks.planned(self, step, now_ms)
 
@@ -167,7 +170,7 @@ class Worker:
         self._note_cache(result.kv_blocks)
         self._has_news = True
         self._note_due()
-        self._planning = self._events.at(now_ms, Rank.PLAN, self._plan)
+        self._planning = self._events.at(now_ms, Rank.PLAN, self._plan, place=self._number)
         self._hooks.stepped(self, result, now_ms)
 
     def _interrupt(self) -> Step | None:

@@ -4,7 +4,7 @@ from mesh.errors import IllegalTransition
 from simulator.cluster.events import EventQueue, Rank
 
 
-def test_time_then_rank_then_order_of_scheduling() -> None:
+def test_time_then_rank_then_place_then_order_of_scheduling() -> None:
     events = EventQueue()
     heard: list[tuple[str, float]] = []
     for at_ms, rank, name in (
@@ -15,6 +15,8 @@ def test_time_then_rank_then_order_of_scheduling() -> None:
         (1.0, Rank.PLAN, "early"),
     ):
         events.at(at_ms, rank, lambda now_ms, name=name: heard.append((name, now_ms)))  # type: ignore[misc]
+    events.at(2.0, Rank.MESSAGE, lambda now_ms: heard.append(("last message", now_ms)), place=1)
+    events.at(2.0, Rank.MESSAGE, lambda now_ms: heard.append(("third message", now_ms)))
     while not events.is_over:
         events.run_next()
     assert heard == [
@@ -22,6 +24,8 @@ def test_time_then_rank_then_order_of_scheduling() -> None:
         ("step end", 2.0),
         ("first message", 2.0),
         ("second message", 2.0),
+        ("third message", 2.0),
+        ("last message", 2.0),
         ("plan", 2.0),
     ]
 
