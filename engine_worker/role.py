@@ -12,6 +12,7 @@ from controlplane.model.instance import InstanceDescription, InstancePhase, Inst
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from engine_worker.coordinator.mover import Mover
+from engine_worker.device import device_of
 from engine_worker.engine_choice import make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
 from engine_worker.engines.movable import is_movable
@@ -22,6 +23,7 @@ from engine_worker.prediction.start import predict_lengths
 from engine_worker.reporter import Reporter
 from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
+from engine_worker.step_watch import StepWatches
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
 from mesh.store.stored_setting import StoredSetting
@@ -78,9 +80,10 @@ class WorkerRole:
         GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
         if is_movable(self._engine):
             self._mover = Mover(instance, self._engine, context, time.monotonic, self._end_process)
+        device = await asyncio.to_thread(device_of, self._settings.engine)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
-            WorkerService(instance, time.monotonic, self._mover),
+            WorkerService(instance, time.monotonic, self._mover, StepWatches(self._engine), device),
             "penstock.v1.Worker",
         )
         self._vital = (

@@ -11,13 +11,15 @@ from controlplane.load_message import load_message, state_code
 from engine_worker import wire
 from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.instance import Instance
+from engine_worker.step_watch import StepWatches
 from engine_worker.streams import OutputStream
-from mesh.errors import ProtocolViolation
+from mesh.errors import ProtocolViolation, RequestRefused
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
+STEP_SAMPLES_EVERY_S = 0.1
 CANNOT_MOVE = "the engine of this worker cannot move requests"
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -40,9 +42,18 @@ class Departures(Protocol):
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """penstock.v1.Worker."""
 
-    def __init__(self, instance: Instance, clock: Callable[[], float], departures: Departures | None = None) -> None:
-        """`departures` if requests can move away from here."""
+    def __init__(
+        self,
+        instance: Instance,
+        clock: Callable[[], float],
+        departures: Departures | None = None,
+        steps: StepWatches | None = None,
+        device: str = "",
+    ) -> None:
+        """`departures` if requests can move away from here, `steps` if the engine's steps can be watched."""
         self._instance = instance
+        self._steps = steps
+        self._device = device
         self._clock = clock
         self._departures = departures
 
@@ -81,7 +92,22 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.DescribeResponse(
             instance=wire.description_message(self._instance.description),
             state=state_code(self._instance.state),
+            device=self._device,
         )
+
+    async def WatchSteps(
+        self, request: worker_pb2.WatchStepsRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.StepSamples]:
+        """Every engine step from now on, until the caller hangs up."""
+        if self._steps is None:
+            await _abort(context, grpc.StatusCode.UNIMPLEMENTED, "this worker does not tell of its steps")
+        try:
+            with self._steps.watch() as watch:
+                while True:
+                    yield wire.step_samples_message(await watch.take())
+                    await asyncio.sleep(STEP_SAMPLES_EVERY_S)
+        except RequestRefused as error:
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: Context) -> worker_pb2.GetLoadResponse:
         """The load now."""

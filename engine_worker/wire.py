@@ -9,6 +9,7 @@ from controlplane.model.instance import InstanceDescription, KvBlocks
 from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
 from engine_worker.deltas import Delta, Failure, FailureCode
 from engine_worker.request_table import TrackedRequest
+from engine_worker.step_watch import StepBatch
 from penstock.v1 import monitor_pb2, request_pb2, worker_pb2
 
 _FINISH_REASONS = {
@@ -118,6 +119,24 @@ def running_request_message(tracked: TrackedRequest, now_s: float) -> worker_pb2
         frontend_id=tracked.frontend_id,
         age_ms=round(1000 * (now_s - tracked.admitted_s)),
         remaining_tokens=tracked.remaining_tokens,
+    )
+
+
+def step_samples_message(batch: StepBatch) -> worker_pb2.StepSamples:
+    """Steps as a watcher is told of them."""
+    return worker_pb2.StepSamples(
+        steps=[
+            worker_pb2.StepSample(
+                duration_ms=sample.duration_ms,
+                prefill_tokens=sample.prefill_tokens,
+                attended_pairs=sample.attended_pairs,
+                decode_requests=sample.decode_requests,
+                context_tokens=sample.context_tokens,
+                longest_context_tokens=sample.longest_context_tokens,
+            )
+            for sample in batch.samples
+        ],
+        lost=batch.lost,
     )
 
 

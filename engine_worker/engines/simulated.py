@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, StepOutput
+from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.mailbox import Mailbox
 from mesh.errors import ConfigurationError, EngineFailed
-from simulator.cost.model import CostModel
+from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.instance import Instance
 
@@ -44,7 +45,8 @@ class SimulatedEngine:
     ) -> None:
         if time_scale <= 0:
             raise ConfigurationError(f"time_scale must be more than 0, got {time_scale}")
-        self.instance = Instance(config, cost)
+        self._cost = _SeenCost(cost)
+        self.instance = Instance(config, self._cost)
         """Open to the KV transfer agent, which shares the engine's event loop."""
         self._time_scale = time_scale
         self._clock = clock
@@ -55,6 +57,7 @@ class SimulatedEngine:
         self._runner: asyncio.Task[None] | None = None
         self._failure: EngineFailed | None = None
         self._warned_at = -_LAG_WARNING_EVERY_S
+        self._observe: Callable[[StepSample], None] | None = None
 
     async def start(self) -> EngineLimits:
         """Begin to take steps."""
@@ -103,6 +106,10 @@ class SimulatedEngine:
         """Changes of the prefix cache."""
         return self._kv_blocks.read()
 
+    def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:
+        """See `TellsSteps`; durations are as the clock shows them."""
+        self._observe = observe
+
     async def stop(self) -> None:
         """End every request and the stepping."""
         if self._runner is not None:
@@ -131,9 +138,12 @@ class SimulatedEngine:
                 await self._work.wait()
                 ends_at_s = self._clock()
                 continue
+            shape = self._cost.shape
             ends_at_s += step.duration_ms * 1e-3 * self._time_scale
             ends_at_s = await self._sleep_until(ends_at_s)
             result = self.instance.finish_step(step)
+            if self._observe is not None:
+                self._observe(_sample(shape, step.duration_ms * self._time_scale))
             if result.deltas:
                 self._outputs.put(StepOutput(deltas=result.deltas))
             self._after_step()
@@ -164,3 +174,27 @@ class SimulatedEngine:
             self._kv_blocks.put(changes)
         else:
             self._kv_blocks.replace_all(KvBlocks(stored=self.instance.cached_hashes, cleared=True))
+
+
+class _SeenCost(CostModel):
+    """A cost model that remembers the batch it was asked about last."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self.shape = BatchShape()
+
+    def step_ms(self, batch: BatchShape) -> float:
+        self.shape = batch
+        return self._cost.step_ms(batch)
+
+
+def _sample(shape: BatchShape, duration_ms: float) -> StepSample:
+    chunks = shape.prefill
+    return StepSample(
+        duration_ms=duration_ms,
+        prefill_tokens=sum(chunk.new_tokens for chunk in chunks),
+        attended_pairs=sum(chunk.new_tokens * (chunk.context_tokens + (chunk.new_tokens + 1) / 2) for chunk in chunks),
+        decode_requests=shape.decode_requests,
+        context_tokens=shape.decode_context_tokens_sum,
+        longest_context_tokens=int(shape.decode_context_tokens.max()) if shape.decode_requests else 0,
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
+from controlplane.model.step_sample import StepSample
 from engine_worker.engines.hidden_states import HiddenStates
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.movable import ExportProgress, PausedRequest
@@ -71,6 +72,7 @@ class VllmEngine:
         self._limits: EngineLimits | None = None
         self._failure = ""
         self._is_stopped = False
+        self._observe: Callable[[StepSample], None] | None = None
 
     async def start(self) -> EngineLimits:
         """See `Engine.start`. The event loop goes on meanwhile."""
@@ -130,6 +132,10 @@ class VllmEngine:
     def load(self) -> LoadReport:
         """See `Engine.load`, and `load.py` for how exact it is."""
         return self._load.report()
+
+    def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:
+        """See `TellsSteps`; a step lasts from the arrival of the one before to its own."""
+        self._observe = observe
 
     async def kv_blocks(self) -> AsyncIterator[KvBlocks]:
         """See `Engine.kv_blocks`."""
@@ -362,6 +368,8 @@ class VllmEngine:
 
     def _on_step(self, stats: StepStats) -> None:
         self._load.stepped(stats, self._clock())
+        if self._observe is not None and (sample := self._load.step_sample()) is not None:
+            self._observe(sample)
 
     async def _watch(self, core: "Core") -> None:
         # vLLM tells the running requests of the core's death; when none is running, one has to look.

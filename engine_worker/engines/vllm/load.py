@@ -21,6 +21,7 @@ How exact each field of the report is, as of the last step:
 from dataclasses import dataclass
 
 from controlplane.model.instance import LoadReport
+from controlplane.model.step_sample import StepSample
 from controlplane.model.token_intervals import TokenIntervals
 
 
@@ -64,6 +65,7 @@ class LoadAccount:
         self._finished = 0
         self._step_ms = 0.0
         self._intervals = TokenIntervals()
+        self._attended_pairs = 0.0
 
     def submitted(self, request_id: str, context_tokens: int, cached_tokens: int, priority: int, now_s: float) -> None:
         """A request was handed over, of whose context that many tokens are thought to be cached."""
@@ -122,11 +124,36 @@ class LoadAccount:
             token_interval_ms=self._intervals.mean_ms() if decoding else 0.0,
         )
 
+    def step_sample(self) -> StepSample | None:
+        """The step that `stepped` told of last, as long as nothing was `produced` since; None: it computed nothing.
+
+        Which requests decoded is inferred: those that have brought a token, preempted ones among them.
+        """
+        stats = self._stats
+        if not stats.prefilled_tokens and not stats.decoded_tokens:
+            return None
+        contexts = [
+            account.context_tokens
+            for request_id, account in self._accounts.items()
+            if account.token_ms and request_id not in self._prefilling
+        ]
+        return StepSample(
+            duration_ms=self._step_ms,
+            prefill_tokens=stats.prefilled_tokens,
+            attended_pairs=self._attended_pairs,
+            decode_requests=stats.decoded_tokens,
+            context_tokens=sum(contexts),
+            longest_context_tokens=max(contexts, default=0),
+        )
+
     def _spread(self, tokens: int) -> None:
+        self._attended_pairs = 0.0
         if tokens == 0:
             return
         for account in sorted(self._prefilling.values(), key=lambda account: (not account.started, account.order)):
             computed = min(tokens, account.prefill_tokens)
+            before = account.context_tokens - account.prefill_tokens
+            self._attended_pairs += computed * (before + (computed + 1) / 2)
             account.prefill_tokens -= computed
             account.started = account.started or computed > 0
             tokens -= computed

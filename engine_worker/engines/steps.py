@@ -1,0 +1,20 @@
+"""What an engine tells of its steps, for whoever fits costs to them."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeGuard, runtime_checkable
+
+from controlplane.model.step_sample import StepSample
+from engine_worker.engines.interface import Engine
+
+
+@runtime_checkable
+class TellsSteps(Protocol):
+    """An engine whose steps can be watched."""
+
+    def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:
+        """Call `observe` after each step from now on; None: no more. While nobody watches it costs nothing."""
+
+
+def tells_steps(engine: Engine) -> TypeGuard[TellsSteps]:
+    """Whether the engine's steps can be watched."""
+    return isinstance(engine, TellsSteps)

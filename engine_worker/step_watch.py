@@ -1,0 +1,78 @@
+"""Watchers of an engine's steps: each has a bounded queue of its own."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from controlplane.model.step_sample import StepSample
+from engine_worker.engines.interface import Engine
+from engine_worker.engines.steps import tells_steps
+from mesh.errors import RequestRefused
+
+MOST_WATCHERS = 4
+MOST_SAMPLES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Steps since the watcher last looked."""
+
+    samples: tuple[StepSample, ...]
+    lost: int
+    """Steps between these and the ones before that the watcher was too slow for."""
+
+
+class StepWatch:
+    """One watcher's queue."""
+
+    def __init__(self) -> None:
+        self._samples: deque[StepSample] = deque(maxlen=MOST_SAMPLES)
+        self._lost = 0
+        self._changed = asyncio.Event()
+
+    def add(self, sample: StepSample) -> None:
+        """A step is over."""
+        self._lost += len(self._samples) == MOST_SAMPLES
+        self._samples.append(sample)
+        self._changed.set()
+
+    async def take(self) -> StepBatch:
+        """Wait for a step, then give all there are."""
+        await self._changed.wait()
+        self._changed.clear()
+        batch = StepBatch(tuple(self._samples), self._lost)
+        self._samples.clear()
+        self._lost = 0
+        return batch
+
+
+class StepWatches:
+    """All watchers of one engine; without any, the engine tells nothing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._watches: list[StepWatch] = []
+
+    @contextmanager
+    def watch(self) -> Iterator[StepWatch]:
+        """Watch until the end of the block. Raises `RequestRefused` where there are too many watchers, or the engine
+        does not tell of its steps."""
+        if not tells_steps(self._engine):
+            raise RequestRefused("the engine of this worker does not tell of its steps")
+        if len(self._watches) >= MOST_WATCHERS:
+            raise RequestRefused(f"{MOST_WATCHERS} others watch this engine's steps; try again when one has ended")
+        watch = StepWatch()
+        self._watches.append(watch)
+        self._engine.watch_steps(self._observe)
+        try:
+            yield watch
+        finally:
+            self._watches.remove(watch)
+            if not self._watches:
+                self._engine.watch_steps(None)
+
+    def _observe(self, sample: StepSample) -> None:
+        for watch in self._watches:
+            watch.add(sample)
