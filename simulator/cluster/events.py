@@ -62,7 +62,10 @@ class EventQueue:
         return self._foreground == 0
 
     def at(self, at_ms: float, rank: Rank, act: Act, *, place: int = 0, background: bool = False) -> Event:
-        """Call `act` when the time has come; within a rank, lower places go first. Raises `IllegalTransition` for a time in the past."""
+        """Call `act` when the time has come; within a rank, lower places go first.
+
+        Raises `IllegalTransition` for a time in the past.
+        """
         if at_ms < self.now_ms:
             raise IllegalTransition(f"an event was scheduled for {at_ms} ms when it was {self.now_ms} ms already")
         self._scheduled += 1
