@@ -1,5 +1,6 @@
 """The one interface of placement policies."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Protocol, TypeGuard
 
 from controlplane.model.placement import Decision, DecodeChoice, PlacementProblem
@@ -54,6 +55,18 @@ class LateDecider(Policy, Protocol):
 def decides_late(policy: Policy) -> TypeGuard[LateDecider]:
     """Whether the policy chooses where to decode at the end of the prefill, if asked then."""
     return hasattr(policy, "decide_decode")
+
+
+class Pooled(Policy, Protocol):
+    """A policy that keeps instances in pools of its own making."""
+
+    def pools(self, model: str) -> Mapping[str, str]:
+        """The pool of each instance of the model, as of the policy's last look; for people and metrics."""
+
+
+def has_pools(policy: Policy) -> TypeGuard[Pooled]:
+    """Whether the policy keeps pools."""
+    return hasattr(policy, "pools")
 
 
 def is_observer(policy: Policy) -> TypeGuard[Observer]:

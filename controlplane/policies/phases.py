@@ -22,6 +22,7 @@ RULE = (
 BY_POLICY = "chosen by the policy"
 ONE_TOKEN = "one token is asked for: nothing is decoded"
 DECODES_ALREADY = "it decodes already: its tokens so far are computed again where it goes on"
+STAYS = "every instance does both: it stays where it was prefilled"
 NONE_TO_DECODE = "no instance that decodes is ready: the instance of the prefill does both"
 
 

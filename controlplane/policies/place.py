@@ -5,10 +5,10 @@ from numpy.typing import NDArray
 
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.instance import InstanceDescription
-from controlplane.model.placement import Placement, PlacementProblem, PlacementRequest
+from controlplane.model.placement import Decision, DecodeChoice, Placement, PlacementProblem, PlacementRequest
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies import phases
-from controlplane.policies.interface import LateDecider, Policy, decides_late
+from controlplane.policies.interface import Policy, decides_late
 from mesh.errors import NoInstance, UnknownModel
 
 MAX_REASONS = 8
@@ -65,11 +65,23 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
 
 
 def place_decode(
-    table: ClusterTable, policy: LateDecider, request: PlacementRequest, prefill_instance_id: str
+    table: ClusterTable, policy: Policy, request: PlacementRequest, prefill_instance_id: str
 ) -> InstanceDescription | None:
-    """Where a request is decoded whose prompt the instance has just computed; None: where it is.
+    """Where a request is decoded whose prompt the instance has just computed; None: where it is. See `choose_decode`."""
+    chosen = choose_decode(table, policy, request, prefill_instance_id)
+    if chosen is None:
+        return None
+    instances, choice = chosen
+    return None if instances[choice.row].instance_id == prefill_instance_id else instances[choice.row]
+
+
+def choose_decode(
+    table: ClusterTable, policy: Policy, request: PlacementRequest, prefill_instance_id: str
+) -> tuple[tuple[InstanceDescription, ...], DecodeChoice] | None:
+    """The instances and the choice among them, at the end of a prefill; None where there is nothing to choose.
 
     `request.now_s` is the time of this question. The request counts as load to come of the instance that is chosen.
+    A policy that does not decide late has come into force since the request was placed: then `phases` decides.
     """
     snapshot = table.snapshot(request.model)
     prefill_row = None if snapshot is None else snapshot.row(prefill_instance_id)
@@ -79,12 +91,15 @@ def place_decode(
     decode_candidates = candidates & snapshot.decode_rows
     nothing_cached = np.zeros(len(snapshot), np.int64)
     problem = PlacementProblem(request, snapshot, nothing_cached, candidates, decode_candidates)
-    row = policy.decide_decode(problem, prefill_row).row
-    if row == prefill_row:
-        return None
-    instance = snapshot.instances[row]
-    table.placed_decode(request.request_id, instance.instance_id, request.prompt_tokens, request.now_s)
-    return instance
+    if decides_late(policy):
+        choice = policy.decide_decode(problem, prefill_row)
+    else:
+        stays = Decision(prefill_row, np.zeros(len(snapshot)))
+        choice = phases.choose_decode(problem, stays) or DecodeChoice(prefill_row, phases.STAYS)
+    if choice.row != prefill_row:
+        decode_id = snapshot.instances[choice.row].instance_id
+        table.placed_decode(request.request_id, decode_id, request.prompt_tokens, request.now_s)
+    return snapshot.instances, choice
 
 
 def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.bool_], dict[str, str]]:

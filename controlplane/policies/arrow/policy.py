@@ -69,6 +69,11 @@ class Arrow:
         instances = self._look(snapshot)
         self._models[snapshot.model][1].watch(instances, now_s)
 
+    def pools(self, model: str) -> dict[str, str]:
+        """See `Pooled`."""
+        known = self._models.get(model)
+        return {} if known is None else {each: known[0].pools[each].value for each in known[0].pools}
+
     def _go_on(self, instances: ElasticInstances, problem: PlacementProblem) -> Decision:
         """A request that decodes already goes where requests are decoded; its tokens so far are computed there."""
         row = schedule_decode(instances, None, problem.candidates, self._turn, self.parameters)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.model.cluster import ClusterTable
@@ -170,6 +170,7 @@ def test_a_policy_that_chooses_both_has_its_way() -> None:
     assert snapshot.unreported_decodes.tolist() == [0, 0, 1]
 
 
+@settings(deadline=None, max_examples=50)
 @pytest.mark.parametrize("name", POLICIES)
 @given(
     phase_of=st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(InstancePhase), min_size=1),
