@@ -1,0 +1,121 @@
+"""Fit the cost of a step to steps that were seen."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.step_sample import StepSample
+from controlplane.planning.instance_profile import StepCoefficients, StepFit
+from mesh.errors import ConfigurationError
+
+Matrix = NDArray[np.float64]
+
+MIN_SAMPLES = 32
+_REWEIGHTINGS = 3
+
+
+def step_features(samples: Sequence[StepSample]) -> Matrix:
+    """What each of `StepCoefficients`' fields is multiplied by, in their order; shape (samples, 7)."""
+    return np.array(
+        [
+            (
+                1.0,
+                float(sample.prefill_tokens > 0),
+                sample.prefill_tokens,
+                sample.attended_pairs,
+                sample.decode_requests,
+                sample.context_tokens,
+                sample.longest_context_tokens,
+            )
+            for sample in samples
+        ],
+        dtype=np.float64,
+    )
+
+
+def fit_steps(samples: Sequence[StepSample]) -> StepCoefficients:
+    """Least squared relative errors, no coefficient negative.
+
+    Errors are relative to the foretold duration, not to the measured one: a machine that is slow now and then would
+    otherwise pull the fit below the mean. Raises `ConfigurationError` for too few samples or durations that are none.
+    """
+    if len(samples) < MIN_SAMPLES:
+        raise ConfigurationError(f"{len(samples)} steps are too few to fit costs to: profile for longer")
+    durations = np.array([sample.duration_ms for sample in samples])
+    if not (np.isfinite(durations).all() and (durations > 0).all()):
+        raise ConfigurationError("every step takes longer than 0 ms")
+    features = step_features(samples)
+    weights = 1 / durations
+    solution = non_negative_least_squares(features * weights[:, None], np.ones(len(samples)))
+    for _ in range(_REWEIGHTINGS):
+        foretold = features @ solution
+        weights = 1 / np.maximum(foretold, foretold.max() * 1e-6)
+        solution = non_negative_least_squares(features * weights[:, None], durations * weights)
+    return StepCoefficients(*solution.tolist())
+
+
+def fit_and_validate_steps(
+    samples: Sequence[StepSample], rng: np.random.Generator, held_out_share: float = 0.25
+) -> StepFit:
+    """Fit to a random part, report the error on the rest. Raises `ConfigurationError` as `fit_steps` does."""
+    order = rng.permutation(len(samples))
+    held_out = [samples[index] for index in order[: round(len(samples) * held_out_share)]]
+    fitted = [samples[index] for index in order[len(held_out) :]]
+    coefficients = fit_steps(fitted)
+    foretold = step_features(held_out) @ _as_array(coefficients)
+    measured = np.array([sample.duration_ms for sample in held_out])
+    return StepFit(
+        coefficients,
+        len(fitted),
+        len(held_out),
+        relative_error=float(np.mean(np.abs(foretold - measured) / measured)),
+        total_error=float(foretold.sum() / measured.sum() - 1),
+    )
+
+
+def non_negative_least_squares(features: Matrix, targets: Matrix) -> Matrix:
+    """The x >= 0 of least |features x - targets| (Lawson and Hanson 1974, chapter 23: the active set method).
+
+    Columns are scaled to norm 1, because pairs of tokens are many orders of magnitude above counts. A column that is
+    all 0 gets 0.
+    """
+    norms = np.linalg.norm(features, axis=0)
+    usable = norms > 0
+    scaled = features[:, usable] / norms[usable]
+    columns = scaled.shape[1]
+    chosen = np.zeros(columns, dtype=bool)
+    x = np.zeros(columns)
+    tolerance = 1e-12 * max(1.0, float(np.abs(scaled.T @ targets).max(initial=0.0)))
+    for _ in range(10 * columns):
+        gradient = scaled.T @ (targets - scaled @ x)
+        if chosen.all() or gradient[~chosen].max() <= tolerance:
+            break
+        chosen[np.flatnonzero(~chosen)[gradient[~chosen].argmax()]] = True
+        x, chosen = _feasible(scaled, targets, x, chosen)
+    solution = np.zeros(features.shape[1])
+    solution[usable] = x / norms[usable]
+    return solution
+
+
+def _feasible(
+    scaled: Matrix, targets: Matrix, x: Matrix, chosen: NDArray[np.bool_]
+) -> tuple[Matrix, NDArray[np.bool_]]:
+    """Solve on the chosen columns; those that would turn negative leave, each step as far as allowed."""
+    chosen = chosen.copy()
+    while True:
+        trial = np.zeros_like(x)
+        trial[chosen] = np.linalg.lstsq(scaled[:, chosen], targets, rcond=None)[0]
+        leaving = chosen & (trial <= 0)
+        if not leaving.any():
+            return trial, chosen
+        steps = x[leaving] / np.maximum(x[leaving] - trial[leaving], 1e-300)
+        x = x + float(steps.min()) * (trial - x)
+        chosen &= x > 1e-14
+        x = np.where(chosen, x, 0.0)
+        if not chosen.any():
+            return x, chosen
+
+
+def _as_array(coefficients: StepCoefficients) -> Matrix:
+    return np.array([getattr(coefficients, name) for name in StepCoefficients.__struct_fields__], dtype=np.float64)
