@@ -58,7 +58,8 @@ class Dataset:
     prompts: dict[int, tuple[int, ...]]
     """Token ids by the number of the request."""
     requests: dict[Split, int]
-    cut_requests: int
+    cut_requests: frozenset[int]
+    """Numbers of those that ended at the limit of their length, not by themselves."""
     mean_output_tokens: float
 
 
@@ -105,7 +106,7 @@ class DatasetFolder:
         requests: dict[Split, int] = {"train": 0, "validation": 0, "test": 0}
         prompts: dict[int, tuple[int, ...]] = {}
         outputs: list[int] = []
-        cut = 0
+        cut: list[int] = []
         for part in self._parts():
             columns = _read(part)
             ends = np.cumsum(columns["prompt_lengths"])
@@ -115,7 +116,7 @@ class DatasetFolder:
                 token_ids = tuple(prompt.tolist())
                 prompts[len(prompts)] = token_ids
                 split_of_request.append(split_of(token_ids, split_seed))
-            cut += int(columns["was_cut"].sum())
+            cut += (np.flatnonzero(columns["was_cut"]) + first).tolist()
             outputs += columns["output_tokens"].tolist()
             for split in by_split:
                 chosen = np.array([name == split for name in split_of_request])
@@ -125,7 +126,7 @@ class DatasetFolder:
         if missing:
             raise ConfigurationError(f"{self.path} has no samples for {', '.join(missing)}: collect more requests")
         splits = {name: joined(parts) for name, parts in by_split.items()}
-        return Dataset(description, splits, prompts, requests, cut, float(np.mean(outputs)))
+        return Dataset(description, splits, prompts, requests, frozenset(cut), float(np.mean(outputs)))
 
     def _parts(self) -> list[Path]:
         return sorted(self.path.glob(PART_FILES))

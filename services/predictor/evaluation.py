@@ -15,6 +15,8 @@ from services.predictor.network import Network
 FEWEST_IN_POINT: Final = 30
 """Samples below which a point of a curve would say nothing."""
 MOST_POINTS: Final = 25
+LONG_BAND: Final = (0.85, 0.975)
+"""Quantiles of the lengths between which the requests lie that are followed from their beginning."""
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
@@ -39,16 +41,22 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     requests: dict[Split, int]
     samples: dict[str, int]
     cut_requests: int
+    """Of all splits: ended at the limit of their length."""
     mean_output_tokens: float
     mean_remaining_tokens: float
     mae_tokens: dict[str, float]
     """By method: the predictor, its ablations, the baselines."""
+    mae_tokens_uncut: dict[str, float]
+    """The same over the held-out requests that ended by themselves."""
     best_baseline: str
     change_percent: float
     """Of the predictor's error against the best baseline's; STAR reports -49.42 against the best auxiliary model."""
     mae_tokens_by_split: dict[str, float]
     curves: dict[str, list[CurvePoint]]
-    """By method, over the tokens generated so far; `long:` before a name: requests of the longest tenth alone."""
+    """By method, over the tokens generated so far. `long:` before a name: long requests of about one length, as far as
+    all of them got, so that every point is of the same requests."""
+    long_tokens: tuple[int, int]
+    """Shortest and longest of these."""
 
 
 class LengthPrediction:
@@ -98,12 +106,21 @@ def compare(methods: Mapping[str, LengthBaseline], samples: LengthSamples) -> di
 
 
 def curves(methods: Mapping[str, LengthBaseline], samples: LengthSamples) -> dict[str, list[CurvePoint]]:
-    """The error of each over the tokens generated so far, for all requests and for the longest tenth of them."""
+    """The error of each over the tokens generated so far, for all requests and for the long ones (see `LONG_BAND`)."""
+    shortest, longest_tokens = long_band(samples)
     totals = samples.generated_tokens + samples.remaining_tokens
-    _, first = np.unique(samples.requests, return_index=True)
-    longest = samples.only(totals >= np.quantile(totals[first], 0.9))
+    is_long = (totals >= shortest) & (totals <= longest_tokens) & (samples.generated_tokens < shortest)
+    longest = samples.only(is_long)
     drawn = {name: _curve(method, samples) for name, method in methods.items()}
     return drawn | {f"long:{name}": _curve(method, longest) for name, method in methods.items()}
+
+
+def long_band(samples: LengthSamples) -> tuple[int, int]:
+    """Tokens of the shortest and the longest of the long requests."""
+    totals = samples.generated_tokens + samples.remaining_tokens
+    _, first = np.unique(samples.requests, return_index=True)
+    shortest, longest = np.quantile(totals[first], LONG_BAND)
+    return int(shortest), int(longest)
 
 
 def _curve(method: LengthBaseline, samples: LengthSamples) -> list[CurvePoint]:

@@ -25,10 +25,12 @@ def draw_loss(path: Path, epochs: Sequence[LoggedEpoch], title: str) -> None:
 
 
 def draw_errors(path: Path, report: EvaluationReport) -> None:
-    """Mean absolute error over the tokens generated so far: all held-out requests, and their longest tenth (the
-    counterpart of STAR's figure 7)."""
+    """Mean absolute error over the tokens generated so far: all held-out requests, of which ever fewer and longer ones
+    are left, and the same long ones from their beginning (the counterpart of STAR's figure 7)."""
     axes, save = _axes(2)
-    for axis, prefix, what in zip(axes, ("", _LONG), ("all requests", "the longest tenth"), strict=True):
+    for axis, prefix, what in zip(
+        axes, ("", _LONG), ("all requests", "those of {} to {} tokens".format(*report.long_tokens)), strict=True
+    ):
         _draw_curves(
             axis,
             {

@@ -14,6 +14,7 @@ from services.predictor.evaluation import (
     compare,
     curves,
     fit_baselines,
+    long_band,
     split_errors,
 )
 
@@ -31,6 +32,7 @@ def evaluate(
     baselines = fit_baselines(dataset.splits["train"])
     methods |= baselines
     test = dataset.splits["test"]
+    uncut = test.only(~np.isin(test.requests, list(dataset.cut_requests)))
     errors = compare(methods, test)
     best = min(baselines, key=lambda name: errors[name])
     description = dataset.description
@@ -44,12 +46,14 @@ def evaluate(
         every_tokens=description.every_tokens,
         requests=dict(dataset.requests),
         samples={name: len(samples) for name, samples in dataset.splits.items()},
-        cut_requests=dataset.cut_requests,
+        cut_requests=len(dataset.cut_requests),
         mean_output_tokens=dataset.mean_output_tokens,
         mean_remaining_tokens=float(np.mean(test.remaining_tokens)),
         mae_tokens=errors,
         best_baseline=best,
+        mae_tokens_uncut=compare(methods, uncut),
         change_percent=100 * (errors[PREDICTOR] / errors[best] - 1),
         mae_tokens_by_split=split_errors(prediction, dataset.splits),
         curves=curves(methods, test),
+        long_tokens=long_band(test),
     )

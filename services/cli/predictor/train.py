@@ -43,6 +43,7 @@ class TrainOptions:
     patience: int
     seed: int
     device: str
+    threads: int
     compare: bool
 
 
@@ -80,6 +81,7 @@ def _sizes(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple
 @click.option("--patience", default=10, show_default=True, help="Epochs without a better validation error.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--device", default="cpu", show_default=True, help="Of torch.")
+@click.option("--threads", default=1, show_default=True, help="Of torch on a CPU; small networks gain nothing by more.")
 @click.option("--compare/--no-compare", default=False, help="Train ablations and a model of the prompt beside it.")
 @output_options
 def command(as_json: bool, plots: Path | None, **options: Any) -> None:
@@ -100,8 +102,7 @@ def _train(options: TrainOptions, plots: Path | None) -> EvaluationReport:
 
     from services.predictor.training import Epoch, TrainingSettings, train_network
 
-    # More threads than that only wait for each other in matrices of this size.
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     dataset = read_dataset(options.data)
     settings = TrainingSettings(
         hidden_sizes=options.hidden_sizes,
