@@ -3,9 +3,10 @@
     python -m benchmarks.prediction_overhead [--model demo-large] [--rounds 12] [--json FILE]
 
 One vLLM engine decodes full batches over and over; hidden states are captured at none of the steps, at every 20th and
-at every one in turn, and a length predictor in a process of its own is asked. CPU time of the engine core, of the worker's
-side and of the predictor is counted for each turn, so that other load on the machine matters little. The cost of one
-prediction is what every step of the third kind has more than one of the first; at every 20th step it is a twentieth.
+at every one in turn, and a length predictor in a process of its own is asked. CPU time of the engine core, of the
+worker's side and of the predictor is counted for each turn, so that other load on the machine matters little. The cost
+of one prediction is what every step of the third kind has more than one of the first; at every 20th step it is a
+twentieth of that.
 """
 
 import argparse
