@@ -4,33 +4,53 @@ import asyncio
 from collections.abc import Mapping
 from typing import ClassVar
 
+from controlplane.planner.cascade.desk import CascadeDesk
+from controlplane.planner.cascade.plan_process import PlanProcess
 from controlplane.planner.service import PlannerService
 from controlplane.planner.settings import PlannerSettings
+from controlplane.planning.cascade.drift import DriftSettings
 from mesh.role import RoleContext
+from mesh.tasks import TaskSet
 from penstock.v1 import planner_pb2_grpc
 
 
 class PlannerRole:
-    """Serves the plan that stands in the state store."""
+    """Makes plans for the goals in the state store, as workloads are reported."""
 
     name: ClassVar[str] = "planner"
 
     def __init__(self, settings: PlannerSettings) -> None:
-        self._settings = settings
+        self._drift = DriftSettings(
+            ratio=settings.drift_ratio,
+            score_points=settings.drift_score_points,
+            windows=settings.drift_windows,
+            pause_windows=settings.drift_pause_windows,
+        )
+        self._process = PlanProcess(settings.seed)
+        self._tasks = TaskSet(self.name)
+        self._failure: asyncio.Future[None] | None = None
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
-        """Serve the contract."""
-        context.server.add(
-            planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(context.store), "penstock.v1.Planner"
-        )
+        """Follow the goals and serve the contract."""
+        self._failure = asyncio.get_running_loop().create_future()
+        desk = CascadeDesk(context.store, self._process.make, self._drift, self._tasks)
+        self._tasks.spawn(desk.follow(), name="follow goals and cascades", on_error=self._on_failed)
+        context.server.add(planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(desk), "penstock.v1.Planner")
         return {}
 
     async def failed(self) -> None:
-        """Never: nothing runs in the background."""
-        await asyncio.Event().wait()
+        """Raises what made it impossible to go on."""
+        assert self._failure is not None
+        await asyncio.shield(self._failure)
 
     async def drain(self) -> None:
-        """Nothing to wait for: every answer is immediate."""
+        """Nothing to wait for: a plan that is being made is made again after the next workload."""
 
     async def stop(self) -> None:
-        """Nothing to free."""
+        """End what plans."""
+        await self._tasks.cancel()
+        self._process.stop()
+
+    def _on_failed(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)

@@ -1,29 +1,77 @@
 """The planner's gRPC methods."""
 
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import grpc
 
-from mesh.errors import StoreError
-from mesh.store.interface import StateStore
+from controlplane.planner.cascade.desk import CascadeDesk
+from controlplane.planner.cascade.wire import goal_from, status_message
+from controlplane.planning.cascade.plan import decode_plan
+from mesh.errors import ConfigurationError, PlanInfeasible, StoreError, TraceError
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 
-PLAN_KEY = "/penstock/plan"
+T = TypeVar("T")
 
 
 class PlannerService(planner_pb2_grpc.PlannerServicer):
-    """Shows the plan that stands in the state store; empty while there is none."""
+    """Takes goals, workloads and plans, and shows them."""
 
-    def __init__(self, store: StateStore) -> None:
-        self._store = store
+    def __init__(self, desk: CascadeDesk) -> None:
+        self._desk = desk
 
     async def GetPlan(self, request: planner_pb2.GetPlanRequest, context: Any) -> planner_pb2.GetPlanResponse:
-        """The plan in force."""
-        try:
-            entry = await self._store.get(PLAN_KEY)
-        except StoreError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            raise AssertionError("abort raises") from None
-        if entry is None:
+        """The plan in force; empty while there is none."""
+        if request.cascade:
+            revision, plan_json = await _stored(self._desk.plan_of(request.cascade), context)
+            return planner_pb2.GetPlanResponse(revision=revision, plan_json=plan_json)
+        planned = [status for status in await _stored(self._desk.statuses(), context) if status.revision]
+        if len(planned) > 1:
+            names = ", ".join(status.cascade for status in planned)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"name one of the cascades with a plan: {names}")
+        if not planned:
             return planner_pb2.GetPlanResponse()
-        return planner_pb2.GetPlanResponse(revision=entry.mod_revision, plan_json=entry.value.decode())
+        return planner_pb2.GetPlanResponse(revision=planned[0].revision, plan_json=planned[0].plan_json)
+
+    async def ReportWorkload(
+        self, request: planner_pb2.ReportWorkloadRequest, context: Any
+    ) -> planner_pb2.ReportWorkloadResponse:
+        """See the contract."""
+        try:
+            verdict = self._desk.report(request.cascade, tuple(request.lines))
+        except (TraceError, ConfigurationError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from None
+        return planner_pb2.ReportWorkloadResponse(verdict=verdict)
+
+    async def SetGoal(self, request: planner_pb2.SetGoalRequest, context: Any) -> planner_pb2.SetGoalResponse:
+        """See the contract."""
+        try:
+            goal = goal_from(request.goal)
+        except ConfigurationError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from None
+        return planner_pb2.SetGoalResponse(revision=await _stored(self._desk.set_goal(goal), context))
+
+    async def ApplyPlan(self, request: planner_pb2.ApplyPlanRequest, context: Any) -> planner_pb2.ApplyPlanResponse:
+        """See the contract."""
+        try:
+            plan = decode_plan(request.plan_json.encode())
+            revision = await _stored(self._desk.apply(plan), context)
+        except PlanInfeasible as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from None
+        return planner_pb2.ApplyPlanResponse(revision=revision)
+
+    async def ListPlans(self, request: planner_pb2.ListPlansRequest, context: Any) -> planner_pb2.ListPlansResponse:
+        """See the contract."""
+        statuses = await _stored(self._desk.statuses(), context)
+        return planner_pb2.ListPlansResponse(plans=map(status_message, statuses))
+
+
+async def _stored(work: Awaitable[T], context: Any) -> T:
+    try:
+        return await work
+    except StoreError as error:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        raise AssertionError("abort raises") from None

@@ -11,6 +11,7 @@ from mesh.store.stored_folder import StoredFolder
 from mesh.tasks import TaskSet
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import Judge
+from services.cascade.sampling.samplers import Samplers
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +26,13 @@ class Cascades:
         judge_deadline_s: float,
         clock: Callable[[], float],
         tasks: TaskSet,
+        samplers: Samplers,
     ) -> None:
         self._make_judge = make_judge
         self._judge_deadline_s = judge_deadline_s
         self._clock = clock
         self._tasks = tasks
+        self._samplers = samplers
         self._chains: dict[str, JudgeChain] = {}
         self._folder = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, self.check, self._on_change)
 
@@ -70,8 +73,10 @@ class Cascades:
     def _on_change(self, name: str, record: CascadeRecord | None) -> None:
         former = self._chains.pop(name, None)
         if former is not None:
+            self._samplers.end(name)
             self._tasks.spawn(former.close(), name=f"close the former judges of {name}")
         if record is not None:
             judges = [self._make_judge(text) for text in record.judges]
             self._chains[name] = JudgeChain(judges, self._judge_deadline_s, self._clock)
+            self._samplers.begin(record, self._chains[name])
         log.warning("cascade changed", extra={"cascade": name, "record": str(record)})

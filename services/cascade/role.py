@@ -13,6 +13,9 @@ from penstock.v1 import cascade_pb2_grpc
 from services.cascade.cascades import Cascades
 from services.cascade.judges.parse import make_judge
 from services.cascade.metrics import CascadeMetrics
+from services.cascade.sampling.planner_link import PlannerLink
+from services.cascade.sampling.samplers import Samplers, SamplingSettings
+from services.cascade.sampling.tiers import TierClient
 from services.cascade.service import CascadeService
 from services.cascade.settings import CascadeSettings
 
@@ -27,24 +30,30 @@ class CascadeRole:
         self._tasks = TaskSet(self.name)
         self._failure: asyncio.Future[None] | None = None
         self._cascades: Cascades | None = None
+        self._tiers: TierClient | None = None
         self._turns = count()
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Follow the cascades and serve the contract."""
         self._failure = asyncio.get_running_loop().create_future()
         settings = self._settings
+        find_frontend = partial(self._frontend, context)
+        self._tiers = TierClient(find_frontend, settings.sample_deadline_s, settings.mesh_api_key)
+        sampling = SamplingSettings(settings.sample_window_s, settings.sample_requests)
+        samplers = Samplers(sampling, self._tiers, PlannerLink(context.directory).report, time.monotonic)
         judges = partial(
             make_judge,
-            find_frontend=partial(self._frontend, context),
+            find_frontend=find_frontend,
             deadline_s=settings.judge_deadline_s,
             api_key=settings.judge_api_key,
             mesh_key=settings.mesh_api_key,
         )
-        cascades = Cascades(context.store, judges, settings.judge_deadline_s, time.monotonic, self._tasks)
+        cascades = Cascades(context.store, judges, settings.judge_deadline_s, time.monotonic, self._tasks, samplers)
         self._cascades = cascades
         self._tasks.spawn(cascades.follow(), name="follow the cascades", on_error=self._on_failed)
+        self._tasks.spawn(samplers.run(), name="sample the workload", on_error=self._on_failed)
         service = CascadeService(
-            context.store, cascades, CascadeMetrics(context.registry), settings.max_judging, time.monotonic
+            context.store, cascades, samplers, CascadeMetrics(context.registry), settings.max_judging, time.monotonic
         )
         context.server.add(cascade_pb2_grpc.add_CascadeServicer_to_server, service, "penstock.v1.Cascade")
         return {}
@@ -59,9 +68,11 @@ class CascadeRole:
 
     async def stop(self) -> None:
         """Close the judges' connections."""
+        await self._tasks.cancel()
         if self._cascades is not None:
             await self._cascades.close()
-        await self._tasks.cancel()
+        if self._tiers is not None:
+            await self._tiers.close()
 
     def _frontend(self, context: RoleContext) -> str:
         """One frontend after the other."""

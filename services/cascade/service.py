@@ -14,6 +14,7 @@ from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cascade.cascades import Cascades
 from services.cascade.judges.interface import JudgedAnswer
 from services.cascade.metrics import CascadeMetrics
+from services.cascade.sampling.samplers import Samplers
 from services.cascade.wire import message_from, record_from
 
 log = logging.getLogger(__name__)
@@ -26,12 +27,14 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
         self,
         store: StateStore,
         cascades: Cascades,
+        samplers: Samplers,
         metrics: CascadeMetrics,
         max_judging: int,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._cascades = cascades
+        self._samplers = samplers
         self._metrics = metrics
         self._max_judging = max_judging
         self._clock = clock
@@ -65,6 +68,7 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
             self._metrics.judging.set(self._judging)
             self._metrics.seconds.labels(record.name).observe(self._clock() - began_s)
         self._metrics.scores.labels(record.name, request.tier, judgement.judge).observe(judgement.score)
+        self._samplers.judged(record, request, judgement)
         if judgement.passed_over:
             self._metrics.passed_over.labels(record.name).inc()
         return cascade_pb2.JudgeResponse(

@@ -11,6 +11,12 @@ class CascadeSettings:
     """Seconds that a judge is given for one answer before the next one is asked."""
     max_judging: int = 256
     """Answers judged at the same time; more are refused."""
+    sample_window_s: float = 300.0
+    """Every so many seconds the planner is told what the workload looks like."""
+    sample_requests: int = 50
+    """Requests of each window that all tiers are asked, behind every client's; 0: no sampling."""
+    sample_deadline_s: float = 120.0
+    """What a tier may take to answer one."""
     judge_api_key: str = ""
     """Sent to external judges (endpoint:MODEL@URL)."""
     mesh_api_key: str = ""

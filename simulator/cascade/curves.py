@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from controlplane.planning.cascade.replica import ReplicaCurve
 from controlplane.planning.cascade.sample import CascadeSample
 from simulator.cascade.replica import alone_s, p95_s, saturation_per_s
-from simulator.cascade.tier import ReplicaModel, TierModel
+from simulator.cascade.tier import ReplicaModel, Tier
 
 UTILISATIONS = (0.02, 0.25, 0.45, 0.6, 0.75, 0.9, 1.05)
 """Of `saturation_per_s`, which is an estimate: a replica may hold a little more."""
@@ -35,7 +35,7 @@ class SimulatedCurves:
     def __init__(
         self,
         sample: CascadeSample,
-        tiers: Sequence[TierModel],
+        tiers: Sequence[Tier],
         *,
         seed: int = 0,
         known: Sequence[StoredCurve] = (),
@@ -77,8 +77,7 @@ class SimulatedCurves:
         input_tokens: NDArray[np.int64],
         output_tokens: NDArray[np.int64],
     ) -> ReplicaCurve:
-        of = self._tiers[tier]
-        key = f"{of.model}/{of.weight_dtype}/{of.device}/{replica.shape}/{lengths}/{self._seed}"
+        key = f"{self._tiers[tier].key}/{replica.shape}/{lengths}/{self._seed}"
         known = self._curves.get(key)
         if known is None:
             if self._heard is not None:

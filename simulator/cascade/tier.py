@@ -1,6 +1,7 @@
 """A tier's model on its devices: the shapes of replica that it fits on."""
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from controlplane.planning.cascade.replica import ReplicaShape
 from mesh.errors import ConfigurationError
@@ -35,6 +36,17 @@ class ReplicaModel:
     """How many batches are under way at once: pp."""
 
 
+class Tier(Protocol):
+    """A model, and the shapes of replica in which it can be served."""
+
+    @property
+    def key(self) -> str:
+        """Tells tiers apart whose replicas differ; part of the name under which latency tables are kept."""
+
+    def replicas(self) -> tuple[ReplicaModel, ...]:
+        """Every shape, at least one."""
+
+
 @dataclass(frozen=True, slots=True)
 class TierModel:
     """A model of the catalogue, and the device that its replicas run on."""
@@ -46,9 +58,21 @@ class TierModel:
     max_gpus: int = MAX_REPLICA_GPUS
     """Of one replica."""
 
+    @property
+    def key(self) -> str:
+        """See `Tier`."""
+        return f"{self.model}@{self.device}:{self.weight_dtype}"
+
+    def checked(self) -> "TierModel":
+        """Itself. Raises `ConfigurationError` for names that are not in the catalogue."""
+        if not self.model or not self.device:
+            raise ConfigurationError(f"{self.key!r} names no tier: give MODEL@DEVICE[:DTYPE], both as in the catalogue")
+        deployment_for(self.model, self.device, 1, self.weight_dtype)
+        return self
+
     def replicas(self) -> tuple[ReplicaModel, ...]:
         """Every shape that the model fits on. Raises `ConfigurationError` where there is none."""
-        deployment_for(self.model, self.device, 1, self.weight_dtype)  # names that are unknown are no matter of size
+        self.checked()
         fitting: list[ReplicaModel] = []
         why = ""
         for pp in PIPELINE_PARALLEL:

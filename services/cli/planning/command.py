@@ -16,7 +16,7 @@ from mesh.errors import ConfigurationError, TraceError
 from services.cli.planning.front_plot import draw_front
 from services.cli.planning.plan_table import plan_table
 from services.cli.planning.tables_file import read_tables, write_tables
-from services.cli.planning.tier_option import parse_tier
+from services.cli.planning.tier_option import named_tier
 from services.cli.report_output import STDOUT, check_outputs, say
 from simulator.cascade.curves import SimulatedCurves
 
@@ -83,7 +83,7 @@ def cascade(
     """
     check_outputs(json_path, plot_path)
     names, sample = _workload(workload, options["rate"])
-    of_tiers = [parse_tier(text, options["gpus"]) for text in tiers]
+    of_tiers = [named_tier(text, options["gpus"]) for text in tiers]
     if tuple(name for name, _ in of_tiers) != names:
         raise click.UsageError(
             f"the workload has scores for {', '.join(names)}: give --tier for these, in this order "
@@ -99,7 +99,7 @@ def cascade(
             [model for _, model in of_tiers],
             seed=options["seed"],
             known=read_tables(tables),
-            heard=lambda key: status.update(f"simulating {key.partition('/')[0]}, {key.split('/')[3]}"),
+            heard=lambda key: status.update(f"simulating {key.rsplit('/', 2)[0].replace('/', ', ')}"),
         )
         started_s = time.perf_counter()
         planned = plan(sample, curves, request)

@@ -2,19 +2,18 @@
 
 import click
 
-from simulator.cascade.tier import MAX_REPLICA_GPUS, TierModel
+from mesh.errors import ConfigurationError
+from simulator.cascade.make_plan import parse_tier
+from simulator.cascade.tier import Tier
 
 
-def parse_tier(text: str, gpus: int) -> tuple[str, TierModel]:
-    """(name, model on its device), in replicas of at most `gpus`.
-
-    Raises `click.BadParameter`; whether the catalogue has model and device is found later.
-    """
+def named_tier(text: str, gpus: int) -> tuple[str, Tier]:
+    """(name, model on its device), in replicas of at most `gpus`. Raises `click.BadParameter`."""
     name, equals, rest = text.partition("=")
     if not equals:
         name, rest = "", text
-    model, at, where = rest.partition("@")
-    device, _, dtype = where.partition(":")
-    if not (model and at and device):
-        raise click.BadParameter(f"{text!r} is not of the form [NAME=]MODEL@DEVICE[:DTYPE]", param_hint="--tier")
-    return name or model, TierModel(model, device, dtype, max_gpus=min(gpus, MAX_REPLICA_GPUS))
+    try:
+        tier = parse_tier(rest, gpus)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error), param_hint="--tier") from error
+    return name or rest.partition("@")[0], tier

@@ -1,0 +1,43 @@
+"""What a cascade's plans are to reach: a record in the state store that the planner follows."""
+
+import msgspec
+
+from mesh.errors import ConfigurationError
+
+GOALS_PREFIX = "/penstock/goals/cascade/"
+"""Followed by the cascade's name."""
+PLANS_PREFIX = "/penstock/plans/cascade/"
+"""Where the plan in force of each cascade stands."""
+
+
+class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A quality to reach as fast as possible, or a latency to answer within as well as possible."""
+
+    cascade: str
+    gpus: int
+    tiers: tuple[str, ...]
+    """MODEL@DEVICE[:DTYPE] of the catalogue, or profile:KEY for a measured one; one for each tier."""
+    quality: float | None = None
+    latency_s: float | None = None
+    judge_s: float = 1.0
+    replan: bool = True
+    """Plan anew when the workload has moved; otherwise only at the first workload."""
+
+    @property
+    def key(self) -> str:
+        """Where it stands."""
+        return GOALS_PREFIX + self.cascade
+
+    def checked(self) -> "CascadeGoal":
+        """Itself. Raises `ConfigurationError` for what no plan can be made for."""
+        if not self.cascade or "/" in self.cascade:
+            raise ConfigurationError(f"a goal needs the name of a cascade, got {self.cascade!r}")
+        if self.gpus < 1 or not self.tiers or self.judge_s < 0:
+            raise ConfigurationError(f"the goal of {self.cascade} needs gpus >= 1, a tier at least and judge_s >= 0")
+        if (self.quality is None) == (self.latency_s is None):
+            raise ConfigurationError(f"the goal of {self.cascade} is either a quality or a latency")
+        if self.quality is not None and not 0 <= self.quality <= 100:
+            raise ConfigurationError(f"the goal of {self.cascade}: a quality goes from 0 to 100, got {self.quality:g}")
+        if self.latency_s is not None and self.latency_s <= 0:
+            raise ConfigurationError(f"the goal of {self.cascade}: a latency is above 0 s, got {self.latency_s:g}")
+        return self

@@ -1,0 +1,44 @@
+"""Goals and plans between Python and protobuf."""
+
+from controlplane.model.cascade_goal import CascadeGoal
+from controlplane.planner.cascade.desk import CascadeStatus
+from penstock.v1 import planner_pb2
+
+
+def goal_from(message: planner_pb2.CascadeGoal) -> CascadeGoal:
+    """Raises `ConfigurationError` for one that no plan can be made for."""
+    return CascadeGoal(
+        cascade=message.cascade,
+        gpus=message.gpus,
+        tiers=tuple(message.tiers),
+        quality=message.quality if message.HasField("quality") else None,
+        latency_s=message.latency_s if message.HasField("latency_s") else None,
+        judge_s=message.judge_s,
+        replan=message.replan,
+    ).checked()
+
+
+def message_from(goal: CascadeGoal) -> planner_pb2.CascadeGoal:
+    """The same as a message."""
+    return planner_pb2.CascadeGoal(
+        cascade=goal.cascade,
+        gpus=goal.gpus,
+        tiers=goal.tiers,
+        quality=goal.quality,
+        latency_s=goal.latency_s,
+        judge_s=goal.judge_s,
+        replan=goal.replan,
+    )
+
+
+def status_message(status: CascadeStatus) -> planner_pb2.CascadePlanStatus:
+    """What operators are shown."""
+    return planner_pb2.CascadePlanStatus(
+        cascade=status.cascade,
+        goal=message_from(status.goal) if status.goal is not None else None,
+        revision=status.revision,
+        plan_json=status.plan_json,
+        verdict=status.verdict,
+        workloads_total=status.workloads,
+        plans_total=status.plans,
+    )

@@ -1,0 +1,102 @@
+"""One cascade's windows, one after the other, reported to the planner."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from controlplane.model.cascade_record import CascadeRecord
+from controlplane.planning.cascade.workload import WorkloadRequest
+from mesh.errors import JudgeUnavailable, RpcError
+from services.cascade.judges.chain import JudgeChain
+from services.cascade.sampling.tiers import SampledRequest, TierClient
+from services.cascade.sampling.window import SampleWindow, Window
+
+log = logging.getLogger(__name__)
+
+CONCURRENT = 2
+"""Samples that are answered at the same time: clients' requests come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledWorkload:
+    """A window's requests on every tier."""
+
+    record: CascadeRecord
+    rate_per_s: float
+    requests: tuple[WorkloadRequest, ...]
+    judge: str
+    """Whose scores these are: those of other judges are left out, they do not compare."""
+    left_out: int
+    """Samples that a tier or a judge failed."""
+
+
+class WorkloadSampler:
+    """Of one cascade. A cascade of one tier is not sampled: there is nothing to plan between tiers."""
+
+    def __init__(
+        self,
+        record: CascadeRecord,
+        chain: JudgeChain,
+        tiers: TierClient,
+        report: Callable[[SampledWorkload], Awaitable[None]],
+        window: SampleWindow[SampledRequest],
+    ) -> None:
+        self._record = record
+        self._chain = chain
+        self._tiers = tiers
+        self._report = report
+        self._window = window
+
+    def offer(self, sampled: SampledRequest | None) -> None:
+        """A first tier's answer was judged; None: the request is too long to be kept."""
+        if sampled is None:
+            self._window.count()
+        else:
+            self._window.offer(sampled)
+
+    async def close_window(self, now_s: float) -> None:
+        """Have the window's samples answered by the other tiers, and report."""
+        window = self._window.close(now_s)
+        if len(self._record.tiers) < 2 or not window.items:
+            return
+        workload = await self._complete(window)
+        if workload.requests:
+            await self._report(workload)
+
+    async def _complete(self, window: Window[SampledRequest]) -> SampledWorkload:
+        turns = asyncio.Semaphore(CONCURRENT)
+        completed = await asyncio.gather(*(self._on_every_tier(item, turns) for item in window.items))
+        first = self._record.judges[0]
+        kept = [request for request, judge in filter(None, completed) if judge == first]
+        left_out = len(completed) - len(kept)
+        if left_out:
+            log.warning(
+                "samples left out", extra={"cascade": self._record.name, "left_out": left_out, "of": len(completed)}
+            )
+        return SampledWorkload(self._record, window.rate_per_s, tuple(kept), first, left_out)
+
+    async def _on_every_tier(
+        self, sampled: SampledRequest, turns: asyncio.Semaphore
+    ) -> tuple[WorkloadRequest, str] | None:
+        """And the judge of all its scores, "" if they are not of one; None if an answer or a score is missing."""
+        output_tokens, scores, judges = [sampled.output_tokens], [sampled.score], set()
+        async with turns:
+            for model in self._record.tiers[1:]:
+                try:
+                    answer = await self._tiers.answer(sampled, model)
+                    judgement = await self._chain.judge(answer.judged)
+                except (RpcError, JudgeUnavailable) as error:
+                    log.info("a sample is left out", extra={"cascade": self._record.name, "error": str(error)})
+                    return None
+                output_tokens.append(answer.output_tokens)
+                scores.append(judgement.score)
+                judges.add(judgement.judge)
+        request = WorkloadRequest(sampled.input_tokens, tuple(output_tokens), tuple(scores))
+        return request, judges.pop() if len(judges) == 1 else ""
+
+
+def new_window(size: int, began_s: float, seed: int) -> SampleWindow[SampledRequest]:
+    """Of a cascade that begins to be sampled."""
+    return SampleWindow(size, began_s, random.Random(seed))

@@ -1,0 +1,114 @@
+"""Asks tiers for the answers that a sample lacks."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from mesh.errors import PeerUnavailable
+from services.cascade.judges.interface import JudgedAnswer
+
+LOWEST_PRIORITY = 2**31 - 1
+"""Samples wait behind every client's request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRequest:
+    """A request that the first tier has answered and a judge has scored."""
+
+    request: Mapping[str, Any]
+    """As the client sent it."""
+    chat: bool
+    prompt: str
+    input_tokens: int
+    output_tokens: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledAnswer:
+    """What a tier says to it."""
+
+    judged: JudgedAnswer
+    input_tokens: int
+    output_tokens: int
+
+
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob] = []
+    token_logprobs: list[float] = []
+
+
+class _Message(msgspec.Struct):
+    content: str = ""
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    text: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage
+
+
+class TierClient:
+    """Reaches the tiers through the mesh's own frontends."""
+
+    def __init__(self, find_frontend: Callable[[], str], deadline_s: float, api_key: str = "") -> None:
+        self._find_frontend = find_frontend
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.AsyncClient(timeout=deadline_s, headers=headers)
+
+    async def answer(self, sampled: SampledRequest, model: str) -> SampledAnswer:
+        """Raises `PeerUnavailable` where the tier gives none."""
+        url = self._find_frontend()
+        if not url:
+            raise PeerUnavailable("no frontend is there to reach the tiers through")
+        path = "chat/completions" if sampled.chat else "completions"
+        try:
+            response = await self._client.post(f"{url}/{path}", json=_body(sampled, model))
+        except httpx.HTTPError as error:
+            raise PeerUnavailable(f"{url}: {str(error) or type(error).__name__}") from error
+        if response.status_code != httpx.codes.OK:
+            raise PeerUnavailable(f"{url} answers {response.status_code} for {model}: {response.text[:200]}")
+        try:
+            answer = msgspec.json.decode(response.content, type=_Answer)
+            choice = answer.choices[0]
+        except (msgspec.MsgspecError, IndexError) as error:
+            raise PeerUnavailable(f"{url} gives no answer that can be read for {model}") from error
+        text = choice.message.content if choice.message is not None else choice.text or ""
+        judged = JudgedAnswer(sampled.prompt, text, model, _mean_logprob(choice.logprobs))
+        return SampledAnswer(judged, answer.usage.prompt_tokens, max(1, answer.usage.completion_tokens))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+
+def _body(sampled: SampledRequest, model: str) -> dict[str, Any]:
+    left_out = {"stream", "stream_options", "penstock", "n", "logprobs", "top_logprobs", "echo"}
+    kept = {name: value for name, value in sampled.request.items() if value is not None and name not in left_out}
+    logprobs: bool | int = True if sampled.chat else 0
+    return {**kept, "model": model, "priority": LOWEST_PRIORITY, "logprobs": logprobs}
+
+
+def _mean_logprob(logprobs: _Logprobs | None) -> float | None:
+    if logprobs is None:
+        return None
+    values = logprobs.token_logprobs or [position.logprob for position in logprobs.content]
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,53 @@
+"""Which requests of a window are taken, and how many there were (pure)."""
+
+import random
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Window(Generic[Item]):
+    """A finished window."""
+
+    items: tuple[Item, ...]
+    """A uniform sample of what was offered."""
+    offered: int
+    seconds: float
+
+    @property
+    def rate_per_s(self) -> float:
+        """Arrivals."""
+        return self.offered / self.seconds if self.seconds > 0 else 0.0
+
+
+class SampleWindow(Generic[Item]):
+    """Keeps at most `size` of what is offered, each with equal chance (Vitter's algorithm R), until it is closed."""
+
+    def __init__(self, size: int, began_s: float, rng: random.Random) -> None:
+        self._size = size
+        self._began_s = began_s
+        self._rng = rng
+        self._items: list[Item] = []
+        self._offered = 0
+
+    def offer(self, item: Item) -> None:
+        """Something that the window may take."""
+        self._offered += 1
+        if len(self._items) < self._size:
+            self._items.append(item)
+            return
+        place = self._rng.randrange(self._offered)
+        if place < self._size:
+            self._items[place] = item
+
+    def count(self) -> None:
+        """Something that arrived but cannot be taken."""
+        self._offered += 1
+
+    def close(self, now_s: float) -> Window[Item]:
+        """What was taken; the next window begins now."""
+        window = Window(tuple(self._items), self._offered, now_s - self._began_s)
+        self._began_s, self._items, self._offered = now_s, [], 0
+        return window
