@@ -19,12 +19,7 @@ def ucx_environment(device: Device) -> dict[str, str]:
         "UCX_TLS": "tcp,posix,sysv,self",
         "UCX_POSIX_ERROR_HANDLING": "y",
         "UCX_SYSV_ERROR_HANDLING": "y",
-        # A message that travels in several pieces is matched with its receive when the first one is there. Where its
-        # sender dies before the last one, UCX neither completes nor cancels that receive (1.21): whoever waits for
-        # it, and its memory, would never be free again. What is negotiated (rendezvous) does end, and what fits
-        # into one piece comes whole or not at all; so nothing else is sent. A piece has 8 KiB at least.
-        "UCX_RNDV_THRESH": "4k",
-        # How soon a dead peer's shared memory is given up, which its transfers must wait for (default 20 s).
+        # UCX looks this often whether the peers still exist whose shared memory it uses (by default every 20 s).
         "UCX_KEEPALIVE_INTERVAL": "1s",
         # Peers die; every such error is raised here, with the peer's name.
         "UCXX_LOG_LEVEL": "FATAL",

@@ -157,6 +157,10 @@ class UcxEndpoint:
 
     def _begin(self, operation: Any, buffer: Buffer, tag: int | None, is_data: bool) -> asyncio.Future[None]:
         ucx = self._worker.ucx
+        # When the peer is lost, UCXX cancels what was begun, once; what began after that, before anyone here has
+        # heard of the loss, would never end. Both happen in turns of one event loop, so asking first is enough.
+        if not self._endpoint.alive:
+            return _failed("the peer is gone")
         if not self._is_closed:
             try:
                 array = self._worker.array_type(buffer)
