@@ -151,6 +151,7 @@ def _engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpo
         kv_cache_memory_bytes=kv_cache_bytes,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         tensor_parallel_size=settings.tensor_parallel,
+        pipeline_parallel_size=settings.pipeline_parallel,
         enforce_eager=on_cpu if settings.enforce_eager is None else settings.enforce_eager,
         enable_prefix_caching=True,
         scheduling_policy="priority",

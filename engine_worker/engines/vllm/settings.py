@@ -32,6 +32,8 @@ class VllmSettings:
     """Share of the GPU's memory for weights, activations and KV cache; ignored on a CPU."""
     tensor_parallel: int = 1
     """GPUs (or CPU processes) that share the model."""
+    pipeline_parallel: int = 1
+    """Groups of GPUs that each hold a part of the layers."""
     enforce_eager: bool | None = None
     """Neither compile the model nor capture CUDA graphs. None: True on a CPU, where compiling takes minutes."""
     cpu_threads: int = 1
