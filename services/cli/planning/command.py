@@ -8,11 +8,13 @@ import click
 from rich.console import Console
 
 from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
-from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, encode_plan
+from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import front
 from controlplane.planning.cascade.workload import read_workload
 from mesh.errors import ConfigurationError, TraceError
+from services.cli.planning import live
+from services.cli.planning.export import compose_override, helm_values
 from services.cli.planning.front_plot import draw_front
 from services.cli.planning.plan_table import plan_table
 from services.cli.planning.tables_file import read_tables, write_tables
@@ -116,6 +118,19 @@ def cascade(
     )
     say([f"planned in {seconds:.1f} s, {curves.simulated} tables simulated, {len(planned.scores)} rounds"])
     _write(made, planned, json_path, plot_path)
+
+
+@command.command("export")
+@click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--format", "form", type=click.Choice(["compose", "helm"]), required=True)
+def export(plan: Path, form: str) -> None:
+    """Print the plan in the file PLAN as a Compose file for use beside deploy/compose.yaml, or as Helm values."""
+    made = decode_plan(plan.read_bytes())
+    click.echo(compose_override(made) if form == "compose" else helm_values(made), nl=False)
+
+
+for _live in (live.goal, live.show, live.apply):
+    command.add_command(_live)
 
 
 def _workload(path: Path, rate_per_s: float | None) -> tuple[tuple[str, ...], CascadeSample]:

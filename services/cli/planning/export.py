@@ -1,0 +1,72 @@
+"""A plan as what a deployment is told (pure)."""
+
+from typing import Any
+
+import yaml
+
+from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
+
+FIRST_PORT = 7300
+"""Of the planned workers' gRPC ports; each takes this one and the next for its metrics."""
+
+
+def compose_override(plan: CascadePlan) -> str:
+    """A Compose file beside deploy/compose.yaml: a GPU worker for each replica of the plan, in place of its workers."""
+    services: dict[str, Any] = {f"worker-{number}": {"profiles": ["unplanned"]} for number in range(3)}
+    port = FIRST_PORT
+    for tier in plan.tiers:
+        for replicas in tier.replicas:
+            for _ in range(replicas.count):
+                name = f"tier-{tier.model}-{(port - FIRST_PORT) // 2}".lower()
+                services[name] = _service(tier, replicas, name, port)
+                port += 2
+    return _header(plan) + yaml.safe_dump({"services": services}, sort_keys=False, width=120)
+
+
+def helm_values(plan: CascadePlan) -> str:
+    """Values for a chart that runs one deployment of `penstock serve worker` for each entry of `workers`."""
+    workers = [
+        {
+            "name": f"{tier.model}-tp{replicas.tp}-pp{replicas.pp}".lower(),
+            "model": tier.model,
+            "replicas": replicas.count,
+            "gpusPerReplica": replicas.tp * replicas.pp,
+            "engineOptions": _engine_options(replicas),
+        }
+        for tier in plan.tiers
+        for replicas in tier.replicas
+    ]
+    cascade = {
+        "name": plan.name,
+        "tiers": [tier.model for tier in plan.tiers],
+        "thresholds": list(plan.thresholds),
+    }
+    return _header(plan) + yaml.safe_dump({"cascade": cascade, "workers": workers}, sort_keys=False, width=120)
+
+
+def _service(tier: PlannedTier, replicas: PlannedReplicas, name: str, port: int) -> dict[str, Any]:
+    options = [part for option in _engine_options(replicas) for part in ("--engine-option", option)]
+    gpus = {"driver": "nvidia", "count": replicas.tp * replicas.pp, "capabilities": ["gpu"]}
+    return {
+        "extends": {"file": "compose.yaml", "service": "worker-gpu"},
+        "profiles": [],
+        "command": [
+            *("serve", "worker", "--member-id", name, "--bind-host", "0.0.0.0"),
+            *("--port", str(port), "--metrics-port", str(port + 1), "--model", tier.model),
+            *("--model-path", f"/models/{tier.model}", *options),
+        ],
+        "ports": [f"127.0.0.1:{port}:{port}"],
+        "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
+    }
+
+
+def _engine_options(replicas: PlannedReplicas) -> list[str]:
+    options = [f"tensor_parallel={replicas.tp}"] if replicas.tp > 1 else []
+    return [*options, *([f"pipeline_parallel={replicas.pp}"] if replicas.pp > 1 else [])]
+
+
+def _header(plan: CascadePlan) -> str:
+    return (
+        f"# {plan.name}: quality {plan.quality:.1f} and p95 {plan.latency_p95_s:.2f} s expected at "
+        f"{plan.rate_per_s:g} requests/s on {plan.gpus} GPUs.\n"
+    )

@@ -1,0 +1,79 @@
+"""`penstock plan goal|show|apply`: what the running mesh's planner is to reach, and what it has planned."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from controlplane.planning.cascade.plan import decode_plan
+from penstock.v1 import planner_pb2, planner_pb2_grpc
+from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.planning.plan_table import plan_table
+from services.cli.proto_json import plain
+
+
+@click.command("goal")
+@click.argument("cascade")
+@click.option("--gpus", type=click.IntRange(1, 4096), required=True, help="Of all tiers together.")
+@click.option("--quality", type=click.FloatRange(0, 100), help="Reach this mean score as fast as possible.")
+@click.option(
+    "--latency-s", type=click.FloatRange(min=0, min_open=True), help="Answer as well as possible within this p95."
+)
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    required=True,
+    help="MODEL@DEVICE[:DTYPE] of the catalogue, or profile:FILE; one for each tier of the cascade, smallest first.",
+)
+@click.option("--judge-s", type=click.FloatRange(min=0), default=1.0, show_default=True, help="One judgement takes.")
+@click.option(
+    "--replan/--no-replan", default=True, show_default=True, help="Plan anew whenever the workload has moved."
+)
+@store_options
+def goal(store: str | None, mesh: str, **fields: Any) -> None:
+    """Say what the plans of CASCADE are to reach. Planning begins with the next sampled workload."""
+    request = planner_pb2.SetGoalRequest(
+        goal=planner_pb2.CascadeGoal(**{name: value for name, value in fields.items() if value is not None})
+    )
+    run(_call(store, mesh, "SetGoal", request))
+    click.echo(f"{fields['cascade']} is planned from the next workload on; watch it with: penstock plan show")
+
+
+@click.command("show")
+@store_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(store: str | None, mesh: str, as_json: bool) -> None:
+    """Show goals, plans in force, and what the planner made of the last workload."""
+    listed = run(_call(store, mesh, "ListPlans", planner_pb2.ListPlansRequest()))["plans"]
+    if as_json:
+        click.echo(json.dumps(listed, indent=2))
+        return
+    if not listed:
+        click.echo("no cascade has a goal or a plan; see `penstock plan goal --help`")
+    for status in listed:
+        if status["plan_json"]:
+            Console().print(plan_table(decode_plan(status["plan_json"].encode())))
+        click.echo(f"{status['cascade']}: {status['verdict']}")
+
+
+@click.command("apply")
+@click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@store_options
+def apply(plan: Path, store: str | None, mesh: str) -> None:
+    """Put the plan in the file PLAN (`penstock plan cascade --json`) into force.
+
+    Thresholds hold at once for requests to come. `penstock up` starts and drains instances to match; elsewhere
+    `penstock plan export` writes what your deployment is to be told.
+    """
+    made = decode_plan(plan.read_bytes())
+    answer = run(_call(store, mesh, "ApplyPlan", planner_pb2.ApplyPlanRequest(plan_json=plan.read_text())))
+    click.echo(f"{made.name}: plan {answer['revision']} is in force")
+
+
+async def _call(store: str | None, mesh: str, method: str, request: Any) -> dict[str, Any]:
+    async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
+        planner = only_member(directory, "planner")
+        return plain(await call(planner, planner_pb2_grpc.PlannerStub, method, request))

@@ -1,0 +1,73 @@
+"""Plans as Compose files and Helm values."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
+from services.cli.planning.command import command
+
+PLAN = CascadePlan(
+    name="both",
+    tiers=(
+        PlannedTier("Small", 4, (PlannedReplicas(2), PlannedReplicas(1, tp=2)), 1.0, 1.5),
+        PlannedTier("Large", 12, (PlannedReplicas(1, tp=4, pp=3),), 0.4, 9.0),
+    ),
+    thresholds=(70.0,),
+    quality=84.0,
+    latency_p95_s=9.0,
+    rate_per_s=3.0,
+    gpus=16,
+    quality_target=80.0,
+)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Any:
+    path = tmp_path / "plan.json"
+    path.write_bytes(encode_plan(PLAN))
+
+    def run(form: str) -> Any:
+        result = CliRunner().invoke(command, ["export", str(path), "--format", form])
+        assert result.exit_code == 0, result.output
+        return yaml.safe_load(result.output)
+
+    return run
+
+
+def test_compose_has_a_worker_for_each_replica_on_its_gpus(exported: Any) -> None:
+    services = exported("compose")["services"]
+    tiers = {name: service for name, service in services.items() if name.startswith("tier-")}
+    assert list(tiers) == ["tier-small-0", "tier-small-1", "tier-small-2", "tier-large-3"]
+    counts = [s["deploy"]["resources"]["reservations"]["devices"][0]["count"] for s in tiers.values()]
+    assert counts == [1, 1, 2, 12]
+    large = tiers["tier-large-3"]["command"]
+    assert large[large.index("--model") + 1] == "Large"
+    assert "tensor_parallel=4" in large
+    assert "pipeline_parallel=3" in large
+    ports = [service["ports"][0] for service in tiers.values()]
+    assert len(set(ports)) == len(ports)
+    assert services["worker-0"] == {"profiles": ["unplanned"]}, "the workers of compose.yaml stay away"
+
+
+def test_helm_values_have_an_entry_for_each_shape(exported: Any) -> None:
+    values = exported("helm")
+    assert values["cascade"] == {"name": "both", "tiers": ["Small", "Large"], "thresholds": [70.0]}
+    assert [(w["model"], w["replicas"], w["gpusPerReplica"]) for w in values["workers"]] == [
+        ("Small", 2, 1),
+        ("Small", 1, 2),
+        ("Large", 1, 12),
+    ]
+    assert values["workers"][2]["engineOptions"] == ["tensor_parallel=4", "pipeline_parallel=3"]
+
+
+def test_every_option_of_an_exported_worker_exists(exported: Any) -> None:
+    from services.cli.serve import ROLES, _role_command
+
+    assert "worker" in ROLES
+    for name, service in exported("compose")["services"].items():
+        if name.startswith("tier-"):
+            _role_command("worker").make_context("worker", service["command"][2:], resilient_parsing=False).close()
