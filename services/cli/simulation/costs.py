@@ -1,12 +1,16 @@
 """The options that say what a simulated instance is: which model on which device, and what its steps cost."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError
+from services.cli.profiling.profile_file import read_profile
 from simulator.cost.catalogue import DEVICES, MODELS, instance_for
+from simulator.cost.fitted.step_cost import FittedStepCost, profiled_instance
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import CostModel
 from simulator.cost.spec.model import WEIGHT_BYTES
@@ -14,6 +18,9 @@ from simulator.instance.config import InstanceConfig
 
 _KV_BLOCKS = 26_000
 _MAX_MODEL_LEN_TOKENS = 131_072
+_MAX_NUM_SEQS = 256
+_MAX_NUM_BATCHED_TOKENS = 2048
+_BLOCK_TOKENS = 16
 
 cost_options = (
     click.option(
@@ -29,6 +36,12 @@ cost_options = (
         type=click.Choice(list(WEIGHT_BYTES)),
         show_default="the model's own",
         help="Number format of the weights.",
+    ),
+    click.option(
+        "--profile",
+        "profile_path",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Costs and sizes of an instance that penstock profile has measured, in place of --model and --device.",
     ),
     click.option(
         "--levelled-attention",
@@ -47,19 +60,26 @@ class CostChoice:
     tensor_parallel: int = 1
     weight_dtype: str = ""
     heterogeneity: bool = True
+    profile: InstanceProfile | None = None
 
     def __post_init__(self) -> None:
+        if self.profile is not None and self.model is not None:
+            raise ConfigurationError("--profile has its own model and device: give it without --model and --device")
         if (self.model is None) != (self.device is None):
             raise ConfigurationError("--model and --device go together: costs follow from both")
 
     def create(self) -> CostModel:
         """The cost model. Raises `ConfigurationError`."""
+        if self.profile is not None:
+            return FittedStepCost(self.profile.step.coefficients)
         if self.model is None or self.device is None:
             return LinearCost()
         return self._instance()[1]
 
     def sizes(self) -> InstanceConfig | None:
-        """What the device has room for; None where no device is named."""
+        """What the device has room for, or the profiled instance had; None where nothing says."""
+        if self.profile is not None:
+            return profiled_instance(self.profile.sizes)
         return None if self.model is None else self._instance()[0]
 
     def _instance(self) -> tuple[InstanceConfig, CostModel]:
@@ -80,13 +100,17 @@ def costs_of(options: dict[str, Any]) -> CostChoice:
         options["tp"],
         options["weight_dtype"] or "",
         not options["levelled_attention"],
+        read_profile(options["profile_path"]) if options["profile_path"] else None,
     )
 
 
 def instance_of(options: dict[str, Any]) -> InstanceConfig:
-    """Sizes as the options say, and what they leave open from the catalogue. Raises `ConfigurationError`."""
-    sizes = costs_of(options).sizes()
-    block_tokens = options["block_tokens"]
+    """Sizes as the options say, and what they leave open from the profile or the catalogue. Raises
+    `ConfigurationError`."""
+    costs = costs_of(options)
+    sizes = costs.sizes()
+    profiled = sizes if costs.profile is not None else None
+    block_tokens = options["block_tokens"] or (profiled.block_tokens if profiled else _BLOCK_TOKENS)
     kv_blocks = options["kv_blocks"]
     max_model_len_tokens = options["max_model_len"]
     if sizes is not None:
@@ -96,7 +120,8 @@ def instance_of(options: dict[str, Any]) -> InstanceConfig:
         block_tokens=block_tokens,
         kv_blocks=kv_blocks or _KV_BLOCKS,
         max_model_len_tokens=max_model_len_tokens or _MAX_MODEL_LEN_TOKENS,
-        max_batch_requests=options["max_num_seqs"],
-        max_step_tokens=options["max_num_batched_tokens"],
+        max_batch_requests=options["max_num_seqs"] or (profiled.max_batch_requests if profiled else _MAX_NUM_SEQS),
+        max_step_tokens=options["max_num_batched_tokens"]
+        or (profiled.max_step_tokens if profiled else _MAX_NUM_BATCHED_TOKENS),
         block_bytes=block_tokens if sizes is None else sizes.block_bytes // sizes.block_tokens * block_tokens,
     )

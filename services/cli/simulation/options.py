@@ -26,16 +26,16 @@ _OPTIONS = (
         show_default="what the device has beside the model; without --model 26000",
         help="KV blocks of an instance.",
     ),
-    click.option("--block-tokens", type=_COUNT, default=16, show_default=True, help="Tokens of a KV block."),
+    click.option("--block-tokens", type=_COUNT, show_default="the profile's, or 16", help="Tokens of a KV block."),
     click.option(
         "--max-model-len",
         type=_COUNT,
         show_default="the model's, or what fits; without --model 131072",
         help="Context in tokens.",
     ),
-    click.option("--max-num-seqs", type=_COUNT, default=256, show_default=True, help="Running requests at most."),
+    click.option("--max-num-seqs", type=_COUNT, show_default="the profile's, or 256", help="Running requests at most."),
     click.option(
-        "--max-num-batched-tokens", type=_COUNT, default=2048, show_default=True, help="Token budget of a step."
+        "--max-num-batched-tokens", type=_COUNT, show_default="the profile's, or 2048", help="Token budget of a step."
     ),
     click.option(
         "--report-interval-ms",

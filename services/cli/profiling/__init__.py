@@ -1,0 +1,1 @@
+"""Parts of `penstock profile`: what is run, how, and what is made of it."""

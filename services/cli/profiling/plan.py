@@ -1,0 +1,79 @@
+"""Which batches of which lengths a profile runs (CascadeInfer, section 4.1). Pure."""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from controlplane.planning.instance_profile import InstanceSizes
+from mesh.errors import ConfigurationError
+
+
+class ProfileBounds(msgspec.Struct, frozen=True):
+    """How far and how long a profile goes."""
+
+    shortest_tokens: int = 64
+    """Of prompt and answer together; buckets double from here."""
+    longest_tokens: int = 8192
+    largest_batch: int = 64
+    most_answer_tokens: int = 64
+    seconds: float = 4.0
+    """For each configuration."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.shortest_tokens < self.longest_tokens:
+            raise ConfigurationError(
+                f"lengths from {self.shortest_tokens} to {self.longest_tokens} tokens: the shortest must be at least "
+                "8 and below the longest"
+            )
+        if self.largest_batch < 1 or self.most_answer_tokens < 2 or self.seconds <= 0:
+            raise ConfigurationError("the batch is at least 1, an answer at least 2 tokens and a time above 0 s")
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    """One length bucket at one batch size."""
+
+    shortest_tokens: int
+    """Of prompt and answer together."""
+    below_tokens: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of one request."""
+
+    prompt_tokens: int
+    answer_tokens: int
+
+
+def configurations(bounds: ProfileBounds, sizes: InstanceSizes) -> tuple[Configuration, ...]:
+    """Buckets [s, 2 s), [2 s, 4 s)... and for each the batch sizes 1, 2, 4... that memory holds.
+
+    Raises `ConfigurationError` where the instance holds not even the shortest.
+    """
+    longest = min(bounds.longest_tokens, sizes.max_model_len_tokens, sizes.kv_tokens)
+    largest_batch = min(bounds.largest_batch, sizes.max_batch_requests)
+    planned: list[Configuration] = []
+    shortest = bounds.shortest_tokens
+    while shortest < longest:
+        below = min(2 * shortest, longest + 1)
+        batch = 1
+        while batch <= largest_batch and batch * below <= sizes.kv_tokens:
+            planned.append(Configuration(shortest, below, batch))
+            batch *= 2
+        shortest *= 2
+    if not planned:
+        raise ConfigurationError(
+            f"the instance holds {longest} tokens of a request: too few for one of {bounds.shortest_tokens}"
+        )
+    return tuple(planned)
+
+
+def draw_lengths(configuration: Configuration, bounds: ProfileBounds, rng: np.random.Generator) -> Lengths:
+    """Of the next request: its total anywhere in the bucket, a tenth to a half of it the answer, if not too long."""
+    total = int(rng.integers(configuration.shortest_tokens, configuration.below_tokens))
+    answer = int(total * rng.uniform(0.1, 0.5))
+    answer = min(max(2, answer), bounds.most_answer_tokens)
+    return Lengths(total - answer, answer)

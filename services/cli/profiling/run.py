@@ -1,0 +1,79 @@
+"""Profile one instance of a running mesh, from its address to the stored profile."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from controlplane.planning.instance_profile import InstanceProfile
+from engine_worker.vocabulary import read_vocabulary
+from mesh.errors import ConfigurationError, PeerUnavailable
+from mesh.membership import Directory, Member
+from services.cli.profiling.closed_loop import ClosedLoop
+from services.cli.profiling.fitting import fit_profile
+from services.cli.profiling.plan import Configuration, ProfileBounds, configurations
+from services.cli.profiling.samples_file import ProfiledInstance, SamplesFile
+from services.cli.profiling.worker_session import WorkerSession, worker_session
+from simulator.traces.prompt import TokenRange
+
+OnProgress = Callable[[Configuration | None, int, int], None]
+"""The configuration that is about to run (None: all are done), how many are done, and how many there are."""
+_FALLBACK_TOKENS = TokenRange(3, 500)
+
+
+def find_instance(directory: Directory, instance_id: str | None, model: str | None) -> Member:
+    """The instance that is meant. Raises `PeerUnavailable` where there is none, `ConfigurationError` where it is not
+    clear which."""
+    members = [
+        member
+        for member in directory.members("worker")
+        if (instance_id is None or member.member_id == instance_id)
+        and (model is None or member.attributes.get("model") == model)
+    ]
+    if not members:
+        known = ", ".join(member.member_id for member in directory.members("worker")) or "none"
+        raise PeerUnavailable(f"no such instance is in the mesh; there are: {known}")
+    kinds = {(member.attributes.get("engine"), member.attributes.get("model")) for member in members}
+    if instance_id is None and len(kinds) > 1:
+        names = ", ".join(member.member_id for member in members)
+        raise ConfigurationError(f"the mesh serves several models; name one with --instance or --model: {names}")
+    return min(members, key=lambda member: member.member_id)
+
+
+async def profile_instance(
+    member: Member, bounds: ProfileBounds, samples_path: Path, on_progress: OnProgress, *, in_use: bool = False
+) -> InstanceProfile:
+    """Measure what `samples_path` does not hold yet, and fit.
+
+    Raises `ConfigurationError` for an instance that has other work, unless that is `in_use` on purpose.
+    """
+    async with worker_session(member) as session:
+        await _check_idle(session, in_use)
+        profiled = ProfiledInstance(session.engine, session.model, session.device, session.sizes, bounds)
+        samples = SamplesFile(samples_path, profiled)
+        planned = configurations(bounds, session.sizes)
+        loop = ClosedLoop(session, bounds, _tokens(session), time.monotonic)
+        await loop.warm_up()
+        for done, configuration in enumerate(planned):
+            if configuration not in samples.measured:
+                on_progress(configuration, done, len(planned))
+                samples.add(await loop.measure(configuration))
+        on_progress(None, len(planned), len(planned))
+    return fit_profile(profiled, [samples.measured[configuration] for configuration in planned])
+
+
+async def _check_idle(session: WorkerSession, in_use: bool) -> None:
+    load = await session.load()
+    busy = load.running_requests + load.queued_requests
+    if busy and not in_use:
+        raise ConfigurationError(
+            f"{session.name} has {busy} requests, which would be measured with the profile's own: wait for their end, "
+            "or give --in-use"
+        )
+
+
+def _tokens(session: WorkerSession) -> TokenRange:
+    """Ordinary tokens of the model, where its files are on this machine."""
+    vocabulary = read_vocabulary(Path(session.model_path))
+    if vocabulary is None:
+        return _FALLBACK_TOKENS
+    return TokenRange(vocabulary.first_token_id, vocabulary.last_token_id + 1)

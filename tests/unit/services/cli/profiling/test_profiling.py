@@ -1,0 +1,198 @@
+"""`penstock profile`: what it plans, what it notes, and a simulated instance whose costs it finds."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from controlplane.model.step_sample import StepSample
+from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes
+from engine_worker.engines.simulated import SimulatedEngine
+from engine_worker.instance import Instance
+from engine_worker.metrics import WorkerMetrics
+from engine_worker.service import WorkerService
+from engine_worker.step_watch import StepWatches
+from mesh.errors import ConfigurationError
+from mesh.membership import Member
+from mesh.rpc.server import RpcServer
+from mesh.store.embedded import EmbeddedStore
+from mesh.store.host import StoreHost
+from penstock.v1 import worker_pb2_grpc
+from services.cli.profiling.fitting import decode_points
+from services.cli.profiling.lifetimes import Lifetimes
+from services.cli.profiling.plan import Configuration, ProfileBounds, configurations, draw_lengths
+from services.cli.profiling.profile_file import decode_profile, encode_profile, store_profile
+from services.cli.profiling.run import profile_instance
+from services.cli.profiling.samples_file import ProfiledInstance, SamplesFile
+from services.cli.simulation.costs import CostChoice
+from simulator.cost.linear import LinearCost
+from simulator.cost.model import BatchShape, PrefillChunk
+from simulator.instance.config import InstanceConfig
+from tests.unit.engine_worker.worker.running_worker import DESCRIPTION, SETTINGS
+
+SIZES = InstanceSizes(16, 256, 2048, 8, 512)
+COST = LinearCost(
+    fixed_ms=8.0, prefill_token_ms=0.05, decode_request_ms=0.5, context_token_ms=1e-3, attended_pair_ms=1e-5
+)
+CONFIG = InstanceConfig(kv_blocks=256, max_model_len_tokens=2048, max_batch_requests=8, max_step_tokens=512)
+TIME_SCALE = 0.05
+BOUNDS = ProfileBounds(shortest_tokens=64, longest_tokens=600, largest_batch=4, most_answer_tokens=8, seconds=0.15)
+
+
+def test_buckets_double_and_batches_double_as_far_as_memory_holds_them() -> None:
+    bounds = ProfileBounds(shortest_tokens=512, longest_tokens=9000, largest_batch=64)
+    planned = configurations(bounds, SIZES)
+    assert [(each.shortest_tokens, each.below_tokens, each.batch) for each in planned] == [
+        (512, 1024, 1),
+        (512, 1024, 2),
+        (512, 1024, 4),
+        (1024, 2048, 1),
+        (1024, 2048, 2),
+    ]
+    with pytest.raises(ConfigurationError, match="too few"):
+        configurations(ProfileBounds(shortest_tokens=4096), SIZES)
+
+
+def test_lengths_stay_in_their_bucket() -> None:
+    rng = np.random.default_rng(0)
+    configuration = Configuration(64, 128, 1)
+    for _ in range(200):
+        lengths = draw_lengths(configuration, BOUNDS, rng)
+        assert 64 <= lengths.prompt_tokens + lengths.answer_tokens < 128
+        assert 2 <= lengths.answer_tokens <= BOUNDS.most_answer_tokens
+
+
+def test_a_request_is_told_the_average_of_the_batches_that_it_ran_in() -> None:
+    lifetimes = Lifetimes()
+    lifetimes.submitted("a", 10, now_ms=0.0)
+    lifetimes.submitted("b", 20, now_ms=100.0)
+    lifetimes.produced("a", 1, now_ms=150.0)
+    lifetimes.produced("a", 4, now_ms=200.0)
+    lived = lifetimes.ended("a", now_ms=200.0)
+    assert lived is not None
+    assert lived.ttft_ms == 150.0
+    assert lived.qoe.normalised_latency_ms == 40.0
+    load = lived.qoe.load
+    assert (load.requests, load.input_tokens, load.input_tokens_squared) == (1.5, 20.0, 300.0)
+    assert load.total_tokens == pytest.approx((100 * 10 + 50 * 30 + 50 * 31) / 200)
+    assert lifetimes.ended("b", now_ms=300.0) is None, "it brought no token"
+    lifetimes.submitted("c", 7, now_ms=400.0)
+    lifetimes.produced("c", 1, now_ms=500.0)
+    alone = lifetimes.ended("c", now_ms=500.0)
+    assert alone is not None
+    assert (alone.qoe.load.requests, alone.qoe.load.total_tokens) == (pytest.approx(1.0), pytest.approx(7.0))
+
+
+def test_decode_points_are_of_steps_that_only_decode() -> None:
+    steps = [
+        StepSample(9.0, 5, 1.0, 2, 90, 50),
+        StepSample(2.0, 0, 0.0, 2, 100, 60),
+        StepSample(4.0, 0, 0.0, 2, 102, 61),
+    ]
+    (point,) = decode_points([steps, [StepSample(1.0, 64, 9.0, 0, 0, 0)]])
+    assert (point.running_tokens, point.step_ms) == (101, 3.0)
+
+
+@asynccontextmanager
+async def simulated_worker(cost: LinearCost = COST) -> AsyncIterator[Member]:
+    """A worker on loopback whose engine runs 20 times as fast as its costs say."""
+    engine = SimulatedEngine(CONFIG, cost, time_scale=TIME_SCALE)
+    limits = await engine.start()
+    description = replace(
+        DESCRIPTION,
+        block_tokens=limits.block_tokens,
+        kv_blocks=limits.kv_blocks,
+        max_model_len_tokens=limits.max_model_len_tokens,
+        max_batch_requests=limits.max_batch_requests,
+        max_step_tokens=limits.max_step_tokens,
+    )
+    instance = Instance(engine, description, SETTINGS, WorkerMetrics(CollectorRegistry()), time.monotonic)
+    server = RpcServer()
+    service = WorkerService(instance, time.monotonic, steps=StepWatches(engine), device="simulated")
+    server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
+    output = asyncio.create_task(instance.run())
+    address = await server.start()
+    try:
+        yield Member("worker", "worker-0", "0badcafe", address, "", {"model": "m", "engine": "simulated"})
+    finally:
+        output.cancel()
+        await asyncio.gather(output, return_exceptions=True)
+        await server.stop(0.1)
+        await engine.stop()
+
+
+async def profile(path: Path) -> tuple[InstanceProfile, list[Configuration]]:
+    ran: list[Configuration] = []
+    async with simulated_worker() as member:
+        found = await profile_instance(
+            member,
+            BOUNDS,
+            path,
+            lambda configuration, _done, _total: ran.append(configuration) if configuration else None,
+        )
+    return found, ran
+
+
+async def test_the_costs_of_a_simulated_instance_come_back_and_simulate_the_same(tmp_path: Path) -> None:
+    found, ran = await profile(tmp_path / "samples.jsonl")
+    fitted = found.step.coefficients
+    known = {
+        "fixed_ms": COST.fixed_ms,
+        "prefill_token_ms": COST.prefill_token_ms,
+        "attended_pair_ms": COST.attended_pair_ms,
+        "decode_request_ms": COST.decode_request_ms,
+        "context_token_ms": COST.context_token_ms,
+    }
+    for name, value in known.items():
+        assert getattr(fitted, name) == pytest.approx(value * TIME_SCALE, rel=1e-3), name
+    assert found.step.relative_error < 1e-3
+    assert (found.engine, found.device, found.sizes) == ("simulated", "simulated", SIZES)
+    assert len(ran) == len(configurations(BOUNDS, SIZES))
+    assert found.qoe.held_out_samples > 0
+    assert found.ttft.prefill_ms(400) > found.ttft.prefill_ms(100)
+    cost = CostChoice(profile=found).create()
+    batch = BatchShape((PrefillChunk(100, 200),), np.array([300, 400]), 700)
+    assert cost.step_ms(batch) == pytest.approx(COST.step_ms(batch) * TIME_SCALE, rel=1e-3)
+
+
+async def test_an_interrupted_profile_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    _, first = await profile(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-2]) + lines[-2][:40])
+    _, second = await profile(path)
+    assert second == first[-2:], "what was cut off and what was missing"
+    _, third = await profile(path)
+    assert third == []
+
+
+def test_samples_of_something_else_are_not_mixed_in(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    SamplesFile(path, ProfiledInstance("vllm", "m", "cpu", SIZES, BOUNDS))
+    with pytest.raises(ConfigurationError, match="vllm m on cpu"):
+        SamplesFile(path, ProfiledInstance("vllm", "m", "gpu", SIZES, BOUNDS))
+    path.write_bytes(b"something else")
+    with pytest.raises(ConfigurationError, match="no samples"):
+        SamplesFile(path, ProfiledInstance("vllm", "m", "cpu", SIZES, BOUNDS))
+
+
+async def test_a_profile_survives_file_and_store(tmp_path: Path) -> None:
+    found, _ = await profile(tmp_path / "samples.jsonl")
+    assert decode_profile(encode_profile(found), "here") == found
+    host = StoreHost()
+    store = EmbeddedStore(host)
+    await store.put("unrelated", b"1")
+    await store_profile(store, found)
+    (entry,) = (await store.range("/penstock/profiles/")).entries
+    assert entry.key == "/penstock/profiles/simulated/m/simulated"
+    assert decode_profile(entry.value, entry.key) == found
+    await store.close()
+    host.close()
+    with pytest.raises(ConfigurationError, match="version 99"):
+        decode_profile(encode_profile(found).replace(b'"version": 1', b'"version": 99'), "here")
