@@ -81,6 +81,8 @@ class Placement(msgspec.Struct, frozen=True, eq=False):
     """What the rows of `decision` mean."""
     excluded: Mapping[str, str]
     """Instances that were no candidates, and why."""
+    is_decode_open: bool = False
+    """Who decodes is to be asked at the end of the prefill; until then it is where that is."""
     decode: DecodeChoice | None = None
     """None: where it is prefilled, as everywhere in a fleet in which every instance does both."""
 

@@ -55,7 +55,8 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
         decision,
         snapshot.instances,
         excluded,
-        None if stays_open else phases.choose_decode(problem, decision),
+        is_decode_open=stays_open and decode_candidates is not None,
+        decode=None if stays_open else phases.choose_decode(problem, decision),
     )
     table.placed(request.request_id, instance.instance_id, request.prompt_tokens - cached, request.now_s)
     if placement.is_split:
@@ -67,7 +68,7 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
 def place_decode(
     table: ClusterTable, policy: Policy, request: PlacementRequest, prefill_instance_id: str
 ) -> InstanceDescription | None:
-    """Where a request is decoded whose prompt the instance has just computed; None: where it is. See `choose_decode`."""
+    """Where a request is decoded whose prompt the instance has computed; None: where it is. See `choose_decode`."""
     chosen = choose_decode(table, policy, request, prefill_instance_id)
     if chosen is None:
         return None

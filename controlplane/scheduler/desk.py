@@ -4,14 +4,18 @@ import logging
 from collections.abc import Callable
 from time import perf_counter
 
-from controlplane.model.cluster import ClusterLimits
+from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.placement import Placement
-from controlplane.policies.place import place
+from controlplane.policies.interface import Policy, has_pools
+from controlplane.policies.place import choose_decode, place
 from controlplane.scheduler import wire
-from controlplane.scheduler.explanations import Explanations
+from controlplane.scheduler.explanations import NO_POOLS, Explanations
 from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.metrics import Gauges, SchedulerMetrics
+from controlplane.scheduler.observation import Observation
 from controlplane.scheduler.policy_switch import PolicySwitch
+from controlplane.scheduler.recorder import Recorder
+from controlplane.scheduler.recording_desk import RecordedDecisions
 from controlplane.scheduler.settings import SchedulerSettings
 from mesh.errors import NoInstance, PlacementError, UnknownModel
 from penstock.v1 import scheduler_pb2
@@ -35,9 +39,17 @@ class PlacementDesk:
         wall_clock: Callable[[], float],
     ) -> None:
         """`clock` is monotonic; `wall_clock` tells the time of day for explanations."""
-        self.feed = ClusterFeed(ClusterLimits(max_indexed_blocks=settings.max_indexed_blocks))
+        limits = ClusterLimits(max_indexed_blocks=settings.max_indexed_blocks)
+        self.recorder = (
+            None if settings.record is None else Recorder(settings.record, settings.record_mib << 20, limits)
+        )
+        self.feed = ClusterFeed(limits, None if self.recorder is None else self.recorder.new_table)
         self.switch = PolicySwitch(settings.policy, settings.monitor_silence_s)
         self.explanations = Explanations(settings.max_explanations, settings.max_explanation_mib << 20)
+        self.pools: dict[str, str] = {}
+        """Where the policy in force has each instance, if it keeps pools."""
+        self._recorded = RecordedDecisions(self.recorder, self.switch, lambda: self.feed.table)
+        self._observation = Observation(self._recorded.shown)
         self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
@@ -45,18 +57,38 @@ class PlacementDesk:
 
     def place(self, message: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
         """Choose an instance, or say why there is none."""
-        policy = self.switch.in_force
+        policy, request = self.switch.in_force, wire.placement_request(message, self._clock())
+        seen = self._recorded.before(request)
         started = perf_counter()
         try:
-            placement = place(self.feed.table, policy, wire.placement_request(message, self._clock()))
+            placement = place(self.feed.table, policy, request, asks_later=True)
         except PlacementError as error:
+            self._recorded.placed(request, None, seen)
             return self._refusal(message, error)
         self._metrics.decision_seconds.observe(perf_counter() - started)
         self._metrics.placements.labels(policy.name, placement.instance.instance_id).inc()
         if placement.is_split:
             self._metrics.split_placements.labels(placement.decode_instance.instance_id).inc()
-        self.explanations.add(placement, int(1000 * self._wall_clock()))
+        self._recorded.placed(request, placement, seen)
+        pools = policy.pools(message.model) if has_pools(policy) else NO_POOLS
+        self.explanations.add(placement, int(1000 * self._wall_clock()), pools)
         return _answer(placement)
+
+    def place_decode(self, message: scheduler_pb2.PlaceDecodeRequest) -> scheduler_pb2.PlaceDecodeResponse:
+        """Choose who decodes a request, now that its prompt is computed."""
+        request = wire.decode_request(message, self._clock())
+        seen = self._recorded.before(request)
+        chosen = choose_decode(self.feed.table, self.switch.in_force, request, message.prefill_instance_id)
+        decode_id = ""
+        if chosen is not None:
+            instances, choice = chosen
+            self.explanations.decode_chosen(request.request_id, instances, choice)
+            instance_id = instances[choice.row].instance_id
+            decode_id = "" if instance_id == message.prefill_instance_id else instance_id
+        self._recorded.decode_placed(request, message.prefill_instance_id, decode_id, seen)
+        if decode_id:
+            self._metrics.split_placements.labels(decode_id).inc()
+        return scheduler_pb2.PlaceDecodeResponse(instance_id=decode_id)
 
     def ended(self, message: scheduler_pb2.RequestEnded) -> None:
         """A placed request is over."""
@@ -71,6 +103,11 @@ class PlacementDesk:
         if forgotten:
             self._metrics.forgotten.inc(forgotten)
             log.warning("placed requests were never reported by their workers", extra={"requests": forgotten})
+        policy, table = self.switch.in_force, self.feed.table
+        self._observation.tick(policy, table, now_s)
+        self.pools = _pools(policy, table)
+        if self.recorder is not None:
+            self.recorder.flush()
 
     def heard_age_ms(self) -> int:
         """Milliseconds since the monitor was last heard; 0 if it never was."""
@@ -90,6 +127,7 @@ class PlacementDesk:
             refused_blocks_total=self.feed.refused_blocks_total,
             unreported_requests=table.unreported_requests(),
             explanations=len(self.explanations),
+            pools=self.pools,
         )
 
     def _refusal(self, message: scheduler_pb2.PlaceRequest, error: PlacementError) -> scheduler_pb2.PlaceResponse:
@@ -124,4 +162,11 @@ def _answer(placement: Placement) -> scheduler_pb2.PlaceResponse:
         cached_tokens=placement.cached_tokens,
         policy=placement.policy,
         decode_instance_id=placement.decode_instance.instance_id if placement.is_split else "",
+        is_decode_open=placement.is_decode_open,
     )
+
+
+def _pools(policy: Policy, table: ClusterTable) -> dict[str, str]:
+    if not has_pools(policy):
+        return {}
+    return {instance_id: pool for model in table.models() for instance_id, pool in policy.pools(model).items()}

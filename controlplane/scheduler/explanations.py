@@ -1,6 +1,8 @@
 """Why recent requests went where they went. No I/O."""
 
 from collections.abc import Mapping
+from math import isfinite
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -11,6 +13,27 @@ from controlplane.model.placement import DecodeChoice, Placement
 
 RECORD_BYTES = 1000
 """A record without its arrays, roughly."""
+
+
+NO_POOLS: Mapping[str, str] = MappingProxyType({})
+OPEN = "to be chosen at the end of the prefill"
+
+
+class DecodeExplanation(msgspec.Struct, frozen=True, eq=False):
+    """Where a request is decoded, and why."""
+
+    instance_id: str
+    rule: str = ""
+    """Or why there was nothing to choose; empty in a fleet in which every instance does both."""
+    scores: Mapping[str, float] = {}
+    """By instance, of those that were in question; lower wins."""
+
+    @classmethod
+    def of(cls, choice: DecodeChoice, instances: tuple[InstanceDescription, ...]) -> "DecodeExplanation":
+        """`instances` are what the rows mean."""
+        scores = () if choice.scores is None else choice.scores.tolist()
+        named = {each.instance_id: score for each, score in zip(instances, scores, strict=False) if isfinite(score)}
+        return cls(instances[choice.row].instance_id, choice.rule, named)
 
 
 class Explanation(msgspec.Struct, frozen=True, eq=False):
@@ -25,12 +48,9 @@ class Explanation(msgspec.Struct, frozen=True, eq=False):
     scores: NDArray[np.float64]
     indicators: Mapping[str, NDArray[np.int64]]
     excluded: Mapping[str, str]
-    decode: DecodeChoice | None
-
-    @property
-    def decode_instance_id(self) -> str:
-        """Where the request is decoded."""
-        return self.chosen_instance_id if self.decode is None else self.instances[self.decode.row].instance_id
+    decode: "DecodeExplanation"
+    pools: Mapping[str, str]
+    """By instance, if the policy keeps pools."""
 
     @property
     def size_bytes(self) -> int:
@@ -54,7 +74,7 @@ class Explanations:
         """The request's last placement; None if it is not (or no longer) known."""
         return self._records.get(request_id)
 
-    def add(self, placement: Placement, placed_unix_ms: int) -> None:
+    def add(self, placement: Placement, placed_unix_ms: int, pools: Mapping[str, str] = NO_POOLS) -> None:
         """Remember a placement, and forget the oldest ones where there are too many."""
         decision = placement.decision
         record = Explanation(
@@ -68,7 +88,8 @@ class Explanations:
             # Copies: an indicator may be a view that would keep a whole snapshot alive.
             {name: values.copy() for name, values in decision.indicators.items()},
             placement.excluded,
-            placement.decode,
+            _decode_of(placement),
+            pools,
         )
         self._forget(placement.request.request_id)
         self._records[placement.request.request_id] = record
@@ -76,7 +97,22 @@ class Explanations:
         while len(self._records) > self._max_records or (self._bytes > self._max_bytes and len(self._records) > 1):
             self._forget(next(iter(self._records)))
 
+    def decode_chosen(self, request_id: str, instances: tuple[InstanceDescription, ...], choice: DecodeChoice) -> None:
+        """What was open is chosen now."""
+        record = self._records.get(request_id)
+        if record is not None:
+            decode = DecodeExplanation.of(choice, instances)
+            self._records[request_id] = msgspec.structs.replace(record, decode=decode)
+
     def _forget(self, request_id: str) -> None:
         record = self._records.pop(request_id, None)
         if record is not None:
             self._bytes -= record.size_bytes
+
+
+def _decode_of(placement: Placement) -> DecodeExplanation:
+    if placement.is_decode_open:
+        return DecodeExplanation(placement.instance.instance_id, OPEN)
+    if placement.decode is None:
+        return DecodeExplanation(placement.instance.instance_id)
+    return DecodeExplanation.of(placement.decode, placement.instances)

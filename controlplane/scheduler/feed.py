@@ -5,6 +5,7 @@ until the new one is complete: a scheduler that has lost its monitor goes on wit
 """
 
 import logging
+from collections.abc import Callable
 
 from controlplane.decode_message import decode_load_of
 from controlplane.load_message import instance_state, load_report
@@ -20,8 +21,10 @@ log = logging.getLogger(__name__)
 class ClusterFeed:
     """The table in force, and how far it can be trusted."""
 
-    def __init__(self, limits: ClusterLimits) -> None:
-        self.table = ClusterTable(limits)
+    def __init__(self, limits: ClusterLimits, new_table: Callable[[], ClusterTable] | None = None) -> None:
+        """`new_table` makes the empty table of each watch, within the limits."""
+        self._new_table = new_table or (lambda: ClusterTable(limits))
+        self.table = self._new_table()
         """What placements are made from."""
         self.decode_loads = DecodeLoads()
         """What instances have told of their decoding requests, of whichever watch it was."""
@@ -30,13 +33,12 @@ class ClusterFeed:
         self.heard_s: float | None = None
         """When the table in force last heard from the monitor; None if it never has."""
         self.refused_blocks_total = 0
-        self._limits = limits
         self._incoming: ClusterTable | None = None
         self._sequence: int | None = None
 
     def begin(self) -> None:
         """A new watch."""
-        self._incoming = ClusterTable(self._limits)
+        self._incoming = self._new_table()
         self._sequence = None
         self.synced = False
 

@@ -1,6 +1,6 @@
 """The scheduler's Prometheus metrics."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -58,6 +58,8 @@ class Gauges:
     refused_blocks_total: int
     unreported_requests: int
     explanations: int
+    pools: Mapping[str, str]
+    """By instance; empty under a policy that keeps none."""
 
 
 class GaugeCollector(Collector):
@@ -83,6 +85,12 @@ class GaugeCollector(Collector):
             ("explanations", "Placements that can be explained", gauges.explanations),
         ):
             yield GaugeMetricFamily(f"penstock_scheduler_{name}", text, value=value)
+        pool = GaugeMetricFamily(
+            "penstock_scheduler_pool", "1 for the pool that the policy has the instance in", labels=["instance", "pool"]
+        )
+        for instance_id, name in gauges.pools.items():
+            pool.add_metric([instance_id, name], 1)
+        yield pool
         yield CounterMetricFamily(
             "penstock_scheduler_refused_blocks",
             "KV blocks that the full prefix index refused",

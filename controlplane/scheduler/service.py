@@ -38,6 +38,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Choose an instance for one request."""
         return self._desk.place(request)
 
+    async def PlaceDecode(
+        self, request: scheduler_pb2.PlaceDecodeRequest, context: Any
+    ) -> scheduler_pb2.PlaceDecodeResponse:
+        """Choose who decodes a request whose prompt is computed."""
+        return self._desk.place_decode(request)
+
     async def PlaceStream(self, request_iterator: Any, context: Any) -> None:
         """Choose for request after request; take in how they ended.
 
@@ -136,6 +142,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             address=instance.address,
             phase=instance.phase.value,
             unreported_decodes=int(snapshot.unreported_decodes[row]),
+            pool=self._desk.pools.get(instance.instance_id, ""),
         )
 
 
@@ -148,8 +155,8 @@ def _explain(request_id: str, explanation: Explanation) -> scheduler_pb2.Explain
         prompt_tokens=explanation.prompt_tokens,
         placed_unix_ms=explanation.placed_unix_ms,
         rule=explanation.rule,
-        decode_instance_id=explanation.decode_instance_id,
-        decode_rule="" if explanation.decode is None else explanation.decode.rule,
+        decode_instance_id=explanation.decode.instance_id,
+        decode_rule=explanation.decode.rule,
     )
 
 
@@ -162,8 +169,8 @@ def _score(explanation: Explanation, row: int) -> scheduler_pb2.InstanceScore:
         score=0.0 if excluded else score,
         indicators={name: values[row] for name, values in explanation.indicators.items()},
         excluded=excluded,
+        pool=explanation.pools.get(instance_id, ""),
     )
-    decode_scores = None if explanation.decode is None else explanation.decode.scores
-    if decode_scores is not None and isfinite(decode_scores[row]):
-        message.decode_score = decode_scores[row]
+    if instance_id in explanation.decode.scores:
+        message.decode_score = explanation.decode.scores[instance_id]
     return message

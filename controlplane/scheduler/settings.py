@@ -1,6 +1,7 @@
 """What the scheduler can be told."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from controlplane.policies.registry import DEFAULT_POLICY
@@ -20,6 +21,10 @@ class SchedulerSettings:
     """Placements that can be explained; older ones are forgotten."""
     max_explanation_mib: int = 64
     """Memory for explanations, which grows with the number of instances."""
+    record: Path | None = None
+    """File for all that the scheduler is told and decides, from its start; see `penstock decisions`."""
+    record_mib: int = 256
+    """Size at which the recording ends."""
     rescheduler: Literal["off", "current", "predicted"] = "off"
     """What running requests are moved by while the state store names nothing: their load now, or the predicted one."""
     rescheduler_in_flight: int = 8

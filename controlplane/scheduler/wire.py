@@ -29,6 +29,18 @@ def kv_blocks(message: monitor_pb2.KvUpdate) -> KvBlocks:
     return KvBlocks(tuple(message.stored), tuple(message.removed), message.cleared)
 
 
+def decode_request(message: scheduler_pb2.PlaceDecodeRequest, now_s: float) -> PlacementRequest:
+    """The request whose prompt is computed, as of now."""
+    return PlacementRequest(
+        request_id=message.request_id,
+        model=message.model,
+        prompt_tokens=message.prompt_tokens,
+        now_s=now_s,
+        max_tokens=message.max_tokens,
+        priority=message.priority,
+    )
+
+
 def placement_request(message: scheduler_pb2.PlaceRequest, now_s: float) -> PlacementRequest:
     """The request, to be placed now."""
     return PlacementRequest(

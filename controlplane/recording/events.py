@@ -1,0 +1,131 @@
+"""The lines of a recording."""
+
+from typing import TypeAlias
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from controlplane.model.cluster import ClusterLimits
+from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.placement import PlacementRequest
+from controlplane.model.snapshot import Column, Snapshot
+
+
+class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    pass
+
+
+class _TableEvent(_Event, frozen=True, tag=True):
+    table: int
+    """Each watch of a monitor fills a table of its own; they are counted from 0."""
+
+
+class Begun(_Event, frozen=True):
+    """The first line: the scheduler has started, and knows nothing."""
+
+    limits: ClusterLimits
+
+
+class Joined(_TableEvent, frozen=True):
+    """See `ClusterTable.joined`; so for the following ones."""
+
+    instance: InstanceDescription
+
+
+class Lost(_TableEvent, frozen=True):
+    instance_id: str
+    incarnation_id: str
+
+
+class Reported(_TableEvent, frozen=True):
+    instance_id: str
+    incarnation_id: str
+    load: LoadReport
+    state: InstanceState
+    admitted_request_ids: tuple[str, ...] = ()
+
+
+class Staled(_TableEvent, frozen=True):
+    instance_id: str
+    incarnation_id: str
+    stale: bool
+
+
+class Cached(_TableEvent, frozen=True):
+    instance_id: str
+    incarnation_id: str
+    blocks: KvBlocks
+
+
+class Ended(_TableEvent, frozen=True):
+    request_id: str
+
+
+class Forgotten(_TableEvent, frozen=True):
+    now_s: float
+
+
+class PolicySet(_Event, frozen=True):
+    """A fresh policy is configured."""
+
+    name: str
+    parameters: dict[str, float]
+
+
+class FallbackSet(_Event, frozen=True):
+    """The fallback policy stands in, or no longer does."""
+
+    is_in_force: bool
+
+
+class Observed(_TableEvent, frozen=True):
+    """The policy in force was shown each model's instances."""
+
+    now_s: float
+
+
+class Placed(_TableEvent, frozen=True):
+    """A decision; without an instance, the request was refused."""
+
+    request: PlacementRequest
+    instance_id: str = ""
+    decode_instance_id: str = ""
+    is_decode_open: bool = False
+    cached_tokens: int = 0
+    snapshot_digest: int = 0
+
+
+class DecodePlaced(_TableEvent, frozen=True):
+    """Who decodes, decided at the end of a prefill; empty: where it was prefilled."""
+
+    request: PlacementRequest
+    prefill_instance_id: str
+    instance_id: str = ""
+    snapshot_digest: int = 0
+
+
+Event: TypeAlias = (
+    Begun
+    | Joined
+    | Lost
+    | Reported
+    | Staled
+    | Cached
+    | Ended
+    | Forgotten
+    | PolicySet
+    | FallbackSet
+    | Observed
+    | Placed
+    | DecodePlaced
+)
+DECODER = msgspec.json.Decoder(Event)
+
+
+def digest(snapshot: Snapshot | None) -> int:
+    """Equal for equal snapshots: the instances and every indicator, but not where they stand in the prefix index."""
+    if snapshot is None:
+        return 0
+    rows = [row for row in range(Column.COUNT) if row != Column.SLOT]
+    names = "\n".join(f"{each.instance_id} {each.incarnation_id}" for each in snapshot.instances)
+    return xxh3_64_intdigest(names.encode() + snapshot.table[rows].tobytes())

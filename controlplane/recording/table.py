@@ -1,0 +1,68 @@
+"""A cluster table that tells of what happens to it."""
+
+from collections.abc import Callable, Iterable
+
+from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.recording import events
+
+Tell = Callable[[events.Event], None]
+
+
+class RecordingTable(ClusterTable):
+    """Behaves as `ClusterTable`. Placements are told by whoever places; everything else is told here."""
+
+    def __init__(self, limits: ClusterLimits, number: int, tell: Tell) -> None:
+        super().__init__(limits)
+        self.number = number
+        self._tell = tell
+        self._is_joining = False
+
+    def joined(self, instance: InstanceDescription) -> None:
+        """See `ClusterTable`."""
+        self._tell(events.Joined(self.number, instance))
+        self._is_joining = True  # a former incarnation is lost by it, which is no event of its own
+        try:
+            super().joined(instance)
+        finally:
+            self._is_joining = False
+
+    def lost(self, instance_id: str, incarnation_id: str) -> None:
+        """See `ClusterTable`."""
+        if not self._is_joining:
+            self._tell(events.Lost(self.number, instance_id, incarnation_id))
+        super().lost(instance_id, incarnation_id)
+
+    def reported(
+        self,
+        instance_id: str,
+        incarnation_id: str,
+        load: LoadReport,
+        state: InstanceState,
+        admitted_request_ids: Iterable[str] = (),
+    ) -> None:
+        """See `ClusterTable`."""
+        admitted = tuple(admitted_request_ids)
+        self._tell(events.Reported(self.number, instance_id, incarnation_id, load, state, admitted))
+        super().reported(instance_id, incarnation_id, load, state, admitted)
+
+    def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
+        """See `ClusterTable`."""
+        self._tell(events.Staled(self.number, instance_id, incarnation_id, stale))
+        super().staled(instance_id, incarnation_id, stale)
+
+    def cached(self, instance_id: str, incarnation_id: str, blocks: KvBlocks) -> int:
+        """See `ClusterTable`."""
+        self._tell(events.Cached(self.number, instance_id, incarnation_id, blocks))
+        return super().cached(instance_id, incarnation_id, blocks)
+
+    def ended(self, request_id: str) -> None:
+        """See `ClusterTable`."""
+        self._tell(events.Ended(self.number, request_id))
+        super().ended(request_id)
+
+    def forget_unreported(self, now_s: float) -> int:
+        """See `ClusterTable`."""
+        if len(self._unreported) or len(self._decodes):
+            self._tell(events.Forgotten(self.number, now_s))
+        return super().forget_unreported(now_s)

@@ -1,0 +1,40 @@
+"""`penstock decisions FILE`: a scheduler's recording, run again outside of the mesh."""
+
+import json
+from pathlib import Path
+
+import click
+import msgspec
+
+from controlplane.recording.replay import Replayed, replay
+
+SHOWN_DIFFERENCES = 10
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(file: Path, as_json: bool) -> None:
+    """Run FILE, which `penstock serve scheduler --record FILE` has written, through the same policies again.
+
+    They are those of `penstock simulate` too, over the same table of the cluster. The exit status is 1 if any decision
+    comes out otherwise, or is made over another snapshot.
+    """
+    with file.open("rb") as lines:
+        outcome = replay(lines)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(outcome) | {"decisions": outcome.decisions}, indent=2))
+    else:
+        _print(outcome)
+    if outcome.equal != outcome.decisions:
+        raise SystemExit(1)
+
+
+def _print(outcome: Replayed) -> None:
+    click.echo(
+        f"{outcome.placements} placements, {outcome.decode_placements} decode instances chosen later, "
+        f"{outcome.observations} looks; policies: {', '.join(outcome.policies)}"
+    )
+    click.echo(f"{outcome.equal} of {outcome.decisions} decisions are equal")
+    for each in outcome.different[:SHOWN_DIFFERENCES]:
+        click.echo(f"line {each.line}, {each.request_id}: recorded {each.recorded}; now {each.replayed}")

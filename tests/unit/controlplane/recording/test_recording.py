@@ -1,0 +1,235 @@
+"""What a live scheduler decided is what the same policies decide outside of it, over equal snapshots."""
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry
+
+import simulator.cluster.simulation
+from controlplane.load_message import load_message
+from controlplane.model.cluster import ClusterLimits
+from controlplane.model.instance import InstanceState, LoadReport
+from controlplane.policies.registry import POLICIES
+from controlplane.recording import events
+from controlplane.recording import replay as replaying
+from controlplane.recording.replay import replay
+from controlplane.scheduler.desk import PlacementDesk
+from controlplane.scheduler.metrics import SchedulerMetrics
+from controlplane.scheduler.recorder import Recorder
+from controlplane.scheduler.settings import SchedulerSettings
+from mesh.errors import ConfigurationError
+from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
+from services.cli.decisions import command
+
+PHASES = {
+    "a": worker_pb2.INSTANCE_PHASE_UNSPECIFIED,
+    "b": worker_pb2.INSTANCE_PHASE_UNSPECIFIED,
+    "c": worker_pb2.INSTANCE_PHASE_DECODE,
+    "d": worker_pb2.INSTANCE_PHASE_PREFILL,
+}
+STATES = (InstanceState.READY,) * 8 + (InstanceState.DRAINING,)
+
+
+class LiveScheduler:
+    """A placement desk as the scheduler role drives it, with a monitor's messages made up from a seed."""
+
+    def __init__(self, path: Path, policy: str, seed: int) -> None:
+        self.now_s = 0.0
+        self.random = random.Random(seed)
+        settings = SchedulerSettings(policy=policy, record=path, max_indexed_blocks=10_000)
+        self.desk = PlacementDesk(settings, SchedulerMetrics(CollectorRegistry()), lambda: self.now_s, lambda: 0.0)
+        self.requests: list[str] = []
+        self.prefilled: dict[str, str] = {}
+        self._sequence = 0
+        self._incarnations = dict.fromkeys(PHASES, 0)
+        self.begin_watch()
+
+    def begin_watch(self) -> None:
+        """A monitor tells the whole state anew."""
+        feed = self.desk.feed
+        feed.end()
+        feed.begin()
+        self._sequence = 0
+        self.tell(*(self.joined(name) for name in PHASES), *(self.load(name) for name in PHASES), synced=True)
+        self.desk.tick()
+
+    def tell(self, *changes: monitor_pb2.InstanceUpdate, synced: bool = False) -> None:
+        self._sequence += 1
+        update = monitor_pb2.ClusterUpdate(sequence=self._sequence, instances=changes, synced=synced)
+        self.desk.feed.apply(update, self.now_s)
+
+    def joined(self, name: str) -> monitor_pb2.InstanceUpdate:
+        description = worker_pb2.InstanceDescription(
+            instance_id=name,
+            incarnation_id=str(self._incarnations[name]),
+            model="m",
+            block_tokens=16,
+            kv_blocks=1000,
+            max_step_tokens=2048,
+            phase=PHASES[name],
+        )
+        return self.update(name, joined=description)
+
+    def update(self, name: str, **change: object) -> monitor_pb2.InstanceUpdate:
+        incarnation_id = str(self._incarnations[name])
+        return monitor_pb2.InstanceUpdate(instance_id=name, incarnation_id=incarnation_id, **change)  # type: ignore[arg-type]
+
+    def load(self, name: str) -> monitor_pb2.InstanceUpdate:
+        choose = self.random
+        load = LoadReport(
+            running_requests=choose.randrange(9),
+            queued_requests=choose.randrange(5),
+            queued_prefill_tokens=choose.randrange(9000),
+            running_tokens=choose.randrange(12_000),
+            kv_blocks_used=choose.randrange(1000),
+            decoding_requests=choose.randrange(9),
+            token_interval_ms=300 * choose.random(),
+        )
+        admitted = [each for each in self.requests if choose.random() < 0.3]
+        return self.update(name, load=load_message(load, choose.choice(STATES), admitted))
+
+    def happen(self) -> None:
+        """One thing, at random."""
+        self.now_s += 0.05
+        choose, desk = self.random, self.desk
+        name = choose.choice(list(PHASES))
+        match choose.randrange(12):
+            case 0 | 1 | 2:
+                self.tell(self.load(name))
+            case 3:
+                blocks = monitor_pb2.KvUpdate(
+                    stored=choose.sample(range(1, 200), 20), removed=[choose.randrange(1, 200)]
+                )
+                self.tell(self.update(name, kv=blocks))
+            case 4:
+                self._incarnations[name] += 1
+                self.tell(self.joined(name), self.load(name))
+            case 5:
+                self.tell(self.update(name, stale=choose.random() < 0.5))
+            case 6 if self.requests:
+                desk.ended(
+                    scheduler_pb2.RequestEnded(request_id=self.requests.pop(choose.randrange(len(self.requests))))
+                )
+            case 7:
+                desk.tick()
+            case 8 if self.prefilled:
+                request_id, instance_id = self.prefilled.popitem()
+                desk.place_decode(
+                    scheduler_pb2.PlaceDecodeRequest(
+                        request_id=request_id,
+                        model="m",
+                        prompt_tokens=500,
+                        max_tokens=50,
+                        prefill_instance_id=instance_id,
+                    )
+                )
+            case _:
+                self.place(f"r{self.now_s:.2f}")
+
+    def place(self, request_id: str) -> None:
+        choose = self.random
+        answer = self.desk.place(
+            scheduler_pb2.PlaceRequest(
+                request_id=request_id,
+                model="m",
+                prompt_tokens=choose.randrange(1, 6000),
+                block_hashes=choose.sample(range(1, 200), 5),
+                max_tokens=choose.choice([1, 50, 800]),
+                excluded_instance_ids=choose.sample(list(PHASES), choose.choice([0, 0, 0, 1])),
+                is_decoding=choose.random() < 0.1,
+            )
+        )
+        if answer.outcome == scheduler_pb2.PLACE_OUTCOME_PLACED:
+            self.requests.append(request_id)
+            if answer.is_decode_open:
+                self.prefilled[request_id] = answer.instance_id
+
+    def end(self) -> None:
+        assert self.desk.recorder is not None
+        self.desk.recorder.close()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_decisions_over_the_same_snapshots(tmp_path: Path, policy: str) -> None:
+    path = tmp_path / "recording.jsonl"
+    live = LiveScheduler(path, policy, seed=7)
+    for _ in range(250):
+        live.happen()
+    live.end()
+    outcome = replay(path.open("rb"))
+    assert outcome.placements >= 50
+    assert (outcome.equal, outcome.different) == (outcome.decisions, [])
+    if policy == "arrow":
+        assert outcome.decode_placements >= 10
+        assert outcome.observations >= 10
+
+
+def test_through_switches_of_the_policy_a_silent_monitor_and_a_new_watch(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    live = LiveScheduler(path, "lmetric", seed=3)
+    for turn, name in enumerate(POLICIES):
+        live.desk.switch.configure(name)
+        for _ in range(30):
+            live.happen()
+        if turn == 4:
+            live.now_s += 10.0
+            live.desk.tick()
+            assert live.desk.switch.fallback_reason
+            live.place("by the fallback")
+            live.begin_watch()
+            assert not live.desk.switch.fallback_reason
+    live.end()
+    outcome = replay(path.open("rb"))
+    assert outcome.policies == list(POLICIES)
+    assert outcome.placements >= 100
+    assert outcome.equal == outcome.decisions
+
+
+def test_a_decision_that_was_otherwise_and_one_over_another_snapshot_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    live = LiveScheduler(path, "lmetric", seed=5)
+    for _ in range(100):
+        live.happen()
+    live.end()
+    lines = path.read_bytes().splitlines(keepends=True)
+    placed = [number for number, line in enumerate(lines) if b'"type":"Placed"' in line and b'"instance_id":"' in line]
+    first, second = placed[3], placed[9]
+    event = events.DECODER.decode(lines[first])
+    assert isinstance(event, events.Placed)
+    lines[first] = msgspec.json.encode(msgspec.structs.replace(event, instance_id="z")) + b"\n"
+    event = events.DECODER.decode(lines[second])
+    assert isinstance(event, events.Placed)
+    lines[second] = msgspec.json.encode(msgspec.structs.replace(event, snapshot_digest=1)) + b"\n"
+    outcome = replay(lines)
+    assert [each.line for each in outcome.different] == [first + 1, second + 1]
+    assert outcome.equal == outcome.decisions - 2
+    path.write_bytes(b"".join(lines))
+    told = CliRunner().invoke(command, [str(path)])
+    assert told.exit_code == 1
+    assert "recorded z" in told.output
+
+
+def test_replayed_by_the_functions_and_the_table_of_the_simulator() -> None:
+    assert simulator.cluster.simulation.place is replaying.place
+    assert simulator.cluster.late_decodes.place_decode is replaying.place_decode
+    assert simulator.cluster.fleet.ClusterTable is replaying.ClusterTable
+
+
+def test_a_recording_ends_where_it_is_full_and_its_last_line_may_be_cut(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    recorder = Recorder(path, 300, ClusterLimits())
+    for number in range(100):
+        recorder.tell(events.Ended(0, f"r{number}"))
+    assert not recorder.is_recording
+    assert path.stat().st_size <= 300
+    assert replay(path.open("rb")).decisions == 0
+    assert replay([*path.open("rb"), b'{"type":"En']).decisions == 0
+    with pytest.raises(ConfigurationError, match="line 1 is none"):
+        replay([b"hello\n"])
+    with pytest.raises(ConfigurationError, match="start of a scheduler"):
+        replay([msgspec.json.encode(events.Ended(0, "r")) + b"\n"])
+    with pytest.raises(ConfigurationError, match="cannot record"):
+        Recorder(tmp_path, 300, ClusterLimits())
