@@ -1,7 +1,7 @@
 """How long decoding requests wait from one token to the next: Arrow's measure of a decode instance (section 4.3)."""
 
-import numpy as np
-from numpy.typing import NDArray
+from bisect import bisect_left
+from collections.abc import Sequence
 
 SLICE_MS = 500
 SLICES = 10
@@ -27,21 +27,15 @@ class TokenIntervals:
         With no requests, only time passes."""
         self._add(requests * tokens_each, requests * (_us(ended_ms) - _us(started_ms)), int(ended_ms // SLICE_MS))
 
-    def add_run(self, requests: int, started_ms: float, ends_ms: NDArray[np.float64]) -> None:
+    def add_run(self, requests: int, started_ms: float, ends_ms: Sequence[float]) -> None:
         """The same for consecutive steps that end at `ends_ms`, ascending, each with a token for every request."""
-        slices = ends_ms // SLICE_MS
-        if slices[0] == slices[-1]:
-            waited_us = requests * (_us(float(ends_ms[-1])) - _us(started_ms))
-            self._add(requests * len(ends_ms), waited_us, int(slices[-1]))
-            return
-        numbers, firsts = np.unique(slices, return_index=True)
-        lasts = [*(firsts[1:] - 1).tolist(), len(ends_ms) - 1]
-        first = 0
-        for number, last in zip(numbers.tolist(), lasts, strict=True):
-            ended_ms = float(ends_ms[last])
-            waited_us = requests * (_us(ended_ms) - _us(started_ms))
-            self._add(requests * (last + 1 - first), waited_us, int(number))
-            first, started_ms = last + 1, ended_ms
+        first, count, last_slice = 0, len(ends_ms), int(ends_ms[-1] // SLICE_MS)
+        while first < count:
+            number = int(ends_ms[first] // SLICE_MS)
+            stop = count if number == last_slice else bisect_left(ends_ms, (number + 1) * SLICE_MS, first)
+            ended_ms = ends_ms[stop - 1]
+            self._add(requests * (stop - first), requests * (_us(ended_ms) - _us(started_ms)), number)
+            first, started_ms = stop, ended_ms
 
     def mean_ms(self) -> float:
         """Over the window that ends with the latest time seen; 0 without a token in it."""

@@ -1,6 +1,7 @@
 """One instance in simulated time: its steps, and the reports it sends."""
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -165,8 +166,9 @@ class Worker:
         self._step_end = None
         if self._run_steps == self._likely_steps:
             self._likely_steps = min(2 * self._likely_steps, _LONGEST_RUN_STEPS)
+        done = step.steps - step.steps_left
         result = self.instance.finish_step(step)
-        self._time(step, step.steps)
+        self._time(step, done, step.steps)
         self._note_cache(result.kv_blocks)
         self._has_news = True
         self._note_due()
@@ -176,9 +178,9 @@ class Worker:
     def _interrupt(self) -> Step | None:
         """Have a run end with the step under way, which is returned and whose end is to be seen to; None: no run."""
         left = self.instance.planned
-        if left is None or left.steps == 1 or self._step_end is None:
+        if left is None or left.steps_left == 1 or self._step_end is None:
             return None
-        self._likely_steps = max(_FIRST_RUN_STEPS, 2 * (self._run_steps - left.steps))
+        self._likely_steps = max(_FIRST_RUN_STEPS, 2 * (self._run_steps - left.steps_left))
         self._run_steps = 0
         self._step_end.cancel()
         return self.instance.interrupt()
@@ -187,9 +189,11 @@ class Worker:
         """A step within a run that ends right now is over, and the next is not planned before everything else that
         happens now has happened."""
         step = self.instance.planned
-        if step is None or step.run is None or step.run.ends_ms[0] > now_ms:
+        if step is None or step.run is None or step.run.ends_ms[step.run.done] > now_ms:
             return
-        if now_ms in step.run.ends_ms[:-1]:
+        ends_ms = step.run.ends_ms
+        place = bisect_left(ends_ms, now_ms)
+        if place < len(ends_ms) - 1 and ends_ms[place] == now_ms:
             before_ms = math.nextafter(now_ms, 0.0)
             self._report_until(before_ms)
             self._settle(before_ms)
@@ -197,13 +201,13 @@ class Worker:
             self._finish(now_ms)
 
     def _settle(self, at_ms: float) -> None:
-        before = self.instance.planned
-        if before is None or before.run is None:
+        step = self.instance.planned
+        if step is None or step.run is None:
             return
+        done = step.run.done
         changes = self.instance.settle(at_ms)
-        after = self.instance.planned
-        if after is not before and after is not None:
-            self._time(before, before.steps - after.steps)
+        if step.run.done > done:
+            self._time(step, done, step.run.done)
             self._note_cache(changes)
             self._has_news = True
 
@@ -239,9 +243,8 @@ class Worker:
         if changes.stored or changes.removed:
             self._kv_blocks.append(changes)
 
-    def _time(self, step: Step, steps: int) -> None:
+    def _time(self, step: Step, first: int, stop: int) -> None:
         if self._hooks.timed is not None:
-            if step.run is None:
-                self._hooks.timed(self, np.array([step.last_step_ms]), step.decode_requests)
-            else:
-                self._hooks.timed(self, step.run.durations_ms[:steps], step.decode_requests)
+            run = step.run
+            durations_ms = np.array([step.last_step_ms]) if run is None else run.durations_ms[first:stop]
+            self._hooks.timed(self, durations_ms, step.decode_requests)

@@ -6,6 +6,7 @@ tokens, the end) is filed under the clock reading at which it is due. Blocks and
 block_tokens and output tokens instead of being asked for at every step.
 """
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
@@ -91,6 +92,14 @@ class DecodeBatch:
         if len(due) > 1:
             due = sorted(set(due), key=_key)
         return due
+
+    def growth_ahead(self, first_ahead: int, stop_ahead: int) -> Iterator[int]:
+        """Those of the steps first_ahead .. stop_ahead - 1 from now in which requests may need a block; growth that is
+        filed meanwhile included."""
+        growth = self._growth
+        for due_at in range(self.clock + first_ahead, self.clock + stop_ahead):
+            if due_at in growth:
+                yield due_at - self.clock
 
     def steps_to_next_end(self) -> int:
         """Steps until the first request ends, the step of the end included; call with requests in the batch."""

@@ -3,6 +3,8 @@
 The world around it owns the clock: it asks for a step, lets the step's duration pass, and says that it is over.
 """
 
+from bisect import bisect_right
+
 import numpy as np
 
 from controlplane.model.instance import KvBlocks, LoadReport
@@ -92,10 +94,9 @@ class Instance:
             if most_steps > 1:
                 durations_ms = self._cost.decode_run_ms(shape, most_steps)
                 # accumulate adds one after the other, as a caller that steps one by one does: equal to the last bit.
-                ends_ms = np.add.accumulate(np.concatenate(((now_ms,), durations_ms)))[1:]
-                run = DecodeRun(durations_ms, ends_ms)
-                last_ms = float(durations_ms[-1])
-                self._step = Step(now_ms, float(ends_ms[-1]), most_steps, last_ms, (), len(decoding), (), run)
+                ends_ms = np.add.accumulate(np.concatenate(((now_ms,), durations_ms)))[1:].tolist()
+                last_ms, run = float(durations_ms[-1]), DecodeRun(durations_ms, ends_ms)
+                self._step = Step(now_ms, ends_ms[-1], most_steps, last_ms, (), len(decoding), (), run)
                 return self._step
         step_ms = self._cost.step_ms(shape)
         self._step = Step(now_ms, now_ms + step_ms, 1, step_ms, tuple(chunks), len(decoding), preempted)
@@ -107,23 +108,22 @@ class Instance:
         cache that came with them."""
         step = self._step
         run = None if step is None else step.run
-        if step is None or run is None or run.ends_ms[0] > now_ms:
+        if step is None or run is None or run.ends_ms[run.done] > now_ms:
             return NO_CHANGES
-        over = min(int(np.searchsorted(run.ends_ms, now_ms, side="right")), step.steps - 1)
-        if not over:
+        over = min(bisect_right(run.ends_ms, now_ms, run.done), step.steps - 1)
+        if over == run.done:
             return NO_CHANGES
-        self._decode_steps(step, over)
+        self._decode_run(step, run, over)
         changes = self._scheduler.kv.pool.take_changes()
         # The next step was composed when the last one ended: it has its blocks.
-        self._scheduler.grow_now()
-        self._step = step.after(over)
+        self._scheduler.grow(0, 1)
         return changes
 
     def interrupt(self) -> Step | None:
         """Somebody touches the instance now, and `settle` has been called: a planned run ends with the step under
         way. Returns what is left to be finished."""
-        if self._step is not None and self._step.steps > 1:
-            self._step = self._step.only_the_first()
+        if self._step is not None and self._step.steps_left > 1:
+            self._step = self._step.interrupted()
         return self._step
 
     def finish_step(self, step: Step) -> StepResult:
@@ -132,8 +132,14 @@ class Instance:
             raise IllegalTransition("only the step that was planned last can be finished, and only once")
         self._step = None
         decoding = self._scheduler.decoding
-        emitted = decoded = step.steps * len(decoding)
-        ended = self._decode_steps(step, step.steps)
+        emitted = decoded = step.steps_left * len(decoding)
+        if step.run is None:
+            self._last_step_ms = step.last_step_ms
+            self._intervals.add(len(decoding), step.started_ms, step.ends_ms)
+            self._generated_tokens += len(decoding)
+            ended = decoding.advance(1)
+        else:
+            ended = self._decode_run(step, step.run, step.steps)
         deltas = [self._delta(each) for each in decoding.sequences if each.text] if self._readers else []
         started: list[StartedRequest] = []
         for chunk in step.chunks:
@@ -312,18 +318,16 @@ class Instance:
         """Raises `IllegalTransition` where an invariant is broken; for tests."""
         check_invariants(self._scheduler, self._sequences)
 
-    def _decode_steps(self, step: Step, steps: int) -> list[Sequence]:
-        """Everyone in the batch has decoded the first `steps` of a planned step; returns those that thereby end."""
-        decoding, run = self._scheduler.decoding, step.run
-        if run is None:
-            self._last_step_ms = step.last_step_ms
-            self._intervals.add(len(decoding), step.started_ms, step.ends_ms)
-        else:
-            self._last_step_ms = float(run.durations_ms[steps - 1])
-            self._intervals.add_run(len(decoding), step.started_ms, run.ends_ms[:steps])
-            self._scheduler.grow_within(steps)
-        self._generated_tokens += steps * len(decoding)
-        return decoding.advance(steps)
+    def _decode_run(self, step: Step, run: DecodeRun, over: int) -> list[Sequence]:
+        """So many steps of a run are over; returns the requests that thereby end."""
+        decoding, done = self._scheduler.decoding, run.done
+        self._last_step_ms = float(run.durations_ms[over - 1])
+        began_ms = run.ends_ms[done - 1] if done else step.started_ms
+        self._intervals.add_run(len(decoding), began_ms, run.ends_ms[done:over])
+        self._scheduler.grow(1, over - done)
+        self._generated_tokens += (over - done) * len(decoding)
+        run.done = over
+        return decoding.advance(over - done)
 
     def _delta(self, sequence: Sequence) -> TokenDelta:
         return token_delta(sequence, self._scheduler.tokens_of(sequence))

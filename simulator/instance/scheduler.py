@@ -96,16 +96,11 @@ class Scheduler:
                 return min(most_steps, periods * period + ahead)
         return most_steps
 
-    def grow_within(self, steps: int) -> None:
-        """Give the decodes the blocks of all but the first of so many steps, whose blocks they have."""
-        for ahead in range(1, steps):
+    def grow(self, first_ahead: int, stop_ahead: int) -> None:
+        """Give the decodes the blocks of the steps first_ahead .. stop_ahead - 1 from now, known to be free."""
+        for ahead in self.decoding.growth_ahead(first_ahead, stop_ahead):
             for sequence in self.decoding.due_for_growth(ahead):
                 self._give_decode_block(sequence)
-
-    def grow_now(self) -> None:
-        """Give the decodes the blocks of the next step, known to be free."""
-        for sequence in self.decoding.due_for_growth(0):
-            self._give_decode_block(sequence)
 
     def finish_chunk(self, sequence: Sequence, new_tokens: int) -> bool:
         """A chunk is computed; True if the prompt is complete and the request has its next token."""

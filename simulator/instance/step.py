@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from controlplane.model.instance import KvBlocks
 from controlplane.model.request import TokenDelta
-from mesh.errors import IllegalTransition
 from simulator.cost.model import PrefillChunk
 from simulator.instance.sequence import Sequence
 
@@ -21,12 +20,18 @@ class ScheduledChunk:
     shape: PrefillChunk
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class DecodeRun:
-    """Consecutive steps that decode the same requests. Both arrays have the shape (steps,)."""
+    """Consecutive steps that decode the same requests, the first `done` of which are over and counted."""
 
     durations_ms: NDArray[np.float64]
-    ends_ms: NDArray[np.float64]
+    """Shape (steps,)."""
+    ends_ms: list[float]
+    done: int = 0
+
+    def rest_of_one_step(self) -> "DecodeRun":
+        """Only the step under way."""
+        return DecodeRun(self.durations_ms[self.done : self.done + 1], self.ends_ms[self.done : self.done + 1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +47,7 @@ class Step:
     decode_requests: int
     preempted: tuple[str, ...] = ()
     """Requests that lost their blocks and wait again."""
-    run: "DecodeRun | None" = None
+    run: DecodeRun | None = None
     """Where it stands for several steps."""
 
     @property
@@ -50,23 +55,19 @@ class Step:
         """From start to end."""
         return self.ends_ms - self.started_ms
 
-    def after(self, steps: int) -> "Step":
-        """What is left of a run when its first `steps`, but not all, are over."""
-        run = self._run()
-        rest = DecodeRun(run.durations_ms[steps:], run.ends_ms[steps:])
-        return replace(self, started_ms=float(run.ends_ms[steps - 1]), steps=self.steps - steps, run=rest)
+    @property
+    def steps_left(self) -> int:
+        """Steps that are not over and counted."""
+        return self.steps if self.run is None else self.steps - self.run.done
 
-    def only_the_first(self) -> "Step":
-        """A run cut short after its first step."""
-        run = self._run()
-        first = DecodeRun(run.durations_ms[:1], run.ends_ms[:1])
-        ends_ms, step_ms = float(run.ends_ms[0]), float(run.durations_ms[0])
-        return replace(self, ends_ms=ends_ms, steps=1, last_step_ms=step_ms, run=first)
-
-    def _run(self) -> DecodeRun:
+    def interrupted(self) -> "Step":
+        """A run that ends with the step under way."""
         if self.run is None:
-            raise IllegalTransition(f"{self} is a single step: it cannot be divided")
-        return self.run
+            return self
+        started_ms = self.run.ends_ms[self.run.done - 1] if self.run.done else self.started_ms
+        run = self.run.rest_of_one_step()
+        last_ms = float(run.durations_ms[0])
+        return replace(self, started_ms=started_ms, ends_ms=run.ends_ms[0], steps=1, last_step_ms=last_ms, run=run)
 
 
 @dataclass(frozen=True, slots=True)

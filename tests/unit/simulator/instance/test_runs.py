@@ -177,14 +177,14 @@ def test_settling_counts_the_steps_that_are_over() -> None:
     instance, run = lone_run(50)
     tokens = instance.load().running_tokens
     instance.settle(100.0)
-    left = instance.planned
-    assert left is not None
-    assert left.ends_ms == run.ends_ms
-    assert left.started_ms <= 100.0 < left.started_ms + 1.01 * 10.1
-    assert instance.load().running_tokens == tokens + 50 - left.steps
-    assert instance.load().kv_blocks_used == -(-(11 + 50 - left.steps) // 4)
-    with pytest.raises(IllegalTransition):
-        instance.finish_step(run)
+    left = run.steps_left
+    assert 40 <= left < 50
+    assert instance.load().running_tokens == tokens + 50 - left
+    assert instance.load().kv_blocks_used == -(-(11 + 50 - left) // 4)
+    instance.settle(100.0)
+    assert run.steps_left == left
+    instance.settle(1e9)
+    assert run.steps_left == 1  # the last step is for finish_step
 
 
 def test_an_interrupted_run_ends_with_the_step_under_way() -> None:
@@ -194,5 +194,7 @@ def test_an_interrupted_run_ends_with_the_step_under_way() -> None:
     assert left is not None
     assert (left.steps, left.decode_requests) == (1, run.decode_requests)
     assert left.started_ms <= 100.0 < left.ends_ms
+    with pytest.raises(IllegalTransition):
+        instance.finish_step(run)
     instance.finish_step(left)
     assert instance.planned is None
