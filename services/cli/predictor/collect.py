@@ -31,6 +31,7 @@ class CollectOptions:
     model: str
     out: Path
     prompts: Path | None
+    hardest: int
     requests: int
     every: int
     max_tokens: int
@@ -47,6 +48,13 @@ class CollectOptions:
     "--prompts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help='JSON lines of {"messages": [...]} or {"prompt": "..."}. Default: the demo tasks.',
+)
+@click.option(
+    "--hardest",
+    type=click.IntRange(1, 8),
+    default=8,
+    show_default=True,
+    help="Difficulty of the hardest demo tasks; demo-small was trained on 1 to 4, demo-medium on 1 to 6.",
 )
 @click.option("--requests", default=4000, show_default=True, help="Requests to run.")
 @click.option("--every", default=20, show_default=True, help="A sample at every so many generated tokens.")
@@ -70,7 +78,7 @@ async def _collect(options: CollectOptions) -> dict[str, object]:
         raise ConfigurationError("--requests, --every, --max-tokens and --part-requests must be at least 1")
     model = parse_model(options.model, 1)
     text = ModelText.load(model.path)
-    prompts = list(tokenised_prompts(text, options.prompts, options.requests, options.seed))
+    prompts = list(tokenised_prompts(text, options.prompts, options.hardest, options.requests, options.seed))
     settings = engine_settings(
         VllmSettings, options.engine_option, {"model_path": str(model.path), "seed": options.seed, "movable": False}
     )
@@ -79,7 +87,7 @@ async def _collect(options: CollectOptions) -> dict[str, object]:
         model_fingerprint=checkpoint_fingerprint(model.path),
         hidden_size=_hidden_size(model.path),
         every_tokens=options.every,
-        source=prompt_source(options.prompts),
+        source=prompt_source(options.prompts, options.hardest),
         seed=options.seed,
         temperature=options.temperature,
         max_tokens=options.max_tokens,

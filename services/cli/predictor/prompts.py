@@ -13,14 +13,18 @@ from services.frontend.text.model_text import ModelText
 DEMO_TASKS = "demo-tasks"
 
 
-def prompt_source(prompts: Path | None) -> str:
+def prompt_source(prompts: Path | None, hardest: int) -> str:
     """How a dataset names them."""
-    return f"{DEMO_TASKS}: all kinds and difficulties, calibration split" if prompts is None else f"file {prompts.name}"
+    if prompts is not None:
+        return f"file {prompts.name}"
+    return f"{DEMO_TASKS}: all kinds, difficulties 1 to {hardest}, calibration split"
 
 
-def tokenised_prompts(text: ModelText, prompts: Path | None, count: int, seed: int) -> Iterator[tuple[int, ...]]:
+def tokenised_prompts(
+    text: ModelText, prompts: Path | None, hardest: int, count: int, seed: int
+) -> Iterator[tuple[int, ...]]:
     """`count` prompts as token ids, fewer if the file has fewer. Raises ConfigurationError."""
-    source = _demo_tasks(seed) if prompts is None else _of_file(prompts)
+    source = _demo_tasks(hardest, seed) if prompts is None else _of_file(prompts)
     for messages in islice(source, count):
         if isinstance(messages, str) or text.template is None:
             plain = messages if isinstance(messages, str) else "\n".join(message["content"] for message in messages)
@@ -29,11 +33,11 @@ def tokenised_prompts(text: ModelText, prompts: Path | None, count: int, seed: i
             yield tuple(text.chunked.encode(text.template.render(messages)))
 
 
-def _demo_tasks(seed: int) -> Iterator[list[dict[str, Any]]]:
+def _demo_tasks(hardest: int, seed: int) -> Iterator[list[dict[str, Any]]]:
     """Kind and difficulty uniform. The models were not trained on the calibration split, which is there for this."""
     from demo.tasks import stream
 
-    for task in stream(seed, "calibration"):
+    for task in stream(seed, "calibration", difficulties=range(1, hardest + 1)):
         yield [{"role": "user", "content": task.prompt}]
 
 
