@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +15,15 @@ import click
 import msgspec
 
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
+from controlplane.policies.stages.placement import Stages
+from controlplane.policies.stages.record import STAGES_KEY, StagesSetting
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.parent_death import end_with_parent_if_asked
 from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
 from mesh.store import open_store
 from mesh.store.interface import StateStore
+from services.cli.supervisor.gpus import GpuPool, count_gpus
 from services.cli.supervisor.local_mesh import (
     LocalMesh,
     ModelSpec,
@@ -28,10 +31,13 @@ from services.cli.supervisor.local_mesh import (
     demo_predictors,
     parse_model,
     processes,
+    worker_process,
 )
+from services.cli.supervisor.plan_follower import PlanFollower
 from services.cli.supervisor.readiness import wait_until_serving
+from services.cli.supervisor.replicas import Shape, shape_of
 from services.cli.supervisor.state_server import StateServer
-from services.cli.supervisor.supervisor import Supervisor
+from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
 
 POLICY_KEY = "/penstock/config/policy"
 DEFAULT_DEMO_MODEL = "demo-large"
@@ -52,6 +58,7 @@ class UpOptions:
     port: int
     policy: str
     rescheduler: str
+    stages: bool
     predictor_artefact: tuple[Path, ...]
     store: str | None
     store_file: Path | None
@@ -90,6 +97,11 @@ class UpOptions:
     help="What running requests are moved by to begin with.",
 )
 @click.option(
+    "--stages",
+    is_flag=True,
+    help="Divide each model's instances into stages by the length of requests; --policy is `stages` then.",
+)
+@click.option(
     "--predictor-artefact",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -122,15 +134,18 @@ async def _up(options: UpOptions) -> int:
         supervisor = Supervisor(log_dir, lambda event: click.echo(event, err=True))
         mesh = _local_mesh(options, store_url)
         try:
-            await store.put(POLICY_KEY, msgspec.json.encode({"name": options.policy}))
+            policy = Stages.name if options.stages else options.policy
+            await store.put(POLICY_KEY, msgspec.json.encode({"name": policy}))
+            await store.put(STAGES_KEY, msgspec.json.encode(StagesSetting(enabled=options.stages)))
             await store.put(RESCHEDULER_KEY, msgspec.json.encode(ReschedulerRecord(options.rescheduler)))
+            gpus = GpuPool(count_gpus() if options.engine == "vllm" else 0)
             for spec in processes(mesh):
-                await supervisor.add(spec)
+                await supervisor.add(_on_gpus(spec, gpus, shape_of(options.engine_option)))
             click.echo(f"starting {len(supervisor.pids())} processes; their logs: {log_dir}", err=True)
             serving = await _until_serving(store, mesh, options.ready_timeout_s, stop_asked)
             if serving:
                 _say_how_to_use(mesh, http_url, time.monotonic() - started_s)
-                await stop_asked.wait()
+                await _until_stopped(store, mesh, supervisor, gpus, stop_asked)
             return 0 if serving or stop_asked.is_set() else 1
         finally:
             click.echo("stopping; Ctrl-C again cuts running requests", err=True)
@@ -217,6 +232,41 @@ async def _until_serving(store: StateStore, mesh: LocalMesh, timeout_s: float, s
     if not stop_asked.is_set():
         click.echo(f"the mesh was not serving within {timeout_s:g} s; see the logs", err=True)
     return False
+
+
+async def _until_stopped(
+    store: StateStore, mesh: LocalMesh, supervisor: Supervisor, gpus: GpuPool, stop_asked: asyncio.Event
+) -> None:
+    """Run as many instances as the plan in force says, until asked to stop."""
+
+    def make_spec(model: str, name: str, shape: Shape) -> ProcessSpec:
+        return _on_gpus(worker_process(mesh, model, name, shape), gpus, shape)
+
+    directory = Directory(store)
+    await directory.start()
+    shape = shape_of(mesh.engine_options)
+    running = {model.name: {f"{model.name}-{index}": shape for index in range(model.workers)} for model in mesh.models}
+    follower = PlanFollower(
+        store, directory, supervisor, make_spec, running, lambda event: click.echo(event, err=True), gpus.give_back
+    )
+    follow = asyncio.create_task(follower.follow())
+    stop = asyncio.create_task(stop_asked.wait())
+    try:
+        await asyncio.wait((follow, stop), return_when=asyncio.FIRST_COMPLETED)
+        if follow.done():
+            follow.result()
+    finally:
+        stop.cancel()
+        follow.cancel()
+        await asyncio.wait((follow, stop))
+        await directory.stop()
+
+
+def _on_gpus(spec: ProcessSpec, gpus: GpuPool, shape: Shape) -> ProcessSpec:
+    """An instance with GPUs of its own; other processes as they are. Raises `ConfigurationError`."""
+    if spec.role != "worker":
+        return spec
+    return replace(spec, environment=gpus.take(spec.name, shape[0] * shape[1]))
 
 
 def _say_how_to_use(mesh: LocalMesh, http_url: str, seconds: float) -> None:

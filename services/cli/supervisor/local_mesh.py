@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from mesh.errors import ConfigurationError
+from services.cli.supervisor.replicas import Shape, shaped
 from services.cli.supervisor.supervisor import ProcessSpec
 
 DEMO_MODELS = Path(__file__).resolve().parents[3] / "demo" / "models"
@@ -101,6 +102,17 @@ def processes(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
     )
     frontend = _process(mesh, "frontend", "frontend", "--http-host", mesh.http_host, "--http-port", str(mesh.http_port))
     return (*_workers(mesh), frontend, *control_plane)
+
+
+def worker_process(mesh: LocalMesh, model: str, name: str, shape: Shape) -> ProcessSpec:
+    """Another instance of a model, its engine in this shape.
+
+    Raises `ConfigurationError` for a model that this mesh was not started with and that is no demo model.
+    """
+    known = next((spec for spec in mesh.models if spec.name == model), None) or parse_model(model, 1)
+    options = tuple(part for option in shaped(mesh.engine_options, shape) for part in ("--engine-option", option))
+    model_options = ("--model", known.name, "--model-path", str(known.path))
+    return _process(mesh, "worker", name, "--engine", mesh.engine, *options, *model_options)
 
 
 def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:

@@ -90,6 +90,10 @@ class Supervisor:
             if entry.process is not None and entry.process.returncode is None:
                 self._kill_group(entry.process)
 
+    def names(self) -> frozenset[str]:
+        """Of all that is kept running."""
+        return frozenset(self._running)
+
     def pids(self) -> dict[str, int]:
         """Process ids of those that run now, by name."""
         return {
