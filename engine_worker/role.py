@@ -17,6 +17,7 @@ from engine_worker.engine_choice import make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
 from engine_worker.engines.movable import is_movable
 from engine_worker.instance import Instance
+from engine_worker.kv.service import serve_agent
 from engine_worker.metrics import GaugeCollector, Gauges, WorkerMetrics
 from engine_worker.prediction.loop import PredictionLoop
 from engine_worker.prediction.start import predict_lengths
@@ -80,6 +81,7 @@ class WorkerRole:
         GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
         if is_movable(self._engine):
             self._mover = Mover(instance, self._engine, context, time.monotonic, self._end_process)
+            serve_agent(context.server, self._engine.kv_agent, context.address)
         device = await asyncio.to_thread(device_of, self._settings.engine)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,

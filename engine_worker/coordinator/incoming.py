@@ -48,6 +48,7 @@ class IncomingMigration:
         self._send = send
         self._workplace = workplace
         self._machine = TargetMigration(self.offer, limits=workplace.settings.limits, now_ms=workplace.now_ms)
+        self._began_s = workplace.clock()
         self.ended_s: float | None = None
         """When it ended."""
         self._deadline_s = (
@@ -169,6 +170,9 @@ class IncomingMigration:
         self.ended_s = self._workplace.clock()
         self._named.clear()
         committed = self._machine.state is TargetState.COMMITTED
-        self._workplace.metrics.ended("in", self._machine.state.value, self._blocks if committed else 0)
+        blocks = self._blocks if committed else 0
+        kv_bytes = blocks * self._workplace.engine.kv_block_bytes
+        seconds = self.ended_s - self._began_s
+        self._workplace.metrics.ended("in", self._machine.state.value, blocks, kv_bytes, seconds)
         extra = {"request_id": self.offer.request.request_id, "story": self._machine.story}
         log.info("a migration to here ended", extra=extra)

@@ -23,6 +23,16 @@ class MigrationMetrics:
         self._blocks = Counter(
             "penstock_worker_migrated_kv_blocks", "KV blocks of requests that moved", ["direction"], registry=registry
         )
+        self._bytes = Counter(
+            "penstock_worker_migrated_kv_bytes", "KV of requests that moved", ["direction"], registry=registry
+        )
+        self._seconds = Histogram(
+            "penstock_worker_migration_seconds",
+            "From a migration's offer to its end, however it ended",
+            ["direction", "outcome"],
+            buckets=_HAND_OVER_SECONDS,
+            registry=registry,
+        )
         self._paused = Histogram(
             "penstock_worker_migration_paused_seconds",
             "How long a request that moved, or nearly did, stood still here",
@@ -45,10 +55,12 @@ class MigrationMetrics:
             registry=registry,
         )
 
-    def ended(self, direction: Direction, outcome: str, blocks: int) -> None:
-        """A migration has ended, with so many blocks copied."""
+    def ended(self, direction: Direction, outcome: str, blocks: int, kv_bytes: int, seconds: float) -> None:
+        """A migration has ended after so long, with so many blocks copied."""
         self._ended.labels(direction, outcome).inc()
         self._blocks.labels(direction).inc(blocks)
+        self._bytes.labels(direction).inc(kv_bytes)
+        self._seconds.labels(direction, outcome).observe(seconds)
 
     def paused(self, seconds: float) -> None:
         """A request stood still."""

@@ -86,6 +86,7 @@ class OutgoingMigration:
         self._is_told = False
         """All tokens of the paused request are on the stream to the frontend."""
         self._paused_at_s = 0.0
+        self._began_s = workplace.clock()
         self._abort_waits = False
         self._ending: Literal["ended", "refused", "failed"] = "failed"
         self._offered_s: float | None = None
@@ -222,7 +223,8 @@ class OutgoingMigration:
             workplace.metrics.paused(paused_s)
         moved = state is SourceState.MOVED
         blocks = len(self._block_ids) if moved else self._machine.copied_blocks
-        workplace.metrics.ended("out", state.value, blocks)
+        seconds = workplace.clock() - self._began_s
+        workplace.metrics.ended("out", state.value, blocks, blocks * workplace.engine.kv_block_bytes, seconds)
         level = logging.ERROR if state is SourceState.LOST else logging.INFO
         log.log(level, "a migration ended", extra={"request_id": self.request_id, "story": self._machine.story})
         rounds = self._machine.rounds

@@ -6,6 +6,7 @@ from typing import Protocol, TypeGuard
 
 from controlplane.model.request import EngineRequest
 from engine_worker.engines.interface import Engine
+from engine_worker.kv.service import AgentPort
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,13 @@ class MovableEngine(Engine, Protocol):
     @property
     def kv_address(self) -> str:
         """host:port of the KV transfer agent that serves this engine's blocks."""
+
+    def kv_agent(self) -> AgentPort:
+        """That agent, to be asked. Raises `ConfigurationError` where there is none."""
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """What a block of KV takes."""
 
     # The source's side.
 

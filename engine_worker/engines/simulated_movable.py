@@ -84,11 +84,17 @@ class MovableSimulatedEngine(SimulatedEngine):
     @property
     def kv_address(self) -> str:
         """See `MovableEngine`. Raises `ConfigurationError` where UCX is not installed."""
-        return f"0.0.0.0:{self._kv_agent().port}"
+        return f"0.0.0.0:{self.kv_agent().port}"
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """See `MovableEngine`."""
+        config: InstanceConfig = self.instance.config
+        return config.block_bytes
 
     def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
         """See `MovableEngine`."""
-        self._kv_agent()
+        self.kv_agent()
         if self.instance.state_of(request_id) is SequenceState.ENDED:
             raise RequestRefused(f"request {request_id} is unknown here or has ended")
         export = _Export(request_id, on_progress)
@@ -113,7 +119,7 @@ class MovableSimulatedEngine(SimulatedEngine):
     def withdraw(self, request_id: str, migration_id: str) -> None:
         """See `MovableEngine`."""
         if self._exports.pop(migration_id, None) is not None:
-            self._moves.spawn(self._kv_agent().withdraw(migration_id), name="withdraw")
+            self._moves.spawn(self.kv_agent().withdraw(migration_id), name="withdraw")
 
     def release(self, request_id: str, migration_id: str) -> None:
         """See `MovableEngine`. The blocks are freed once nobody reads them any more."""
@@ -122,7 +128,7 @@ class MovableSimulatedEngine(SimulatedEngine):
 
     async def reserve(self, migration_id: str, request: EngineRequest) -> None:
         """See `MovableEngine`."""
-        self._kv_agent()
+        self.kv_agent()
         if (releasing := self._releases.get(request.request_id)) is not None:
             await releasing
         self.instance.admit_import(request, 0)
@@ -149,7 +155,7 @@ class MovableSimulatedEngine(SimulatedEngine):
             raise KvBlockCorrupt(f"blocks {wanted.first_block} to {first_block} of {migration_id} were never sent")
         host, _, port = peer.rpartition(":")
         sent = peer_block_ids[wanted.first_block - first_block :]
-        await self._kv_agent().pull(PeerAddress(host, int(port)), migration_id, sent, wanted.block_ids, deadline_s)
+        await self.kv_agent().pull(PeerAddress(host, int(port)), migration_id, sent, wanted.block_ids, deadline_s)
 
     def activate(self, migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int) -> None:
         """See `MovableEngine`."""
@@ -180,7 +186,7 @@ class MovableSimulatedEngine(SimulatedEngine):
         exported = self.instance.export(request_id)
         for migration_id, export in self._exports.items():
             if export.request_id == request_id:
-                self._kv_agent().export(migration_id, exported.block_ids)
+                self.kv_agent().export(migration_id, exported.block_ids)
         emitted = self.instance.generated_token_ids(request_id)
         return PausedRequest(emitted, exported.computed_tokens, exported.block_ids)
 
@@ -204,19 +210,20 @@ class MovableSimulatedEngine(SimulatedEngine):
         known = len(told.block_ids) if told is not None else 0
         if told is not None and progress.block_ids[:known] != told.block_ids:
             known = 0  # it was preempted and has other blocks now
-        self._kv_agent().export(migration_id, progress.block_ids[known:])
+        self.kv_agent().export(migration_id, progress.block_ids[known:])
         export.told = progress
         export.on_progress(progress)
 
     async def _release(self, request_id: str, migration_id: str) -> None:
         try:
-            await self._kv_agent().withdraw(migration_id)
+            await self.kv_agent().withdraw(migration_id)
         finally:
             self.instance.abort(request_id)
             self._releases.pop(request_id, None)
             self.wake()
 
-    def _kv_agent(self) -> KvTransferAgent:
+    def kv_agent(self) -> KvTransferAgent:
+        """See `MovableEngine`."""
         if self._agent is None:
             raise ConfigurationError(f"requests cannot move to or from this engine: {self._agent_missing}")
         return self._agent

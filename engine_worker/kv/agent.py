@@ -62,6 +62,7 @@ class KvTransferAgent:
         self._pulls = 0
         self._failed_pulls = 0
         self._pulled_bytes = 0
+        self._pull_s = 0.0
 
     async def start(self) -> int:
         """Load UCX and listen. Returns the port. Raises `ConfigurationError` where UCX is not installed or the
@@ -133,6 +134,7 @@ class KvTransferAgent:
             raise
         self._pulls += 1
         self._pulled_bytes += stats.nbytes
+        self._pull_s += stats.duration_s
         return stats
 
     async def pull_reserved(
@@ -159,6 +161,7 @@ class KvTransferAgent:
             pulls_total=self._pulls,
             failed_pulls_total=self._failed_pulls,
             pulled_bytes_total=self._pulled_bytes,
+            pull_seconds_total=self._pull_s,
         )
 
     async def stop(self) -> None:

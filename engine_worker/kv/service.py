@@ -1,6 +1,6 @@
 """The worker's gRPC service about KV transfers: a thin shell around its agent."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol, TypeAlias
 
 import grpc
@@ -8,6 +8,7 @@ import grpc
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
 from mesh.errors import (
+    ConfigurationError,
     DeadlineExceeded,
     KvBlockCorrupt,
     KvTransferFailed,
@@ -15,6 +16,7 @@ from mesh.errors import (
     PeerUnavailable,
     PenstockError,
 )
+from mesh.rpc.server import RpcServer
 from penstock.v1 import kv_transfer_pb2 as pb2
 from penstock.v1 import kv_transfer_pb2_grpc
 
@@ -24,6 +26,7 @@ DEFAULT_DEADLINE_S = 5.0
 Context: TypeAlias = grpc.aio.ServicerContext
 
 _CODES: dict[type[PenstockError], grpc.StatusCode] = {
+    ConfigurationError: grpc.StatusCode.FAILED_PRECONDITION,
     KvTransferRefused: grpc.StatusCode.FAILED_PRECONDITION,
     KvTransferFailed: grpc.StatusCode.ABORTED,
     PeerUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -55,14 +58,18 @@ class AgentPort(Protocol):
 class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
     """penstock.v1.KvTransfer."""
 
-    def __init__(self, agent: AgentPort, host: str) -> None:
-        """`host` is how other workers reach this machine."""
+    def __init__(self, agent: Callable[[], AgentPort], host: str) -> None:
+        """`agent` raises `ConfigurationError` where the engine has none. `host` is how other workers reach this
+        machine."""
         self._agent = agent
         self._host = host
 
     async def Describe(self, request: pb2.KvDescribeRequest, context: Context) -> pb2.KvDescribeResponse:
         """Where the agent listens and what its blocks look like."""
-        about = await self._agent.describe()
+        try:
+            about = await self._agent().describe()
+        except PenstockError as error:
+            await _abort(context, error)
         return pb2.KvDescribeResponse(
             agent_id=about.agent_id,
             host=self._host,
@@ -81,7 +88,7 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
         """Pull into reserved blocks; the end of the call cancels it."""
         deadline_s = request.deadline_ms / 1000 or context.time_remaining() or DEFAULT_DEADLINE_S
         try:
-            stats = await self._agent.pull_reserved(
+            stats = await self._agent().pull_reserved(
                 PeerAddress(request.host, request.port),
                 request.transfer_id,
                 list(request.source_block_ids),
@@ -99,7 +106,10 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
 
     async def Status(self, request: pb2.KvStatusRequest, context: Context) -> pb2.KvStatusResponse:
         """What the agent is doing."""
-        status = await self._agent.status()
+        try:
+            status = await self._agent().status()
+        except PenstockError as error:
+            await _abort(context, error)
         return pb2.KvStatusResponse(
             pulling=status.pulling,
             pull_queue=status.pull_queue,
@@ -111,7 +121,14 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
             pulls_total=status.pulls_total,
             failed_pulls_total=status.failed_pulls_total,
             pulled_bytes_total=status.pulled_bytes_total,
+            pull_seconds_total=status.pull_seconds_total,
         )
+
+
+def serve_agent(server: RpcServer, agent: Callable[[], AgentPort], address: str) -> None:
+    """Add the service to a worker's server. `address` is that of the worker."""
+    service = KvTransferService(agent, address.rpartition(":")[0])
+    server.add(kv_transfer_pb2_grpc.add_KvTransferServicer_to_server, service, SERVICE_NAME)
 
 
 async def _abort(context: Context, error: PenstockError) -> NoReturn:

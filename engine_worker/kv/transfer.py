@@ -45,3 +45,5 @@ class AgentStatus:
     """That succeeded."""
     failed_pulls_total: int
     pulled_bytes_total: int
+    pull_seconds_total: float
+    """Of those that succeeded, with their waits."""

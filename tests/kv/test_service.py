@@ -32,7 +32,9 @@ async def test_described_ordered_and_asked_through_reflection() -> None:
         await peer.export("m1", ALL)
         server = RpcServer()
         server.add(
-            kv_transfer_pb2_grpc.add_KvTransferServicer_to_server, KvTransferService(agent, "10.0.0.7"), SERVICE_NAME
+            kv_transfer_pb2_grpc.add_KvTransferServicer_to_server,
+            KvTransferService(lambda: agent, "10.0.0.7"),
+            SERVICE_NAME,
         )
         client = ReflectionClient(await server.start())
         try:

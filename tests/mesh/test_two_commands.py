@@ -5,11 +5,15 @@ import re
 import subprocess
 from pathlib import Path
 
+import grpc
 import psutil
+import pytest
 from openai import OpenAI
 
 from tests.mesh.running_mesh import RunningMesh
 from tests.reflection import ReflectionClient
+
+KV_TRANSFER = "penstock.v1.KvTransfer"
 
 
 def test_the_printed_curl_line_works(mesh: RunningMesh) -> None:
@@ -94,6 +98,27 @@ def test_every_role_answers_grpcurl(mesh: RunningMesh) -> None:
         client = ReflectionClient(role["address"])
         assert {service, "grpc.health.v1.Health"} <= set(client.services())
         assert isinstance(client.call(service, method), dict)
+        client.close()
+
+
+def test_every_worker_tells_of_its_kv_transfers(mesh: RunningMesh) -> None:
+    pytest.importorskip("ucxx", reason="needs UCX")
+    workers = [role for role in mesh.status()["roles"] if role["role"] == "worker"]
+    assert len(workers) == 3
+    for worker in workers:
+        client = ReflectionClient(worker["address"])
+        assert {"penstock.v1.Worker", "penstock.v1.Migration", KV_TRANSFER} <= set(client.services())
+        about = client.call(KV_TRANSFER, "Describe")
+        assert about["host"] == worker["address"].rpartition(":")[0]
+        assert about["port"] > 0
+        assert int(about["region_block_bytes"][0]) > 0
+        status = client.call(KV_TRANSFER, "Status")
+        assert "pulls_total" not in status or int(status["pulls_total"]) >= 0
+        order = {"host": "127.0.0.1", "port": 9, "transfer_id": "m1", "source_block_ids": [1], "target_block_ids": [1]}
+        with pytest.raises(grpc.RpcError) as refused:
+            client.call(KV_TRANSFER, "Pull", order)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "nothing is reserved under 'm1'" in refused.value.details()
         client.close()
 
 

@@ -35,7 +35,8 @@ from engine_worker.engines.vllm.running import Running
 from engine_worker.engines.vllm.sampling import refusal, sampling_arguments
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.engines.vllm.step_buffer import StepBuffer
-from mesh.errors import EngineFailed, RequestRefused
+from engine_worker.kv.service import AgentPort
+from mesh.errors import ConfigurationError, EngineFailed, RequestRefused
 from mesh.tasks import TaskSet
 
 if TYPE_CHECKING:
@@ -165,6 +166,17 @@ class VllmEngine:
     def kv_address(self) -> str:
         """See `MovableEngine.kv_address`; empty where requests cannot move."""
         return "" if self._moves is None else self._moves.kv_address
+
+    def kv_agent(self) -> AgentPort:
+        """See `MovableEngine.kv_agent`."""
+        if self._moves is None:
+            raise ConfigurationError("this engine has no KV transfer agent: requests cannot move to or from it")
+        return self._moves.agent
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """See `MovableEngine`; 0 where requests cannot move."""
+        return 0 if self._moves is None else self._moves.kv_block_bytes
 
     def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
         """See `MovableEngine.export`."""

@@ -5,8 +5,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.vllm.agent_proxy import AgentProxy
 from engine_worker.engines.vllm.connector.channel import CoreChannel
-from engine_worker.engines.vllm.connector.messages import Describe, FreeBlocks, PausedNotice, Published, Unstage
+from engine_worker.engines.vllm.connector.messages import FreeBlocks, PausedNotice, Published, Unstage
 from engine_worker.engines.vllm.environment import Device
 from engine_worker.engines.vllm.exports import Exports
 from engine_worker.engines.vllm.imports import Imports
@@ -32,13 +33,17 @@ class Moves:
         self._host = host
         self._requests = requests
         self._go_on = go_on
+        self.agent = AgentProxy(self._channel)
         self.kv_address = ""
+        self.kv_block_bytes = 0
 
     async def start(self, core: "Core", limits: EngineLimits) -> None:
         """The engine core runs."""
         self.exports = Exports(self._channel, core, limits.block_tokens, self._go_on)
         self.imports = Imports(self._channel, core, limits)
-        self.kv_address = f"{self._host}:{await self._channel.call(Describe())}"
+        about = await self.agent.describe()
+        self.kv_address = f"{self._host}:{about.port}"
+        self.kv_block_bytes = about.layout.block_bytes
 
     async def free_blocks(self) -> int:
         """KV blocks that no request holds now."""
@@ -70,6 +75,6 @@ def why_not_movable(settings: VllmSettings, device: Device) -> str | None:
         return "the settings say so"
     if find_spec("ucxx") is None:
         return f"UCX is not installed: pip install {UCX_PACKAGE}"
-    if settings.tensor_parallel > 1:
-        return "its KV is spread over several processes (tensor_parallel is more than 1)"
+    if settings.tensor_parallel * settings.pipeline_parallel > 1:
+        return "its KV is spread over several processes (tensor or pipeline parallel is more than 1)"
     return None

@@ -10,7 +10,15 @@ import zmq.asyncio
 from zmq.constants import SocketOption, SocketType
 
 import mesh.errors
-from engine_worker.engines.vllm.connector.messages import Answer, Call, Command, FromCore, PausedNotice, Published
+from engine_worker.engines.vllm.connector.messages import (
+    Answer,
+    Call,
+    Command,
+    FromCore,
+    PausedNotice,
+    Published,
+    Value,
+)
 from mesh.errors import EngineFailed
 from mesh.tasks import TaskSet
 
@@ -25,17 +33,23 @@ class CoreChannel:
         self._socket.bind(endpoint)
         self._on_notice = on_notice
         self._numbers = count()
-        self._calls: dict[int, asyncio.Future[int | str]] = {}
+        self._calls: dict[int, asyncio.Future[Value]] = {}
         self._tasks = TaskSet("vllm channel")
         self._tasks.spawn(self._listen(), name="listen", on_error=lambda error: self.fail(repr(error)))
         self._failure = ""
 
     async def call(self, command: Command) -> int | str:
+        """The core's answer to what is answered with a plain value; errors as of `ask`."""
+        value = await self.ask(command)
+        assert isinstance(value, int | str), f"the core answered a {type(command).__name__} with {value}"
+        return value
+
+    async def ask(self, command: Command) -> Value:
         """The core's answer. Raises what the core raised, and `EngineFailed` if it dies."""
         if self._failure:
             raise EngineFailed(self._failure)
         number = next(self._numbers)
-        answer: asyncio.Future[int | str] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:
             await self._socket.send(msgspec.msgpack.encode(Call(number, command)))

@@ -18,19 +18,25 @@ from zmq.constants import SocketOption, SocketType
 
 from engine_worker.engines.vllm.connector.messages import (
     Answer,
+    AskStatus,
     Call,
     Command,
     Describe,
+    Described,
     ExpectPause,
     Export,
     FreeBlocks,
     FromCore,
     LoadOutcome,
+    OrderPull,
     PausedNotice,
     Published,
+    Pulled,
     Release,
     Stage,
+    Status,
     Unstage,
+    Value,
     Withdraw,
 )
 from engine_worker.engines.vllm.connector.staging import StagingTable
@@ -194,10 +200,15 @@ class CoreHub:
             self._tell(Answer(call.number, error="EngineFailed", message="it was cancelled"))
             raise
 
-    async def _carry_out(self, command: Command) -> int | str:
+    async def _carry_out(self, command: Command) -> Value:
         match command:
             case Describe():
-                return self._running_agent.port
+                return Described(await self._running_agent.describe())
+            case AskStatus():
+                return Status(await self._running_agent.status())
+            case OrderPull(host, port, transfer_id, source, target, deadline_s):
+                peer = PeerAddress(host, port)
+                return Pulled(await self._running_agent.pull_reserved(peer, transfer_id, source, target, deadline_s))
             case FreeBlocks():
                 return self.free_blocks()
             case ExpectPause(request_id):

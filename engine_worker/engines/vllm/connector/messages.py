@@ -5,13 +5,30 @@ from typing import TypeAlias
 
 import msgspec
 
+from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
+
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
 class Describe(_Message, frozen=True):
-    """Answered with the port of the KV transfer agent, once it listens."""
+    """Answered with `Described`, once the KV transfer agent listens."""
+
+
+class AskStatus(_Message, frozen=True):
+    """Answered with `Status`."""
+
+
+class OrderPull(_Message, frozen=True):
+    """See `PullOrders.pull`. Answered with `Pulled`."""
+
+    host: str
+    port: int
+    transfer_id: str
+    source_block_ids: tuple[int, ...]
+    target_block_ids: tuple[int, ...]
+    deadline_s: float
 
 
 class FreeBlocks(_Message, frozen=True):
@@ -67,7 +84,19 @@ class LoadOutcome(_Message, frozen=True):
     carrier_id: str
 
 
-Command: TypeAlias = Describe | FreeBlocks | Export | Withdraw | ExpectPause | Release | Stage | Unstage | LoadOutcome
+Command: TypeAlias = (
+    Describe
+    | AskStatus
+    | OrderPull
+    | FreeBlocks
+    | Export
+    | Withdraw
+    | ExpectPause
+    | Release
+    | Stage
+    | Unstage
+    | LoadOutcome
+)
 
 
 class Call(_Message, frozen=True):
@@ -77,11 +106,32 @@ class Call(_Message, frozen=True):
     command: Command
 
 
+class Described(_Message, frozen=True):
+    """What the agent is."""
+
+    agent: AgentDescription
+
+
+class Status(_Message, frozen=True):
+    """What the agent does."""
+
+    agent: AgentStatus
+
+
+class Pulled(_Message, frozen=True):
+    """What an ordered pull moved."""
+
+    stats: TransferStats
+
+
+Value: TypeAlias = int | str | Described | Status | Pulled
+
+
 class Answer(_Message, frozen=True):
     """To a call. `error` names a class of `mesh.errors`."""
 
     number: int
-    value: int | str = 0
+    value: Value = 0
     error: str = ""
     message: str = ""
 
