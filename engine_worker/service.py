@@ -33,7 +33,7 @@ class Departures(Protocol):
         """Move one; see `Coordinator.migrate`."""
 
     def hand_over(self, request_id: str, target_id: str) -> None:
-        """The request, just admitted, is only prefilled here: see `HandOvers.order`."""
+        """The request, just admitted, is or may be decoded elsewhere: see `HandOvers.order`."""
 
     def leave(self) -> None:
         """Move all, then end the process. Once is enough, more is no harm."""
@@ -160,7 +160,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                         deadline_ms=generate.deadline_ms,
                         epoch=generate.epoch,
                     )
-                    if generate.decode_instance_id:
+                    if generate.decode_instance_id or generate.is_decode_open:
                         self._order_hand_over(generate.request_id, generate.decode_instance_id)
                 case "abort":
                     self._instance.abort(stream, message.abort.request_id)

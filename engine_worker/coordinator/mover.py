@@ -6,6 +6,7 @@ from collections.abc import Callable
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.coordinator.drain import evacuate
 from engine_worker.coordinator.hand_overs import HandOvers
+from engine_worker.coordinator.inquiry import DecodeInquiry
 from engine_worker.coordinator.metrics import MigrationMetrics
 from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.coordinator.service import MigrationService
@@ -38,7 +39,8 @@ class Mover:
         settings, metrics = CoordinatorSettings(), MigrationMetrics(context.registry)
         workplace = Workplace(instance, engine, settings, metrics, TaskSet("coordinator"), clock)
         self.coordinator = Coordinator(workplace, context.directory)
-        self._hand_overs = HandOvers(workplace, self.coordinator)
+        self._inquiry = DecodeInquiry(context.directory)
+        self._hand_overs = HandOvers(workplace, self.coordinator, self._inquiry)
         context.server.add(
             migration_pb2_grpc.add_MigrationServicer_to_server,
             MigrationService(instance, self.coordinator.arrivals, settings.unsent_messages),
@@ -75,6 +77,7 @@ class Mover:
         """See `Coordinator.stop`."""
         await self.stages.stop()
         await self.coordinator.stop()
+        await self._inquiry.close()
         await self._tasks.cancel()
 
     async def _leave(self) -> None:

@@ -32,6 +32,8 @@ class Placement:
     policy: str
     decode_instance_id: str = ""
     """Who decodes it after its first token; empty: the same instance."""
+    is_decode_open: bool = False
+    """The instance is to ask the scheduler who decodes, after the first token."""
 
 
 class PlacementClient:
@@ -83,7 +85,9 @@ class PlacementClient:
             return self._place_here(request)
         match response.outcome:
             case scheduler_pb2.PLACE_OUTCOME_PLACED:
-                return Placement(response.instance_id, response.policy, response.decode_instance_id)
+                return Placement(
+                    response.instance_id, response.policy, response.decode_instance_id, response.is_decode_open
+                )
             case scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL:
                 raise UnknownModel(response.message or f"no instance serves {request.model}")
             case _:

@@ -38,7 +38,7 @@ class Placer:
             placement = await self._place(request)
             instance_id = placement.instance_id
             link = await self.pool.wait_connected(instance_id, self.connect_wait_s)
-            if link is not None and self._submit(relays, link, placement.decode_instance_id):
+            if link is not None and self._submit(relays, link, placement):
                 return placement
             log.warning("placed on an instance that is not connected", extra={"instance_id": instance_id})
             request.excluded_instance_ids.append(instance_id)
@@ -77,11 +77,11 @@ class Placer:
         except NoInstance as error:
             raise unavailable(f"No instance can take this request now: {error}.", "no_instance") from error
 
-    def _submit(self, relays: Sequence[Relay], link: WorkerLink, decode_instance_id: str) -> bool:
+    def _submit(self, relays: Sequence[Relay], link: WorkerLink, placement: Placement) -> bool:
         sent: list[Relay] = []
         try:
             for relay in relays:
-                link.submit(relay, decode_instance_id)
+                link.submit(relay, placement)
                 sent.append(relay)
         except PeerUnavailable:
             for relay in sent:

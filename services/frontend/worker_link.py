@@ -10,6 +10,7 @@ from mesh.membership import Member
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.frontend.api.errors import upstream_failed
 from services.frontend.peer_stream import PeerStream, StreamHandlers
+from services.frontend.placement import Placement
 from services.frontend.relay import Loss, LossReason, Relay
 from services.frontend.relays import Relays
 
@@ -83,13 +84,14 @@ class WorkerLink:
         """Whether it takes requests from us."""
         return self.connected.is_set() and not self.leaving and not self.hung
 
-    def submit(self, relay: Relay, decode_instance_id: str = "") -> None:
-        """Send a request, which moves to that instance after its first token if one is named. Raises PeerUnavailable
-        while the worker is not connected."""
+    def submit(self, relay: Relay, placement: Placement) -> None:
+        """Send a request, with what the placement says of who decodes it. Raises PeerUnavailable while the worker is
+        not connected."""
         if not self.connected.is_set():
             raise PeerUnavailable(f"worker {self.instance_id} at {self.member.address} is not connected")
         generate = relay.generate_request(self._clock())
-        generate.decode_instance_id = decode_instance_id
+        generate.decode_instance_id = placement.decode_instance_id
+        generate.is_decode_open = placement.is_decode_open
         self._stream.send(worker_pb2.FrontendMessage(generate=generate))
         relay.placed(self.sender)
         self._relays.add(relay)

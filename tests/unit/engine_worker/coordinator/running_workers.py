@@ -99,7 +99,9 @@ class Workers:
         assert (await worker.call.read()).HasField("hello")
         self.readers.append(asyncio.create_task(self._read(worker)))
 
-    async def generate(self, name: str, request: EngineRequest, decode: str = "") -> Heard:
+    async def generate(
+        self, name: str, request: EngineRequest, decode: str = "", is_decode_open: bool = False
+    ) -> Heard:
         sampling = request_pb2.SamplingParams(
             max_tokens=request.sampling.max_tokens, top_p=1, repetition_penalty=1, ignore_eos=True
         )
@@ -107,6 +109,7 @@ class Workers:
             request_id=request.request_id, prompt_token_ids=request.prompt_token_ids, model=MODEL, sampling=sampling
         )
         message.decode_instance_id = decode
+        message.is_decode_open = is_decode_open
         heard = self.heard[request.request_id] = Heard(owner=name)
         await self.workers[name].call.write(worker_pb2.FrontendMessage(generate=message))
         return heard

@@ -2,9 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from mesh.membership import Announcement, Member
+from mesh.rpc.server import RpcServer
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.unit.engine_worker.coordinator.running_workers import (
     WAIT_S,
     Worker,
@@ -127,3 +133,67 @@ async def test_a_request_that_waits_in_the_queue_holds_no_memory_of_its_decode_i
         await mesh.abort("p", "first")
         await mesh.until_ended("second")
         assert (heard.owner, heard.token_ids) == ("d", undisturbed(second))
+
+
+class PlayedScheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """Answers who decodes."""
+
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+        self.asked: list[scheduler_pb2.PlaceDecodeRequest] = []
+
+    async def PlaceDecode(
+        self, request: scheduler_pb2.PlaceDecodeRequest, context: Any
+    ) -> scheduler_pb2.PlaceDecodeResponse:
+        self.asked.append(request)
+        return scheduler_pb2.PlaceDecodeResponse(instance_id=self.answer)
+
+
+@asynccontextmanager
+async def played_scheduler(beside: Worker, answer: str) -> AsyncIterator[PlayedScheduler]:
+    scheduler, server = PlayedScheduler(answer), RpcServer()
+    server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler, "penstock.v1.Scheduler")
+    await server.start()
+    member = Member("scheduler", "s", "00000abc", server.address, "")
+    announcement = Announcement(beside.context.store, member)
+    await announcement.start()
+    await beside.context.directory.wait_for("scheduler", 1, WAIT_S)
+    try:
+        yield scheduler
+    finally:
+        await announcement.withdraw()
+        await server.stop(0)
+
+
+@pytest.mark.parametrize("answer", ["d", ""])
+async def test_who_decodes_is_asked_after_the_first_token(answer: str) -> None:
+    async with running_workers("p", "d", options=SLOW_PREFILL) as mesh:
+        async with played_scheduler(mesh.workers["p"], answer) as scheduler:
+            request = make_request("r", prompt=1500, max_tokens=150)
+            heard = await mesh.generate("p", request, is_decode_open=True)
+            await mesh.until_ended("r")
+        (asked,) = scheduler.asked
+        assert (asked.request_id, asked.model, asked.prefill_instance_id) == ("r", "m", "p")
+        assert (asked.prompt_tokens, asked.max_tokens) == (1500, 150)
+        assert (heard.owner, heard.token_ids) == (answer or "p", undisturbed(request))
+        assert hand_overs(mesh.workers["p"], "moved") == bool(answer)
+        assert hand_overs(mesh.workers["p"], "failed") == 0
+
+
+async def test_without_a_scheduler_to_ask_the_request_is_decoded_here_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_workers("p", "d") as mesh:
+        request = make_request("r", max_tokens=40)
+        with caplog.at_level(logging.WARNING):
+            heard = await mesh.generate("p", request, is_decode_open=True)
+            await mesh.until_ended("r")
+        assert (heard.owner, heard.token_ids) == ("p", undisturbed(request))
+        assert hand_overs(mesh.workers["p"], "failed") == 1
+        assert any("no scheduler" in getattr(record, "reason", "") for record in caplog.records)
+
+
+async def test_nobody_is_asked_about_a_request_that_ends_with_its_first_token() -> None:
+    async with running_workers("p", "d") as mesh, played_scheduler(mesh.workers["p"], "d") as scheduler:
+        await mesh.generate("p", make_request("r", max_tokens=1), is_decode_open=True)
+        await mesh.until_ended("r")
+        assert not scheduler.asked
+        assert not len(mesh.workers["p"].role._mover._hand_overs)  # type: ignore[union-attr]

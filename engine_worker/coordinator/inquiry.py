@@ -1,0 +1,55 @@
+"""Asks the scheduler who decodes a request whose prompt was computed here."""
+
+import grpc
+
+from controlplane.model.instance import InstanceDescription
+from controlplane.model.request import EngineRequest
+from mesh.errors import PeerUnavailable
+from mesh.membership import Directory, Member
+from mesh.rpc.client import open_channel, rpc_error
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+DEADLINE_S = 1.0
+"""The request is decoded here meanwhile, and for good if no answer comes."""
+
+
+class DecodeInquiry:
+    """One connection, to the scheduler that frontends use as well: the first by name."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._member: Member | None = None
+        self._channel: grpc.aio.Channel | None = None
+
+    async def ask(self, request: EngineRequest, instance: InstanceDescription) -> str:
+        """The instance to decode it; empty: it stays. Raises `RpcError`."""
+        schedulers = self._directory.members("scheduler")
+        if not schedulers:
+            raise PeerUnavailable("the mesh has no scheduler now")
+        stub = scheduler_pb2_grpc.SchedulerStub(await self._connect(schedulers[0]))  # type: ignore[no-untyped-call]
+        message = scheduler_pb2.PlaceDecodeRequest(
+            request_id=request.request_id,
+            model=instance.model,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.sampling.max_tokens,
+            priority=request.priority,
+            prefill_instance_id=instance.instance_id,
+        )
+        try:
+            answer: scheduler_pb2.PlaceDecodeResponse = await stub.PlaceDecode(message, timeout=DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            raise rpc_error(error, f"scheduler {schedulers[0].member_id}") from error
+        chosen: str = answer.instance_id
+        return chosen
+
+    async def close(self) -> None:
+        """Ask nothing any more."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _connect(self, scheduler: Member) -> grpc.aio.Channel:
+        if self._channel is None or scheduler != self._member:
+            former, self._member, self._channel = self._channel, scheduler, open_channel(scheduler.address)
+            if former is not None:
+                await former.close()
+        return self._channel
