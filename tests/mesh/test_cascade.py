@@ -1,0 +1,121 @@
+"""A real mesh with a cascade over two models, and a plan that changes how many instances each has."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
+from tests.mesh.reader import Reader
+from tests.mesh.running_mesh import RunningMesh, eventually
+
+SMALL, LARGE = "demo-small", "demo-large"
+
+
+@pytest.fixture(scope="module")
+def tiers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+    """One instance of each model."""
+    running = RunningMesh(
+        tmp_path_factory.mktemp("tiers"), "--engine", "simulated", "--model", f"{SMALL}:1", "--model", f"{LARGE}:1"
+    )
+    try:
+        running.wait_until_serving()
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.cut()
+
+
+def set_up(mesh: RunningMesh, threshold: float, *options: str) -> None:
+    said = mesh.cli("cascade", "set", "both", "--tier", SMALL, "--tier", LARGE, "--threshold", str(threshold), *options)
+    assert said.returncode == 0, said.stderr
+    eventually(lambda: thresholds(mesh) == [threshold], 10, "the router follows the cascade")
+    eventually(lambda: "both" in [m["id"] for m in get(mesh, "/v1/models")["data"]], 10, "the frontend follows")
+
+
+def thresholds(mesh: RunningMesh) -> list[float]:
+    listed = json.loads(mesh.cli("cascade", "--json").stdout)
+    return [threshold for cascade in listed for threshold in cascade["thresholds"]]
+
+
+def get(mesh: RunningMesh, path: str) -> Any:
+    return httpx.get(mesh.url + path, timeout=20).json()
+
+
+def ask(mesh: RunningMesh, **options: Any) -> Any:
+    body = {"model": "both", "messages": [{"role": "user", "content": "Count from 7 up to 12."}], **options}
+    return httpx.post(f"{mesh.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def instances(mesh: RunningMesh) -> list[str]:
+    return sorted(instance["instance_id"] for instance in mesh.status()["instances"])
+
+
+def apply(mesh: RunningMesh, folder: Path, small: int, large: int, threshold: float = 50.0) -> None:
+    plan = CascadePlan(
+        name="both",
+        tiers=tuple(
+            PlannedTier(model, count, (PlannedReplicas(count),), 1.0, 1.0)
+            for model, count in ((SMALL, small), (LARGE, large))
+        ),
+        thresholds=(threshold,),
+        quality=80.0,
+        latency_p95_s=1.0,
+        rate_per_s=1.0,
+        gpus=8,
+    )
+    path = folder / "plan.json"
+    path.write_bytes(encode_plan(plan))
+    said = mesh.cli("plan", "apply", str(path))
+    assert said.returncode == 0, said.stderr
+
+
+def test_a_cascade_answers_by_the_tier_that_its_judge_accepts(tiers: RunningMesh) -> None:
+    set_up(tiers, 101.0, "--judge", "exact", "--judge", "confidence")
+    escalated = ask(tiers)
+    assert escalated.headers["x-penstock-tier"] == LARGE
+    told = escalated.json()["penstock"]
+    assert [tier["model"] for tier in told["tiers"]] == [SMALL, LARGE]
+    assert told["tiers"][0]["judge"] == "exact"
+    set_up(tiers, 0.0, "--judge", "exact")
+    assert ask(tiers).headers["x-penstock-tier"] == SMALL
+    assert ask(tiers, penstock={"quality": 100}).headers["x-penstock-tier"] == LARGE
+
+
+def test_with_the_router_gone_the_cascade_still_answers_and_says_so(tiers: RunningMesh) -> None:
+    set_up(tiers, 0.0, "--judge", "exact")
+    tiers.kill("cascade")
+    told = ask(tiers).json()["penstock"]
+    if told["tier"] == LARGE:  # it was asked before the supervisor had the router back
+        assert told["tiers"][0]["judge"].startswith("none")
+    eventually(lambda: ask(tiers).json()["penstock"]["tiers"][0]["judge"] == "exact", 30, "the router is back")
+
+
+def test_a_plan_starts_and_drains_instances_without_cutting_a_stream(tiers: RunningMesh, tmp_path: Path) -> None:
+    set_up(tiers, 0.0, "--judge", "exact")
+    apply(tiers, tmp_path, small=1, large=3, threshold=40.0)
+    eventually(lambda: thresholds(tiers) == [40.0], 10, "the plan's threshold is in force")
+    wanted = [f"{LARGE}-0", f"{LARGE}-1", f"{LARGE}-2", f"{SMALL}-0"]
+    eventually(lambda: instances(tiers) == wanted, 60, "the planned instances run")
+    readers = [Reader(tiers, f"stream {number} " * 20) for number in range(12)]
+    assert len({reader.instance for reader in readers}) > 1
+    apply(tiers, tmp_path, small=2, large=1)
+    texts = [reader.whole_text() for reader in readers]
+    assert all(texts)
+    eventually(lambda: instances(tiers) == [f"{LARGE}-0", f"{SMALL}-0", f"{SMALL}-1"], 60, "the others were drained")
+    alone = [reader.whole_text() for reader in [Reader(tiers, f"stream {number} " * 20) for number in range(12)]]
+    assert texts == alone, "the text is that of undisturbed streams"
+
+
+def test_a_plan_for_other_tiers_is_refused_and_the_old_one_stays(tiers: RunningMesh, tmp_path: Path) -> None:
+    plan = CascadePlan("both", (PlannedTier("other", 1, (PlannedReplicas(1),), 1.0, 1.0),), (), 1.0, 1.0, 1.0, 1)
+    path = tmp_path / "plan.json"
+    path.write_bytes(encode_plan(plan))
+    before = tiers.cli("plan", "show", "--json").stdout
+    refused = tiers.cli("plan", "apply", str(path))
+    assert refused.returncode == 1
+    assert "the cascade has demo-small, demo-large" in refused.stderr
+    assert tiers.cli("plan", "show", "--json").stdout == before
