@@ -1,4 +1,4 @@
-"""A streamed completion as it arrives: the times of its tokens, its usage, its end."""
+"""A streamed completion as it arrives: the times of its tokens, its usage, its end; its text for who asks for it."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,13 +17,16 @@ class _PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _PromptTokensDetails | None = None
 
 
-class _Choice(msgspec.Struct, frozen=True):
-    index: int = 0
+class Choice(msgspec.Struct, frozen=True):
+    """What a chunk adds to an answer."""
+
+    text: str = ""
+    finish_reason: str | None = None
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -33,7 +36,7 @@ class _Error(msgspec.Struct, frozen=True):
 class _Event(msgspec.Struct, frozen=True):
     """What is read of a chunk; decoding these few fields costs about a microsecond."""
 
-    choices: list[_Choice] = []
+    choices: list[Choice] = []
     usage: _Usage | None = None
     error: _Error | None = None
 
@@ -44,8 +47,12 @@ _EVENTS = msgspec.json.Decoder(_Event)
 class CompletionStream:
     """The response sink of one completion request. `now_s` is the clock of the experiment."""
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, now_s: Callable[[], float], on_choice: Callable[[Choice, float], None] = lambda choice, now_s: None
+    ) -> None:
+        """`on_choice` is called with every piece of an answer and the time it came at."""
         self._now_s = now_s
+        self._on_choice = on_choice
         self._status = 0
         self._partial = b""
         self._done = False
@@ -87,11 +94,30 @@ class CompletionStream:
             first_token_s=self.first_token_s,
             last_token_s=self.last_token_s,
             input_tokens=usage.prompt_tokens if usage else 0,
-            output_tokens=usage.completion_tokens if usage else 0,
+            output_tokens=self.output_tokens,
             cached_tokens=cached or 0,
             instance_id=self.instance_id,
-            error=self._failure(failure),
+            error=self.failure(failure),
         )
+
+    @property
+    def output_tokens(self) -> int:
+        """Generated, as the endpoint counts them; 0 until it has told."""
+        return self._usage.completion_tokens if self._usage else 0
+
+    def failure(self, failure: str = "") -> str:
+        """Why this is no whole answer, empty if it is one; `failure` as of `outcome`."""
+        if self._status not in (0, 200):
+            return f"HTTP {self._status}: {_error_message(self._partial)}"
+        if self._error or failure:
+            return self._error or failure
+        if not self._done:
+            return "the stream ended without [DONE]"
+        if self.first_token_s is None:
+            return "the stream ended without a token"
+        if self._usage is None:
+            return "the stream told no usage, so its tokens cannot be counted"
+        return ""
 
     def _on_data(self, data: bytes, now_s: float) -> None:
         if data == b"[DONE]":
@@ -110,19 +136,8 @@ class CompletionStream:
             self.last_token_s = now_s
             if self.first_token_s is None:
                 self.first_token_s = now_s
-
-    def _failure(self, failure: str) -> str:
-        if self._status not in (0, 200):
-            return f"HTTP {self._status}: {_error_message(self._partial)}"
-        if self._error or failure:
-            return self._error or failure
-        if not self._done:
-            return "the stream ended without [DONE]"
-        if self.first_token_s is None:
-            return "the stream ended without a token"
-        if self._usage is None:
-            return "the stream told no usage, so its tokens cannot be counted"
-        return ""
+            for choice in event.choices:
+                self._on_choice(choice, now_s)
 
 
 def _error_message(body: bytes) -> str:
