@@ -22,7 +22,12 @@ class Paper:
     title: str
 
 
-PAPERS: Mapping[str, Paper] = MappingProxyType({})
+PAPERS: Mapping[str, Paper] = MappingProxyType(
+    {
+        "cascadeinfer": Paper("simulator.reproductions.cascadeinfer.findings", "CascadeInfer: length-aware stages"),
+        "star": Paper("simulator.reproductions.star.reproduction", "STAR: decode-phase rescheduling"),
+    }
+)
 
 
 def title_of(paper: str) -> str:

@@ -1,0 +1,1 @@
+"""STAR (HPDC '26): decode rescheduling by predicted lengths, section 6."""

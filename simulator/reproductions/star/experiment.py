@@ -1,0 +1,215 @@
+"""One run: a cluster with prefill and decode apart, a workload, and what reschedules."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.model.instance import InstancePhase
+from controlplane.policies.registry import create_policy
+from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from simulator.cluster.config import ClusterConfig, InstanceSpec, KvLinkConfig
+from simulator.cluster.recording import LoadSeries, RecordingConfig
+from simulator.cluster.simulation import ClusterSimulation
+from simulator.cost.catalogue.deployment import instance_for
+from simulator.cost.model import BatchShape, CostModel
+from simulator.report.outcome import RequestOutcome
+from simulator.report.report import Slo
+from simulator.reproductions.star.lengths import LONGEST_TOKENS, Workload, poisson_trace
+from simulator.rescheduling.controller import ReschedulingController
+from simulator.rescheduling.remaining_lengths import Binned, Every, Figure7Errors, Oracle, RemainingLengths
+
+PREDICTION_MS = 1.40
+"""Of the MLP for a batch of 10 requests (section 5.3)."""
+PLACEMENT = "least_loaded"
+GBIT_IN_GIB = 1e9 / 8 / (1 << 30)
+
+
+class Reschedules(StrEnum):
+    """The systems compared (section 6.1)."""
+
+    VLLM = "vLLM"
+    CURRENT = "STAR w/o prediction"
+    PREDICTED = "STAR w/ prediction"
+    ORACLE = "STAR Oracle"
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A cluster of the paper."""
+
+    name: str
+    prefills: int
+    decodes: int
+    device: str
+    model: str
+    weight_dtype: str = ""
+    link_gbit_per_s: float = 200.0
+    memory_utilisation: float = 0.9
+    report_interval_ms: float = 50.0
+    """How old what placements go by may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """All that a run depends on. Small and hashable: it travels to other processes."""
+
+    hardware: Hardware
+    workload: Workload
+    system: Reschedules
+    rate_per_s: float
+    seconds: float
+    slo: Slo
+    seed: int = 0
+    bins: tuple[int, ...] = ()
+    """Edges, where the predictor only tells bins (table 3)."""
+    predict_every: int = 20
+    """Steps (table 4)."""
+    parameters: ReschedulerParameters = field(default_factory=ReschedulerParameters)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """What came of it. Rates count what ended within the experiment's own time; percentiles count every request."""
+
+    experiment: Experiment
+    throughput_req_s: float
+    goodput_req_s: float
+    p99_tpot_ms: float
+    p50_tpot_ms: float
+    p99_ttft_ms: float
+    attainment: float
+    preemptions: int
+    exec_variance_ms2: float
+    """Mean over time of the variance of the decode instances' step times."""
+    moved: int
+    stayed: int
+    move_ms: float
+    """Mean time from an order to its end, of the requests that moved."""
+    cpu_s: float
+    times_s: NDArray[np.float64]
+    variances_ms2: NDArray[np.float64]
+    fullest: NDArray[np.float64]
+    """Share of KV blocks held on the fullest decode instance at `times_s`."""
+    ordered_s: NDArray[np.float64]
+
+
+class PredictingCost(CostModel):
+    """Another cost model, with the share of the length predictor in every decoding step."""
+
+    def __init__(self, inner: CostModel, step_share_ms: float) -> None:
+        self._inner = inner
+        self._share_ms = step_share_ms
+
+    def step_ms(self, batch: BatchShape) -> float:
+        """See `CostModel`."""
+        return self._inner.step_ms(batch) + (self._share_ms if batch.decode_requests else 0.0)
+
+    def decode_run_ms(self, batch: BatchShape, steps: int) -> NDArray[np.float64]:
+        """See `CostModel`."""
+        return self._inner.decode_run_ms(batch, steps) + self._share_ms
+
+
+def run(experiment: Experiment) -> Result:
+    """Simulate it."""
+    started_s = time.process_time()
+    config, cost = _cluster(experiment)
+    controller = _controller(experiment)
+    trace = poisson_trace(experiment.workload, experiment.rate_per_s, experiment.seconds, experiment.seed)
+    simulation = ClusterSimulation(
+        trace,
+        config,
+        cost,
+        create_policy(PLACEMENT),
+        () if controller is None else (controller,),
+        RecordingConfig(interval_ms=1000.0, max_samples=4096),
+    )
+    outcomes = simulation.run()
+    assert simulation.recording is not None
+    series = simulation.recording.series()
+    decodes = slice(experiment.hardware.prefills, None)
+    times_s, variances = _step_variances(series, decodes, experiment.seconds)
+    shown = series.times_s <= experiment.seconds
+    return Result(
+        experiment=experiment,
+        **_rates(outcomes, experiment),
+        preemptions=sum(list(simulation.recording.preemptions.values())[decodes]),
+        exec_variance_ms2=float(variances.mean()) if len(variances) else 0.0,
+        moved=0 if controller is None else controller.migrations.moved_total,
+        stayed=0 if controller is None else controller.migrations.stayed_total,
+        move_ms=float(np.mean(controller.moves_ms)) if controller is not None and controller.moves_ms else 0.0,
+        cpu_s=time.process_time() - started_s,
+        times_s=series.times_s[shown],
+        variances_ms2=np.interp(series.times_s[shown], times_s, variances) if len(times_s) else np.zeros(shown.sum()),
+        fullest=series.kv_fill[shown][:, decodes].max(axis=1),
+        ordered_s=np.array([] if controller is None else controller.ordered_s),
+    )
+
+
+def _cluster(experiment: Experiment) -> tuple[ClusterConfig, CostModel]:
+    hardware = experiment.hardware
+    instance, cost = instance_for(
+        hardware.model,
+        hardware.device,
+        weight_dtype=hardware.weight_dtype,
+        max_model_len_tokens=LONGEST_TOKENS,
+        memory_utilisation=hardware.memory_utilisation,
+    )
+    if experiment.system is Reschedules.PREDICTED:
+        cost = PredictingCost(cost, PREDICTION_MS / experiment.predict_every)
+    prefill = InstanceSpec(instance, phase=InstancePhase.PREFILL)
+    decode = InstanceSpec(instance, phase=InstancePhase.DECODE)
+    config = ClusterConfig(
+        instances=hardware.prefills + hardware.decodes,
+        instance=instance,
+        report_interval_ms=hardware.report_interval_ms,
+        seed=experiment.seed,
+        specs=(prefill,) * hardware.prefills + (decode,) * hardware.decodes,
+        link=KvLinkConfig(bandwidth_gib_per_s=hardware.link_gbit_per_s * GBIT_IN_GIB),
+    )
+    return config, cost
+
+
+def _controller(experiment: Experiment) -> ReschedulingController | None:
+    match experiment.system:
+        case Reschedules.VLLM:
+            return None
+        case Reschedules.CURRENT:
+            return ReschedulingController(ReschedulerMode.CURRENT, experiment.parameters)
+        case Reschedules.ORACLE:
+            return ReschedulingController(ReschedulerMode.PREDICTED, experiment.parameters, Oracle())
+        case Reschedules.PREDICTED:
+            lengths: RemainingLengths = Figure7Errors(experiment.seed)
+            if experiment.bins:
+                lengths = Binned(lengths, experiment.bins)
+            lengths = Every(lengths, experiment.predict_every)
+            return ReschedulingController(ReschedulerMode.PREDICTED, experiment.parameters, lengths)
+
+
+def _rates(outcomes: Sequence[RequestOutcome], experiment: Experiment) -> dict[str, float]:
+    good = [outcome for outcome in outcomes if not outcome.error]
+    in_time = [outcome for outcome in good if outcome.finished_s <= experiment.seconds]
+    attained = [outcome for outcome in in_time if experiment.slo.is_met_by(outcome)]
+    tpot_ms = [outcome.tpot_ms for outcome in good if outcome.tpot_ms is not None]
+    ttft_ms = [outcome.ttft_ms for outcome in good if outcome.ttft_ms is not None]
+    return {
+        "throughput_req_s": len(in_time) / experiment.seconds,
+        "goodput_req_s": len(attained) / experiment.seconds,
+        "p99_tpot_ms": float(np.percentile(tpot_ms, 99)),
+        "p50_tpot_ms": float(np.percentile(tpot_ms, 50)),
+        "p99_ttft_ms": float(np.percentile(ttft_ms, 99)),
+        "attainment": sum(experiment.slo.is_met_by(outcome) for outcome in good) / len(outcomes),
+    }
+
+
+def _step_variances(
+    series: LoadSeries, decodes: slice, seconds: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times and variances of the step times, where every decode instance decodes."""
+    step_ms = series.step_ms[:, decodes]
+    busy = (step_ms > 0).all(axis=1) & (series.times_s <= seconds)
+    return series.times_s[busy], step_ms[busy].var(axis=1)

@@ -1,0 +1,93 @@
+"""Lengths of prompts and answers as STAR's table 2 has them, drawn from quantile functions."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.traces.request import TraceRequest
+
+LONGEST_TOKENS = 32_768
+"""Prompts and outputs of up to 32K tokens (section 6.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """A distribution of lengths by knots (share, tokens), log-linear between them."""
+
+    knots: tuple[tuple[float, float], ...]
+
+    def at(self, shares: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The quantile function."""
+        known, tokens = zip(*self.knots, strict=True)
+        lengths: NDArray[np.int64] = np.rint(np.exp(np.interp(shares, known, np.log(tokens)))).astype(np.int64)
+        return np.maximum(lengths, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts and answers, drawn independently: the paper says nothing of how they go together."""
+
+    name: str
+    prompts: Quantiles
+    outputs: Quantiles
+
+
+SHAREGPT = Workload(
+    "ShareGPT",
+    Quantiles(((0.0, 4), (0.5, 36), (0.72, 70), (0.9, 920), (0.95, 1609), (0.99, 3600), (1.0, 9000))),
+    # 29.2 % below 1K and 17.3 % above 30K (section 2.2), P50, P90, P95 of table 2. Both ends and the knot at 0.8 are
+    # ours, so that mean and standard deviation come out.
+    Quantiles(
+        (
+            (0.0, 120),
+            (0.292, 1000),
+            (0.5, 1536),
+            (0.8, 7600),
+            (0.827, 30_000),
+            (0.85, 32_640),
+            (0.9, 32_670),
+            (0.95, 32_679),
+            (1.0, 32_700),
+        )
+    ),
+)
+ALPACA = Workload(
+    "Alpaca",
+    Quantiles(((0.0, 5), (0.5, 10), (0.9, 15), (0.95, 18), (1.0, 30))),
+    # P50, P90, P95 of table 2; the share of answers at the limit follows from the standard deviation.
+    Quantiles(
+        (
+            (0.0, 150),
+            (0.5, 987),
+            (0.745, 2400),
+            (0.77, 31_000),
+            (0.8, 32_680),
+            (0.9, 32_690),
+            (0.95, 32_691),
+            (1.0, 32_700),
+        )
+    ),
+)
+
+
+def poisson_trace(workload: Workload, rate_per_s: float, seconds: float, seed: int) -> list[TraceRequest]:
+    """Arrivals of a Poisson process over `seconds`. The shares come in stratified order: each block of 20 requests
+    has one of every twentieth of the distribution, so that short runs have its mean too. One seed draws the same
+    requests at every rate."""
+    arrivals, of_outputs, of_prompts = (np.random.default_rng((seed, stream)) for stream in range(3))
+    count = max(1, round(rate_per_s * seconds))
+    at_s = np.sort(arrivals.random(count)) * seconds
+    outputs = workload.outputs.at(_stratified(of_outputs, count))
+    prompts = np.minimum(workload.prompts.at(of_prompts.random(count)), LONGEST_TOKENS - 1)
+    return [
+        TraceRequest(float(at), int(prompt), int(output))
+        for at, prompt, output in zip(at_s, prompts, np.minimum(outputs, LONGEST_TOKENS - prompts), strict=True)
+    ]
+
+
+def _stratified(random: np.random.Generator, count: int, strata: int = 20) -> NDArray[np.float64]:
+    blocks = -(-count // strata)
+    order = np.concatenate([random.permutation(strata) for _ in range(blocks)])[:count]
+    shares: NDArray[np.float64] = (order + random.random(count)) / strata
+    return shares

@@ -1,0 +1,127 @@
+"""`penstock reproduce star`: section 6 of STAR on modelled clusters, with an error model in the predictor's place."""
+
+from simulator.reproductions.lines_plot import Panel, draw_lines
+from simulator.reproductions.report import Findings, Section
+from simulator.reproductions.run import ReproductionRun
+from simulator.reproductions.star.experiment import Reschedules
+from simulator.reproductions.star.jobs import Results, as_calls, experiments, scale_key, small_key, with_seeds
+from simulator.reproductions.star.rows import all_rows
+from simulator.reproductions.star.servegen import servegen_workload
+from simulator.reproductions.star.setups import FULL, QUICK, SMALL_STRESS, Plan
+
+SERVEGEN_FILE = "traces/servegen_deepseek-r1.jsonl.gz"
+SWEEP_PLOT, TRACES_PLOT, SCALE_PLOT = "figure_10_small.png", "figures_11_12.png", "figure_13.png"
+MOST_POINTS = 400
+
+SETUP = """
+- Clusters: 1 prefill and 3 decode instances on RTX 4090D with R1-Distill-Qwen-7B in 8 bit, and 2 + 6 on H800 with
+  Qwen3-14B; step times and KV memory by the roofline model of the catalogue. Prefill hands over to the decode instance
+  whose KV memory is emptiest (all systems), over 200 Gbit/s links; figure 13 has 25 Gbit/s and the small cluster's
+  devices, a quarter of them for prefill.
+- Arrivals are a Poisson process; lengths come stratified, one from every twentieth of the distribution in each block
+  of 20 requests. Throughput and goodput count what ended within the time of the arrivals, percentiles every request.
+  SLO: TTFT 1 s, TPOT 25 ms (small) and 50 ms (large).
+- OOM events are preemptions on decode instances: the KV memory was full and a request lost its own.
+- Variance of execution time: of the decode instances' mean step times over each second, averaged over the seconds in
+  which all decode.
+- vLLM: no rescheduling. w/o prediction: mode `current`. w/ prediction: mode `predicted`, remaining lengths by the error
+  model, asked every 20 steps, 1.40 ms of the step in which it is asked spread evenly. Oracle: the same with the truth.
+- The rescheduler is the live one (`controlplane/policies/rescheduling`) with its defaults: theta 0.1, 32 points of 256
+  tokens, decay 0.95, one migration at a time, decided every second. The paper gives none of these.
+"""
+READINGS = """
+- Algorithm 1 compares w_i (line 14) and N_i (line 15) with one mean: beta is normalised to sum 1, so that both are
+  tokens.
+- Line 21 is read over the horizon: the target must hold what it has and the request at every point until the request
+  ends, within 95 % of its memory. As printed it adds the remaining length only and leaves the request's present context
+  out.
+- Equation (4) is what a migration is chosen by: the variance now once, and that of the horizon once in all.
+- Without prediction there is no remaining length: line 20 filters nothing.
+"""
+
+
+def reproduce(run: ReproductionRun) -> Findings:
+    """All runs, rows and plots. Raises `ConfigurationError` without the data, `TraceError` for data of another form."""
+    plan = QUICK if run.quick else FULL
+    servegen = servegen_workload(run.data_file(SERVEGEN_FILE))
+    jobs = with_seeds(experiments(plan, servegen, run.seed), plan.seeds)
+    results = Results(run.run_jobs(as_calls(jobs)))
+    _plot(run, results, plan)
+    return Findings(
+        rows=all_rows(results, plan),
+        sections=(
+            Section(title="Setup", markdown=SETUP + _seeds(plan)),
+            Section(title="Readings of Algorithm 1", markdown=READINGS),
+        ),
+        plots=(SWEEP_PLOT, TRACES_PLOT, SCALE_PLOT),
+    )
+
+
+def _seeds(plan: Plan) -> str:
+    return (
+        f"- Arrivals over {plan.seconds:g} s ({plan.scale_seconds:g} s for figure 13), then until the last answer; "
+        f"{'means of ' if plan.seeds > 1 else ''}{plan.seeds} seed{'s' if plan.seeds > 1 else ''} "
+        "(figure 13: one).\n"
+    )
+
+
+def _plot(run: ReproductionRun, results: Results, plan: Plan) -> None:
+    metrics = (
+        ("throughput_req_s", "throughput (req/s)"),
+        ("goodput_req_s", "goodput (req/s)"),
+        ("p99_tpot_ms", "P99 TPOT (ms)"),
+    )
+    panels = [
+        Panel(
+            "small cluster, ShareGPT",
+            "requests per second",
+            label,
+            {
+                str(system): [(rate, results.figure(small_key(system, rate), what)) for rate in plan.sweep]
+                for system in Reschedules
+            },
+            is_y_log=what == "p99_tpot_ms",
+        )
+        for what, label in metrics
+    ]
+    draw_lines(run.plots / SWEEP_PLOT, panels)
+    firsts = {str(system): results.first(small_key(system, SMALL_STRESS)) for system in Reschedules}
+    every = {name: max(1, len(result.times_s) // MOST_POINTS) for name, result in firsts.items()}
+    traces = [
+        Panel(
+            f"{SMALL_STRESS:g} req/s",
+            "seconds",
+            label,
+            {
+                name: list(
+                    zip(
+                        result.times_s[:: every[name]].tolist(),
+                        getattr(result, what)[:: every[name]].tolist(),
+                        strict=True,
+                    )
+                )
+                for name, result in firsts.items()
+            },
+            limits,
+            is_y_log=what == "variances_ms2",
+        )
+        for what, label, limits in (
+            ("variances_ms2", "variance of execution time (ms^2)", {}),
+            ("fullest", "KV memory held, fullest decode instance", {"99 %": 0.99}),
+        )
+    ]
+    draw_lines(run.plots / TRACES_PLOT, traces)
+    scale = Panel(
+        "25 Gbit/s",
+        "instances",
+        "variance of execution time (ms^2)",
+        {
+            str(system): [
+                (float(size), results.figure(scale_key(system, size), "exec_variance_ms2")) for size in plan.scale_sizes
+            ]
+            for system in Reschedules
+        },
+        is_x_log=True,
+        is_y_log=True,
+    )
+    draw_lines(run.plots / SCALE_PLOT, [scale])

@@ -1,0 +1,1 @@
+"""STAR's rescheduler attached to a simulated cluster: the live decision over modelled instances."""
