@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from controlplane.model.prefix_index import PrefixIndex
+from controlplane.policies.rescheduling.migrations import Migrations
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.metrics import GaugeCollector, SchedulerMetrics
 from controlplane.scheduler.monitor_watch import MonitorWatch
 from controlplane.scheduler.policy_config import PolicyConfig
+from controlplane.scheduler.profile_watch import ProfileWatch
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
 from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
-from controlplane.scheduler.rescheduling.migrations import Migrations
 from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
 from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
 from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
@@ -62,6 +63,7 @@ class SchedulerRole:
             self._clock,
             on_synced=desk.tick,
         )
+        profiles = ProfileWatch(context.store, desk.switch)
         rescheduling = self._rescheduling = self._make_rescheduling(context, desk)
         rescheduler_config = ReschedulerConfig(context.store, rescheduling.switch, rescheduling.note_change)
         service = SchedulerService(desk, policy_config, rescheduling, rescheduler_config)
@@ -71,7 +73,8 @@ class SchedulerRole:
             self._tasks.spawn(policy_config.follow(), name="policy"),
             self._tasks.spawn(rescheduler_config.follow(), name="rescheduler setting"),
             self._tasks.spawn(rescheduling.run(), name="rescheduler"),
-            self._tasks.spawn(_tick(desk), name="tick"),
+            self._tasks.spawn(profiles.follow(), name="profiles"),
+            self._tasks.spawn(_tick(desk, profiles), name="tick"),
             self._tasks.spawn(_sweep(desk), name="sweep"),
         )
         return {}
@@ -111,8 +114,9 @@ class SchedulerRole:
         )
 
 
-async def _tick(desk: PlacementDesk) -> None:
+async def _tick(desk: PlacementDesk, profiles: ProfileWatch) -> None:
     while True:
+        profiles.look(desk.feed.table)
         desk.tick()
         await asyncio.sleep(TICK_S)
 

@@ -79,6 +79,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             fallback=switch.in_force.name if switch.fallback_reason else "",
             fallback_reason=switch.fallback_reason,
             parameters=switch.configured.parameters.values(),
+            profile=switch.profile_key,
         )
 
     async def SetPolicy(self, request: scheduler_pb2.SetPolicyRequest, context: Any) -> scheduler_pb2.SetPolicyResponse:

@@ -40,7 +40,10 @@ def _print(explanation: dict[str, Any]) -> None:
     indicators = list(dict.fromkeys(name for score in scores for name in score["indicators"]))
     title = f"{explanation['request_id']}: {explanation['policy']} ({explanation['rule']})"
     decodes = any("decode_score" in score for score in scores)
-    columns = ["instance", "score", *indicators, *(["decode score"] if decodes else []), ""]
+    pools = any(score["pool"] for score in scores)
+    indicators = [name for name in indicators if not (pools and name == "pool")]  # its names say more than its codes
+    optional = [*(["pool"] if pools else []), *(["decode score"] if decodes else [])]
+    columns = ["instance", "score", *indicators, *optional, ""]
     table = Table(*columns, title=title, title_justify="left")
     for score in sorted(scores, key=lambda score: (bool(score["excluded"]), score["score"])):
         chosen = _chosen_for(score["instance_id"], explanation)
@@ -48,6 +51,7 @@ def _print(explanation: dict[str, Any]) -> None:
             score["instance_id"],
             "-" if score["excluded"] else f"{score['score']:g}",
             *(f"{score['indicators'].get(name, 0):g}" for name in indicators),
+            *([score["pool"]] if pools else []),
             *([f"{score['decode_score']:.4g}" if "decode_score" in score else "-"] if decodes else []),
             chosen or score["excluded"],
             style="bold green" if chosen else None,

@@ -28,6 +28,8 @@ def command(name: str | None, settings: tuple[str, ...], store: str | None, mesh
         return
     parameters = "".join(f" {parameter}={value:g}" for parameter, value in sorted(policy["parameters"].items()))
     click.echo(f"{policy['policy']}{parameters} (available: {', '.join(policy['available'])})")
+    if policy["profile"]:
+        click.echo(f"predicts by the profile {policy['profile']}")
     if policy["fallback"]:
         click.echo(f"{policy['fallback']} stands in for it: {policy['fallback_reason']}")
 

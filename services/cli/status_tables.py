@@ -46,11 +46,13 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
 
 
 def _instances(instances: list[dict[str, Any]]) -> Table:
+    pools = any(instance.get("pool") for instance in instances)
     columns = (
         "instance",
         "model",
         "engine",
         "phase",
+        *(["pool"] if pools else []),
         "state",
         "running",
         "decoding",
@@ -67,6 +69,7 @@ def _instances(instances: list[dict[str, Any]]) -> Table:
             instance.get("model", ""),
             instance.get("engine", ""),
             instance.get("phase", ""),
+            *([instance.get("pool", "")] if pools else []),
             instance.get("state", ""),
             str(load.get("running_requests", "-")),
             str(load.get("decoding_requests", "-")),

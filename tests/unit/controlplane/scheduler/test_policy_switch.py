@@ -2,8 +2,14 @@
 
 import pytest
 
+from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes, StepCoefficients, StepFit
+from controlplane.planning.qoe import QoeFit, QoeModel
+from controlplane.policies.arrow.profiled import profile_for
+from controlplane.prediction.running_tokens import DecodePoint
+from controlplane.prediction.ttft import TtftCurve
 from controlplane.scheduler.policy_switch import PolicySwitch
 from mesh.errors import ConfigurationError
+from tests.unit.controlplane.builders import instance
 
 
 def test_the_fallback_stands_in_until_a_monitor_is_heard() -> None:
@@ -51,3 +57,51 @@ def test_what_cannot_be_made_changes_nothing(name: str, parameters: dict[str, fl
     with pytest.raises(ConfigurationError):
         switch.configure(name, parameters)
     assert switch.in_force.name == "lmetric"
+
+
+def profile(token_ms: float, model: str = "m") -> InstanceProfile:
+    sizes = InstanceSizes(16, 1000, 4096, 64, 2048)
+    qoe = QoeFit(QoeModel(0.0, 0.0, 0.0, 0.0, 0.0), 1, 1, 0.0, 0.0)
+    return InstanceProfile(
+        "simulated",
+        model,
+        "simulated",
+        sizes,
+        StepFit(StepCoefficients(), 1, 1, 0.0, 0.0),
+        TtftCurve(5.0, token_ms, 0.0),
+        (DecodePoint(1000, 20.0), DecodePoint(9000, 60.0)),
+        qoe,
+    )
+
+
+def test_a_profile_gives_what_nobody_has_set() -> None:
+    switch = PolicySwitch("arrow", silence_s=2.0)
+    assert switch.note_profile(profile(0.5))
+    arrow = switch.configured
+    values = arrow.parameters.values()
+    assert (values["prefill_fixed_ms"], values["prefill_token_ms"], values["prefill_token_squared_ms"]) == (5.0, 0.5, 0)
+    assert values["max_running_tokens"] == 16_000, "a step with all of its memory takes less than the TPOT of 100 ms"
+    assert switch.profile_key == "/penstock/profiles/simulated/m/simulated"
+    assert not switch.note_profile(profile(0.5))
+    assert switch.configured is arrow, "it keeps its pools"
+    assert switch.configure("arrow", {"tpot_ms": 40.0, "prefill_token_ms": 2.0})
+    values = switch.configured.parameters.values()
+    assert (values["prefill_token_ms"], values["max_running_tokens"]) == (2.0, 5000)
+    assert switch.configure("lmetric")
+    assert not switch.note_profile(profile(0.7)), "lmetric predicts nothing"
+    assert switch.profile_key == ""
+
+
+def test_a_profile_with_no_batch_within_the_tpot_leaves_no_room() -> None:
+    switch = PolicySwitch("arrow", silence_s=2.0)
+    switch.configure("arrow", {"tpot_ms": 1.0})
+    switch.note_profile(profile(0.5))
+    assert switch.configured.parameters.values()["max_running_tokens"] == 1
+
+
+def test_of_several_profiles_the_slowest_counts_and_only_of_what_is_there() -> None:
+    fast, slow, other = profile(0.1), profile(0.9), profile(5.0, model="other")
+    here = [instance("a"), instance("b")]
+    assert profile_for(here, [fast, slow, other]) == slow
+    assert profile_for(here, [other]) is None
+    assert profile_for([], [fast]) is None
