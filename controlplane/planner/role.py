@@ -8,10 +8,12 @@ from controlplane.planner.cascade.desk import CascadeDesk
 from controlplane.planner.cascade.plan_process import PlanProcess
 from controlplane.planner.service import PlannerService
 from controlplane.planner.settings import PlannerSettings
+from controlplane.planner.stages.desk import StageDesk
+from controlplane.planner.stages.service import StagePlannerService
 from controlplane.planning.cascade.drift import DriftSettings
 from mesh.role import RoleContext
 from mesh.tasks import TaskSet
-from penstock.v1 import planner_pb2_grpc
+from penstock.v1 import planner_pb2_grpc, stages_pb2_grpc
 
 
 class PlannerRole:
@@ -36,6 +38,13 @@ class PlannerRole:
         desk = CascadeDesk(context.store, self._process.make, self._drift, self._tasks)
         self._tasks.spawn(desk.follow(), name="follow goals and cascades", on_error=self._on_failed)
         context.server.add(planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(desk), "penstock.v1.Planner")
+        stages = StageDesk(context.store, context.directory, context.member_id)
+        stages.start(self._tasks, self._on_failed)
+        context.server.add(
+            stages_pb2_grpc.add_StagePlannerServicer_to_server,
+            StagePlannerService(stages),
+            "penstock.v1.StagePlanner",
+        )
         return {}
 
     async def failed(self) -> None:

@@ -97,11 +97,11 @@ def features(loads: Sequence[BatchLoad]) -> NDArray[np.float64]:
     return table
 
 
-def fit_qoe(samples: Sequence[QoeSample], *, relative: bool = False) -> QoeModel:
+def fit_qoe(samples: Sequence[QoeSample], *, relative: bool = True) -> QoeModel:
     """D_0 to D_4 by least squares over the samples, none of them negative.
 
-    As published, absolute errors are squared, which the slowest requests dominate; `relative` squares the errors
-    over the measured latencies instead. Raises `ConfigurationError` for fewer than 10 samples or a latency that is
+    What is squared is the error over the measured latency, as the fit is judged by it too; published is the error
+    itself (`relative` off), which a few slow requests dominate. Raises `ConfigurationError` for fewer than 10 samples or a latency that is
     not positive.
     """
     table, measured_ms = _as_arrays(samples)
@@ -115,7 +115,7 @@ def fit_and_validate(
     rng: np.random.Generator,
     *,
     held_out_share: float = 0.25,
-    relative: bool = False,
+    relative: bool = True,
 ) -> QoeFit:
     """Fit to a random part of the samples and report the error on the rest.
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "decisions": ("services.cli.decisions", "Run a scheduler's recording again and compare its decisions."),
     "policy": ("services.cli.policy", "Show or switch the placement policy."),
     "rescheduler": ("services.cli.rescheduler", "Show or switch what moves running requests."),
+    "stages": ("services.cli.stages", "Show, plan or switch length-specialised stages."),
     "migrate": ("services.cli.migrate", "Move a running request to another instance."),
     "drain": ("services.cli.drain", "Move everything away from an instance, then end it."),
     "bench": ("services.cli.bench", "Replay a trace through an endpoint and report latency and goodput."),

@@ -15,6 +15,7 @@ from penstock.v1 import frontend_pb2, frontend_pb2_grpc, scheduler_pb2, schedule
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
 from services.cli.prediction_status import gather_prediction
 from services.cli.proto_json import plain
+from services.cli.stages import gather_stages
 
 ROLE_ORDER = ("frontend", "cascade", "predictor", "scheduler", "monitor", "planner", "worker")
 
@@ -46,6 +47,7 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
             asyncio.gather(*(_frontend(member) for member in directory.members("frontend"))),
             gather_prediction(directory),
         )
+        stages = await gather_stages(directory)
         return {
             "roles": roles,
             "instances": _instances(directory, snapshot),
@@ -53,6 +55,7 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
             "rescheduler": rescheduler,
             "frontends": frontends,
             "prediction": prediction,
+            "stages": stages,
             "synced": snapshot.get("synced", False),
         }
 

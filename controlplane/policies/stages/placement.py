@@ -30,8 +30,10 @@ class Stages:
         "without a stage plan, all instances are one stage"
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, round_robin: bool = False) -> None:
+        """`round_robin` takes a stage's instances in turn, whatever their load: a rival."""
         self.parameters = PolicyParameters()
+        self._round_robin = round_robin
         self._layouts: dict[str, StageLayout] = {}
         self._turn = 0
 
@@ -50,7 +52,7 @@ class Stages:
         layout = self._layouts.get(problem.snapshot.model)
         if layout is not None:
             indicators["stage"], candidates = stage_candidates(problem, layout)
-        scores = among_candidates(tokens, candidates)
+        scores = among_candidates(np.zeros_like(tokens) if self._round_robin else tokens, candidates)
         self._turn += 1
         return Decision(lowest(scores, self._turn), scores, indicators)
 

@@ -41,15 +41,17 @@ class StageRecord(msgspec.Struct, frozen=True):
     """Ended requests that it was made from."""
     in_flight: float
     planned_unix_ms: int
+    method: PartitionMethod = PartitionMethod.EXACT
     parameters: StageParameters = StageParameters()
 
 
 class BoundaryRecord(msgspec.Struct, frozen=True):
-    """Where one instance's range ends; hangs on the instance's own lease of life: its membership."""
+    """Where one instance's range ends. Of instances that are not in the plan, or not alive, it counts for nothing."""
 
     model: str
     instance_id: str
     boundary_tokens: float
+    """0: the range has no end."""
     revision: int
     """Of the plan that it refines; one of an older plan counts for nothing."""
     moved_unix_ms: int

@@ -17,8 +17,8 @@ class EndedLengths:
         self.lengths: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
         """Input and output tokens, oldest first."""
         self.ended_total = 0
-        self.in_flight = 0.0
-        """Running requests on average."""
+        self._weighted = 0.0
+        self._weight = 0.0
         self._running: dict[str, tuple[int, int]] = {}
         self._looked_s: float | None = None
 
@@ -38,9 +38,13 @@ class EndedLengths:
                 self.lengths.append((inputs, outputs))
                 self.ended_total += 1
         self._running = running
-        if self._looked_s is None:
-            self.in_flight = float(len(running))
-        else:
-            weight = 1 - exp((self._looked_s - now_s) / AVERAGED_S)
-            self.in_flight += weight * (len(running) - self.in_flight)
+        if self._looked_s is not None:
+            fading = exp((self._looked_s - now_s) / AVERAGED_S)
+            self._weighted = fading * self._weighted + (1 - fading) * len(running)
+            self._weight = fading * self._weight + (1 - fading)
         self._looked_s = now_s
+
+    @property
+    def in_flight(self) -> float:
+        """Running requests on average; from the start on, not as if there had been none before."""
+        return self._weighted / self._weight if self._weight else 0.0

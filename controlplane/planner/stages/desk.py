@@ -1,0 +1,223 @@
+"""When stages are planned, and how their boundaries have moved."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from controlplane.planner.stages.collecting import collect
+from controlplane.planner.stages.making import LengthStatistics, make_record, quality_for
+from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
+from controlplane.policies.stages.record import (
+    BOUNDARY_PREFIX,
+    LAYOUT_PREFIX,
+    STAGES_KEY,
+    BoundaryRecord,
+    StageRecord,
+    StagesSetting,
+    layout_key,
+)
+from controlplane.protocols.bid_ask.limits import BidAskLimits
+from mesh.errors import PenstockError
+from mesh.membership import Directory, Member
+from mesh.store.followed_prefix import FollowedPrefix
+from mesh.store.interface import StateStore
+from mesh.store.stored_setting import StoredSetting
+from mesh.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 0.5
+SETTLE_S = 5.0
+"""Instances that came or went are planned for once the others have stayed the same for so long."""
+RETRY_S = 5.0
+"""After a plan that could not be made."""
+REMEMBERED_MOVES = 256
+UNSTAGED_PHASE = "prefill"
+"""Instances that never decode take no part."""
+
+
+class StageDesk:
+    """Makes the plans of every model while stages are switched on; takes them away when they are switched off."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        directory: Directory,
+        member_id: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.setting = StagesSetting()
+        self.moves: deque[BoundaryRecord] = deque(maxlen=REMEMBERED_MOVES)
+        """Of boundaries, oldest first."""
+        self.obstacles: dict[str, str] = {}
+        """By model: why there is no plan, or no new one."""
+        self._store = store
+        self._directory = directory
+        self._member_id = member_id
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._plans = FollowedPrefix(store, LAYOUT_PREFIX, StageRecord, lambda key, record: None)
+        self._boundaries = FollowedPrefix(store, BOUNDARY_PREFIX, BoundaryRecord, self._moved)
+        self._stored_setting = StoredSetting(store, STAGES_KEY, StagesSetting, StagesSetting(), self._apply)
+        self._seen: dict[str, tuple[tuple[str, ...], float]] = {}
+        """By model: the instances, and since when they are these."""
+        self._tried_s: dict[str, float] = {}
+
+    def start(self, tasks: TaskSet, on_error: Callable[[BaseException], None]) -> None:
+        """Follow the store and plan, for ever."""
+        tasks.spawn(self._plans.follow(), name="stage plans", on_error=on_error)
+        tasks.spawn(self._boundaries.follow(), name="stage boundaries", on_error=on_error)
+        tasks.spawn(self._stored_setting.follow(), name="stages setting", on_error=on_error)
+        tasks.spawn(self._run(), name="stages", on_error=on_error)
+
+    def record(self, model: str) -> StageRecord | None:
+        """The plan in force."""
+        return self._plans.records.get(layout_key(model))
+
+    def boundaries(self, record: StageRecord) -> dict[str, float]:
+        """Where the ranges of this plan's instances end by now."""
+        revision, members = record.layout.revision, set(record.layout.instance_ids)
+        return {
+            found.instance_id: found.boundary_tokens
+            for found in self._boundaries.records.values()
+            if found.revision == revision and found.instance_id in members and found.boundary_tokens
+        }
+
+    def workers(self) -> dict[str, tuple[Member, ...]]:
+        """Those that take part, by model; near ones next to each other."""
+        found: dict[str, list[Member]] = {}
+        for member in self._directory.members("worker"):
+            if member.attributes.get("phase", "any") != UNSTAGED_PHASE:
+                found.setdefault(member.attributes.get("model", ""), []).append(member)
+        return {
+            model: tuple(sorted(members, key=lambda m: (m.address.rpartition(":")[0], m.member_id)))
+            for model, members in sorted(found.items())
+        }
+
+    async def set(self, setting: StagesSetting) -> None:
+        """For the whole mesh. Raises `StoreError` and `DeadlineExceeded`."""
+        await self._stored_setting.put(setting)
+
+    async def plan_now(self) -> None:
+        """All models, if stages are switched on; what stands in the way is kept in `obstacles`."""
+        if self.setting.enabled:
+            for model, members in self.workers().items():
+                await self._plan(model, members)
+
+    # -- inside
+
+    def _apply(self, setting: StagesSetting, revision: int) -> None:
+        if setting != self.setting:
+            log.warning(
+                "stages set", extra={"enabled": setting.enabled, "method": setting.method, "revision": revision}
+            )
+            self.setting = setting
+            self._tried_s.clear()
+
+    def _moved(self, key: str, record: BoundaryRecord | None) -> None:
+        if record is not None:
+            self.moves.append(record)
+
+    @property
+    def _is_in_charge(self) -> bool:
+        """One planner plans, the first by name."""
+        planners = self._directory.members("planner")
+        return not planners or planners[0].member_id == self._member_id
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            if not self._is_in_charge:
+                continue
+            try:
+                if self.setting.enabled:
+                    for model, members in self.workers().items():
+                        if self._is_due(model, members):
+                            await self._plan(model, members)
+                else:
+                    await self._take_away()
+            except PenstockError as error:
+                log.warning("stages cannot be planned now; trying again", extra={"error": str(error)})
+
+    def _is_due(self, model: str, members: Sequence[Member]) -> bool:
+        now_s = self._clock()
+        ids = tuple(sorted(member.member_id for member in members))
+        seen, since_s = self._seen.get(model, ((), now_s))
+        if seen != ids:
+            self._seen[model] = (ids, now_s)
+            since_s = now_s
+        if now_s - self._tried_s.get(model, -RETRY_S) < RETRY_S:
+            return False
+        record = self.record(model)
+        if record is None:
+            return True
+        if set(record.layout.instance_ids) != set(ids):
+            return now_s - since_s >= SETTLE_S
+        if record.method is not self.setting.method:
+            return True
+        is_old = 1000 * self._wall_clock() - record.planned_unix_ms >= 1000 * self.setting.replan_s
+        return is_old or record.parameters != self.setting.parameters
+
+    async def _plan(self, model: str, members: Sequence[Member]) -> None:
+        self._tried_s[model] = self._clock()
+        statistics = await collect(members)
+        if len(statistics.lengths) < self.setting.fewest_lengths:
+            self.obstacles[model] = (
+                f"{len(statistics.lengths)} requests have ended so far, a plan needs {self.setting.fewest_lengths}"
+            )
+            return
+        try:
+            record = await self._made(model, members, statistics)
+        except PenstockError as error:
+            self.obstacles[model] = str(error)
+            log.error("a stage plan cannot be made", extra={"model": model, "error": str(error)})
+            return
+        await self._store.put(layout_key(model), msgspec.json.encode(record))
+        self.obstacles.pop(model, None)
+        log.warning(
+            "stages planned",
+            extra={
+                "model": model,
+                "stages": record.layout.stages,
+                "boundaries": record.layout.boundaries_tokens,
+                "lengths": record.lengths,
+                "profile": record.profile,
+            },
+        )
+
+    async def _made(self, model: str, members: Sequence[Member], statistics: LengthStatistics) -> StageRecord:
+        engine = members[0].attributes.get("engine", "")
+        mean_output = sum(outputs for _, outputs in statistics.lengths) / len(statistics.lengths)
+        before = self.record(model)
+        # 256 instances take a few hundred milliseconds: not on the event loop.
+        return await asyncio.to_thread(
+            make_record,
+            model,
+            [member.member_id for member in members],
+            statistics,
+            quality_for(await self._profiles(), engine, model, mean_output),
+            self.setting,
+            BidAskLimits().throughput_tokens_s,
+            None if before is None else before.layout,
+            int(1000 * self._wall_clock()),
+        )
+
+    async def _profiles(self) -> list[InstanceProfile]:
+        found = []
+        for entry in (await self._store.range(PROFILES_PREFIX)).entries:
+            try:
+                found.append(msgspec.json.decode(entry.value, type=InstanceProfile))
+            except msgspec.MsgspecError as error:
+                log.error("a profile cannot be read", extra={"key": entry.key, "error": str(error)})
+        return found
+
+    async def _take_away(self) -> None:
+        for key in list(self._plans.records):
+            await self._store.delete(key)
+            log.warning("stages taken away", extra={"key": key})
+        self.obstacles.clear()
