@@ -20,6 +20,7 @@ from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
 from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
 from controlplane.scheduler.service import SchedulerService
 from controlplane.scheduler.settings import SchedulerSettings
+from controlplane.scheduler.stage_watch import StageWatch
 from mesh.role import RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import scheduler_pb2_grpc
@@ -71,6 +72,7 @@ class SchedulerRole:
         self._vital = (
             self._tasks.spawn(watch.follow(), name="monitor watch"),
             self._tasks.spawn(policy_config.follow(), name="policy"),
+            self._tasks.spawn(StageWatch(context.store, desk.switch).follow(), name="stages"),
             self._tasks.spawn(rescheduler_config.follow(), name="rescheduler setting"),
             self._tasks.spawn(rescheduling.run(), name="rescheduler"),
             self._tasks.spawn(profiles.follow(), name="profiles"),

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from services.cli.prediction_status import prediction_lines
 from services.cli.rescheduler import order_line
+from services.cli.stages import stage_lines
 
 WIDTH_WITHOUT_TERMINAL = 160
 SHOWN_ORDERS = 3
@@ -23,6 +24,8 @@ def print_status(status: dict[str, Any]) -> None:
     console.print(_policy_line(status["policy"]))
     for line in _rescheduler_lines(status["rescheduler"]):
         console.print(line, soft_wrap=True)
+    for line in stage_lines(status["stages"]):
+        console.print(escape(line), soft_wrap=True)
     for line in prediction_lines(status["prediction"]):
         console.print(line, soft_wrap=True)
     for frontend in status["frontends"]:
