@@ -91,6 +91,8 @@ class Client:
             for delta in message.step.deltas:
                 if delta.request_id != self.request_id or delta.epoch < self.epoch:
                     continue
+                if delta.emitted_token_ids:  # the former owner's last ones may come later, and count no more then
+                    self.token_ids = list(delta.emitted_token_ids)
                 if delta.HasField("error") or delta.offset > len(self.token_ids):
                     raise RuntimeError(f"the stream is broken: {delta}")
                 self.owner, self.epoch = name, delta.epoch
