@@ -35,7 +35,7 @@ from mesh.store import open_store
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 MODEL = "demo-large"
-START_S = 300.0
+START_S = 900.0
 REQUEST_S = 600.0
 SAMPLE_S = 0.1
 PARAMETERS = {"interval_s": 0.25, "stride_tokens": 16, "migration_fixed_ms": 30}
@@ -235,6 +235,7 @@ async def running_mesh(engine: str, setup: Setup, policy: str) -> AsyncIterator[
     name = f"rescheduling-{os.getpid()}"
     command = [sys.executable, "-m", "services.cli.main", "up", "--name", name, "--port", str(port)]
     command += ["--engine", engine, "--workers", str(setup.workers), "--model", MODEL, "--policy", policy]
+    command += ["--ready-timeout-s", f"{START_S:g}"]
     command += [word for option in setup.engine_options for word in ("--engine-option", option)]
     with tempfile.TemporaryDirectory() as folder:
         output_path = Path(folder) / "up.log"

@@ -7,7 +7,7 @@ import numpy as np
 
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.running_request import RunningRequest
-from controlplane.policies.rescheduling.decode_load import decode_load
+from controlplane.policies.rescheduling.decode_load import UNKNOWN, load_of
 from controlplane.policies.rescheduling.migrations import Migrations, OrderedMigration
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
@@ -53,12 +53,7 @@ class ReschedulingController:
         """One interval."""
         now_s = now_ms / 1000
         self.migrations.settle(lambda _: now_s, now_s)
-        shunned = self.migrations.shunned_targets(now_s)
-        instances = [
-            self._instance(cluster, instance_id, shunned)
-            for instance_id in cluster.instance_ids()
-            if cluster.description(instance_id).phase.decodes
-        ]
+        instances = self._instances(cluster, self.migrations.shunned_targets(now_s))
         held = self.migrations.held_requests(now_s).union(self._moved_by_others(cluster, instances))
         decided = self._rescheduler.decide(instances, self.migrations.moving(), held)
         orders = decided.orders[: max(0, self.migrations.room)]
@@ -87,25 +82,33 @@ class ReschedulingController:
             if request_id not in self._under_way and cluster.moves(request_id)
         ]
 
-    def _instance(self, cluster: Cluster, instance_id: str, shunned: frozenset[str]) -> DecodeInstance:
-        description, load = cluster.description(instance_id), cluster.load(instance_id)
-        running = cluster.running(instance_id)
-        return DecodeInstance(
-            instance_id,
-            description.kv_blocks * description.block_tokens,
-            load.token_interval_ms or load.step_ms,
-            instance_id not in shunned,
-            decode_load(self._with_predictions(cluster, running), self._rescheduler.parameters.horizon),
-        )
+    def _instances(self, cluster: Cluster, shunned: frozenset[str]) -> list[DecodeInstance]:
+        ids = [each for each in cluster.instance_ids() if cluster.description(each).phase.decodes]
+        running = [cluster.running(instance_id) for instance_id in ids]
+        context = np.array([request.context_tokens for each in running for request in each], dtype=np.int64)
+        remaining = self._predict(cluster, [request for each in running for request in each])
+        ends = np.cumsum([len(each) for each in running]).tolist()
+        horizon = self._rescheduler.parameters.horizon
+        instances = []
+        for instance_id, requests, end in zip(ids, running, ends, strict=True):
+            rows = slice(end - len(requests), end)
+            names = tuple(request.request_id for request in requests)
+            description, load = cluster.description(instance_id), cluster.load(instance_id)
+            instances.append(
+                DecodeInstance(
+                    instance_id,
+                    description.kv_blocks * description.block_tokens,
+                    load.token_interval_ms or load.step_ms,
+                    instance_id not in shunned,
+                    load_of(names, context[rows], remaining[rows], horizon),
+                )
+            )
+        return instances
 
-    def _with_predictions(self, cluster: Cluster, running: Sequence[RunningRequest]) -> Sequence[RunningRequest]:
+    def _predict(self, cluster: Cluster, running: Sequence[RunningRequest]) -> Tokens:
         if self._lengths is None or not running:
-            return running
+            return np.full(len(running), UNKNOWN, dtype=np.int64)
         keys = np.array([crc32(request.request_id.encode()) for request in running], dtype=np.uint64)
         generated = np.array([request.generated_tokens for request in running], dtype=np.int64)
         left = [cluster.oracle_remaining_tokens(request.request_id) for request in running]
-        predicted: Tokens = self._lengths.predict(keys, generated, generated + np.array(left, dtype=np.int64))
-        return [
-            RunningRequest(request.request_id, request.context_tokens, request.generated_tokens, remaining)
-            for request, remaining in zip(running, predicted.tolist(), strict=True)
-        ]
+        return self._lengths.predict(keys, generated, generated + np.array(left, dtype=np.int64))

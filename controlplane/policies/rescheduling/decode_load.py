@@ -32,8 +32,7 @@ class DecodeLoad:
         """The same requests over another horizon, for the moment in which a worker has not heard of it yet."""
         if horizon == self.horizon:
             return self
-        future = profiles(self.context_tokens, self.remaining_tokens, horizon).sum(axis=0)
-        return DecodeLoad(self.request_ids, self.context_tokens, self.remaining_tokens, horizon, future)
+        return load_of(self.request_ids, self.context_tokens, self.remaining_tokens, horizon)
 
     @property
     def tokens(self) -> int:
@@ -53,8 +52,14 @@ def decode_load(requests: Sequence[RunningRequest], horizon: Horizon) -> DecodeL
         [UNKNOWN if request.remaining_tokens is None else request.remaining_tokens for request in requests],
         dtype=np.int64,
     )
-    ids = tuple(request.request_id for request in requests)
-    return DecodeLoad(ids, context, remaining, horizon, profiles(context, remaining, horizon).sum(axis=0))
+    return load_of(tuple(request.request_id for request in requests), context, remaining, horizon)
+
+
+def load_of(request_ids: tuple[str, ...], context: Tokens, remaining: Tokens, horizon: Horizon) -> DecodeLoad:
+    """The same of what is in arrays already, each of shape (requests,); `remaining` may be UNKNOWN."""
+    return DecodeLoad(
+        request_ids, context, remaining, horizon, profiles(context, remaining, horizon).sum(axis=0, dtype=np.int64)
+    )
 
 
 def profiles(context_tokens: Tokens, remaining_tokens: Tokens, horizon: Horizon) -> Tokens:
