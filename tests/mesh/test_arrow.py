@@ -1,0 +1,94 @@
+"""Arrow's pools in a real mesh, and policies switched under load: no request is dropped, and every decision is what the
+same policy decides outside of the mesh."""
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.reader import Reader
+from tests.mesh.running_mesh import RunningMesh, eventually
+
+pytest.importorskip("ucxx", reason="KV transfers need UCX")
+
+TOKENS = 200
+
+
+class RecordedMesh(RunningMesh):
+    """Four simulated instances under Arrow, and a recording of what their scheduler decides."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.recording = run_dir / "decisions.jsonl"
+        environment = {"PENSTOCK_SERVE_SCHEDULER_RECORD": str(self.recording)}
+        super().__init__(
+            run_dir, "--engine", "simulated", "--workers", "4", "--policy", "arrow", environment=environment
+        )
+
+
+@pytest.fixture(scope="module")
+def arrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedMesh]:
+    running = RecordedMesh(tmp_path_factory.mktemp("arrow"))
+    try:
+        running.wait_until_serving()
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.cut()
+
+
+def prompts(count: int) -> list[str]:
+    return [f"tale {number} " + "told at length " * (15 * number) for number in range(count)]
+
+
+def truth(mesh: RunningMesh, count: int) -> list[str]:
+    return [reader.whole_text() for reader in [Reader(mesh, prompt, TOKENS) for prompt in prompts(count)]]
+
+
+def read_all(mesh: RunningMesh, count: int) -> list[Reader]:
+    readers = [Reader(mesh, prompt, TOKENS) for prompt in prompts(count)]
+    for reader in readers:
+        reader.whole_text()
+    return readers
+
+
+def pools(mesh: RunningMesh) -> dict[str, str]:
+    return {each["instance_id"]: each["pool"] for each in mesh.status()["instances"]}
+
+
+def test_requests_go_through_the_pools(mesh: RunningMesh, arrow: RecordedMesh) -> None:
+    eventually(lambda: sorted(pools(arrow).values()) == ["decode", "decode", "prefill", "prefill"], 20, "half and half")
+    before = pools(arrow)
+    readers = read_all(arrow, 6)
+    assert [reader.text for reader in readers] == truth(mesh, 6)
+    answers = [json.loads(arrow.cli("explain", reader.request_id, "--json").stdout) for reader in readers]
+    assert {before[each["chosen_instance_id"]] for each in answers} == {"prefill"}
+    moved = [each for each in answers if each["decode_instance_id"] != each["chosen_instance_id"]]
+    assert moved, "requests are decoded by the decode pool"
+    for each in moved:
+        assert before[each["decode_instance_id"]] == "decode"
+        assert "Max Running Tokens" in each["decode_rule"]
+    assert {score["pool"] for each in answers for score in each["scores"]} <= {*before.values(), "decode_to_prefill"}
+    assert "decode" in arrow.cli("status").stdout
+    (scheduler,) = (role for role in arrow.status()["roles"] if role["role"] == "scheduler")
+    with urllib.request.urlopen(f"http://{scheduler['metrics_address']}/metrics", timeout=10) as page:
+        assert 'penstock_scheduler_pool{instance="demo-large-0",pool="' in page.read().decode()
+
+
+def test_policies_are_switched_under_load_and_decide_the_same_outside(mesh: RunningMesh, arrow: RecordedMesh) -> None:
+    expected = truth(mesh, 4)
+    for name in ("lmetric", "arrow", "static_pd", "round_robin", "colocated", "arrow"):
+        readers = [Reader(arrow, prompt, TOKENS) for prompt in prompts(4)]
+        switched = arrow.cli("policy", name)
+        assert switched.returncode == 0, switched.stderr
+        assert [reader.whole_text() for reader in readers] == expected
+    eventually(lambda: os.stat(arrow.recording).st_size > 1000, 10, "the recording is written")
+    told = arrow.cli("decisions", str(arrow.recording), "--json")
+    assert told.returncode == 0, told.stdout + told.stderr
+    outcome = json.loads(told.stdout)
+    assert set(outcome["policies"]) >= {"arrow", "lmetric", "static_pd", "round_robin", "colocated"}
+    assert outcome["placements"] >= 24
+    assert outcome["decode_placements"] >= 4
+    assert outcome["equal"] == outcome["decisions"]
