@@ -32,9 +32,23 @@ class Span(click.ParamType[tuple[float, float]]):
 
 
 _OPTIONS = (
-    click.option("--trace", required=True, help="Azure CSV or Mooncake JSONL (also .gz), or 'synthetic'."),
+    click.option(
+        "--trace",
+        required=True,
+        help="Azure CSV, Mooncake, ServeGen or agentic JSONL, or a list of lengths (also .gz), or 'synthetic'.",
+    ),
+    click.option(
+        "--part", default="", help="Which part of a list of lengths, by a piece of its name; default: the first."
+    ),
     click.option("--clip", type=Span(), default="0:", help="Seconds of the trace to replay, e.g. 0:120."),
     click.option("--rate-scale", type=POSITIVE, default=1.0, help="2 makes arrivals twice as dense."),
+    click.option(
+        "--copies",
+        type=click.IntRange(1, 4096),
+        default=1,
+        show_default=True,
+        help="Superpose so many copies of the trace, shifted in time: more load, the same bursts and span.",
+    ),
     click.option("--length-scale", type=POSITIVE, default=1.0, help="0.5 halves prompts and answers."),
     click.option("--max-requests", type=click.IntRange(min=1), help="Stop after so many."),
     click.option(
@@ -81,6 +95,8 @@ def recipe_of(options: dict[str, Any]) -> TraceRecipe:
         length_scale=options["length_scale"],
         shared_prefix=options["shared_prefix"],
         prefix_groups=options["prefix_groups"],
+        copies=options["copies"],
+        part=options["part"],
     )
 
 

@@ -1,6 +1,7 @@
 """One request of a trace: when it arrives, how long it is, and what it shares with others."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_TOKENS = 1 << 24
@@ -18,7 +19,7 @@ class TraceRequest:
     """Since the start of the trace."""
     input_tokens: int
     output_tokens: int
-    prefix_block_ids: tuple[int, ...] = ()
+    prefix_block_ids: Sequence[int] = ()
     """Names of the prompt's blocks in order. Equal ids mean equal tokens, so equal leading ids mean a shared
     prefix. The last block may be partial; tokens behind the last block belong to this request alone."""
     block_tokens: int = 0

@@ -3,18 +3,20 @@
 Each takes and gives requests lazily, in order of arrival.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, takewhile
 
 import numpy as np
 
+from simulator.traces.block_runs import BlockRuns
 from simulator.traces.request import TraceRequest
 
 SHARED_BLOCK_TOKENS = 16
 SHARED_FIRST_ID = 1 << 50
 """Far from the ids of any trace."""
 SHARED_ID_STRIDE = 1 << 30
+COPY_ID_STRIDE = 1 << 52
 
 
 def clip(requests: Iterable[TraceRequest], start_s: float, end_s: float) -> Iterator[TraceRequest]:
@@ -79,6 +81,40 @@ def share_prefixes(
             prefix_block_ids=tuple(range(first_id, first_id + blocks)),
             block_tokens=SHARED_BLOCK_TOKENS,
         )
+
+
+def superpose(requests: Iterable[TraceRequest], copies: int, rng: np.random.Generator) -> Iterator[TraceRequest]:
+    """So many times the load, in the same time: copies of the trace, all but the first turned round by a random part
+    of its length (what is moved beyond the end comes at the beginning).
+
+    Unlike `scale_rate` this leaves bursts, and the time that the trace takes, as they are. Copies share no prefixes
+    and no sessions. A request that waits for the one before it in its session waits in each copy.
+    """
+    whole = list(requests)
+    if not whole or copies == 1:
+        yield from whole
+        return
+    span_s = whole[-1].arrival_s
+    offsets_s = [0.0, *rng.uniform(0.0, span_s, copies - 1).tolist()] if span_s else [0.0] * copies
+    turned: list[TraceRequest] = []
+    for copy, offset_s in enumerate(offsets_s):
+        for request in whole:
+            arrival_s = request.arrival_s + offset_s
+            turned.append(
+                replace(
+                    request,
+                    arrival_s=arrival_s - span_s if arrival_s > span_s else arrival_s,
+                    prefix_block_ids=_renamed(request.prefix_block_ids, copy * COPY_ID_STRIDE),
+                    session_id=f"{request.session_id}~{copy}" if request.session_id and copy else request.session_id,
+                )
+            )
+    yield from sorted(turned, key=lambda request: request.arrival_s)
+
+
+def _renamed(names: Sequence[int], offset: int) -> Sequence[int]:
+    if not offset or not names:
+        return names
+    return names.shifted(offset) if isinstance(names, BlockRuns) else tuple(name + offset for name in names)
 
 
 def fit_context(request: TraceRequest, max_tokens: int) -> TraceRequest:

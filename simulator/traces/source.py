@@ -11,10 +11,13 @@ from typing import TextIO
 import numpy as np
 
 from mesh.errors import TraceError
+from simulator.traces.agentic import is_agentic_line, parse_agentic
 from simulator.traces.azure import is_azure_header, parse_azure
+from simulator.traces.lengths import is_lengths_header, parse_lengths
 from simulator.traces.mooncake import ARRIVAL_GRID_S, is_mooncake_line, parse_mooncake
 from simulator.traces.request import TraceRequest
-from simulator.traces.reshape import clip, scale_lengths, scale_rate, share_prefixes, spread_arrivals
+from simulator.traces.reshape import clip, scale_lengths, scale_rate, share_prefixes, spread_arrivals, superpose
+from simulator.traces.servegen import is_servegen_line, parse_servegen
 from simulator.traces.synthetic import SyntheticWorkload, synthetic_trace
 
 SYNTHETIC = "synthetic"
@@ -22,7 +25,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_LINE_CHARS = 8 << 20
 """A longer line is no trace; reading on would only fill the memory."""
 
-Parser = Callable[[Iterable[str]], Iterator[TraceRequest]]
+Parser = Callable[[Iterable[str], np.random.Generator], Iterator[TraceRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,22 @@ class TraceRecipe:
     shared_prefix: float = 0.0
     """See `reshape.share_prefixes`."""
     prefix_groups: int = 16
+    copies: int = 1
+    """See `reshape.superpose`."""
+    part: str = ""
+    """Which part of a list of lengths; see `lengths.parse_lengths`."""
 
 
 def open_trace(recipe: TraceRecipe) -> Iterator[TraceRequest]:
     """The requests of `recipe`, lazily, in order of arrival. Raises TraceError, also while iterating."""
-    spread_rng, share_rng, synthetic_rng = np.random.default_rng(recipe.seed).spawn(3)
+    parse_rng, share_rng, synthetic_rng, copy_rng = np.random.default_rng(recipe.seed).spawn(4)
     if recipe.source == SYNTHETIC:
         requests = synthetic_trace(_workload(recipe), synthetic_rng)
     else:
-        requests = _read(Path(recipe.source), spread_rng)
+        requests = _read(Path(recipe.source), parse_rng, recipe.part)
     requests = clip(requests, recipe.clip_start_s, recipe.clip_end_s)
+    if recipe.copies > 1:
+        requests = superpose(requests, recipe.copies, copy_rng)
     requests = scale_lengths(requests, recipe.length_scale)
     if recipe.shared_prefix:
         requests = share_prefixes(requests, recipe.shared_prefix, recipe.prefix_groups, share_rng)
@@ -61,15 +70,11 @@ def _workload(recipe: TraceRecipe) -> SyntheticWorkload:
     return SyntheticWorkload(duration_s=recipe.clip_end_s)
 
 
-def _read(path: Path, spread_rng: np.random.Generator) -> Iterator[TraceRequest]:
+def _read(path: Path, rng: np.random.Generator, part: str) -> Iterator[TraceRequest]:
     try:
         with _open_text(path) as text:
             first_line = text.readline(_MAX_LINE_CHARS)
-            parser = _parser(path, first_line)
-            requests = parser(_lines(first_line, text))
-            if parser is parse_mooncake:
-                requests = spread_arrivals(requests, ARRIVAL_GRID_S, spread_rng)
-            yield from requests
+            yield from _parser(first_line, part)(_lines(first_line, text), rng)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
@@ -84,14 +89,22 @@ def _open_text(path: Path) -> TextIO:
     return path.open(encoding="utf-8", newline="")
 
 
-def _parser(path: Path, first_line: str) -> Parser:
+def _parser(first_line: str, part: str) -> Parser:
     if is_azure_header(first_line):
-        return parse_azure
+        return lambda lines, _: parse_azure(lines)
     if is_mooncake_line(first_line):
-        return parse_mooncake
+        return lambda lines, rng: spread_arrivals(parse_mooncake(lines), ARRIVAL_GRID_S, rng)
+    if is_agentic_line(first_line):
+        return parse_agentic
+    if is_servegen_line(first_line):
+        return parse_servegen
+    if is_lengths_header(first_line):
+        return lambda lines, rng: parse_lengths(lines, rng, part)
     raise TraceError(
-        "line 1 is neither the header of an Azure CSV (TIMESTAMP,ContextTokens,GeneratedTokens) nor one of "
-        f"a Mooncake JSONL (timestamp, input_length, output_length, hash_ids): {first_line.strip()[:200]!r}"
+        "line 1 is neither the header of an Azure CSV (TIMESTAMP,ContextTokens,GeneratedTokens), nor one of a list of "
+        "lengths (docs/simulation.md), nor a line of a Mooncake JSONL (timestamp, input_length, output_length, "
+        "hash_ids), of a ServeGen JSONL (client, trace, dataset) or of an agentic JSONL (id, block_size, requests): "
+        f"{first_line.strip()[:200]!r}"
     )
 
 

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator.traces.block_runs import BlockRuns
 from simulator.traces.request import TraceRequest
 from simulator.traces.reshape import (
     clip,
@@ -11,6 +12,7 @@ from simulator.traces.reshape import (
     scale_rate,
     share_prefixes,
     spread_arrivals,
+    superpose,
 )
 
 
@@ -72,3 +74,23 @@ def test_a_shortened_request_keeps_its_proportion() -> None:
 def test_no_context_holds_less_than_two_tokens() -> None:
     with pytest.raises(ValueError, match="at least a prompt token"):
         fit_context(TraceRequest(0.0, 1, 1), 1)
+
+
+def test_superposed_copies_keep_lengths_and_span_and_share_nothing() -> None:
+    trace = [
+        TraceRequest(0.0, 32, 5, (1, 2), 16, session_id="a"),
+        TraceRequest(1.0, 48, 6, BlockRuns([(1, 3)]), 16, session_id="a", think_s=0.5),
+        TraceRequest(10.0, 8, 7),
+    ]
+    superposed = list(superpose(trace, 3, np.random.default_rng(2)))
+    assert len(superposed) == 9
+    times_s = [request.arrival_s for request in superposed]
+    assert times_s == sorted(times_s)
+    assert times_s[-1] <= 10.0
+    assert sorted(request.total_tokens for request in superposed) == sorted([37, 54, 15] * 3)
+    first_names = [request.prefix_block_ids[0] for request in superposed if request.prefix_block_ids]
+    assert len(set(first_names)) == 3
+    sessions = [request.session_id for request in superposed if request.session_id]
+    assert sorted(map(sessions.count, set(sessions))) == [2, 2, 2]
+    assert superposed == list(superpose(trace, 3, np.random.default_rng(2)))
+    assert list(superpose(trace, 1, np.random.default_rng(2))) == trace
