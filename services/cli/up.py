@@ -23,6 +23,7 @@ from mesh.parent_death import end_with_parent_if_asked
 from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
 from mesh.store import open_store
 from mesh.store.interface import StateStore
+from services.cli.supervisor.first_profile import profile_models
 from services.cli.supervisor.gpus import GpuPool, count_gpus
 from services.cli.supervisor.local_mesh import (
     LocalMesh,
@@ -53,6 +54,7 @@ class UpOptions:
     workers: int | None
     prefill: int
     decode: int
+    profile: bool
     engine_option: tuple[str, ...]
     host: str
     port: int
@@ -85,6 +87,11 @@ class UpOptions:
     "--prefill", default=0, show_default=True, help="Instances of each model for prefill only; with --decode."
 )
 @click.option("--decode", default=0, show_default=True, help="Instances of each model for decode only; with --prefill.")
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Measure an instance of each model first, for half a minute or so, for policies that predict.",
+)
 @click.option("--engine-option", multiple=True, help="A setting of every instance's engine, NAME=VALUE; repeatable.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option("--port", default=8000, show_default=True, help="Port of the HTTP endpoint.")
@@ -143,6 +150,10 @@ async def _up(options: UpOptions) -> int:
                 await supervisor.add(_on_gpus(spec, gpus, shape_of(options.engine_option)))
             click.echo(f"starting {len(supervisor.pids())} processes; their logs: {log_dir}", err=True)
             serving = await _until_serving(store, mesh, options.ready_timeout_s, stop_asked)
+            if serving and options.profile:
+                await profile_models(
+                    store, [model.name for model in mesh.models], log_dir, lambda line: click.echo(line, err=True)
+                )
             if serving:
                 _say_how_to_use(mesh, http_url, time.monotonic() - started_s)
                 await _until_stopped(store, mesh, supervisor, gpus, stop_asked)
