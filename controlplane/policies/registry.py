@@ -18,6 +18,7 @@ from controlplane.policies.lmetric import LMetric
 from controlplane.policies.lmetric_hotspot import HotspotParameters, LMetricHotspot
 from controlplane.policies.lmetric_plus import LMetricPlus
 from controlplane.policies.parameters import PolicyParameters, checked
+from controlplane.policies.products import HitRatioTimesBatch, PTokenTimesTokens
 from controlplane.policies.random_two import RandomTwo, RandomTwoParameters
 from controlplane.policies.round_robin import RoundRobin
 from controlplane.policies.simulation import Simulation, SimulationParameters
@@ -50,6 +51,8 @@ POLICIES: Mapping[str, Registered] = MappingProxyType(
         Dynamo.name: Registered(Dynamo, DynamoParameters),
         Filter.name: Registered(Filter, FilterParameters),
         Simulation.name: Registered(Simulation, SimulationParameters),
+        HitRatioTimesBatch.name: _plain(HitRatioTimesBatch),
+        PTokenTimesTokens.name: _plain(PTokenTimesTokens),
         RandomTwo.name: Registered(RandomTwo, RandomTwoParameters),
         Stages.name: _plain(Stages),
         Arrow.name: Registered(Arrow, ArrowParameters),
