@@ -32,7 +32,7 @@ def test_the_hit_ratio_weighs_the_batch_and_ignores_what_waits() -> None:
 
 def test_a_cached_prefix_scales_the_batch_down() -> None:
     table = table_of([LoadReport(running_requests=2), LoadReport(running_requests=3)], held_by_b=2)
-    placement = place(table, HitRatioTimesBatch(), request(prompt_tokens=4 * BLOCK_TOKENS, block_hashes=CHAIN))
+    placement = place(table, HitRatioTimesBatch(), request(prompt_tokens=4 * BLOCK_TOKENS, blocks=CHAIN))
     assert placement.decision.scores.tolist() == pytest.approx([2.0, 1.5])
     assert placement.instance.instance_id == "b"
 
