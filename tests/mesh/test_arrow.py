@@ -6,6 +6,7 @@ import os
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,9 @@ class RecordedMesh(RunningMesh):
         self.recording = run_dir / "decisions.jsonl"
         environment = {"PENSTOCK_SERVE_SCHEDULER_RECORD": str(self.recording)}
         super().__init__(
-            run_dir, "--engine", "simulated", "--workers", "4", "--policy", "arrow", environment=environment
+            run_dir,
+            *("--engine", "simulated", "--workers", "4", "--policy", "arrow", "--profile"),
+            environment=environment,
         )
 
 
@@ -75,6 +78,21 @@ def test_requests_go_through_the_pools(mesh: RunningMesh, arrow: RecordedMesh) -
     (scheduler,) = (role for role in arrow.status()["roles"] if role["role"] == "scheduler")
     with urllib.request.urlopen(f"http://{scheduler['metrics_address']}/metrics", timeout=10) as page:
         assert 'penstock_scheduler_pool{instance="demo-large-0",pool="' in page.read().decode()
+
+
+def test_arrow_predicts_by_what_was_measured_at_the_start(arrow: RecordedMesh) -> None:
+    profile = json.loads(arrow.cli("profile", "show", "--json").stdout)
+
+    def policy() -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(arrow.cli("policy", "--json").stdout)
+        return shown
+
+    key = "/penstock/profiles/simulated/demo-large/simulated"
+    eventually(lambda: policy()["profile"] == key, 20, "the scheduler has taken the profile in")
+    parameters = policy()["parameters"]
+    assert parameters["prefill_token_ms"] == profile["ttft"]["token_ms"]
+    assert parameters["prefill_fixed_ms"] == profile["ttft"]["fixed_ms"]
+    assert parameters["max_running_tokens"] > 0
 
 
 def test_policies_are_switched_under_load_and_decide_the_same_outside(mesh: RunningMesh, arrow: RecordedMesh) -> None:
