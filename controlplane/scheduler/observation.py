@@ -21,8 +21,9 @@ class Observation:
             self._policy, self._due_s = policy, now_s
         if not is_observer(policy) or now_s < self._due_s:
             return
-        # Where ticks are late, none is made up for.
-        self._due_s = max(self._due_s + policy.interval_s, now_s)
+        self._due_s += policy.interval_s
+        if self._due_s <= now_s:  # what was missed is not made up for
+            self._due_s = now_s + policy.interval_s
         self._on_shown(now_s)
         for model in table.models():
             if (snapshot := table.snapshot(model)) is not None:

@@ -323,3 +323,33 @@ async def test_both_phases_are_placed_explained_and_counted() -> None:
             assert explained.decode_instance_id == "p"
             assert "does both" in explained.decode_rule
         assert scheduler.metric("penstock_scheduler_split_placements_total", instance="d") == 1
+
+
+async def test_arrow_chooses_who_decodes_at_the_end_of_the_prefill_and_shows_its_pools() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler(policy="arrow")
+        await ready_workers(mesh, monitor, "a", "b")
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("a", "b"))
+            placed = await stub.Place(place_request("r1", max_tokens=50))
+            assert (placed.instance_id, placed.decode_instance_id, placed.is_decode_open) == ("a", "", True)
+            snapshot = await snapshot_until(stub, lambda s: all(i.pool for i in s.instances))
+            assert {i.instance_id: i.pool for i in snapshot.instances} == {"a": "prefill", "b": "decode"}
+            assert scheduler.metric("penstock_scheduler_pool", instance="a", pool="prefill") == 1
+            explained = await stub.Explain(scheduler_pb2.ExplainRequest(request_id="r1"))
+            assert explained.decode_rule == "to be chosen at the end of the prefill"
+            assert {score.instance_id: score.pool for score in explained.scores} == {"a": "prefill", "b": "decode"}
+            asked = scheduler_pb2.PlaceDecodeRequest(
+                request_id="r1", model="m", prompt_tokens=100, max_tokens=50, prefill_instance_id="a"
+            )
+            assert (await stub.PlaceDecode(asked)).instance_id == "b"
+            explained = await stub.Explain(scheduler_pb2.ExplainRequest(request_id="r1"))
+            assert (explained.chosen_instance_id, explained.decode_instance_id) == ("a", "b")
+            assert "Max Running Tokens" in explained.decode_rule
+            snapshot = await snapshot_until(stub, lambda s: True)
+            assert [i.unreported_decodes for i in snapshot.instances] == [0, 1]
+            one = await stub.Place(place_request("r2", max_tokens=1))
+            assert not one.is_decode_open
+            await stub.SetPolicy(scheduler_pb2.SetPolicyRequest(policy="lmetric"))
+            asked.request_id = "r3"
+            assert (await stub.PlaceDecode(asked)).instance_id == "", "no policy that moves it is in force any more"
