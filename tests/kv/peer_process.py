@@ -139,7 +139,9 @@ class LocalAgent(KvTransferAgent):
             for here, there in zip(self.regions, peer.regions, strict=True)
         )
 
-    async def first_bytes(self) -> None:
-        """Return when something has arrived."""
-        while not any(region.any() for region in self.regions):  # noqa: ASYNC110  UCX writes them; nobody tells
+    async def first_bytes(self, pull: "asyncio.Task[Any]") -> None:
+        """Return when something has arrived. Raises what the pull raised if that was before."""
+        while not any(region.any() for region in self.regions):  # UCX writes them; nobody tells
+            if pull.done():
+                pull.result()
             await asyncio.sleep(0.001)

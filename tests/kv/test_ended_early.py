@@ -18,7 +18,7 @@ async def test_cancelled_it_comes_to_rest_and_the_connection_lives_on() -> None:
     async with peer_process(read_ms=5.0) as peer, LocalAgent(gathered_bytes=128 * 1024) as agent:
         await peer.export("m1", ALL)
         pull = asyncio.create_task(agent.pull(peer.address, "m1", ALL, [*reversed(ALL)], DEADLINE_S))
-        await agent.first_bytes()
+        await agent.first_bytes(pull)
         pull.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pull
@@ -35,7 +35,7 @@ async def test_withdrawn_midway_the_puller_is_told() -> None:
     async with peer_process(read_ms=5.0) as peer, LocalAgent(gathered_bytes=128 * 1024) as agent:
         await peer.export("m1", ALL)
         pull = asyncio.create_task(agent.pull(peer.address, "m1", ALL, [*reversed(ALL)], DEADLINE_S))
-        await agent.first_bytes()
+        await agent.first_bytes(pull)
         await peer.tell(do="withdraw", id="m1")
         with pytest.raises(KvTransferFailed, match="it was withdrawn"):
             await pull

@@ -25,7 +25,7 @@ async def started(agent: LocalAgent, peer: PeerProcess, deadline_s: float) -> "a
     """A slow pull that has brought its first bytes."""
     await peer.export("m1", ALL)
     pull = asyncio.create_task(agent.pull(peer.address, "m1", ALL, BACKWARDS, deadline_s))
-    await agent.first_bytes()
+    await agent.first_bytes(pull)
     return pull
 
 

@@ -63,7 +63,7 @@ async def test_released_blocks_are_not_written_to() -> None:
         await peer.export("m1", ALL)
         agent.orders.reserve("m1", ALL)
         pull = asyncio.create_task(agent.orders.pull(peer.address, "m1", ALL, [*reversed(ALL)], 60.0))
-        await agent.first_bytes()
+        await agent.first_bytes(pull)
         await agent.orders.release("m1")
         kept = [region.copy() for region in agent.regions]
         with pytest.raises(KvTransferFailed, match="were released"):
