@@ -21,7 +21,7 @@ def output_options(command: Command) -> Command:
         "--plot",
         "plot_path",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Write the CDFs of TTFT, TPOT and end-to-end latency as a PNG.",
+        help="Write the CDFs of TTFT, TPOT and end-to-end latency as a PNG; of a simulation the load over time too.",
     )(command)
     return click.option(
         "--json",
@@ -41,14 +41,19 @@ def check_outputs(json_path: str | None, plot_path: Path | None) -> None:
         require_matplotlib()
 
 
-def write_reports(reports: Mapping[str, Report], document: bytes, json_path: str | None) -> None:
-    """`document` is their JSON form; the table has a column for each."""
+def write_reports(
+    reports: Mapping[str, Report],
+    document: bytes,
+    json_path: str | None,
+    more: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
+    """`document` is their JSON form; the table has a column for each, with the rows that `more` has for it too."""
     if json_path == STDOUT:
         click.echo(document, nl=False)
         return
     if json_path is not None:
         Path(json_path).write_bytes(document)
-    Console().print(report_table(reports))
+    Console().print(report_table(reports, more=more))
 
 
 def say(lines: Iterable[str]) -> None:

@@ -11,8 +11,9 @@ from services.cli.report_output import check_outputs, output_options, write_repo
 from services.cli.simulation.options import cluster_options, plan_of, read_requests
 from services.cli.simulation.plan import simulate
 from services.cli.simulation.progress import progress_bars
+from services.cli.simulation.run import load_rows
 from services.cli.trace_options import slo_of, trace_options
-from simulator.report.plot import draw_cdfs
+from simulator.report.plot import draw_comparison
 from simulator.report.report import encode_report, summarise
 
 EXIT_ERRORS = 1
@@ -27,22 +28,32 @@ EXIT_ERRORS = 1
     metavar="NAME[:PARAMETER=VALUE,...]",
     help="Placement policy, as `penstock policy` lists them.",
 )
+@click.option("--set", "settings", multiple=True, metavar="PARAMETER=VALUE", help="Of the policy; repeatable.")
 @cluster_options
 @output_options
 @click.pass_context
-def command(ctx: click.Context, /, policy: str, json_path: str | None, plot_path: Path | None, **options: Any) -> None:
+def command(
+    ctx: click.Context,
+    /,
+    policy: str,
+    settings: tuple[str, ...],
+    json_path: str | None,
+    plot_path: Path | None,
+    **options: Any,
+) -> None:
     """Run a trace through a simulated mesh and report latency, throughput and goodput.
 
     Table, placement and policy are those of the live mesh; docs/simulation.md says what is modelled. The same
     options give the same report. Exit status: 0 done, 1 some requests failed, 2 used wrongly.
     """
     check_outputs(json_path, plot_path)
-    plan, slo = plan_of(options, policy), slo_of(options)
+    plan, slo = plan_of(options, policy, settings), slo_of(options)
     requests = read_requests(plan)
     with progress_bars([policy], len(requests)) as show:
-        outcomes = simulate(plan, requests, partial(show, policy))
-    report = summarise(outcomes, slo, policy=policy, seed=plan.recipe.seed)
-    write_reports({policy: report}, encode_report(report), json_path)
+        run = simulate(plan, requests, partial(show, policy))
+    report = summarise(run.outcomes, slo, policy=policy, seed=plan.recipe.seed)
+    write_reports({policy: report}, encode_report(report), json_path, {policy: load_rows(run.load)})
     if plot_path is not None:
-        draw_cdfs(plot_path, {policy: outcomes}, slo, title=Path(plan.recipe.source).name)
+        title = Path(plan.recipe.source).name
+        draw_comparison(plot_path, {policy: run.outcomes}, {policy: run.curve}, slo, title)
     ctx.exit(EXIT_ERRORS if report.errors else 0)

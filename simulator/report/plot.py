@@ -1,12 +1,14 @@
-"""CDFs of TTFT, TPOT and end-to-end latency as a PNG."""
+"""CDFs of TTFT, TPOT and end-to-end latency, and load over time, as a PNG."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mesh.errors import ConfigurationError
 from simulator.report.outcome import RequestOutcome
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _LINEAR_BELOW_RATIO = 20.0
 """A logarithmic axis where the largest value is this many times the smallest, otherwise a linear one."""
 
+Floats = NDArray[np.float64]
 _Value = Callable[[RequestOutcome], float | None]
 
 
@@ -31,25 +34,62 @@ def require_matplotlib() -> None:
         ) from error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadCurve:
+    """The load of one run over time; arrays of shape (samples,)."""
+
+    times_s: Floats
+    requests: Floats
+    """Running and queued, of all instances."""
+    imbalance: Floats
+    """Between the instances: standard deviation over mean of their requests."""
+
+
 def draw_cdfs(path: Path, runs: Mapping[str, Sequence[RequestOutcome]], slo: Slo, title: str = "") -> None:
     """Write the PNG at `path`: one line per run, limits of the SLO dashed, failed requests left out."""
+    draw_comparison(path, runs, {}, slo, title)
+
+
+def draw_comparison(
+    path: Path,
+    runs: Mapping[str, Sequence[RequestOutcome]],
+    loads: Mapping[str, LoadCurve],
+    slo: Slo,
+    title: str = "",
+) -> None:
+    """The same, with the load of the runs over time below, as far as it is known."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
     # Figure, not pyplot: no global state and no display.
-    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    figure = Figure(figsize=(15, 9 if loads else 4.5), layout="constrained")
+    grid = figure.add_gridspec(2 if loads else 1, 6)
     panels: tuple[tuple[str, _Value, float | None], ...] = (
         ("TTFT (ms)", lambda outcome: outcome.ttft_ms, slo.ttft_ms),
         ("TPOT (ms)", lambda outcome: outcome.tpot_ms, slo.tpot_ms),
         ("End-to-end latency (ms)", lambda outcome: outcome.e2e_ms, None),
     )
-    for axes, (label, value, limit_ms) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+    for place, (label, value, limit_ms) in enumerate(panels):
+        axes = figure.add_subplot(grid[0, 2 * place : 2 * place + 2])
         _draw_panel(axes, runs, value, limit_ms)
         axes.set_xlabel(label)
         axes.set_ylabel("share of requests")
+    if loads:
+        _draw_loads(figure.add_subplot(grid[1, :3]), loads, "requests, running and queued", lambda load: load.requests)
+        _draw_loads(figure.add_subplot(grid[1, 3:]), loads, "imbalance between instances", lambda load: load.imbalance)
     if title:
         figure.suptitle(title)
     figure.savefig(path, format="png", dpi=120)
+
+
+def _draw_loads(axes: Axes, loads: Mapping[str, LoadCurve], label: str, value: Callable[[LoadCurve], Floats]) -> None:
+    for name, load in loads.items():
+        axes.plot(load.times_s, value(load), label=name, linewidth=1.0)
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(loc="upper right")
 
 
 def _draw_panel(

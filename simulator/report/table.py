@@ -9,13 +9,16 @@ from simulator.report.report import Latencies, Report
 _MAX_INSTANCE_ROWS = 8
 
 
-def report_table(reports: Mapping[str, Report], title: str = "") -> Table:
-    """A column for each report, named by its key. More than eight instances are summed up in one row."""
+def report_table(
+    reports: Mapping[str, Report], title: str = "", more: Mapping[str, Mapping[str, str]] | None = None
+) -> Table:
+    """A column for each report, named by its key. More than eight instances are summed up in one row. `more` has
+    further rows for a report, by its key."""
     table = Table(title=title or None, title_justify="left")
     table.add_column("")
     for name in reports:
         table.add_column(name, justify="right")
-    columns = [dict(_rows(report)) for report in reports.values()]
+    columns = [{**dict(_rows(report)), **(more or {}).get(name, {})} for name, report in reports.items()]
     labels = dict.fromkeys(label for column in columns for label in column)
     for label in labels:
         table.add_row(label, *(column.get(label, "-") for column in columns))

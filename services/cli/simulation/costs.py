@@ -18,6 +18,8 @@ from simulator.instance.config import InstanceConfig
 
 _KV_BLOCKS = 26_000
 _MAX_MODEL_LEN_TOKENS = 131_072
+_KV_BYTES_OF_A_TOKEN = 131_072
+"""Of an 8B Llama: 32 layers, keys and values, 8 heads of 128 in bf16."""
 _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 2048
 _BLOCK_TOKENS = 16
@@ -123,5 +125,5 @@ def instance_of(options: dict[str, Any]) -> InstanceConfig:
         max_batch_requests=options["max_num_seqs"] or (profiled.max_batch_requests if profiled else _MAX_NUM_SEQS),
         max_step_tokens=options["max_num_batched_tokens"]
         or (profiled.max_step_tokens if profiled else _MAX_NUM_BATCHED_TOKENS),
-        block_bytes=block_tokens if sizes is None else sizes.block_bytes // sizes.block_tokens * block_tokens,
+        block_bytes=block_tokens * (_KV_BYTES_OF_A_TOKEN if sizes is None else sizes.block_bytes // sizes.block_tokens),
     )

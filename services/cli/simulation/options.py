@@ -1,16 +1,19 @@
 """The options that describe a simulated cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from controlplane.model.instance import InstancePhase
 from mesh.errors import ConfigurationError, TraceError
 from services.cli.report_output import say
 from services.cli.simulation.costs import cost_options, costs_of, instance_of
 from services.cli.simulation.plan import PolicyChoice, SimulationPlan, planned_requests
+from services.cli.simulation.rescheduling import ReschedulerChoice
 from services.cli.trace_options import recipe_of
-from simulator.cluster.config import ClusterConfig, Failure
+from simulator.cluster.config import ClusterConfig, Failure, InstanceSpec, KvLinkConfig
+from simulator.instance.config import InstanceConfig
 from simulator.traces.request import TraceRequest
 
 Command = Callable[..., None]
@@ -52,6 +55,50 @@ _OPTIONS = (
         help="From an instance to the scheduler.",
     ),
     click.option(
+        "--rescheduler",
+        default="off",
+        show_default=True,
+        metavar="MODE[:PARAMETER=VALUE,...]",
+        help="What running requests are moved by: off, current, predicted (with a model of prediction errors) or "
+        "oracle (with their true lengths).",
+    ),
+    click.option(
+        "--prefill-instances",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="So many of them, the first, only prefill; their requests are decoded elsewhere.",
+    ),
+    click.option(
+        "--decode-instances",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="So many of them, the last, only decode.",
+    ),
+    click.option(
+        "--kv-bandwidth",
+        "kv_gib_per_s",
+        type=click.FloatRange(min=0, min_open=True, max=1e6),
+        default=KvLinkConfig().bandwidth_gib_per_s,
+        show_default=True,
+        help="GiB/s of an instance's link for KV, sending and receiving together.",
+    ),
+    click.option(
+        "--kv-latency-ms",
+        type=click.FloatRange(min=0, max=1e6),
+        default=KvLinkConfig().latency_ms,
+        show_default=True,
+        help="Before the bytes of a KV transfer flow.",
+    ),
+    click.option(
+        "--kv-parallel",
+        type=_COUNT,
+        default=KvLinkConfig().max_parallel,
+        show_default=True,
+        help="KV transfers of an instance at once.",
+    ),
+    click.option(
         "--fail",
         "failures",
         multiple=True,
@@ -74,6 +121,8 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
     return ClusterConfig(
         instances=options["instances"],
         instance=instance,
+        specs=_specs_of(options, instance),
+        link=KvLinkConfig(options["kv_latency_ms"], options["kv_gib_per_s"], options["kv_parallel"]),
         report_interval_ms=options["report_interval_ms"],
         report_delay_ms=options["report_delay_ms"],
         failures=tuple(_failure(text) for text in options["failures"]),
@@ -81,14 +130,28 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
     )
 
 
-def plan_of(options: dict[str, Any], policy: str) -> SimulationPlan:
+def _specs_of(options: dict[str, Any], instance: InstanceConfig) -> tuple[InstanceSpec, ...]:
+    count, prefill, decode = options["instances"], options["prefill_instances"], options["decode_instances"]
+    if prefill + decode > count:
+        raise ConfigurationError(
+            f"{prefill} prefill and {decode} decode instances are more than there are, {count}: raise --instances"
+        )
+    if not prefill and not decode:
+        return ()
+    both = count - prefill - decode
+    phases = [InstancePhase.PREFILL] * prefill + [InstancePhase.ANY] * both + [InstancePhase.DECODE] * decode
+    return tuple(InstanceSpec(instance, phase=phase) for phase in phases)
+
+
+def plan_of(options: dict[str, Any], policy: str, settings: Sequence[str] = ()) -> SimulationPlan:
     """Raises `ConfigurationError`."""
     return SimulationPlan(
         recipe=recipe_of(options),
         max_requests=options["max_requests"],
         cluster=cluster_of(options),
-        policy=PolicyChoice.parse(policy),
+        policy=PolicyChoice.parse(policy, settings),
         costs=costs_of(options),
+        rescheduler=ReschedulerChoice.parse(options["rescheduler"]),
     )
 
 

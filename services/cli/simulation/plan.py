@@ -1,15 +1,16 @@
 """One simulation from its plan to its outcomes, in whatever process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from controlplane.policies.registry import create_policy
-from mesh.errors import ConfigurationError
+from services.cli.simulation.assignments import parse_assignments
 from services.cli.simulation.costs import CostChoice
+from services.cli.simulation.rescheduling import ReschedulerChoice
+from services.cli.simulation.run import RECORDING, SimulationRun, run_of
 from simulator.cluster.config import ClusterConfig
 from simulator.cluster.simulation import ClusterSimulation
-from simulator.report.outcome import RequestOutcome
 from simulator.traces.request import TraceRequest
 from simulator.traces.reshape import fit_context
 from simulator.traces.source import TraceRecipe, open_trace
@@ -23,18 +24,11 @@ class PolicyChoice:
     parameters: Mapping[str, float]
 
     @staticmethod
-    def parse(text: str) -> "PolicyChoice":
-        """NAME or NAME:PARAMETER=VALUE,... Raises `ConfigurationError`, for unknown names too."""
-        name, _, assignments = text.partition(":")
-        parameters: dict[str, float] = {}
-        for assignment in filter(None, assignments.split(",")):
-            parameter, _, value = assignment.partition("=")
-            try:
-                parameters[parameter] = float(value)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"policy {text!r}: {assignment!r} is not of the form PARAMETER=NUMBER"
-                ) from error
+    def parse(text: str, settings: Sequence[str] = ()) -> "PolicyChoice":
+        """NAME or NAME:PARAMETER=VALUE,...; `settings` are further PARAMETER=VALUE. Raises `ConfigurationError`, for
+        unknown names too."""
+        joined = ",".join((text.partition(":")[2], *settings)).strip(",")
+        name, parameters = parse_assignments("policy", f"{text.partition(':')[0]}:{joined}")
         create_policy(name, parameters)
         return PolicyChoice(name, parameters)
 
@@ -48,6 +42,7 @@ class SimulationPlan:
     cluster: ClusterConfig
     policy: PolicyChoice
     costs: CostChoice
+    rescheduler: ReschedulerChoice
 
 
 def planned_requests(plan: SimulationPlan) -> tuple[list[TraceRequest], int]:
@@ -60,7 +55,9 @@ def planned_requests(plan: SimulationPlan) -> tuple[list[TraceRequest], int]:
 
 def simulate(
     plan: SimulationPlan, requests: list[TraceRequest], on_progress: Callable[[int], None] | None = None
-) -> list[RequestOutcome]:
+) -> SimulationRun:
     """Run it; see `ClusterSimulation.run`."""
     policy = create_policy(plan.policy.name, plan.policy.parameters)
-    return ClusterSimulation(requests, plan.cluster, plan.costs.create(), policy).run(on_progress)
+    controllers = plan.rescheduler.controllers(plan.recipe.seed)
+    simulation = ClusterSimulation(requests, plan.cluster, plan.costs.create(), policy, controllers, RECORDING)
+    return run_of(simulation, simulation.run(on_progress))

@@ -8,7 +8,7 @@ from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
 from services.cli.simulation.plan import SimulationPlan, planned_requests, simulate
-from simulator.report.outcome import RequestOutcome
+from services.cli.simulation.run import SimulationRun
 
 REFRESH_S = 0.25
 
@@ -18,14 +18,14 @@ _ended: "list[Synchronized[Any]]" = []
 
 def simulate_side_by_side(
     plans: Mapping[str, SimulationPlan], processes: int, on_progress: Callable[[str, int], None]
-) -> dict[str, list[RequestOutcome]]:
-    """Outcomes by name, in the order of `plans`; at most `processes` run at the same time."""
+) -> dict[str, SimulationRun]:
+    """Runs by name, in the order of `plans`; at most `processes` run at the same time."""
     # Not fork: the terminal's progress bar has a thread.
     context = multiprocessing.get_context("spawn")
     counters = [context.Value(c_longlong) for _ in plans]
     with ProcessPoolExecutor(processes, context, initializer=_adopt, initargs=(counters,)) as pool:
         futures = {name: pool.submit(_simulate, plan, number) for number, (name, plan) in enumerate(plans.items())}
-        pending: set[Future[list[RequestOutcome]]] = set(futures.values())
+        pending: set[Future[SimulationRun]] = set(futures.values())
         while pending:
             pending = wait(pending, timeout=REFRESH_S).not_done
             for name, counter in zip(plans, counters, strict=True):
@@ -37,7 +37,7 @@ def _adopt(counters: "list[Synchronized[Any]]") -> None:
     _ended.extend(counters)
 
 
-def _simulate(plan: SimulationPlan, number: int) -> list[RequestOutcome]:
+def _simulate(plan: SimulationPlan, number: int) -> SimulationRun:
     # The trace is read here again: that takes less than to send its requests over.
     requests, _ = planned_requests(plan)
 

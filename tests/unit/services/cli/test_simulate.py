@@ -34,6 +34,26 @@ def test_the_same_options_print_the_same_report_byte_for_byte() -> None:
     assert json.loads(first.stdout)["requests"] > 0
 
 
+def test_prefill_and_decode_apart() -> None:
+    result = simulate(*SMALL, "--prefill-instances", "1", "--decode-instances", "2")
+    assert result.exit_code == 0, result.output
+    assert "hand-overs" in result.output
+    split = ("--prefill-instances", "1", "--decode-instances", "2", "--json", "-")
+    reports = [json.loads(simulate(*SMALL, *split, "--kv-bandwidth", rate).stdout) for rate in ("23", "0.5")]
+    assert reports[0]["tpot_ms"]["mean"] < reports[1]["tpot_ms"]["mean"]
+    assert isinstance(simulate(*SMALL, "--decode-instances", "4").exception, ConfigurationError)
+
+
+def test_parameters_of_the_policy_may_be_set_apart() -> None:
+    reports = [
+        simulate(*SMALL, "--json", "-", *words).stdout
+        for words in (("--policy", "linear:lambda=0.2"), ("--policy", "linear", "--set", "lambda=0.2"))
+    ]
+    named, apart = (json.loads(report) for report in reports)
+    assert named["ttft_ms"] == apart["ttft_ms"]
+    assert isinstance(simulate(*SMALL, "--policy", "linear", "--set", "weight=1").exception, ConfigurationError)
+
+
 def test_a_failed_mesh_is_told_by_the_exit_status() -> None:
     result = simulate(*SMALL, "--json", "-", "--fail", "0@2", "--fail", "1@2", "--fail", "2@2")
     assert result.exit_code == 1
