@@ -1,6 +1,7 @@
 """`penstock explain REQUEST`: the indicators and scores behind a placement, and the moves that followed."""
 
 import json
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +11,8 @@ from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
 from services.cli.proto_json import plain
 from services.cli.rescheduler import order_line
+
+WIDTH_WITHOUT_TERMINAL = 160
 
 
 @click.command()
@@ -56,7 +59,8 @@ def _print(explanation: dict[str, Any]) -> None:
             chosen or score["excluded"],
             style="bold green" if chosen else None,
         )
-    console = Console()
+    # A pipe has no width of its own, and names cut short would not tell instances apart.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
     console.print(table)
     if explanation["decode_rule"]:
         line = f"decoded by {explanation['decode_instance_id']}: {explanation['decode_rule']}"
