@@ -1,0 +1,137 @@
+"""Two vLLM engines of one module, and a request on its way between them. The coordinator's part is played by
+`Migration`, without its protocol."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import pytest_asyncio
+
+from controlplane.model.request import EngineRequest, SamplingParams
+from engine_worker.engines.movable import ExportProgress, PausedRequest
+from engine_worker.engines.vllm.engine import VllmEngine
+from engine_worker.engines.vllm.settings import VllmSettings
+from tests.engine_conformance import GREEDY, Answer, EngineDriver
+
+MODEL = Path(__file__).parents[2] / "demo" / "models" / "demo-large"
+VOCABULARY = range(10, 600)
+BLOCK_TOKENS = 32
+DEADLINE_S = 10.0
+_ids = count()
+
+
+@dataclass
+class Side:
+    """One engine and its reader."""
+
+    engine: VllmEngine
+    driver: EngineDriver
+
+    async def free_blocks(self) -> int:
+        return await self.engine._moves.free_blocks()  # type: ignore[union-attr]
+
+
+SETTINGS = VllmSettings(
+    model_path=str(MODEL), dtype="float32", block_tokens=BLOCK_TOKENS, kv_cache_bytes=96 << 20, max_step_tokens=256
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sides() -> AsyncIterator[tuple[Side, Side]]:
+    engines = VllmEngine(SETTINGS), VllmEngine(SETTINGS)
+    limits = await asyncio.gather(*(engine.start() for engine in engines))
+    source, target = (
+        Side(engine, EngineDriver(engine, limit, 60.0)) for engine, limit in zip(engines, limits, strict=True)
+    )
+    yield source, target
+    await source.driver.close()
+    await target.driver.close()
+
+
+@dataclass
+class Migration:
+    """One request on its way."""
+
+    source: Side
+    target: Side
+    request: EngineRequest
+    answer: Answer
+    migration_id: str = ""
+    copied: int = 0
+    emitted_before: tuple[int, ...] = ()
+    progress: ExportProgress = field(default_factory=lambda: ExportProgress((), 0))
+
+    def __post_init__(self) -> None:
+        self.migration_id = f"move-{next(_ids)}"
+
+    async def offer(self) -> None:
+        await self.target.engine.reserve(self.migration_id, self.request)
+        self.source.engine.export(self.request.request_id, self.migration_id, self._progressed)
+
+    async def round(self) -> None:
+        """Pull what is published and not yet copied."""
+        progress = self.progress
+        if len(progress.block_ids) > self.copied:
+            covered = len(progress.block_ids) * BLOCK_TOKENS - len(self.request.prompt_token_ids)
+            await self._pull(progress.block_ids, (self.emitted_before + self.answer.token_ids)[: max(0, covered)])
+
+    async def pause(self) -> PausedRequest:
+        paused = await self.source.engine.pause(self.request.request_id)
+        assert paused is not None
+        return paused
+
+    async def hand_over(self, paused: PausedRequest) -> Answer:
+        """Pull the last blocks and run the request at the target."""
+        covered = paused.computed_tokens - len(self.request.prompt_token_ids)
+        await self._pull(paused.block_ids, paused.emitted_token_ids[: max(0, covered)])
+        answer = Answer()
+        self.target.driver._answers[self.request.request_id] = answer
+        self.target.engine.activate(self.migration_id, paused.emitted_token_ids, paused.computed_tokens)
+        self.source.engine.release(self.request.request_id, self.migration_id)
+        return answer
+
+    async def _pull(self, block_ids: tuple[int, ...], emitted: tuple[int, ...]) -> None:
+        await self.target.engine.pull(
+            self.migration_id,
+            self.source.engine.kv_address,
+            self.copied,
+            block_ids[self.copied :],
+            emitted,
+            DEADLINE_S,
+        )
+        self.copied = len(block_ids)
+
+    def _progressed(self, progress: ExportProgress) -> None:
+        assert len(progress.block_ids) >= len(self.progress.block_ids)
+        self.progress = progress
+
+
+def prompt(tokens: int) -> tuple[int, ...]:
+    """Never seen before."""
+    return tuple(random.Random(next(_ids)).choices(VOCABULARY, k=tokens))
+
+
+async def begin(
+    source: Side, target: Side, tokens: int, max_tokens: int, after: int, sampling: SamplingParams = GREEDY
+) -> Migration:
+    """A request that has emitted `after` tokens."""
+    request = EngineRequest(f"moving-{next(_ids)}", prompt(tokens), replace(sampling, max_tokens=max_tokens))
+    answer = source.driver.submit_request(request)
+    await source.driver.until(lambda: len(answer.token_ids) >= after)
+    return Migration(source, target, request, answer)
+
+
+async def all_free(sides: tuple[Side, Side], free: list[int]) -> None:
+    """Wait until each block is free again; one freed twice would show as one too many."""
+    async with asyncio.timeout(10.0):
+        while [await side.free_blocks() for side in sides] != free:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert [await side.free_blocks() for side in sides] == free
+
+
+async def expected(side: Side, request: EngineRequest) -> tuple[int, ...]:
+    return (await side.driver.answer(request.prompt_token_ids, request.sampling)).token_ids

@@ -1,0 +1,94 @@
+"""What a move between two vLLM engines leaves of sampling, penalties, logprobs; short prompts; a request taken back."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from controlplane.model.request import FinishReason, SamplingParams
+from tests.engine_conformance import GREEDY, Answer
+from tests.vllm.moving import Migration, Side, all_free, begin, expected, sides
+
+__all__ = ["sides"]
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+
+
+async def moved(
+    sides: tuple[Side, Side], sampling: SamplingParams, *, tokens: int = 100, max_tokens: int = 60, after: int = 15
+) -> tuple[Migration, Answer]:
+    """A request that went on elsewhere to its end, with that part of its answer."""
+    source, target = sides
+    migration = await begin(source, target, tokens, max_tokens, after, sampling)
+    await migration.offer()
+    continued = await migration.hand_over(await migration.pause())
+    await target.driver.end_of(continued)
+    assert continued.token_ids, "it was moved in time"
+    return migration, continued
+
+
+async def test_logprobs_are_those_of_an_undisturbed_run(sides: tuple[Side, Side]) -> None:
+    migration, continued = await moved(sides, replace(GREEDY, logprobs=3))
+    undisturbed = await sides[0].driver.answer(migration.request.prompt_token_ids, migration.request.sampling)
+    ours = migration.answer.logprobs + continued.logprobs
+    assert migration.answer.token_ids + continued.token_ids == undisturbed.token_ids
+    assert len(ours) == len(undisturbed.logprobs) == len(undisturbed.token_ids)
+    for here, there in zip(ours, undisturbed.logprobs, strict=True):
+        assert here.chosen.token_id == there.chosen.token_id
+        assert here.chosen.logprob == pytest.approx(there.chosen.logprob, abs=1e-3)
+        assert len(here.top) == len(there.top)
+
+
+async def test_a_seeded_request_draws_alike_wherever_it_goes_on(sides: tuple[Side, Side]) -> None:
+    """Not as an undisturbed run would have: vLLM keeps the generator's state to itself."""
+    source, _ = sides
+    migration, continued = await moved(sides, replace(GREEDY, temperature=0.9, seed=7))
+    emitted = migration.answer.token_ids
+    recovered = await source.driver.answer(migration.request.prompt_token_ids, migration.request.sampling, emitted)
+    assert continued.token_ids == recovered.token_ids
+
+
+async def test_penalties_go_on_counting_what_was_generated_before(sides: tuple[Side, Side]) -> None:
+    migration, continued = await moved(sides, replace(GREEDY, frequency_penalty=0.8))
+    assert migration.answer.token_ids + continued.token_ids == await expected(sides[0], migration.request)
+
+
+async def test_a_prompt_shorter_than_a_block(sides: tuple[Side, Side]) -> None:
+    free = [await side.free_blocks() for side in sides]
+    migration, continued = await moved(sides, GREEDY, tokens=5, max_tokens=40, after=3)
+    assert migration.answer.token_ids + continued.token_ids == await expected(sides[0], migration.request)
+    assert continued.cached_tokens > 0, "its part of a block came along"
+    await all_free(sides, free)
+
+
+async def test_taken_back_while_it_stands_still(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, 200, 200, after=10)
+    await migration.offer()
+    await migration.pause()
+    source.engine.abort(migration.request.request_id)
+    source.engine.resume(migration.request.request_id)
+    source.engine.withdraw(migration.request.request_id, migration.migration_id)
+    target.engine.discard(migration.migration_id)
+    await source.driver.end_of(migration.answer)
+    assert migration.answer.deltas[-1].finish_reason is FinishReason.ABORT
+    await all_free(sides, free)
+
+
+async def test_taken_back_while_it_is_being_paused(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, 200, 200, after=10)
+    await migration.offer()
+    pausing = asyncio.create_task(source.engine.pause(migration.request.request_id))
+    await asyncio.sleep(0)
+    source.engine.abort(migration.request.request_id)
+    paused = await pausing
+    if paused is not None:
+        source.engine.resume(migration.request.request_id)
+    source.engine.withdraw(migration.request.request_id, migration.migration_id)
+    target.engine.discard(migration.migration_id)
+    await source.driver.end_of(migration.answer)
+    assert migration.answer.deltas[-1].finish_reason is FinishReason.ABORT
+    await all_free(sides, free)
