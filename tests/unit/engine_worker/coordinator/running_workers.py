@@ -1,9 +1,10 @@
 """Several whole workers with simulated engines on loopback, and a frontend that follows requests as they move."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from controlplane.model.request import EngineRequest, SamplingParams
 from engine_worker.role import WorkerRole
-from engine_worker.settings import WorkerSettings
+from engine_worker.settings import PhaseName, WorkerSettings
 from mesh.membership import Announcement, Directory, Member
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
@@ -169,10 +170,13 @@ def undisturbed(request: EngineRequest) -> list[int]:
 
 @asynccontextmanager
 async def running_workers(
-    *names: str, options: tuple[str, ...] = (), settings: WorkerSettings | None = None
+    *names: str,
+    options: tuple[str, ...] = (),
+    settings: WorkerSettings | None = None,
+    phases: Mapping[str, PhaseName] = MappingProxyType({}),
 ) -> AsyncIterator[Workers]:
     """Workers that know each other, with a frontend connected to all of them. Their engines are simulated, with these
-    options, unless there are settings."""
+    options, unless there are settings. `phases` by name; any phase for the others."""
     host, workers = StoreHost(), Workers()
     if settings is None:
         engine_option = (f"cost.fixed_ms={STEP_MS}", *options)
@@ -180,7 +184,8 @@ async def running_workers(
     async with AsyncExitStack() as stack:
         stack.callback(host.close)
         for number, name in enumerate(names):
-            await stack.enter_async_context(_worker(workers, host, settings, name, f"{number:08x}"))
+            own = replace(settings, phase=phases.get(name, "any"))
+            await stack.enter_async_context(_worker(workers, host, own, name, f"{number:08x}"))
         for worker in workers.workers.values():
             await worker.context.directory.wait_for("worker", len(names), WAIT_S)
             await workers.connect(worker)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from engine_worker.coordinator.drain import ready_loads
 from mesh.membership import Announcement, Member
 from mesh.rpc.server import RpcServer
-from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 from tests.unit.engine_worker.coordinator.running_workers import (
     WAIT_S,
     Worker,
@@ -197,3 +198,34 @@ async def test_nobody_is_asked_about_a_request_that_ends_with_its_first_token() 
         await mesh.until_ended("r")
         assert not scheduler.asked
         assert not len(mesh.workers["p"].role._mover._hand_overs)  # type: ignore[union-attr]
+
+
+async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any() -> None:
+    async with running_workers("a", "d", "p", phases={"d": "decode", "p": "prefill"}) as mesh:
+        requests = [make_request(f"r{number}", 60, 250, salt=number) for number in range(4)]
+        for request in requests:
+            await mesh.generate("a", request)
+        await mesh.until(lambda: all(each.token_ids for each in mesh.heard.values()))
+        assert set(await ready_loads(mesh.workers["a"].role._mover.coordinator.peers())) == {"d"}  # type: ignore[union-attr]
+        await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
+        await asyncio.wait_for(mesh.workers["a"].ended.wait(), WAIT_S)
+        await mesh.until_ended(*mesh.heard)
+        assert {each.owner for each in mesh.heard.values()} == {"d"}
+        for request in requests:
+            assert mesh.heard[request.request_id].token_ids == undisturbed(request)
+        await mesh.workers["d"].stub.Drain(worker_pb2.DrainRequest())
+        assert set(await ready_loads(mesh.workers["a"].role._mover.coordinator.peers())) == {"p"}  # type: ignore[union-attr]
+
+
+async def test_a_drained_prefill_instance_hands_over_what_it_has_begun() -> None:
+    async with running_workers("p", "d", options=SLOW_PREFILL) as mesh:
+        requests = [make_request(f"r{number}", 800, 60, salt=number) for number in range(3)]
+        for request in requests:
+            await mesh.generate("p", request, decode="d")
+        await mesh.until_tokens("r0", 1)
+        await mesh.workers["p"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
+        await asyncio.wait_for(mesh.workers["p"].ended.wait(), WAIT_S)
+        await mesh.until_ended(*mesh.heard)
+        assert {each.owner for each in mesh.heard.values()} == {"d"}
+        for request in requests:
+            assert mesh.heard[request.request_id].token_ids == undisturbed(request)
