@@ -1,0 +1,135 @@
+"""Which runs are made, by name; nothing here runs anything."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from controlplane.planning.qoe import QoeModel
+from controlplane.planning.stage_partition import PartitionMethod
+from controlplane.policies.stages.agent import HandOver
+from controlplane.policies.stages.refinement import Refinement
+from simulator.reproductions.cascadeinfer.profiling import ProfileBounds, ProfileResult
+from simulator.reproductions.cascadeinfer.systems import (
+    RunResult,
+    Setting,
+    SystemKind,
+    Variant,
+    profile_setting,
+    run_system,
+)
+
+Jobs: TypeAlias = dict[str, Callable[[], RunResult]]
+
+SMALL, MODERATE = "Llama-3.2-3B", "Qwen2.5-14B"
+OURS = Variant(SystemKind.CASCADE)
+IDLE_RATE, IDLE_S = 0.5, 120.0
+"""Minimum load: hardly ever two requests at once, on 16 instances."""
+SYSTEMS = {kind: Variant(kind) for kind in SystemKind}
+LAYOUTS = {
+    "chain": replace(OURS, method=PartitionMethod.CHAIN),
+    "no pipeline": replace(OURS, method=PartitionMethod.SINGLE),
+    "two-phase heuristic": replace(OURS, method=PartitionMethod.HEURISTIC, cuts_per_octave=1),
+}
+REFINEMENTS = {
+    "quantity": replace(OURS, refinement=Refinement.QUANTITY),
+    "memory": replace(OURS, refinement=Refinement.MEMORY),
+    "frozen": replace(OURS, refinement=Refinement.FROZEN),
+}
+FOUR_BY_FOUR = replace(OURS, sizes=(4, 4, 4, 4))
+BALANCING = {
+    "round robin": replace(FOUR_BY_FOUR, hand_over=HandOver.ROUND_ROBIN, rebalance=False),
+    "inter-stage bid-ask": replace(FOUR_BY_FOUR, rebalance=False),
+    "full bid-ask": FOUR_BY_FOUR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured."""
+
+    duration_s: float
+    small_rates: tuple[float, ...]
+    """Ascending; of requests per second on all instances."""
+    heavy: int
+    """So many of the highest rates are heavy load."""
+    moderate_rates: tuple[float, ...]
+    long_rates: tuple[float, ...]
+    """For lengths up to 128K."""
+    profile: ProfileBounds
+
+    @property
+    def heavy_rates(self) -> tuple[float, ...]:
+        return self.small_rates[-self.heavy :]
+
+    @property
+    def heaviest(self) -> float:
+        return self.small_rates[-1]
+
+
+FULL = Scale(
+    duration_s=60.0,
+    small_rates=(40.0, 80.0, 100.0, 120.0),
+    heavy=2,
+    moderate_rates=(12.0, 24.0),
+    long_rates=(8.0,),
+    profile=ProfileBounds(30.0, 1024, 1200),
+)
+QUICK = Scale(
+    duration_s=30.0,
+    small_rates=(40.0, 100.0),
+    heavy=1,
+    moderate_rates=(18.0,),
+    long_rates=(6.0,),
+    profile=ProfileBounds(20.0, 1024, 400, batch_factor=4),
+)
+
+
+def settings(data: Path, seed: int) -> dict[str, Setting]:
+    """Models and lengths that are profiled and run."""
+    small = Setting(SMALL, data, seed=seed)
+    return {
+        "small": small,
+        "moderate": replace(small, model=MODERATE),
+        "level": replace(small, heterogeneity=False),
+        "long": replace(small, lengths="mooncake"),
+    }
+
+
+def profile_jobs(made: dict[str, Setting], scale: Scale) -> dict[str, Callable[[], ProfileResult]]:
+    """One for each setting."""
+    return {f"profile {name}": partial(profile_setting, setting, scale.profile) for name, setting in made.items()}
+
+
+def with_quality(made: dict[str, Setting], models: dict[str, QoeModel]) -> dict[str, Setting]:
+    """Settings that know their quality model."""
+    return {name: replace(setting, quality=models[name]) for name, setting in made.items()}
+
+
+def run_jobs(made: dict[str, Setting], scale: Scale) -> Jobs:
+    """Every run, under the name by which `findings` asks for it."""
+    jobs: Jobs = {}
+
+    def add(part: str, setting: str, variants: dict[str, Variant], rates: tuple[float, ...]) -> None:
+        for name, variant in variants.items():
+            for rate in rates:
+                jobs[job_name(part, name, rate)] = partial(run_system, made[setting], variant, rate, scale.duration_s)
+
+    systems = {kind.value: variant for kind, variant in SYSTEMS.items()}
+    rivals = {kind.value: SYSTEMS[kind] for kind in (SystemKind.VLLM, SystemKind.LLUMNIX, SystemKind.CASCADE)}
+    add("small", "small", systems, scale.small_rates)
+    idle = partial(run_system, made["small"], SYSTEMS[SystemKind.VLLM], IDLE_RATE, IDLE_S)
+    jobs[job_name("idle", "idle", IDLE_RATE)] = idle
+    add("moderate", "moderate", systems, scale.moderate_rates)
+    add("level", "level", rivals, scale.heavy_rates)
+    add("long", "long", rivals, scale.long_rates)
+    add("layout", "small", LAYOUTS, scale.heavy_rates)
+    add("refinement", "small", REFINEMENTS, scale.heavy_rates)
+    add("balancing", "small", BALANCING, (scale.heavy_rates[0],))
+    return jobs
+
+
+def job_name(part: str, variant: str, rate_req_s: float) -> str:
+    """By which a result is found."""
+    return f"{part}: {variant} at {rate_req_s:g}/s"
