@@ -105,10 +105,14 @@ class Core:
         await self._llm.engine_core.abort_requests_async([internal_id])
 
     async def capture_hidden_states(self, endpoint: str, every_steps: int) -> str:
-        """See `HiddenStateExtension.penstock_capture`; the first reason of several workers."""
-        reasons = await self._llm.collective_rpc(
-            "penstock_capture", timeout=_CAPTURE_TIMEOUT_S, args=(endpoint, every_steps)
-        )
+        """See `HiddenStateExtension.penstock_capture`; the first reason of several workers. Raises EngineFailed."""
+        try:
+            reasons = await self._llm.collective_rpc(
+                "penstock_capture", timeout=_CAPTURE_TIMEOUT_S, args=(endpoint, every_steps)
+            )
+        # What vLLM raises for a call that failed has no type of its own.
+        except Exception as error:
+            raise EngineFailed(f"vLLM could not be asked for hidden states: {error!r}") from error
         return next((str(reason) for reason in reasons if reason), "")
 
     async def abort(self, request_id: str) -> None:

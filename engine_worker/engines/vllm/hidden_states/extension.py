@@ -8,6 +8,13 @@ from engine_worker.engines.vllm.hidden_states.tap import Tap, why_not_tappable
 EXTENSION_CLASS = f"{__name__}.HiddenStateExtension"
 
 
+def _sees_logits() -> bool:
+    """Whether this is the one of the model's workers that has whole states: the first of the last pipeline stage."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return bool(get_pp_group().is_last_rank) and get_tp_group().rank_in_group == 0
+
+
 class HiddenStateExtension:
     """Its methods become methods of vLLM's worker, called by `collective_rpc` between two steps."""
 
@@ -19,7 +26,7 @@ class HiddenStateExtension:
         if self.penstock_tap is not None:
             self.penstock_tap.every_steps = every_steps
             return ""
-        if getattr(self, "rank", 0) != 0:
+        if not _sees_logits():
             return ""
         return why_not_tappable(runner) or self._penstock_install(runner, endpoint, every_steps)
 
