@@ -28,13 +28,14 @@ class Panel:
     is_y_log: bool = False
 
 
-def draw_lines(path: Path, panels: Sequence[Panel], title: str = "") -> None:
-    """Write the PNG at `path`. Raises `ConfigurationError` where plots cannot be drawn."""
+def draw_lines(path: Path, panels: Sequence[Panel], title: str = "", columns: int = _MAX_COLUMNS) -> None:
+    """Write the PNG at `path`, so many panels side by side at most. Raises `ConfigurationError` where plots cannot be
+    drawn."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
     # Figure, not pyplot: no global state and no display.
-    columns = min(len(panels), _MAX_COLUMNS)
+    columns = min(len(panels), columns)
     rows = -(-len(panels) // columns)
     width, height = _PANEL_INCHES
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -53,7 +54,7 @@ def draw_lines(path: Path, panels: Sequence[Panel], title: str = "") -> None:
         axes.grid(visible=True, alpha=0.3)
         if panel.lines:
             axes.legend(fontsize="small")
-    for axes in list(grid)[: rows * columns - len(panels)]:
+    for axes in figure.axes[len(panels) :]:
         axes.set_axis_off()
     if title:
         figure.suptitle(title)

@@ -24,7 +24,9 @@ class Paper:
 
 PAPERS: Mapping[str, Paper] = MappingProxyType(
     {
+        "arrow": Paper("simulator.reproductions.arrow", "Arrow: adaptive prefill and decode pools"),
         "cascadeinfer": Paper("simulator.reproductions.cascadeinfer.findings", "CascadeInfer: length-aware stages"),
+        "lmetric": Paper("simulator.reproductions.lmetric.reproduction", "LMetric: placement by a product"),
         "star": Paper("simulator.reproductions.star.reproduction", "STAR: decode-phase rescheduling"),
     }
 )

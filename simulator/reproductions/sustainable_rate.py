@@ -16,6 +16,8 @@ class RateSearch:
     start_scale: float = 1.0
     lowest_scale: float = 1 / 64
     highest_scale: float = 256.0
+    growth: float = 2.0
+    """From one scale to the next while a bracket is looked for; less where the start is known to be close."""
     tolerance: float = 0.02
     """Relative width of the last bracket."""
     target: float = TARGET_ATTAINMENT
@@ -23,8 +25,10 @@ class RateSearch:
     def __post_init__(self) -> None:
         if not 0 < self.lowest_scale <= self.start_scale <= self.highest_scale:
             raise ConfigurationError(f"a rate search needs 0 < lowest <= start <= highest, got {self}")
-        if not (self.tolerance > 0 and 0 < self.target <= 1):
-            raise ConfigurationError(f"a rate search needs tolerance > 0 and a target in (0, 1], got {self}")
+        if not (self.tolerance > 0 and self.growth > 1 and 0 < self.target <= 1):
+            raise ConfigurationError(
+                f"a rate search needs tolerance > 0, growth > 1 and a target in (0, 1]; got {self}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,11 @@ class SustainableRate:
 
 
 def sustainable_rate(attainment_at: Callable[[float], float], search: RateSearch) -> SustainableRate:
-    """Double or halve from the start until the target is met on one side and missed on the other, then bisect.
+    """Go up or down from the start until the target is met on one side and missed on the other, then bisect.
 
     Attainment is taken to fall with the rate. Where it wavers around the target, the answer is one of the crossings:
-    equal arguments give the same one.
+    equal arguments give the same one. Every other probe is where the straight line between the two sides crosses the
+    target, which saves half of the probes where attainment falls gently; the ones between halve the bracket.
     """
     probes: dict[float, float] = {}
 
@@ -54,13 +59,26 @@ def sustainable_rate(attainment_at: Callable[[float], float], search: RateSearch
 
     met, missed = _bracket(meets, search)
     if met is not None and missed is not None:
+        is_line_next = True
         while missed / met > 1 + search.tolerance:
-            middle = (met * missed) ** 0.5
-            if meets(middle):
-                met = middle
+            between = _crossing(met, missed, probes, search) if is_line_next else (met * missed) ** 0.5
+            is_line_next = not is_line_next
+            if meets(between):
+                met = between
             else:
-                missed = middle
+                missed = between
     return SustainableRate(met, missed is None, tuple(sorted(probes.items())))
+
+
+def _crossing(met: float, missed: float, probes: dict[float, float], search: RateSearch) -> float:
+    """Where a line through both probes, over the logarithm of the scale, crosses the target; no closer to either than
+    the tolerance, so that a probe next to the crossing can end the search."""
+    share = (probes[met] - search.target) / (probes[met] - probes[missed])
+    crossing: float = met * (missed / met) ** share
+    nearest = (1 + search.tolerance) * (1 - 1e-9)
+    if missed / met <= nearest**2:
+        return float((met * missed) ** 0.5)
+    return min(max(crossing, met * nearest), missed / nearest)
 
 
 def _bracket(meets: Callable[[float], bool], search: RateSearch) -> tuple[float | None, float | None]:
@@ -68,12 +86,12 @@ def _bracket(meets: Callable[[float], bool], search: RateSearch) -> tuple[float 
     scale = search.start_scale
     if meets(scale):
         while scale < search.highest_scale:
-            met, scale = scale, min(scale * 2, search.highest_scale)
+            met, scale = scale, min(scale * search.growth, search.highest_scale)
             if not meets(scale):
                 return met, scale
         return scale, None
     while scale > search.lowest_scale:
-        missed, scale = scale, max(scale / 2, search.lowest_scale)
+        missed, scale = scale, max(scale / search.growth, search.lowest_scale)
         if meets(scale):
             return scale, missed
     return None, scale
