@@ -12,6 +12,14 @@ FIELDS = [
 ]
 
 
+def test_no_stream_is_lost_with_a_killed_decode_worker() -> None:
+    options = ("--streams", "8", "--workers", "0", "--prefill", "1", "--decode", "2", "--tokens", "200", "--kill", "1")
+    result = subprocess.run((*PENSTOCK, "chaos", *options), capture_output=True, text=True, timeout=90, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["finished"], report["lost"], report["duplicated"], report["wrong"]) == (8, 0, 0, 0)
+
+
 def test_no_stream_is_lost_with_a_killed_worker(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     options = ("--streams", "8", "--workers", "3", "--tokens", "120", "--kill", "1", "--json", str(out))

@@ -20,7 +20,9 @@ _TOKENS = {"simulated": 300, "vllm": 96}
 @click.option("--mesh", default="default", show_default=True, help="With --url: name of that mesh.")
 @click.option("--store", help="With --url: state store of that mesh; default: the local mesh's.")
 @click.option("--engine", type=click.Choice(["simulated", "vllm"]), default="simulated", show_default=True)
-@click.option("--workers", type=click.IntRange(2, 64), default=3, show_default=True, help="Of the own mesh.")
+@click.option("--workers", type=click.IntRange(0, 64), default=3, show_default=True, help="Of the own mesh.")
+@click.option("--prefill", type=click.IntRange(0, 64), default=0, help="Workers of the own mesh for prefill only.")
+@click.option("--decode", type=click.IntRange(0, 64), default=0, help="Workers of the own mesh for decode only.")
 @click.option("--streams", type=click.IntRange(1, 1024), default=32, show_default=True, help="At the same time.")
 @click.option("--kill", type=click.IntRange(1, 63), help="Kill so many workers (kill -9).")
 @click.option("--hang", type=click.IntRange(1, 63), help="Stop so many (SIGSTOP).")
@@ -62,8 +64,13 @@ async def _run(plan: ChaosPlan, options: dict[str, Any]) -> tuple[ChaosReport, l
 
     if options["url"]:
         return await run_experiment(plan, options["url"], options["store"], options["mesh"], say)
-    say(f"starting a mesh of {options['workers']} {options['engine']} workers")
-    async with own_mesh(options["engine"], options["workers"], options["ready_timeout_s"]) as (url, store):
+    counts = [options[name] for name in ("workers", "prefill", "decode")]
+    if sum(counts) < 2:
+        raise click.UsageError("at least two workers are needed: one that is broken, one that goes on")
+    say(f"starting a mesh of {sum(counts)} {options['engine']} workers")
+    async with own_mesh(
+        options["engine"], counts[0], options["ready_timeout_s"], prefill=counts[1], decode=counts[2]
+    ) as (url, store):
         return await run_experiment(plan, url, store, "", say)
 
 

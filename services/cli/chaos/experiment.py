@@ -8,7 +8,7 @@ import msgspec
 
 from mesh.errors import RpcError
 from mesh.membership import Directory, Member
-from services.cli.chaos.faults import inject, victims, woken_at_the_end
+from services.cli.chaos.faults import inject, requests_of, victims, woken_at_the_end
 from services.cli.chaos.streams import Stream, completion_requests, run_stream, undisturbed
 from services.cli.chaos.verdict import Answer, ChaosReport, Fault, judge
 from services.cli.connection import mesh_directory, mesh_store
@@ -108,13 +108,13 @@ async def _disturb(
         if all(task.done() for task in running):
             break
         await asyncio.sleep(POLL_S)
-    on = [stream.instance_id for stream, task in zip(streams, running, strict=True) if not task.done()]
-    if not any(on):
+    requests = await requests_of(workers)
+    if all(task.done() for task in running):
         raise RpcError("all streams ended before anything was broken; ask for more --tokens")
-    chosen = victims(workers, on, plan.victims)
+    chosen = victims(workers, requests, plan.victims)
     with woken_at_the_end(plan.fault, chosen):
         for worker in chosen:
-            say(f"{plan.fault} {worker.member_id}, where {on.count(worker.member_id)} streams run")
+            say(f"{plan.fault} {worker.member_id}, where {requests[worker.member_id]} streams run")
             await inject(plan.fault, worker)
         await asyncio.gather(*running)
 

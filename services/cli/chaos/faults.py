@@ -1,9 +1,9 @@
 """What is done to a worker."""
 
+import asyncio
 import os
 import signal
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from mesh.errors import PeerUnavailable
@@ -13,12 +13,22 @@ from services.cli.chaos.verdict import Fault
 from services.cli.connection import call
 
 
-def victims(workers: Sequence[Member], instance_ids: Iterable[str], count: int) -> list[Member]:
-    """The `count` workers on which most streams began. Raises PeerUnavailable if none would be left over."""
+def victims(workers: Sequence[Member], requests: Mapping[str, int], count: int) -> list[Member]:
+    """The `count` workers that have most requests now. Raises PeerUnavailable if none would be left over."""
     if count >= len(workers):
         raise PeerUnavailable(f"{count} of {len(workers)} workers cannot be broken: at least one has to be left")
-    streams = Counter(instance_ids)
-    return sorted(workers, key=lambda worker: (-streams[worker.member_id], worker.member_id))[:count]
+    return sorted(workers, key=lambda worker: (-requests[worker.member_id], worker.member_id))[:count]
+
+
+async def requests_of(workers: Sequence[Member]) -> dict[str, int]:
+    """How many requests each worker has: where a stream began is not where it is, once requests move."""
+    answers = await asyncio.gather(
+        *(call(worker, worker_pb2_grpc.WorkerStub, "GetLoad", worker_pb2.GetLoadRequest()) for worker in workers)
+    )
+    return {
+        worker.member_id: answer.load.running_requests + answer.load.queued_requests
+        for worker, answer in zip(workers, answers, strict=True)
+    }
 
 
 async def inject(fault: Fault, worker: Member) -> None:

@@ -22,11 +22,15 @@ CHAOS_MODEL: Final = "demo-large"
 
 
 @asynccontextmanager
-async def own_mesh(engine: str, workers: int, ready_timeout_s: float) -> AsyncIterator[tuple[str, str]]:
-    """Yields the URLs of its endpoint and of its state store. Raises PeerUnavailable if it does not come up."""
+async def own_mesh(
+    engine: str, workers: int, ready_timeout_s: float, *, prefill: int = 0, decode: int = 0
+) -> AsyncIterator[tuple[str, str]]:
+    """Yields the URLs of its endpoint and of its state store; `prefill` and `decode` instances for one phase stand beside
+    the others. Raises PeerUnavailable if it does not come up."""
     name, port = f"chaos-{os.getpid()}", _free_port()
     command = [sys.executable, "-m", "services.cli.main", "up", "--name", name, "--port", str(port)]
     command += ["--engine", engine, "--workers", str(workers), "--model", CHAOS_MODEL]
+    command += ["--prefill", str(prefill), "--decode", str(decode)]
     if engine == "vllm":
         # Other types let the batch that a request happens to share decide between near-equal tokens.
         command += ["--engine-option", "dtype=float32"]
