@@ -25,8 +25,8 @@ CHAOS_MODEL: Final = "demo-large"
 async def own_mesh(
     engine: str, workers: int, ready_timeout_s: float, *, prefill: int = 0, decode: int = 0
 ) -> AsyncIterator[tuple[str, str]]:
-    """Yields the URLs of its endpoint and of its state store; `prefill` and `decode` instances for one phase stand beside
-    the others. Raises PeerUnavailable if it does not come up."""
+    """Yields the URLs of its endpoint and of its state store. Beside the workers there are instances for `prefill` and
+    `decode` only. Raises PeerUnavailable if it does not come up."""
     name, port = f"chaos-{os.getpid()}", _free_port()
     command = [sys.executable, "-m", "services.cli.main", "up", "--name", name, "--port", str(port)]
     command += ["--engine", engine, "--workers", str(workers), "--model", CHAOS_MODEL]
