@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,14 @@ SETUPS = {
 }
 
 
+def slowed(setup: Setup, time_scale: float) -> Setup:
+    """The same load on engines of which every step takes so many times as long: for machines with little to spare."""
+    if time_scale == 1:
+        return setup
+    options = (*setup.engine_options, f"time_scale={time_scale:g}")
+    return replace(setup, engine_options=options, rate_per_s=setup.rate_per_s / time_scale)
+
+
 def main() -> None:
     """Run all rounds; print and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,6 +90,7 @@ def main() -> None:
     parser.add_argument("--policy", default="least_loaded")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rate", type=float, help="requests per second")
+    parser.add_argument("--time-scale", type=float, default=1.0, help="of simulated engines; 4: four times as slow")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     report = asyncio.run(measure(parser.parse_args()))
@@ -91,7 +100,8 @@ def main() -> None:
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """All rounds of all modes on one mesh."""
-    setup = SETUPS[arguments.engine]
+    setup = slowed(SETUPS[arguments.engine], arguments.time_scale)
+    parameters = {**PARAMETERS, "interval_s": PARAMETERS["interval_s"] * arguments.time_scale}
     modes = arguments.modes.split(",")
     runs: list[dict[str, Any]] = []
     async with running_mesh(arguments.engine, setup, arguments.policy) as (url, scheduler):
@@ -103,7 +113,9 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 setup.longest_tokens,
             )
             for mode in modes:
-                runs.append({"round": number, "mode": mode, **await one_run(url, scheduler, mode, workload)})
+                runs.append(
+                    {"round": number, "mode": mode, **await one_run(url, scheduler, mode, parameters, workload)}
+                )
                 print(json.dumps(runs[-1]), file=sys.stderr)
     names = [name for name, value in runs[0].items() if isinstance(value, (int, float)) and name != "round"]
     medians = {
@@ -115,7 +127,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "instances": setup.workers,
         "engine_options": setup.engine_options,
         "policy": arguments.policy,
-        "rescheduler_parameters": PARAMETERS,
+        "rescheduler_parameters": parameters,
         "requests": arguments.requests or setup.requests,
         "rate_per_s": arguments.rate or setup.rate_per_s,
         "seed": arguments.seed,
@@ -148,9 +160,11 @@ def make_workload(seed: int, count: int, rate_per_s: float, longest_tokens: int)
     ]
 
 
-async def one_run(url: str, scheduler: Any, mode: str, workload: Sequence[Request]) -> dict[str, Any]:
+async def one_run(
+    url: str, scheduler: Any, mode: str, parameters: dict[str, float], workload: Sequence[Request]
+) -> dict[str, Any]:
     """Send the workload with the rescheduler in `mode` and wait for its end."""
-    await scheduler.SetRescheduler(scheduler_pb2.SetReschedulerRequest(mode=mode, parameters=PARAMETERS), timeout=5)
+    await scheduler.SetRescheduler(scheduler_pb2.SetReschedulerRequest(mode=mode, parameters=parameters), timeout=30)
     before = await read(scheduler)
     moves_before = await orders(scheduler)
     samples: list[dict[str, Any]] = []
@@ -202,7 +216,7 @@ async def sample(scheduler: Any, samples: list[dict[str, Any]]) -> None:
 
 async def read(scheduler: Any) -> dict[str, Any]:
     """Figures of all instances now."""
-    snapshot = await scheduler.GetSnapshot(scheduler_pb2.GetSnapshotRequest(), timeout=5)
+    snapshot = await scheduler.GetSnapshot(scheduler_pb2.GetSnapshotRequest(), timeout=30)
     loads = [instance.load for instance in snapshot.instances]
     return {
         "preemptions": sum(load.preemptions_total for load in loads),
@@ -216,7 +230,7 @@ async def read(scheduler: Any) -> dict[str, Any]:
 
 async def orders(scheduler: Any) -> tuple[int, int]:
     """Migrations by the rescheduler so far: moved, stayed."""
-    status = await scheduler.GetRescheduler(scheduler_pb2.GetReschedulerRequest(), timeout=5)
+    status = await scheduler.GetRescheduler(scheduler_pb2.GetReschedulerRequest(), timeout=30)
     return status.moved_total, status.stayed_total
 
 
