@@ -179,6 +179,7 @@ class StageDesk:
             return
         await self._store.put(layout_key(model), msgspec.json.encode(record))
         self.obstacles.pop(model, None)
+        await self._forget_boundaries()
         log.warning(
             "stages planned",
             extra={
@@ -215,6 +216,13 @@ class StageDesk:
             except msgspec.MsgspecError as error:
                 log.error("a profile cannot be read", extra={"key": entry.key, "error": str(error)})
         return found
+
+    async def _forget_boundaries(self) -> None:
+        """Of instances that have gone."""
+        alive = {member.member_id for member in self._directory.members("worker")}
+        for key, found in list(self._boundaries.records.items()):
+            if found.instance_id not in alive:
+                await self._store.delete(key)
 
     async def _take_away(self) -> None:
         for key in list(self._plans.records):

@@ -123,7 +123,7 @@ class StageCoordinator:
 
     def _heard(self, peer: str, message: Message | StageReport) -> None:
         agent = self._made_agent()
-        self._observe(agent)
+        self._observe(agent, capacity_only=True)
         try:
             self._carry_out(agent.receive(peer, message, self._now_ms))
         except IllegalTransition:
@@ -132,7 +132,7 @@ class StageCoordinator:
     def _peer_lost(self, peer: str) -> None:
         self._metrics.lost_peers.inc()
         if self.agent is not None:
-            self._observe(self.agent)
+            self._observe(self.agent, capacity_only=True)
             self._carry_out(self.agent.peer_lost(peer, self._now_ms))
 
     def _member_changed(self, change: MemberChange) -> None:
@@ -178,12 +178,14 @@ class StageCoordinator:
             self.agent = StageAgent(description.instance_id, name, parameters, self._limits)
         return self.agent
 
-    def _observe(self, agent: StageAgent) -> None:
+    def _observe(self, agent: StageAgent, *, capacity_only: bool = False) -> None:
+        """What is heard from others needs the capacity alone; the requests are as of the last tick then."""
         instance = self._instance
         description, load = instance.description, instance.load()
+        running = agent.own.running if capacity_only else tuple(running_requests(instance.table))
         agent.observe(
             OwnLoad(
-                tuple(running_requests(instance.table)),
+                running,
                 load.running_tokens + load.queued_prefill_tokens,
                 (description.kv_blocks - load.kv_blocks_used) * description.block_tokens,
                 instance.state is InstanceState.READY and not instance.hung,

@@ -14,7 +14,7 @@ from controlplane.planner.stages.desk import StageDesk
 from controlplane.planner.stages.making import DERIVED, LengthStatistics, quality_for
 from controlplane.planner.stages.service import StagePlannerService
 from controlplane.planning.stage_partition import PartitionMethod
-from controlplane.policies.stages.record import BoundaryRecord, boundary_key
+from controlplane.policies.stages.record import BOUNDARY_PREFIX, BoundaryRecord, boundary_key
 from mesh.membership import Announcement, Directory, Member
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
@@ -164,6 +164,9 @@ async def test_boundaries_of_this_plan_are_shown_with_their_story(bench: Bench) 
     refined = await bench.until(lambda model: model.stages[0].last_tokens == 777)
     assert refined.stages[0].planned_last_tokens == planned.stages[0].last_tokens
     assert [(move.instance_id, move.boundary_tokens) for move in refined.boundary_moves][-1] == (first, 777.0)
+    await bench.stub.PlanStages(stages_pb2.PlanStagesRequest())
+    left = [entry.key for entry in (await bench.store.range(BOUNDARY_PREFIX)).entries]
+    assert left == [boundary_key(first)], "that of the stranger is forgotten"
 
 
 async def test_plans_on_demand_need_stages_switched_on(bench: Bench) -> None:

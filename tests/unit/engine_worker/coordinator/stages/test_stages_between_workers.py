@@ -28,7 +28,7 @@ QOE = QoeModel(8.0, 0.05, 1e-4, 1e-8, 2e-4)
 
 async def plan(mesh: Workers, layout: StageLayout, parameters: StageParameters | None = None) -> None:
     parameters = parameters or StageParameters(RefinementParameters(policy=Refinement.FROZEN), report_interval_s=0.1)
-    record = StageRecord(layout, QOE, "a test", 0.0, 0, 0.0, 0, parameters)
+    record = StageRecord(layout, QOE, "a test", 0.0, 0, 0.0, 0, parameters=parameters)
     store = next(iter(mesh.workers.values())).context.store
     await store.put(layout_key(MODEL), msgspec.json.encode(record))
     await eventually(lambda: all(stage_of(mesh, each) == layout.stage_with(each) for each in mesh.workers))
