@@ -24,7 +24,7 @@ def print_status(status: dict[str, Any]) -> None:
     console.print(_policy_line(status["policy"]))
     for line in _rescheduler_lines(status["rescheduler"]):
         console.print(line, soft_wrap=True)
-    for line in stage_lines(status["stages"]):
+    for line in stage_lines(status["stages"], moves=3):
         console.print(escape(line), soft_wrap=True)
     for line in prediction_lines(status["prediction"]):
         console.print(line, soft_wrap=True)
