@@ -24,6 +24,8 @@ class ClusterLimits:
     """A placed request that no report has counted by then is not coming (its client went away)."""
     unreported_decode_s: float = 120.0
     """The same for one that is to come after its prefill elsewhere, for which it may wait long."""
+    arriving_s: float = 15.0
+    """The same for one that is to come from elsewhere, its prompt computed; it may have ended instead."""
     max_models: int = 1_000
     """Models remembered after their last instance has gone."""
 
@@ -44,6 +46,8 @@ class ClusterTable:
         self._unreported = UnreportedRequests(self.limits.max_unreported_requests)
         self._decodes = UnreportedRequests(self.limits.max_unreported_requests)
         """Requests that are prefilled elsewhere first."""
+        self._arriving = UnreportedRequests(self.limits.max_unreported_requests)
+        """Requests whose prompt was computed elsewhere."""
 
     # -- what happens
 
@@ -67,6 +71,7 @@ class ClusterTable:
         fleet.remove(instance_id)
         self._unreported.close_instance(instance_id)
         self._decodes.close_instance(instance_id)
+        self._arriving.close_instance(instance_id)
         del self._instances[instance_id]
         del self._loads[instance_id]
 
@@ -85,6 +90,7 @@ class ClusterTable:
         for request_id in admitted_request_ids:
             self._take_back(self._unreported.close(request_id, instance_id))
             self._take_back_decodes(self._decodes.close(request_id, instance_id))
+            self._take_back_decodes(self._arriving.close(request_id, instance_id))
 
     def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
         """The instance's load signal has become too old to be believed, or is fresh again."""
@@ -109,26 +115,28 @@ class ClusterTable:
         self._take_back(self._unreported.add(request))
         self._fleets[model].correct(instance_id, 1, prefill_tokens)
 
-    def placed_decode(self, request_id: str, instance_id: str, context_tokens: int, now_s: float) -> None:
+    def placed_decode(
+        self, request_id: str, instance_id: str, context_tokens: int, now_s: float, *, is_prefilled: bool = False
+    ) -> None:
         """A placed request is to be decoded there after its prefill elsewhere: it counts as load to come until a report
-        of that instance names it, or it ends."""
-        self._take_back_decodes(self._decodes.close_older(now_s - self.limits.unreported_decode_s))
+        of that instance names it, or it ends. `is_prefilled`: it can come now."""
+        self._forget_decodes(now_s)
         model = self._instances[instance_id].model
-        self._take_back_decodes(
-            self._decodes.add(UnreportedRequest(request_id, model, instance_id, context_tokens, now_s))
-        )
+        ledger = self._arriving if is_prefilled else self._decodes
+        self._take_back_decodes(ledger.add(UnreportedRequest(request_id, model, instance_id, context_tokens, now_s)))
         self._fleets[model].correct_decodes(instance_id, 1, context_tokens)
 
     def ended(self, request_id: str) -> None:
         """A placed request is over, or never came to run."""
         self._take_back(self._unreported.close(request_id))
         self._take_back_decodes(self._decodes.close(request_id))
+        self._take_back_decodes(self._arriving.close(request_id))
 
     def forget_unreported(self, now_s: float) -> int:
         """Drop placements that no report has counted for too long. Returns how many."""
         forgotten = self._unreported.close_older(now_s - self.limits.unreported_s)
         self._take_back(forgotten)
-        self._take_back_decodes(self._decodes.close_older(now_s - self.limits.unreported_decode_s))
+        self._forget_decodes(now_s)
         return len(forgotten)
 
     # -- what is known
@@ -162,6 +170,10 @@ class ClusterTable:
         cached: Integers = blocks.take(snapshot.slots) * snapshot.block_tokens
         return cached
 
+    def expected_requests(self) -> int:
+        """Requests placed, or to be decoded somewhere, that no report counts yet."""
+        return len(self._unreported) + len(self._decodes) + len(self._arriving)
+
     def unreported_requests(self) -> int:
         """Requests placed that no report counts yet."""
         return len(self._unreported)
@@ -181,6 +193,10 @@ class ClusterTable:
     def _take_back(self, closed: Iterable[UnreportedRequest]) -> None:
         for request in closed:
             self._fleets[request.model].correct(request.instance_id, -1, -request.tokens)
+
+    def _forget_decodes(self, now_s: float) -> None:
+        self._take_back_decodes(self._decodes.close_older(now_s - self.limits.unreported_decode_s))
+        self._take_back_decodes(self._arriving.close_older(now_s - self.limits.arriving_s))
 
     def _take_back_decodes(self, closed: Iterable[UnreportedRequest]) -> None:
         for request in closed:

@@ -99,7 +99,7 @@ def choose_decode(
         choice = phases.choose_decode(problem, stays) or DecodeChoice(prefill_row, phases.STAYS)
     if choice.row != prefill_row:
         decode_id = snapshot.instances[choice.row].instance_id
-        table.placed_decode(request.request_id, decode_id, request.prompt_tokens, request.now_s)
+        table.placed_decode(request.request_id, decode_id, request.prompt_tokens, request.now_s, is_prefilled=True)
     return snapshot.instances, choice
 
 

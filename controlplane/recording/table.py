@@ -63,6 +63,6 @@ class RecordingTable(ClusterTable):
 
     def forget_unreported(self, now_s: float) -> int:
         """See `ClusterTable`."""
-        if len(self._unreported) or len(self._decodes):
+        if self.expected_requests():
             self._tell(events.Forgotten(self.number, now_s))
         return super().forget_unreported(now_s)

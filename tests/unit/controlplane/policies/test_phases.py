@@ -12,7 +12,7 @@ from controlplane.model.placement import Decision, Placement, PlacementProblem, 
 from controlplane.policies import phases
 from controlplane.policies.interface import Policy
 from controlplane.policies.lmetric import LMetric
-from controlplane.policies.place import place
+from controlplane.policies.place import place, place_decode
 from controlplane.policies.registry import POLICIES, create_policy
 from controlplane.policies.round_robin import RoundRobin
 from tests.unit.controlplane.builders import instance, report
@@ -110,6 +110,24 @@ def test_a_decode_that_never_comes_is_forgotten_and_so_is_that_of_a_lost_instanc
     snapshot = table.snapshot("m")
     assert snapshot is not None
     assert snapshot.unreported_decodes.tolist() == [0]
+
+
+def test_a_request_that_ended_before_it_was_to_come_is_forgotten_soon() -> None:
+    table = fleet({"d": DECODE, "p": PREFILL})
+    asked = PlacementRequest("r", "m", 100, 0.0, (), 50)
+    chosen = place_decode(table, RoundRobin(), asked, "p")
+    assert chosen is not None
+    assert chosen.instance_id == "d"
+    snapshot = table.snapshot("m")
+    assert snapshot is not None
+    assert snapshot.unreported_decode_tokens.tolist() == [100, 0]
+    table.forget_unreported(table.limits.arriving_s - 1)
+    assert table.expected_requests() == 1
+    table.forget_unreported(table.limits.arriving_s + 1)
+    snapshot = table.snapshot("m")
+    assert snapshot is not None
+    assert snapshot.unreported_decode_tokens.tolist() == [0, 0]
+    assert table.expected_requests() == 0
 
 
 def test_without_a_ready_decode_instance_the_prefill_instance_does_both_and_says_so() -> None:
