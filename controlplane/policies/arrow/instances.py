@@ -1,7 +1,5 @@
 """The instances of one model under Arrow: pools, queues, loads, and the moves between pools (Algorithms 3 and 4)."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +15,7 @@ from controlplane.policies.indicators import uncached_tokens
 _ONLY = {InstancePhase.PREFILL: Pool.PREFILL, InstancePhase.DECODE: Pool.DECODE}
 POOL_CODES = {pool: code for code, pool in enumerate(Pool)}
 """As `explain` shows them: 0 prefill, 1 decode, 2 prefill to decode, 3 decode to prefill."""
+_FIRST_TRANSITION = POOL_CODES[Pool.PREFILL_TO_DECODE]
 
 
 class ElasticInstances:
@@ -27,6 +26,8 @@ class ElasticInstances:
         self.snapshot: Snapshot
         self.loads: InstanceLoads
         self._parameters = parameters
+        self._codes: NDArray[np.int64] = np.zeros(0, np.int64)
+        """The pool of each row."""
         self._phases: dict[str, InstancePhase] = {}
         """As they joined: one that is back for another phase joins anew."""
         self._queues = PrefillQueues(parameters.curve)
@@ -44,8 +45,10 @@ class ElasticInstances:
                 self.pools.join(instance_id, _ONLY.get(instance.phase))
                 self._phases[instance_id] = instance.phase
         self.loads = loads_of(snapshot, self._queues, self._parameters.max_running_tokens)
-        for row, instance_id in enumerate(known):
-            self.pools.settle(instance_id, bool(self.loads.is_prefilling[row]), bool(self.loads.is_decoding[row]))
+        self._read_pools()
+        for row in np.flatnonzero(self._codes >= _FIRST_TRANSITION).tolist():
+            prefills, decodes = bool(self.loads.is_prefilling[row]), bool(self.loads.is_decoding[row])
+            self._codes[row] = POOL_CODES[self.pools.settle(self._id(row), prefills, decodes)]
         self._keep_both_kinds()
 
     def placed(self, problem: PlacementProblem, row: int) -> None:
@@ -58,15 +61,16 @@ class ElasticInstances:
 
     def rows_in(self, pool: Pool) -> NDArray[np.bool_]:
         """True for the instances of a pool. Shape (instances,)."""
-        return self._where(lambda instance_id: self.pools[instance_id] is pool)
+        rows: NDArray[np.bool_] = self._codes == POOL_CODES[pool]
+        return rows
 
     def decoding_rows(self) -> NDArray[np.bool_]:
         """True for the instances that new decodes may go to."""
-        return self._where(lambda instance_id: self.pools[instance_id].decodes)
+        return self.rows_in(Pool.DECODE) | self.rows_in(Pool.PREFILL_TO_DECODE)
 
     def pool_codes(self) -> NDArray[np.int64]:
         """See `POOL_CODES`."""
-        return np.fromiter((POOL_CODES[self.pools[i.instance_id]] for i in self.snapshot.instances), np.int64)
+        return self._codes.copy()
 
     def decode_load_is_low(self) -> bool:
         """Whether decoding can spare an instance: Algorithm 1, and the overload rule of section 5.5."""
@@ -80,7 +84,7 @@ class ElasticInstances:
             return None
         row = self._least(self.loads.running_tokens, Pool.PREFILL_TO_DECODE, Pool.DECODE)
         if row is not None:
-            self.pools.assign_prefill(self._id(row), bool(self.loads.is_decoding[row]))
+            self._codes[row] = POOL_CODES[self.pools.assign_prefill(self._id(row), bool(self.loads.is_decoding[row]))]
         return row
 
     def try_move_prefill_to_decode(self, idle_only: bool = False) -> int | None:
@@ -93,7 +97,7 @@ class ElasticInstances:
         among = ~self.loads.is_prefilling if idle_only else np.ones(len(self.snapshot), np.bool_)
         row = self._least(self.loads.prefill_delay_ms, Pool.DECODE_TO_PREFILL, Pool.PREFILL, among=among)
         if row is not None:
-            self.pools.assign_decode(self._id(row), bool(self.loads.is_prefilling[row]))
+            self._codes[row] = POOL_CODES[self.pools.assign_decode(self._id(row), bool(self.loads.is_prefilling[row]))]
         return row
 
     def _keep_both_kinds(self) -> None:
@@ -111,15 +115,17 @@ class ElasticInstances:
         among: NDArray[np.bool_] | None = None,
     ) -> int | None:
         """The elastic instance with the least load in the first pool; in the other one if the first has none."""
-        elastic = self._where(self.pools.is_elastic)
+        instances = self.snapshot.instances
+        elastic = np.fromiter((self.pools.is_elastic(each.instance_id) for each in instances), np.bool_, len(instances))
         for pool in (first, then):
             rows = np.flatnonzero(self.rows_in(pool) & elastic & (True if among is None else among))
             if len(rows):
                 return int(rows[load[rows].argmin()])
         return None
 
-    def _where(self, is_so: Callable[[str], bool]) -> NDArray[np.bool_]:
-        return np.fromiter((is_so(instance.instance_id) for instance in self.snapshot.instances), np.bool_)
+    def _read_pools(self) -> None:
+        codes = (POOL_CODES[self.pools[instance.instance_id]] for instance in self.snapshot.instances)
+        self._codes = np.fromiter(codes, np.int64, len(self.snapshot))
 
     def _id(self, row: int) -> str:
         return self.snapshot.instances[row].instance_id
