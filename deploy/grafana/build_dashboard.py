@@ -8,7 +8,7 @@ TARGET = Path(__file__).parent / "dashboards" / "penstock.json"
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 
 FRONTEND, SCHEDULER, INSTANCE = "penstock_frontend", "penstock_scheduler", "penstock_monitor_instance"
-WORKER = "penstock_worker"
+WORKER, RESCHEDULER = "penstock_worker", "penstock_rescheduler"
 
 
 def quantile(q: float, histogram: str, by: str) -> str:
@@ -75,6 +75,22 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
         [("{{instance}} {{policy}}", rate(f"{SCHEDULER}_placements", "instance, policy"))],
     ),
     (
+        "Migrations by the rescheduler",
+        "none",
+        [
+            ("{{outcome}} a second", rate(f"{RESCHEDULER}_migrations", "outcome")),
+            ("under way", f"sum({RESCHEDULER}_in_flight)"),
+        ],
+    ),
+    (
+        "Spread of decoding load over instances",
+        "none",
+        [
+            ("standard deviation {{model}}", f"sqrt(max by (model) ({RESCHEDULER}_variance))"),
+            ("mean {{model}}", f"max by (model) ({RESCHEDULER}_mean_tokens)"),
+        ],
+    ),
+    (
         "Placement decision",
         "s",
         [(f"p{int(q * 100)}", quantile(q, f"{SCHEDULER}_decision_seconds", "job")) for q in (0.5, 0.99)],
@@ -88,6 +104,7 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
             ("preemptions {{instance}}", f"rate({INSTANCE}_preemptions_total[30s])"),
             ("lost with their worker", f"sum(rate({FRONTEND}_worker_losses_total[30s]))"),
             ("decoded where it was prefilled", f'sum(rate({WORKER}_hand_overs_total{{outcome="failed"}}[30s]))'),
+            ("rescheduling by a fallback {{model}}", f"{RESCHEDULER}_fallback"),
             ("could not be placed", f"sum(rate({SCHEDULER}_refusals_total[30s]))"),
         ],
     ),

@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from controlplane.policies.rescheduling.migrations import OrderOutcome
+
 DECISION_BUCKETS_S = (1e-4, 5e-4, 1e-3, 5e-3, 20e-3, 100e-3, 500e-3)
 MOVE_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0)
 
@@ -45,6 +47,13 @@ class ReschedulerMetrics:
             ["model"],
             registry=registry,
         )
+        for outcome in (OrderOutcome.MOVED, OrderOutcome.STAYED):
+            self.migrations.labels(outcome)
         self.left_out = Gauge(
             "penstock_rescheduler_left_out_instances", "Instances that cannot be seen", ["model"], registry=registry
         )
+
+    def forget_balances(self) -> None:
+        """Loads that nobody looks at any more."""
+        for gauge in (self.mean_tokens, self.variance, self.expected_variance, self.left_out):
+            gauge.clear()

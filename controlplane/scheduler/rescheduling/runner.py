@@ -59,6 +59,7 @@ class ReschedulingRunner:
         """The configuration has changed: what was said by the old one is void."""
         self.balances.clear()
         self.views.clear()
+        self._metrics.forget_balances()
         self._wake.set()
 
     async def run(self) -> None:
@@ -138,6 +139,8 @@ class ReschedulingRunner:
         for mode in ReschedulerMode:
             self._metrics.mode.labels(mode).set(mode is self.switch.mode)
         self._metrics.in_charge.set(self.is_in_charge())
+        for model in self._feed.table.models():
+            self._metrics.fallback.labels(model).set(model in self.switch.fallbacks)
 
     def _note_fallback(self, model: str) -> None:
         fallback = self.switch.fallbacks.get(model)
