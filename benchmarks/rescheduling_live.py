@@ -69,7 +69,19 @@ SETUPS = {
         300,
         11.0,
     ),
-    "vllm": Setup(2, ("kv_cache_bytes=29360128", "max_model_len_tokens=2048"), 768, 60, 1.2),
+    "vllm": Setup(
+        2,
+        (
+            "dtype=float32",
+            "block_tokens=32",
+            "max_step_tokens=256",
+            "max_model_len_tokens=1024",
+            "kv_cache_bytes=18874368",
+        ),
+        600,
+        48,
+        2.0,
+    ),
 }
 
 
@@ -178,13 +190,13 @@ async def one_run(
     await asyncio.gather(sampling, return_exceptions=True)
     after = await read(scheduler)
     moves = await orders(scheduler)
-    busy = [each for each in samples if min(each["running"]) > 0]
+    busy = [each for each in samples if min(each["running"], default=0) > 0]
     return {
         "preemptions": after["preemptions"] - before["preemptions"],
         "step_ms_variance": mean(float(np.var(each["step_ms"])) for each in busy),
         "token_interval_ms_variance": mean(float(np.var(each["token_interval_ms"])) for each in busy),
         "tokens_variance": mean(float(np.var(each["tokens"])) for each in busy),
-        "kv_blocks_max": max((max(each["kv_blocks"]) for each in samples), default=0),
+        "kv_blocks_max": max((max(each["kv_blocks"], default=0) for each in samples), default=0),
         "latency_per_token_ms_p50": float(np.percentile(per_token_ms, 50)),
         "latency_per_token_ms_p99": float(np.percentile(per_token_ms, 99)),
         "moved": moves[0] - moves_before[0],

@@ -106,7 +106,7 @@ class SchedulerRole:
 
         return ReschedulingRunner(
             desk.feed,
-            ReschedulerSwitch(ReschedulerMode(settings.rescheduler)),
+            ReschedulerSwitch(ReschedulerMode(settings.rescheduler), lambda: desk.switch.in_force.name),
             Migrations(settings.rescheduler_in_flight, settings.max_explanations),
             WorkerOrders(settings.migration_deadline_s),
             ReschedulerMetrics(context.registry),

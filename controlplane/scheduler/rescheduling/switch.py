@@ -1,15 +1,18 @@
 """Which mode reschedules each model: the configured one, or a simpler one while it lacks what it needs. No I/O."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
+from controlplane.policies.stages.placement import Stages
 from controlplane.scheduler.rescheduling.view import DecodeView
 
 LEAST_PREDICTED = 0.5
 """Share of the running requests that must have a prediction for mode `predicted`."""
 FEWEST_INSTANCES = 2
+POLICIES_THAT_MOVE = frozenset({Stages.name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,10 @@ class Fallback:
 class ReschedulerSwitch:
     """Holds the configuration and each model's fallback."""
 
-    def __init__(self, mode: ReschedulerMode) -> None:
+    def __init__(self, mode: ReschedulerMode, placing: Callable[[], str] = lambda: "") -> None:
+        """`placing` names the placement policy in force: some move running requests themselves."""
         self.mode = mode
+        self._placing = placing
         self.parameters = ReschedulerParameters()
         self.fallbacks: dict[str, Fallback] = {}
         """By model."""
@@ -55,6 +60,12 @@ class ReschedulerSwitch:
     def _fallback(self, view: DecodeView) -> Fallback | None:
         if self.mode is ReschedulerMode.OFF:
             return None
+        if self._placing() in POLICIES_THAT_MOVE:
+            return Fallback(
+                ReschedulerMode.OFF,
+                f"the placement policy {self._placing()} moves running requests itself, and the two would undo each "
+                "other's work; switch one of them off",
+            )
         if view.unheard and len(view.instances) < FEWEST_INSTANCES:
             instance_id, reason = next(iter(view.left_out.items()))
             others = f" (and {len(view.left_out) - 1} more)" if len(view.left_out) > 1 else ""

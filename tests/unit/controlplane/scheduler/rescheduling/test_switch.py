@@ -42,6 +42,15 @@ def test_nothing_is_moved_blindly() -> None:
     assert mode(switch, view(5, instances=1)) == ("current", False), "one instance is no trouble, only no choice"
 
 
+def test_a_policy_that_moves_requests_itself_is_left_alone() -> None:
+    placing = ["stages"]
+    switch = ReschedulerSwitch(ReschedulerMode.CURRENT, lambda: placing[0])
+    assert mode(switch, view(5)) == ("off", True)
+    assert "stages moves running requests itself" in switch.fallbacks["m"].reason
+    placing[0] = "lmetric"
+    assert mode(switch, view(5)) == ("current", True)
+
+
 def test_a_new_configuration_starts_without_fallbacks() -> None:
     switch = ReschedulerSwitch(ReschedulerMode.PREDICTED)
     mode(switch, view(None))
