@@ -1,0 +1,185 @@
+"""What is run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from simulator.fluid_bound import fluid_bound
+from simulator.report.outcome import RequestOutcome
+from simulator.report.report import Report, Slo, summarise
+from simulator.reproductions.lmetric import setup
+from simulator.reproductions.lmetric.hotspot import HOTSPOT_CONTENDERS, HotspotResult, measure_hotspot
+from simulator.reproductions.lmetric.imbalance import prefill_imbalance
+from simulator.reproductions.measurement import (
+    SustainedLoad,
+    Workload,
+    find_sustainable_rate,
+    outcomes_at,
+    requests_of,
+)
+from simulator.reproductions.run import ReproductionRun
+from simulator.reproductions.sustainable_rate import RateSearch
+
+SWEEP = (0.25, 0.5, 0.75, 0.9)
+"""Of the highest rate."""
+HALF = 0.5
+"""Where everything else is measured (section 4.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One run."""
+
+    report: Report
+    imbalance_tokens: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class OnLoad:
+    """All runs of one trace on one model."""
+
+    highest: SustainedLoad
+    at_half: Mapping[str, Placed]
+    """By contender: LMetric and variants by name, rivals as `NAME: SETTING`."""
+    best: Mapping[str, str]
+    """For each rival the setting with the lowest mean TTFT, as it stands in `at_half`."""
+    fluid_req_s: float
+    """What no schedule could exceed."""
+    sweep: Mapping[str, Mapping[float, Placed]]
+    """By contender, rivals at their best settings, then by share of the highest rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything."""
+
+    loads: Mapping[str, OnLoad]
+    hotspot: Mapping[str, HotspotResult]
+
+
+def run_all(run: ReproductionRun) -> Measured:
+    """Three rounds of independent jobs: the highest rates; at half of them all policies; the rates between."""
+    highest = run.run_jobs({load.name: partial(_highest, run_input(run, load), load, run.seed) for load in setup.LOADS})
+    first: dict[str, Callable[[], Placed | HotspotResult]] = {}
+    for load in setup.LOADS:
+        scale = HALF * _scale(highest[load.name])
+        for name, contender in contenders(load.model).items():
+            first[f"{load.name} | {name}"] = partial(_place, run_input(run, load), load, contender, scale, run.seed)
+    for name, contender in HOTSPOT_CONTENDERS.items():
+        first[f"hotspot | {name}"] = partial(measure_hotspot, contender, run.seed, run.quick)
+    results = run.run_jobs(first)
+    at_half = {load.name: _of(results, load.name) for load in setup.LOADS}
+    best = {load.name: _best(at_half[load.name], load.model) for load in setup.LOADS}
+    sweeps = _sweeps(run, highest, best)
+    return Measured(
+        {
+            load.name: OnLoad(
+                highest[load.name],
+                at_half[load.name],
+                best[load.name],
+                _fluid_req_s(run_input(run, load), load, run.seed),
+                _swept(sweeps, load.name, at_half[load.name], best[load.name]),
+            )
+            for load in setup.LOADS
+        },
+        _hotspots(results),
+    )
+
+
+def run_input(run: ReproductionRun, load: setup.Load) -> Workload:
+    """The trace as it is replayed."""
+    return setup.workload_of(run, load)
+
+
+def contenders(model: str) -> dict[str, setup.Contender]:
+    """Everything that is run at half the highest rate."""
+    tuned = {
+        f"{name}: {setting}": contender
+        for name, settings in setup.rivals(model).items()
+        for setting, contender in settings.items()
+    }
+    return {**setup.PLAIN, **tuned}
+
+
+def swept(best: Mapping[str, str]) -> tuple[str, ...]:
+    """Who is measured at other rates: LMetric, vLLM's policy, and each rival at its best."""
+    return (setup.OURS, setup.VLLM, *best.values())
+
+
+def _highest(workload: Workload, load: setup.Load, seed: int) -> SustainedLoad:
+    """By vLLM's own policy: what an operator would profile."""
+    system = setup.system_of(load.model, setup.PLAIN[setup.VLLM], seed)
+    return find_sustainable_rate(system, workload, RateSearch(start_scale=1.0, tolerance=0.1))
+
+
+def _place(workload: Workload, load: setup.Load, contender: setup.Contender, scale: float, seed: int) -> Placed:
+    system = setup.system_of(load.model, contender, seed)
+    return placed(outcomes_at(system, workload, scale), workload.slo, contender.policy, seed)
+
+
+def placed(outcomes: list[RequestOutcome], slo: Slo, policy: str, seed: int) -> Placed:
+    """What is kept of a run."""
+    report = summarise(outcomes, slo, policy=policy, seed=seed)
+    ttft_ms = [outcome.ttft_ms for outcome in outcomes if outcome.ttft_ms is not None] or [0.0]
+    p50, p95 = np.quantile(ttft_ms, (0.5, 0.95)).tolist()
+    return Placed(report, prefill_imbalance(outcomes, setup.INSTANCES), p50, p95)
+
+
+def _fluid_req_s(workload: Workload, load: setup.Load, seed: int) -> float:
+    system = setup.system_of(load.model, setup.PLAIN[setup.OURS], seed)
+    return fluid_bound(requests_of(workload, system), system.cluster, system.cost).requests_per_s
+
+
+def _scale(highest: SustainedLoad) -> float:
+    return highest.found.scale or highest.found.probes[0][0]
+
+
+def _of(results: Mapping[str, Placed | HotspotResult], load: str) -> dict[str, Placed]:
+    prefix = f"{load} | "
+    return {
+        name.removeprefix(prefix): result
+        for name, result in results.items()
+        if name.startswith(prefix) and isinstance(result, Placed)
+    }
+
+
+def _hotspots(results: Mapping[str, Placed | HotspotResult]) -> dict[str, HotspotResult]:
+    return {name.partition(" | ")[2]: result for name, result in results.items() if isinstance(result, HotspotResult)}
+
+
+def _best(at_half: Mapping[str, Placed], model: str) -> dict[str, str]:
+    best: dict[str, str] = {}
+    for rival, settings in setup.rivals(model).items():
+        names = [f"{rival}: {setting}" for setting in settings if setting != "not tuned"]
+        best[rival] = min(names, key=lambda name: at_half[name].report.ttft_ms.mean or float("inf"))
+    return best
+
+
+def _sweeps(
+    run: ReproductionRun, highest: Mapping[str, SustainedLoad], best: Mapping[str, Mapping[str, str]]
+) -> dict[str, Placed]:
+    jobs: dict[str, Callable[[], Placed]] = {}
+    for load in setup.LOADS:
+        everyone = contenders(load.model)
+        for name in swept(best[load.name]):
+            for share in SWEEP:
+                if share == HALF:
+                    continue
+                scale = share * _scale(highest[load.name])
+                jobs[f"{load.name} | {name} | {share:g}"] = partial(
+                    _place, run_input(run, load), load, everyone[name], scale, run.seed
+                )
+    return run.run_jobs(jobs)
+
+
+def _swept(
+    sweeps: Mapping[str, Placed], load: str, at_half: Mapping[str, Placed], best: Mapping[str, str]
+) -> dict[str, dict[float, Placed]]:
+    return {
+        name: {share: at_half[name] if share == HALF else sweeps[f"{load} | {name} | {share:g}"] for share in SWEEP}
+        for name in swept(best)
+    }
