@@ -54,6 +54,9 @@ class Setup:
     longest_tokens: int
     requests: int
     rate_per_s: float
+    concurrency: int = 0
+    """Requests under way at any time, whenever the workload would have them arrive; 0: as they arrive. Keeps the KV
+    memory as full on a slow machine as on a fast one."""
 
 
 SETUPS = {
@@ -79,8 +82,9 @@ SETUPS = {
             "kv_cache_bytes=18874368",
         ),
         600,
-        48,
-        2.0,
+        100,
+        1000.0,
+        concurrency=20,
     ),
 }
 
@@ -126,7 +130,11 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             )
             for mode in modes:
                 runs.append(
-                    {"round": number, "mode": mode, **await one_run(url, scheduler, mode, parameters, workload)}
+                    {
+                        "round": number,
+                        "mode": mode,
+                        **await one_run(url, scheduler, mode, parameters, workload, setup.concurrency),
+                    }
                 )
                 print(json.dumps(runs[-1]), file=sys.stderr)
     names = [name for name, value in runs[0].items() if isinstance(value, (int, float)) and name != "round"]
@@ -173,7 +181,7 @@ def make_workload(seed: int, count: int, rate_per_s: float, longest_tokens: int)
 
 
 async def one_run(
-    url: str, scheduler: Any, mode: str, parameters: dict[str, float], workload: Sequence[Request]
+    url: str, scheduler: Any, mode: str, parameters: dict[str, float], workload: Sequence[Request], concurrency: int
 ) -> dict[str, Any]:
     """Send the workload with the rescheduler in `mode` and wait for its end."""
     await scheduler.SetRescheduler(scheduler_pb2.SetReschedulerRequest(mode=mode, parameters=parameters), timeout=30)
@@ -184,7 +192,8 @@ async def one_run(
     started_s = time.monotonic()
     limits = httpx.Limits(max_connections=len(workload))
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S, limits=limits) as client:
-        per_token_ms = await asyncio.gather(*(send(client, request) for request in workload))
+        places = asyncio.Semaphore(concurrency or len(workload))
+        per_token_ms = await asyncio.gather(*(send(client, request, places) for request in workload))
     seconds = time.monotonic() - started_s
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)
@@ -206,9 +215,15 @@ async def one_run(
     }
 
 
-async def send(client: httpx.AsyncClient, request: Request) -> float:
-    """Milliseconds per generated token, waiting included."""
+async def send(client: httpx.AsyncClient, request: Request, places: asyncio.Semaphore) -> float:
+    """Milliseconds per generated token, waiting for the engine included."""
     await asyncio.sleep(request.at_s)
+    async with places:
+        return await answered(client, request)
+
+
+async def answered(client: httpx.AsyncClient, request: Request) -> float:
+    """The same of a request whose turn it is."""
     body = {"model": MODEL, "prompt": request.prompt, "max_tokens": request.output_tokens, "ignore_eos": True}
     started_s = time.monotonic()
     answer = await client.post("/v1/completions", json=body)

@@ -215,6 +215,11 @@ def _observations(results: Results) -> Iterator[ReportRow]:
             key = f"{name} {system}"
             yield _observation(results, key, f"small cluster, {name} lengths, {rate:g} req/s, P99 TPOT", "p99_tpot_ms")
             yield _observation(results, key, f"small cluster, {name} lengths, {rate:g} req/s, OOM", "preemptions")
+    for system in Reschedules:
+        claim = f"small cluster, ShareGPT, {SMALL_STRESS:g} req/s, P50 TPOT"
+        yield _observation(results, small_key(system, SMALL_STRESS), claim, "p50_tpot_ms")
+        claim = f"small cluster, ShareGPT, {SMALL_STRESS:g} req/s, goodput"
+        yield _observation(results, small_key(system, SMALL_STRESS), claim, "goodput_req_s")
     for system in (CURRENT, PREDICTED, ORACLE):
         for what in ("exec_variance_ms2", "preemptions", "moved"):
             claim = f"small cluster, {SMALL_STRESS:g} req/s, rescheduled every {LONG_INTERVAL_S:g} s, {what}"
@@ -225,6 +230,7 @@ def _observations(results: Results) -> Iterator[ReportRow]:
 
 
 def _observation(results: Results, key: str, claim: str, what: str) -> ReportRow:
-    unit = {"exec_variance_ms2": "ms^2", "p99_tpot_ms": "ms"}.get(what, "events")
+    units = {"exec_variance_ms2": "ms^2", "p99_tpot_ms": "ms", "p50_tpot_ms": "ms", "goodput_req_s": "req/s"}
+    unit = units.get(what, "events")
     system = next(system for system in Reschedules if key.endswith(f" {system}"))
     return ReportRow(claim=f"{claim}, {system}", paper=None, ours=results.figure(key, what), unit=unit, why=why.OURS)

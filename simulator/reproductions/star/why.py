@@ -30,10 +30,10 @@ TAIL = (
     "steps of the requests that were lucky before"
 )
 GOODPUT = (
-    "not reproduced. Goodput counts requests, half of which are short; without rescheduling the long ones crowd on "
-    "some instances and the short ones on the others meet 25 ms easily. Evening the load out brings every instance "
-    "close to the same step time: below the limit all requests meet it, just above it all miss. In the testbed the "
-    "baseline collapses before that (OOM), here it does not"
+    "not reproduced. Goodput counts requests, half of which are short, and placement by KV fill gives each new one the "
+    "emptiest instance: where load is uneven, that is one with short steps (compare the P50 TPOT rows). Evening the "
+    "load out brings all instances close to the same step time: below 25 ms all requests meet the limit, just above it "
+    "all miss. In the testbed the baseline collapses before that (OOM), here it does not"
 )
 VARIANCE = (
     "the order of the systems without and with rescheduling is the paper's; that prediction adds nothing at a decision "
