@@ -9,6 +9,7 @@ from controlplane.model.cluster import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
 from controlplane.model.placement import PlacementRequest
 from controlplane.model.snapshot import Column, Snapshot
+from controlplane.policies.stages.layout import StageLayout
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -72,6 +73,13 @@ class PolicySet(_Event, frozen=True):
     parameters: dict[str, float]
 
 
+class LayoutSet(_Event, frozen=True):
+    """The policy `stages` that is configured places by another layout of the model's instances; None: by none."""
+
+    model: str
+    layout: StageLayout | None
+
+
 class FallbackSet(_Event, frozen=True):
     """The fallback policy stands in, or no longer does."""
 
@@ -114,6 +122,7 @@ Event: TypeAlias = (
     | Ended
     | Forgotten
     | PolicySet
+    | LayoutSet
     | FallbackSet
     | Observed
     | Placed

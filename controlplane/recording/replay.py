@@ -9,6 +9,7 @@ from controlplane.policies.interface import Policy, is_observer
 from controlplane.policies.place import place, place_decode
 from controlplane.policies.registry import create_policy
 from controlplane.policies.round_robin import RoundRobin
+from controlplane.policies.stages.placement import Stages
 from controlplane.recording import events
 from mesh.errors import ConfigurationError, PlacementError
 
@@ -66,6 +67,8 @@ class Replay:
             case events.PolicySet():
                 self._configured = create_policy(event.name, event.parameters)
                 self.outcome.policies.append(event.name)
+            case events.LayoutSet():
+                self._use_layout(event)
             case events.FallbackSet():
                 self._is_fallback = event.is_in_force
             case _:
@@ -97,6 +100,11 @@ class Replay:
                 self._place(event, table)
             case events.DecodePlaced():
                 self._place_decode(event, table)
+
+    def _use_layout(self, event: events.LayoutSet) -> None:
+        if not isinstance(self._configured, Stages):
+            raise ConfigurationError(f"line {self._line} of the recording has stages, and the policy knows none")
+        self._configured.use_layout(event.model, event.layout)
 
     def _observe(self, event: events.Observed, table: ClusterTable) -> None:
         policy = self._policy

@@ -1,10 +1,12 @@
 """What the placement desk tells a recorder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.placement import Placement, PlacementRequest
 from controlplane.policies.interface import Policy
+from controlplane.policies.stages.layout import StageLayout
+from controlplane.policies.stages.placement import Stages
 from controlplane.recording import events
 from controlplane.recording.table import RecordingTable
 from controlplane.scheduler.policy_switch import PolicySwitch
@@ -20,6 +22,8 @@ class RecordedDecisions:
         self._table = table
         self._configured: Policy | None = None
         self._is_fallback = False
+        self._layouts: dict[str, StageLayout] = {}
+        """By which the configured policy is known to place."""
 
     def before(self, request: PlacementRequest) -> int:
         """A decision is about to be made; the digest of what it will see."""
@@ -77,6 +81,15 @@ class RecordedDecisions:
         if switch.configured is not self._configured:
             self._configured = switch.configured
             self._tell(events.PolicySet(switch.configured.name, switch.configured.parameters.values()))
+            self._layouts = {}
+        if isinstance(switch.configured, Stages) and switch.configured.layouts != self._layouts:
+            self._tell_layouts(switch.configured.layouts)
         if bool(switch.fallback_reason) != self._is_fallback:
             self._is_fallback = bool(switch.fallback_reason)
             self._tell(events.FallbackSet(self._is_fallback))
+
+    def _tell_layouts(self, layouts: Mapping[str, StageLayout]) -> None:
+        for model in layouts.keys() | self._layouts.keys():
+            if layouts.get(model) != self._layouts.get(model):
+                self._tell(events.LayoutSet(model, layouts.get(model)))
+        self._layouts = dict(layouts)

@@ -1,5 +1,6 @@
 """The placement policy of staged instances (CascadeInfer, section 3.2)."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -36,6 +37,11 @@ class Stages:
         self._round_robin = round_robin
         self._layouts: dict[str, StageLayout] = {}
         self._turn = 0
+
+    @property
+    def layouts(self) -> Mapping[str, StageLayout]:
+        """By model, those in use."""
+        return self._layouts
 
     def use_layout(self, model: str, layout: StageLayout | None) -> None:
         """From now on; None takes the model's away."""

@@ -13,6 +13,8 @@ from controlplane.load_message import load_message
 from controlplane.model.cluster import ClusterLimits
 from controlplane.model.instance import InstanceState, LoadReport
 from controlplane.policies.registry import POLICIES
+from controlplane.policies.stages.layout import StageLayout
+from controlplane.policies.stages.placement import Stages
 from controlplane.recording import events
 from controlplane.recording import replay as replaying
 from controlplane.recording.replay import replay
@@ -233,3 +235,23 @@ def test_a_recording_ends_where_it_is_full_and_its_last_line_may_be_cut(tmp_path
         replay([msgspec.json.encode(events.Ended(0, "r")) + b"\n"])
     with pytest.raises(ConfigurationError, match="cannot record"):
         Recorder(tmp_path, 300, ClusterLimits())
+
+
+def test_stages_and_their_changes_are_part_of_a_recording(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    live = LiveScheduler(path, "stages", seed=11)
+    policy = live.desk.switch.configured
+    assert isinstance(policy, Stages)
+    short = StageLayout("m", 1, (("a",), ("b", "c", "d")), (1500,))
+    long = StageLayout("m", 2, (("a", "b", "c"), ("d",)), (3000,))
+    for layout in (short, long, None):
+        policy.use_layout("m", layout)
+        for _ in range(60):
+            live.happen()
+    live.end()
+    outcome = replay(path.open("rb"))
+    assert sum(b'"type":"LayoutSet"' in line for line in path.open("rb")) == 3
+    assert outcome.placements >= 30
+    assert outcome.equal == outcome.decisions
+    without = [line for line in path.open("rb") if b'"type":"LayoutSet"' not in line]
+    assert replay(without).different, "the stages did matter"
