@@ -6,7 +6,10 @@ is set aside as the null block.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import takewhile
+from operator import is_not
 
 from controlplane.model.instance import KvBlocks
 from mesh.errors import IllegalTransition
@@ -43,9 +46,15 @@ class BlockPool:
         """Everything that the prefix cache could give out."""
         return tuple(self._cached)
 
-    def cached_block(self, block_hash: int) -> int | None:
-        """The block to use for a prefix's block hash."""
-        return self._cached.get(block_hash)
+    def cached_prefix(self, block_hashes: Sequence[int]) -> list[int]:
+        """The blocks to use for a prefix, as far as it is cached."""
+        lookup: Callable[[int], int | None] = self._cached.get
+        # Long contexts have thousands of blocks: no Python code runs for each.
+        return list(takewhile(_IS_BLOCK, map(lookup, block_hashes)))  # type: ignore[arg-type]
+
+    def held_by_nobody(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks are free."""
+        return len(blocks) - sum(map(self._holders.__contains__, blocks))
 
     def hash_of(self, block: int) -> int | None:
         """The hash under which a block is cached."""
@@ -73,21 +82,23 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more holder for each of `blocks`, cached ones; those that were free leave the queue."""
+        held, free = self._holders, self._free
         for block in blocks:
-            holders = self._holders.get(block, 0)
+            holders = held.get(block, 0)
             if not holders:
-                del self._free[block]
-            self._holders[block] = holders + 1
+                del free[block]
+            held[block] = holders + 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """One holder fewer for a request's blocks, tail first, so that a prefix outlives what follows it."""
+        held, free = self._holders, self._free
         for block in reversed(blocks):
-            holders = self._holders.get(block, 0)
+            holders = held.get(block, 0)
             if holders > 1:
-                self._holders[block] = holders - 1
+                held[block] = holders - 1
             elif holders == 1:
-                del self._holders[block]
-                self._free[block] = None
+                del held[block]
+                free[block] = None
             else:
                 raise IllegalTransition(f"block {block} was freed but nobody holds it")
 
@@ -151,4 +162,5 @@ class BlockPool:
                 raise IllegalTransition(f"hash {block_hash:x} lists a block of another hash")
 
 
+_IS_BLOCK = partial(is_not, None)
 NO_CHANGES = KvBlocks()

@@ -27,18 +27,14 @@ class KvCache:
 
     def cached_prefix(self, sequence: Sequence) -> list[int]:
         """Cached blocks of its prefix; never all its tokens, since the last one must be computed for its output."""
-        found: list[int] = []
-        for index in range((sequence.tokens - 1) // self._block_tokens):
-            block_hash = sequence.hash_of_block(index, self._block_tokens)
-            block = None if block_hash is None else self.pool.cached_block(block_hash)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        most = (sequence.tokens - 1) // self._block_tokens
+        if most and sequence.text is not None:
+            sequence.hash_of_block(most - 1, self._block_tokens)
+        return self.pool.cached_prefix(sequence.hashes[:most])
 
     def fits(self, prefix: list[int], blocks: int) -> bool:
         """Whether a request that takes the cached `prefix` can get `blocks` blocks in all."""
-        from_queue = sum(1 for block in prefix if not self.pool.holders_of(block))
+        from_queue = self.pool.held_by_nobody(prefix)
         return blocks - len(prefix) + from_queue <= self.pool.free_blocks
 
     def take_prefix(self, sequence: Sequence, prefix: list[int]) -> None:
