@@ -14,7 +14,7 @@ SMALL_SLO = Slo(ttft_ms=1000.0, tpot_ms=25.0)
 LARGE_SLO = Slo(ttft_ms=1000.0, tpot_ms=50.0)
 
 SMALL_RATE, SMALL_STRESS = 0.17, 0.23
-LARGE_RATE, LARGE_STRESS = 0.20, 0.45
+LARGE_RATE, LARGE_STRESS = 0.20, 0.50
 """Requests per second: the paper's, and ours at which requests would fill about three quarters of the decode
 instances' KV memory if they lay evenly; the paper's testbed is at its limits at lower rates than the model of it."""
 
@@ -55,4 +55,4 @@ class Plan:
 
 
 FULL = Plan(2000.0, 600.0, (8, 16, 32, 64, 128, 256), (0.14, 0.17, 0.20, 0.23, 0.26), 2)
-QUICK = Plan(1000.0, 200.0, (8, 64, 256), (0.17, 0.23), 1)
+QUICK = Plan(1000.0, 150.0, (8, 64, 256), (0.17, 0.23), 1)
