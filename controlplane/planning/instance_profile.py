@@ -34,7 +34,7 @@ class StepFit(msgspec.Struct, frozen=True):
     fitted_samples: int
     held_out_samples: int
     relative_error: float
-    """Mean of |foretold - measured| / measured over the held-out steps."""
+    """Sum of |foretold - measured| over the sum of the measured durations of the held-out steps."""
     total_error: float
     """Sum of the foretold over the sum of the measured durations of the held-out steps, less 1."""
 

@@ -1,15 +1,23 @@
 """`penstock validate`: the simulator against measurements of real engines."""
 
+import secrets
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import track
 
+from services.cli.connection import store_options
+from services.cli.profiling.plan import ProfileBounds
 from services.cli.report_output import STDOUT
+from services.cli.trace_options import POSITIVE, Span
 from services.cli.validation.bounds import is_kept
+from services.cli.validation.live import LiveMesh, LivePlan, live_cases
+from services.cli.validation.own_mesh import own_mesh
 from services.cli.validation.report import case_table, encode_cases
 from simulator.profiles.folder import ProfileFolder
+from simulator.traces.source import TraceRecipe
 from simulator.validation.case import Case
 from simulator.validation.engine_runs import RUNS, engine_run_cases
 from simulator.validation.single_steps import single_step_cases
@@ -26,6 +34,28 @@ SUITES = ("vllm", "tensorrt-llm", "splitwise")
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of published measurements (docs/cost_models.md lists them).",
 )
+@click.option("--live", "url", help="Endpoint of a running mesh on this machine to compare with, too.")
+@click.option(
+    "--engine",
+    type=click.Choice(["simulated", "vllm"]),
+    help="Bring up an own mesh with this engine and compare with it; ends it afterwards.",
+)
+@click.option("--workers", type=click.IntRange(1, 16), default=1, show_default=True, help="Of the own mesh.")
+@click.option("--trace", default="synthetic", show_default=True, help="What to replay through a live mesh.")
+@click.option("--clip", type=Span(), default="0:60", show_default=True, help="Seconds of it.")
+@click.option("--rate-scale", type=POSITIVE, default=0.25, show_default=True, help="How dense its arrivals are.")
+@click.option("--length-scale", type=POSITIVE, default=0.25, show_default=True, help="How long its requests are.")
+@click.option("--longest", default=2048, show_default=True, help="Longest request of the profile, tokens.")
+@click.option("--largest-batch", default=16, show_default=True, help="Requests in flight of the profile.")
+@click.option("--seconds", default=3.0, show_default=True, help="For each configuration of the profile.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=lambda: secrets.randbelow(1 << 31),
+    show_default="another one each time, so that no prompt is in a cache",
+    help="Of live trace and prompts.",
+)
+@store_options
 @click.option("--suite", "suites", multiple=True, type=click.Choice(SUITES), help="Only these; default: all.")
 @click.option("--every-row", is_flag=True, help="Show every row of the throughput table, not only the median.")
 @click.option(
@@ -38,15 +68,24 @@ SUITES = ("vllm", "tensorrt-llm", "splitwise")
 )
 @click.pass_context
 def command(
-    ctx: click.Context, data: Path | None, suites: tuple[str, ...], every_row: bool, json_path: str | None
+    ctx: click.Context,
+    /,
+    data: Path | None,
+    suites: tuple[str, ...],
+    every_row: bool,
+    json_path: str | None,
+    **options: Any,
 ) -> None:
     """Simulate what was measured on real engines and report measured, simulated and error of each number.
 
-    Exit status: 0 every number within its limit, 1 some are not, 2 used wrongly.
+    --data compares with published measurements, --live or --engine with instances on this machine: they are
+    profiled, a clip is replayed through them, and the same clip is simulated. Exit status: 0 every number within its
+    limit, 1 some are not, 2 used wrongly.
     """
-    if data is None:
-        raise click.UsageError("--data names the folder of measurements")
-    cases = _published_cases(ProfileFolder(data), suites or SUITES)
+    if data is None and options["url"] is None and options["engine"] is None:
+        raise click.UsageError("--data, --live or --engine says what to compare with")
+    cases = _published_cases(ProfileFolder(data), suites or SUITES) if data is not None else []
+    cases += _live_cases(options)
     if json_path == STDOUT:
         click.echo(encode_cases(cases), nl=False)
     else:
@@ -67,4 +106,27 @@ def _published_cases(folder: ProfileFolder, suites: tuple[str, ...]) -> list[Cas
         cases += [*rows, summary(rows)]
     if "splitwise" in suites:
         cases += single_step_cases(folder)
+    return cases
+
+
+def _live_cases(options: dict[str, Any]) -> list[Case]:
+    clip_start_s, clip_end_s = options["clip"]
+    recipe = TraceRecipe(
+        source=options["trace"],
+        seed=options["seed"],
+        clip_start_s=clip_start_s,
+        clip_end_s=clip_end_s,
+        rate_scale=options["rate_scale"],
+        length_scale=options["length_scale"],
+    )
+    bounds = ProfileBounds(
+        longest_tokens=options["longest"], largest_batch=options["largest_batch"], seconds=options["seconds"]
+    )
+    plan = LivePlan(recipe, bounds)
+    cases: list[Case] = []
+    if options["url"] is not None:
+        cases += live_cases(LiveMesh(options["url"], options["store"], options["mesh"]), plan)
+    if options["engine"] is not None:
+        with own_mesh(options["engine"], options["workers"]) as mesh:
+            cases += live_cases(mesh, plan)
     return cases

@@ -8,7 +8,7 @@ from controlplane.planning.instance_profile import InstanceProfile
 from engine_worker.vocabulary import read_vocabulary
 from mesh.errors import ConfigurationError, PeerUnavailable
 from mesh.membership import Directory, Member
-from services.cli.profiling.closed_loop import ClosedLoop
+from services.cli.profiling.closed_loop import ClosedLoop, Measured
 from services.cli.profiling.fitting import fit_profile
 from services.cli.profiling.plan import Configuration, ProfileBounds, configurations
 from services.cli.profiling.samples_file import ProfiledInstance, SamplesFile
@@ -20,9 +20,9 @@ OnProgress = Callable[[Configuration | None, int, int], None]
 _FALLBACK_TOKENS = TokenRange(3, 500)
 
 
-def find_instance(directory: Directory, instance_id: str | None, model: str | None) -> Member:
-    """The instance that is meant. Raises `PeerUnavailable` where there is none, `ConfigurationError` where it is not
-    clear which."""
+def instances_of(directory: Directory, instance_id: str | None, model: str | None) -> list[Member]:
+    """The instances of one model that are meant, by their ids. Raises `PeerUnavailable` where there is none,
+    `ConfigurationError` where it is not clear which model."""
     members = [
         member
         for member in directory.members("worker")
@@ -36,13 +36,25 @@ def find_instance(directory: Directory, instance_id: str | None, model: str | No
     if instance_id is None and len(kinds) > 1:
         names = ", ".join(member.member_id for member in members)
         raise ConfigurationError(f"the mesh serves several models; name one with --instance or --model: {names}")
-    return min(members, key=lambda member: member.member_id)
+    return sorted(members, key=lambda member: member.member_id)
+
+
+def find_instance(directory: Directory, instance_id: str | None, model: str | None) -> Member:
+    """The first of them. Raises as `instances_of` does."""
+    return instances_of(directory, instance_id, model)[0]
 
 
 async def profile_instance(
     member: Member, bounds: ProfileBounds, samples_path: Path, on_progress: OnProgress, *, in_use: bool = False
 ) -> InstanceProfile:
-    """Measure what `samples_path` does not hold yet, and fit.
+    """Measure and fit. Raises what `measure_instance` does, and `ConfigurationError` for too few samples."""
+    return fit_profile(*await measure_instance(member, bounds, samples_path, on_progress, in_use=in_use))
+
+
+async def measure_instance(
+    member: Member, bounds: ProfileBounds, samples_path: Path, on_progress: OnProgress, *, in_use: bool = False
+) -> tuple[ProfiledInstance, list[Measured]]:
+    """Measure what `samples_path` does not hold yet; returns everything.
 
     Raises `ConfigurationError` for an instance that has other work, unless that is `in_use` on purpose.
     """
@@ -58,7 +70,7 @@ async def profile_instance(
                 on_progress(configuration, done, len(planned))
                 samples.add(await loop.measure(configuration))
         on_progress(None, len(planned), len(planned))
-    return fit_profile(profiled, [samples.measured[configuration] for configuration in planned])
+    return profiled, [samples.measured[configuration] for configuration in planned]
 
 
 async def _check_idle(session: WorkerSession, in_use: bool) -> None:

@@ -69,7 +69,7 @@ def fit_and_validate_steps(
         coefficients,
         len(fitted),
         len(held_out),
-        relative_error=float(np.mean(np.abs(foretold - measured) / measured)),
+        relative_error=float(np.abs(foretold - measured).sum() / measured.sum()),
         total_error=float(foretold.sum() / measured.sum() - 1),
     )
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.cost.catalogue import DEVICES, MODELS, instance_for
@@ -16,6 +16,7 @@ def decode(contexts: list[int]) -> BatchShape:
     return BatchShape(decode_context_tokens=np.array(contexts, dtype=np.int64), decode_context_tokens_sum=sum(contexts))
 
 
+@settings(deadline=None)
 @given(
     pair=st.sampled_from(PAIRS),
     contexts=st.lists(st.integers(1, 200_000), min_size=1, max_size=300),
@@ -28,6 +29,7 @@ def test_a_run_costs_its_steps_to_the_last_bit(pair: tuple[str, str], contexts: 
     assert CostModel.decode_run_ms(cost, shape, min(steps, 5)).tolist() == one_by_one[:5]
 
 
+@settings(deadline=None)
 @given(pair=st.sampled_from(PAIRS), contexts=st.lists(st.integers(1, 100_000), min_size=1, max_size=200))
 def test_no_step_beats_the_datasheet(pair: tuple[str, str], contexts: list[int]) -> None:
     model, device = MODELS[pair[0]], DEVICES[pair[1]]
@@ -37,6 +39,7 @@ def test_no_step_beats_the_datasheet(pair: tuple[str, str], contexts: list[int])
     assert COSTS[pair].step_ms(decode(contexts)) > least_ms
 
 
+@settings(deadline=None)
 @given(pair=st.sampled_from(PAIRS), new=st.integers(1, 8192), context=st.integers(0, 100_000))
 def test_no_prefill_beats_the_datasheet(pair: tuple[str, str], new: int, context: int) -> None:
     model, device = MODELS[pair[0]], DEVICES[pair[1]]

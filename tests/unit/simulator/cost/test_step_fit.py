@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.model.step_sample import StepSample
@@ -44,6 +44,7 @@ def samples(seed: int, count: int = 400, noise: float = 0.0) -> list[StepSample]
     return [sample_of(each, cost.step_ms(each) * float(rng.lognormal(0, noise))) for each in shapes]
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_known_coefficients_come_back(seed: int) -> None:
     fitted = fit_steps(samples(seed))
@@ -58,6 +59,7 @@ def test_noise_does_not_pull_the_fit_below_the_mean() -> None:
     assert (noisy.fitted_samples, noisy.held_out_samples) == (4500, 1500)
 
 
+@settings(deadline=None)
 @given(contexts=st.lists(st.integers(1, 9000), min_size=1, max_size=64), steps=st.integers(1, 40))
 def test_a_run_costs_its_steps_to_the_last_bit(contexts: list[int], steps: int) -> None:
     cost = FittedStepCost(KNOWN)
@@ -66,6 +68,7 @@ def test_a_run_costs_its_steps_to_the_last_bit(contexts: list[int], steps: int) 
     assert cost.decode_run_ms(batch, steps).tolist() == one_by_one
 
 
+@settings(deadline=None)
 @given(
     rows=st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=6, max_size=12),
     targets=st.lists(st.floats(-5, 5), min_size=12, max_size=12),

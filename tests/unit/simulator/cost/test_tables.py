@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.errors import ConfigurationError
@@ -45,6 +45,7 @@ def decode(contexts: list[int]) -> BatchShape:
     return BatchShape(decode_context_tokens=np.array(contexts, dtype=np.int64), decode_context_tokens_sum=sum(contexts))
 
 
+@settings(deadline=None)
 @given(points=st.lists(st.floats(-10, 10_000), min_size=1, max_size=40))
 def test_a_curve_gives_many_points_as_it_gives_one(points: list[float]) -> None:
     curve = Curve((0.0, 1.0, 7.5, 1000.0), (3.0, 1.0, 2.0, 9.0))
@@ -58,6 +59,7 @@ def test_a_curve_meets_its_points_stays_below_and_goes_on_beyond() -> None:
     assert curve.at(6) == 40
 
 
+@settings(deadline=None)
 @given(requests=st.floats(1, 400), context=st.floats(0, 9000))
 def test_a_grid_of_a_multilinear_function_is_that_function(requests: float, context: float) -> None:
     grid = TABLES.attention.decode
@@ -83,6 +85,7 @@ def test_a_step_is_the_sum_of_its_operators() -> None:
     )
 
 
+@settings(deadline=None)
 @given(contexts=st.lists(st.integers(1, 20_000), min_size=1, max_size=200), steps=st.integers(1, 60))
 def test_a_run_costs_its_steps_to_the_last_bit(contexts: list[int], steps: int) -> None:
     shape = decode(contexts)

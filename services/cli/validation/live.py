@@ -1,0 +1,185 @@
+"""The simulator against a mesh on this machine: profile its instances, replay a clip, simulate the same clip.
+
+The machine may get slower or faster meanwhile, so everything is measured in two halves, before and after the replay,
+and of all instances at the same time, since they share the machine. The clip itself is used for nothing but the
+comparison. What the mesh around an instance adds (HTTP and placement to each request, processes that share the machine
+to each step) is measured on single requests to the idle mesh.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes
+from controlplane.policies.registry import DEFAULT_POLICY, create_policy
+from mesh.errors import ConfigurationError, PenstockError
+from services.cli.connection import mesh_directory, mesh_store, run
+from services.cli.profile import profile_progress
+from services.cli.profiling.closed_loop import Measured
+from services.cli.profiling.fitting import fit_profile
+from services.cli.profiling.plan import ProfileBounds
+from services.cli.profiling.run import instances_of, measure_instance
+from services.cli.profiling.samples_file import ProfiledInstance
+from services.cli.replay.completions import CompletionForm, ServedModel, complete
+from services.cli.replay.open_loop import LoopClock
+from services.cli.replay.pool import ConnectionPool, parse_endpoint
+from services.cli.replay.run import FIRST_TOKEN_ID, Replay, ReplayPlan, planned_requests
+from services.cli.report_output import say
+from services.cli.validation.bounds import LIVE_PREFIX
+from simulator.cluster.config import ClusterConfig
+from simulator.cluster.simulation import ClusterSimulation
+from simulator.cost.fitted.step_cost import FittedStepCost, profiled_instance
+from simulator.report.outcome import RequestOutcome
+from simulator.traces.prompt import TokenRange
+from simulator.traces.request import TraceRequest
+from simulator.traces.source import TraceRecipe
+from simulator.validation.case import Case
+from simulator.validation.latencies import MeanLatencies
+
+SINGLE_REQUESTS = 12
+SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS = 64, 32
+MOST_FAILED = 0.02
+"""Share of failed requests beyond which a comparison says nothing."""
+_DEADLINE_S = 300.0
+_VOCABULARY = TokenRange(FIRST_TOKEN_ID, 500)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMesh:
+    """Where the mesh is."""
+
+    url: str
+    store: str | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LivePlan:
+    """What is profiled and what is replayed."""
+
+    recipe: TraceRecipe
+    bounds: ProfileBounds
+    model: str | None = None
+
+
+def live_cases(mesh: LiveMesh, plan: LivePlan) -> list[Case]:
+    """Mean TTFT, TPOT and end-to-end latency of the clip. Raises `PenstockError` where a request failed."""
+    replay = Replay(_replay_plan(mesh, plan))
+    served = replay.ask_model()
+    requests = list(planned_requests(replay.plan, served.max_model_len_tokens))
+    if not requests:
+        raise ConfigurationError("no request of the trace arrives within the clip")
+    before = _half(mesh, replay.plan, served, plan.bounds)
+    if not replay.run(served, len(requests)):
+        raise PenstockError("the replay was interrupted: there is nothing to compare")
+    after = _half(mesh, replay.plan, served, msgspec.structs.replace(plan.bounds, seed=plan.bounds.seed + 1))
+    _check_failures([outcome.error for outcome in replay.log.outcomes if outcome.error], len(requests))
+    profile = fit_profile(before.profiled, [*before.measured, *after.measured])
+    model = _LiveModel.of(profile, MeanLatencies.of([*before.singles, *after.singles]))
+    measured = MeanLatencies.of(replay.log.outcomes)
+    name = f"{LIVE_PREFIX}{profile.engine}/{profile.model}/{profile.device}/{before.instances}"
+    return measured.cases(name, model.simulate(requests, before.instances))
+
+
+def _check_failures(errors: list[str], requests: int) -> None:
+    if not errors:
+        return
+    story = f"{len(errors)} of {requests} requests of the replay failed, the first: {errors[0]}"
+    if len(errors) > MOST_FAILED * requests:
+        raise PenstockError(story)
+    say([f"WARNING: {story}; the others are compared"])
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveModel:
+    """A profiled instance with the mesh around it."""
+
+    sizes: InstanceSizes
+    cost: FittedStepCost
+    request_ms: float = 0.0
+    """On top of each request's time to first token."""
+
+    @staticmethod
+    def of(profile: InstanceProfile, singles: MeanLatencies) -> "_LiveModel":
+        """What single requests take beyond what the profile says of them is the mesh's."""
+        coefficients = profile.step.coefficients
+        single = [TraceRequest(0.0, SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS)]
+        bare = _LiveModel(profile.sizes, FittedStepCost(coefficients))
+        step_ms = max(0.0, singles.tpot_ms - bare.simulate(single, 1).tpot_ms)
+        slower = FittedStepCost(msgspec.structs.replace(coefficients, fixed_ms=coefficients.fixed_ms + step_ms))
+        with_steps = replace(bare, cost=slower)
+        return replace(with_steps, request_ms=max(0.0, singles.ttft_ms - with_steps.simulate(single, 1).ttft_ms))
+
+    def simulate(self, requests: Sequence[TraceRequest], instances: int) -> MeanLatencies:
+        """Of these requests."""
+        config = ClusterConfig(instances=instances, instance=profiled_instance(self.sizes))
+        policy = create_policy(DEFAULT_POLICY, {})
+        found = MeanLatencies.of(ClusterSimulation(requests, config, self.cost, policy).run())
+        return replace(found, ttft_ms=found.ttft_ms + self.request_ms, e2e_ms=found.e2e_ms + self.request_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """What was measured before or after the replay."""
+
+    profiled: ProfiledInstance
+    measured: list[Measured]
+    instances: int
+    singles: list[RequestOutcome]
+
+
+def _half(mesh: LiveMesh, replay: ReplayPlan, served: ServedModel, bounds: ProfileBounds) -> _Half:
+    found = run(_profile_together(mesh, served.name, bounds))
+    singles = run(_single_requests(replay, served, seed=bounds.seed + len(found)))
+    measured = [each for _, samples in found for each in samples]
+    return _Half(found[0][0], measured, len(found), singles)
+
+
+async def _profile_together(
+    mesh: LiveMesh, model: str, bounds: ProfileBounds
+) -> list[tuple[ProfiledInstance, list[Measured]]]:
+    async with mesh_store(mesh.store, mesh.name) as store, mesh_directory(store) as directory:
+        members = instances_of(directory, None, model)
+        with tempfile.TemporaryDirectory(prefix="penstock-validate-") as folder, profile_progress(model) as progress:
+            return await asyncio.gather(
+                *(
+                    measure_instance(member, bounds, Path(folder) / f"{member.member_id}.jsonl", progress)
+                    for member in members
+                )
+            )
+
+
+async def _single_requests(plan: ReplayPlan, served: ServedModel, seed: int) -> list[RequestOutcome]:
+    """Requests that come one by one; the first, which opens the connection, is not counted."""
+    tokens = TokenRange(FIRST_TOKEN_ID, served.vocab_size) if served.vocab_size else _VOCABULARY
+    form = CompletionForm(plan.endpoint, served.name, tokens, seed, plan.api_key)
+    pool = ConnectionPool(plan.endpoint)
+    clock = LoopClock(0.0)
+    outcomes: list[RequestOutcome] = []
+    try:
+        for index in range(SINGLE_REQUESTS + 1):
+            encoded = form.encode(index, TraceRequest(0.0, SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS))
+            outcome, _ = await complete(pool, encoded, clock.now_s(), clock.now_s, _DEADLINE_S)
+            if outcome.error:
+                raise PenstockError(f"a single request to the idle mesh failed: {outcome.error}")
+            outcomes.append(outcome)
+    finally:
+        pool.close()
+    return outcomes[1:]
+
+
+def _replay_plan(mesh: LiveMesh, plan: LivePlan) -> ReplayPlan:
+    return ReplayPlan(
+        recipe=plan.recipe,
+        endpoint=parse_endpoint(mesh.url),
+        model=plan.model,
+        api_key="",
+        max_requests=None,
+        concurrency_limit=1024,
+        deadline_s=_DEADLINE_S,
+        vocabulary=_VOCABULARY,
+    )

@@ -1,0 +1,37 @@
+"""A mesh of one's own to compare with, for as long as a block lasts."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from mesh.errors import PeerUnavailable
+from services.cli.chaos.own_mesh import own_mesh as running_mesh
+from services.cli.validation.live import LiveMesh
+
+READY_TIMEOUT_S = 600.0
+
+
+@contextmanager
+def own_mesh(engine: Literal["simulated", "vllm"], workers: int) -> Iterator[LiveMesh]:
+    """Bring it up, end it after the block. Raises `PeerUnavailable` if it does not come up.
+
+    It is looked after on a loop of its own: what runs in the block has loops of its own as well.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="own-mesh", daemon=True)
+    thread.start()
+    holder = running_mesh(engine, workers, READY_TIMEOUT_S)
+    try:
+        url, store = asyncio.run_coroutine_threadsafe(holder.__aenter__(), loop).result()
+        try:
+            yield LiveMesh(url, store, "default")
+        finally:
+            asyncio.run_coroutine_threadsafe(holder.__aexit__(None, None, None), loop).result()
+    except TimeoutError as error:
+        raise PeerUnavailable(f"the mesh does not serve after {READY_TIMEOUT_S:g} s") from error
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
