@@ -114,7 +114,7 @@ def systems(trace: Trace, seed: int, host_step_ms: float = 0.0) -> dict[str, Sys
 def arrow(trace: Trace, fleet: System, **parameters: float) -> System:
     """Arrow on a fleet, with the SLOs of a trace as its thresholds and Max Running Tokens from a profile."""
     tpot_ms = trace.slo.tpot_ms or 0.0
-    profiled = profile_running_tokens(fleet.cluster.instance, fleet.cost, tpot_ms)
+    profiled = max(1, profile_running_tokens(fleet.cluster.instance, fleet.cost, tpot_ms))
     slos = {"ttft_ms": trace.slo.ttft_ms or 0.0, "tpot_ms": tpot_ms, "max_running_tokens": profiled}
     return replace(fleet, policy="arrow", parameters={**fleet.parameters, **slos, **parameters})
 
