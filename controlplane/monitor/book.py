@@ -21,7 +21,6 @@ class ReportedInstance:
         self.load_s = now_s
         """When the last load report came; before the first, when the instance joined."""
         self.stale = False
-        self.decode: monitor_pb2.DecodeReport | None = None
         self.blocks: set[int] = set()
         self.superseded = False
         """A newer stream speaks for the instance now; this one has no say any more."""
@@ -90,8 +89,8 @@ class InstanceBook:
     def decoding(
         self, instance: ReportedInstance, report: monitor_pb2.DecodeReport
     ) -> list[monitor_pb2.InstanceUpdate]:
-        """The instance has told of its decoding requests."""
-        instance.decode = report
+        """The instance has told of its decoding requests. Passed on and not kept: the next report comes within an
+        interval, and an old one would only mislead."""
         return [instance.update(decode=report)]
 
     def cached(self, instance: ReportedInstance, change: monitor_pb2.KvUpdate) -> list[monitor_pb2.InstanceUpdate]:
@@ -115,8 +114,6 @@ class InstanceBook:
         """The instance's state as of this call, as the changes that lead to it, in pieces of bounded size."""
         blocks = list(instance.blocks)
         last = [instance.update(load=instance.load)] if instance.load is not None else []
-        if instance.decode is not None:
-            last.append(instance.update(decode=instance.decode))
         if instance.stale:
             last.append(instance.update(stale=True))
         yield instance.update(joined=instance.description)

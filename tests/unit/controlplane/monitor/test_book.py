@@ -89,3 +89,12 @@ def test_the_state_is_described_in_bounded_pieces_as_of_one_moment() -> None:
     assert kinds(changes) == ["joined", "kv", "kv", "kv", "load", "stale"]
     assert max(len(change.kv.stored) for change in changes) == PIECE_BLOCKS
     assert sorted(block for change in changes for block in change.kv.stored) == blocks
+
+
+def test_decoding_requests_are_passed_on_and_not_kept() -> None:
+    book = InstanceBook(STALE_S)
+    instance = joined(book)
+    changes = book.decoding(instance, monitor_pb2.DecodeReport(request_ids=["r"]))
+    assert kinds(changes) == ["decode"]
+    assert list(changes[0].decode.request_ids) == ["r"]
+    assert kinds(list(book.describe(instance))) == ["joined"]
