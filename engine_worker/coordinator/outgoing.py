@@ -90,12 +90,14 @@ class OutgoingMigration:
         self._abort_waits = False
         self._ending: Literal["ended", "refused", "failed"] = "failed"
         self._offered_s: float | None = None
+        self._is_started = False
 
     def start(self) -> None:
         """Make the offer, or wait with it for the prefill to begin. Raises what the engine's `export` raises; nothing
         has happened then."""
         self._workplace.engine.export(self.request_id, self.migration_id, self._on_progress)
         progress = self._take_progress() or Progress(0, decoding=False)
+        self._is_started = True
         self._carry_out(self._machine.start(progress))
         self.look()
 
@@ -168,7 +170,8 @@ class OutgoingMigration:
 
     def _on_progress(self, progress: ExportProgress) -> None:
         self._news = progress
-        self.look()  # a step of a prefill has no output that would be heard of
+        if self._is_started:
+            self.look()  # a step of a prefill has no output that would be heard of
 
     def _carry_out(self, instructions: tuple[SourceInstruction, ...]) -> None:
         engine = self._workplace.engine

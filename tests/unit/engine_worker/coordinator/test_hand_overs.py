@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from engine_worker.coordinator.drain import ready_loads
+from engine_worker.coordinator.settings import CoordinatorSettings
 from mesh.membership import Announcement, Member
 from mesh.rpc.server import RpcServer
-from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2
+from penstock.v1 import migration_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
+from tests.unit.engine_worker.coordinator.lost_peers import scripted_target
 from tests.unit.engine_worker.coordinator.running_workers import (
     WAIT_S,
     Worker,
@@ -229,3 +231,44 @@ async def test_a_drained_prefill_instance_hands_over_what_it_has_begun() -> None
         assert {each.owner for each in mesh.heard.values()} == {"d"}
         for request in requests:
             assert mesh.heard[request.request_id].token_ids == undisturbed(request)
+
+
+async def test_a_decode_instance_that_is_full_for_a_moment_is_asked_again() -> None:
+    async with running_workers("p") as mesh, scripted_target(mesh.workers["p"]) as target:
+        heard = await mesh.generate("p", make_request("r", prompt=100, max_tokens=400), decode="z")
+        for _ in range(2):
+            offer = await target.hear("offer")
+            target.say(refuse=migration_pb2.MigrationRefuse(migration_id=offer.migration_id, reason="full just now"))
+        migration_id = await target.accept()
+        target.say(committed=migration_pb2.MigrationCommitted(migration_id=migration_id))
+        await mesh.until(lambda: heard.moved_to == ["z"])
+        assert hand_overs(mesh.workers["p"], "moved") == 1
+        assert hand_overs(mesh.workers["p"], "failed") == 0
+
+
+async def test_a_decode_instance_that_stays_full_is_given_up_after_a_few_offers() -> None:
+    async with running_workers("p") as mesh, scripted_target(mesh.workers["p"]) as target:
+        request = make_request("r", prompt=100, max_tokens=400)
+        heard = await mesh.generate("p", request, decode="z")
+        for _ in range(CoordinatorSettings().hand_over_tries):
+            offer = await target.hear("offer")
+            target.say(refuse=migration_pb2.MigrationRefuse(migration_id=offer.migration_id, reason="full"))
+        await mesh.until_ended("r")
+        assert (heard.owner, heard.token_ids) == ("p", undisturbed(request))
+        assert target.heard.empty(), "it is not asked a fifth time"
+        assert hand_overs(mesh.workers["p"], "failed") == 1
+
+
+async def test_what_is_there_when_a_move_is_ordered_is_copied_at_once() -> None:
+    slow = ("cost.fixed_ms=300",)
+    async with running_workers("p", options=slow) as mesh, scripted_target(mesh.workers["p"]) as target:
+        heard = await mesh.generate("p", make_request("r", prompt=96, max_tokens=60))
+        await mesh.until_tokens("r", 2)
+        moving = asyncio.create_task(mesh.migrate("p", "r", "z"))
+        offer = await target.hear("offer")
+        target.say(accept=migration_pb2.MigrationAccept(migration_id=offer.migration_id))
+        first_round = await target.hear("round")
+        assert len(first_round.block_ids) == 6
+        assert len(heard.token_ids) < 14, "not only with the next block that is full"
+        target.lose()
+        assert not (await moving).moved
