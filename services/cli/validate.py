@@ -45,9 +45,10 @@ SUITES = ("vllm", "tensorrt-llm", "splitwise")
 @click.option("--clip", type=Span(), default="0:60", show_default=True, help="Seconds of it.")
 @click.option("--rate-scale", type=POSITIVE, default=0.25, show_default=True, help="How dense its arrivals are.")
 @click.option("--length-scale", type=POSITIVE, default=0.25, show_default=True, help="How long its requests are.")
+@click.option("--rounds", type=click.IntRange(1, 64), default=4, show_default=True, help="Turns of profile and replay.")
 @click.option("--longest", default=2048, show_default=True, help="Longest request of the profile, tokens.")
 @click.option("--largest-batch", default=16, show_default=True, help="Requests in flight of the profile.")
-@click.option("--seconds", default=3.0, show_default=True, help="For each configuration of the profile.")
+@click.option("--seconds", default=5.0, show_default=True, help="For each configuration of the profile, all rounds.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
@@ -122,7 +123,7 @@ def _live_cases(options: dict[str, Any]) -> list[Case]:
     bounds = ProfileBounds(
         longest_tokens=options["longest"], largest_batch=options["largest_batch"], seconds=options["seconds"]
     )
-    plan = LivePlan(recipe, bounds)
+    plan = LivePlan(recipe, bounds, options["rounds"])
     cases: list[Case] = []
     if options["url"] is not None:
         cases += live_cases(LiveMesh(options["url"], options["store"], options["mesh"]), plan)

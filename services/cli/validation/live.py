@@ -1,9 +1,10 @@
 """The simulator against a mesh on this machine: profile its instances, replay a clip, simulate the same clip.
 
-The machine may get slower or faster meanwhile, so everything is measured in two halves, before and after the replay,
-and of all instances at the same time, since they share the machine. The clip itself is used for nothing but the
-comparison. What the mesh around an instance adds (HTTP and placement to each request, processes that share the machine
-to each step) is measured on single requests to the idle mesh.
+The machine may get slower or faster meanwhile, so both are done in rounds, in turns: a part of the profile, a part of
+the clip, and a part of the profile at the end. All instances are profiled at the same time, since they share the
+machine. The clip itself is used for nothing but the comparison. What the mesh around an instance adds (HTTP and
+placement to each request, processes that share the machine to each step) is measured on single requests to the idle
+mesh.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from simulator.traces.source import TraceRecipe
 from simulator.validation.case import Case
 from simulator.validation.latencies import MeanLatencies
 
-SINGLE_REQUESTS = 12
+SINGLE_REQUESTS = 4
 SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS = 64, 32
 MOST_FAILED = 0.02
 """Share of failed requests beyond which a comparison says nothing."""
@@ -63,29 +64,52 @@ class LivePlan:
 
     recipe: TraceRecipe
     bounds: ProfileBounds
+    rounds: int = 4
     model: str | None = None
 
 
 def live_cases(mesh: LiveMesh, plan: LivePlan) -> list[Case]:
     """Mean TTFT, TPOT and end-to-end latency of the clip. Raises `PenstockError` where a request failed."""
-    replay = Replay(_replay_plan(mesh, plan))
-    served = replay.ask_model()
-    requests = list(planned_requests(replay.plan, served.max_model_len_tokens))
-    if not requests:
+    parts = [_replay_plan(mesh, plan, recipe) for recipe in rounds_of(plan.recipe, plan.rounds)]
+    served = Replay(parts[0]).ask_model()
+    rests: list[_Rest] = []
+    replayed: list[tuple[list[TraceRequest], list[RequestOutcome]]] = []
+    bounds = msgspec.structs.replace(plan.bounds, seconds=plan.bounds.seconds / (len(parts) + 1))
+    for number, part in enumerate(parts):
+        rests.append(_rest(mesh, part, served, msgspec.structs.replace(bounds, seed=bounds.seed + number)))
+        requests = list(planned_requests(part, served.max_model_len_tokens))
+        replay = Replay(part)
+        if requests and not replay.run(served, len(requests)):
+            raise PenstockError("the replay was interrupted: there is nothing to compare")
+        replayed.append((requests, replay.log.outcomes))
+    rests.append(_rest(mesh, parts[-1], served, msgspec.structs.replace(bounds, seed=bounds.seed + len(parts))))
+    outcomes = [outcome for _, part in replayed for outcome in part]
+    if not outcomes:
         raise ConfigurationError("no request of the trace arrives within the clip")
-    before = _half(mesh, replay.plan, served, plan.bounds)
-    if not replay.run(served, len(requests)):
-        raise PenstockError("the replay was interrupted: there is nothing to compare")
-    after = _half(mesh, replay.plan, served, msgspec.structs.replace(plan.bounds, seed=plan.bounds.seed + 1))
-    _check_failures([outcome.error for outcome in replay.log.outcomes if outcome.error], len(requests))
-    profile = fit_profile(before.profiled, [*before.measured, *after.measured])
-    model = _LiveModel.of(profile, MeanLatencies.of([*before.singles, *after.singles]))
-    measured = MeanLatencies.of(replay.log.outcomes)
-    name = f"{LIVE_PREFIX}{profile.engine}/{profile.model}/{profile.device}/{before.instances}"
-    return measured.cases(name, model.simulate(requests, before.instances))
+    check_failures([outcome.error for outcome in outcomes if outcome.error], len(outcomes))
+    profile = fit_profile(rests[0].profiled, [measured for rest in rests for measured in rest.measured])
+    model = LiveModel.of(profile, MeanLatencies.of([single for rest in rests for single in rest.singles]))
+    instances = rests[0].instances
+    simulated = model.simulate([requests for requests, _ in replayed if requests], instances)
+    name = f"{LIVE_PREFIX}{profile.engine}/{profile.model}/{profile.device}/{instances}"
+    return MeanLatencies.of(outcomes).cases(name, simulated)
 
 
-def _check_failures(errors: list[str], requests: int) -> None:
+def rounds_of(recipe: TraceRecipe, rounds: int) -> list[TraceRecipe]:
+    """The clip in as many parts of the same length, each from its own start."""
+    if recipe.clip_end_s == float("inf"):
+        raise ConfigurationError("a live comparison needs a clip with an end, such as 0:60")
+    length_s = (recipe.clip_end_s - recipe.clip_start_s) / rounds
+    starts_s = [recipe.clip_start_s + number * length_s for number in range(rounds)]
+    # Each with prompts of its own: what an earlier part left in the caches must not help a later one.
+    return [
+        replace(recipe, clip_start_s=start_s, clip_end_s=start_s + length_s, seed=recipe.seed + number)
+        for number, start_s in enumerate(starts_s)
+    ]
+
+
+def check_failures(errors: list[str], requests: int) -> None:
+    """Say that some requests failed; raises `PenstockError` where too many did."""
     if not errors:
         return
     story = f"{len(errors)} of {requests} requests of the replay failed, the first: {errors[0]}"
@@ -95,7 +119,7 @@ def _check_failures(errors: list[str], requests: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _LiveModel:
+class LiveModel:
     """A profiled instance with the mesh around it."""
 
     sizes: InstanceSizes
@@ -104,27 +128,30 @@ class _LiveModel:
     """On top of each request's time to first token."""
 
     @staticmethod
-    def of(profile: InstanceProfile, singles: MeanLatencies) -> "_LiveModel":
+    def of(profile: InstanceProfile, singles: MeanLatencies) -> "LiveModel":
         """What single requests take beyond what the profile says of them is the mesh's."""
         coefficients = profile.step.coefficients
-        single = [TraceRequest(0.0, SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS)]
-        bare = _LiveModel(profile.sizes, FittedStepCost(coefficients))
+        single = [[TraceRequest(0.0, SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS)]]
+        bare = LiveModel(profile.sizes, FittedStepCost(coefficients))
         step_ms = max(0.0, singles.tpot_ms - bare.simulate(single, 1).tpot_ms)
         slower = FittedStepCost(msgspec.structs.replace(coefficients, fixed_ms=coefficients.fixed_ms + step_ms))
         with_steps = replace(bare, cost=slower)
         return replace(with_steps, request_ms=max(0.0, singles.ttft_ms - with_steps.simulate(single, 1).ttft_ms))
 
-    def simulate(self, requests: Sequence[TraceRequest], instances: int) -> MeanLatencies:
-        """Of these requests."""
+    def simulate(self, parts: Sequence[Sequence[TraceRequest]], instances: int) -> MeanLatencies:
+        """Of all requests together; each part finds idle instances."""
         config = ClusterConfig(instances=instances, instance=profiled_instance(self.sizes))
-        policy = create_policy(DEFAULT_POLICY, {})
-        found = MeanLatencies.of(ClusterSimulation(requests, config, self.cost, policy).run())
+        outcomes: list[RequestOutcome] = []
+        for requests in parts:
+            policy = create_policy(DEFAULT_POLICY, {})
+            outcomes += ClusterSimulation(requests, config, self.cost, policy).run()
+        found = MeanLatencies.of(outcomes)
         return replace(found, ttft_ms=found.ttft_ms + self.request_ms, e2e_ms=found.e2e_ms + self.request_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class _Half:
-    """What was measured before or after the replay."""
+class _Rest:
+    """What was measured while no clip was replayed."""
 
     profiled: ProfiledInstance
     measured: list[Measured]
@@ -132,11 +159,11 @@ class _Half:
     singles: list[RequestOutcome]
 
 
-def _half(mesh: LiveMesh, replay: ReplayPlan, served: ServedModel, bounds: ProfileBounds) -> _Half:
+def _rest(mesh: LiveMesh, replay: ReplayPlan, served: ServedModel, bounds: ProfileBounds) -> _Rest:
     found = run(_profile_together(mesh, served.name, bounds))
     singles = run(_single_requests(replay, served, seed=bounds.seed + len(found)))
     measured = [each for _, samples in found for each in samples]
-    return _Half(found[0][0], measured, len(found), singles)
+    return _Rest(found[0][0], measured, len(found), singles)
 
 
 async def _profile_together(
@@ -172,9 +199,9 @@ async def _single_requests(plan: ReplayPlan, served: ServedModel, seed: int) -> 
     return outcomes[1:]
 
 
-def _replay_plan(mesh: LiveMesh, plan: LivePlan) -> ReplayPlan:
+def _replay_plan(mesh: LiveMesh, plan: LivePlan, recipe: TraceRecipe) -> ReplayPlan:
     return ReplayPlan(
-        recipe=plan.recipe,
+        recipe=recipe,
         endpoint=parse_endpoint(mesh.url),
         model=plan.model,
         api_key="",
