@@ -25,15 +25,21 @@ class DecodeExplanation(msgspec.Struct, frozen=True, eq=False):
     instance_id: str
     rule: str = ""
     """Or why there was nothing to choose; empty in a fleet in which every instance does both."""
-    scores: Mapping[str, float] = {}
-    """By instance, of those that were in question; lower wins."""
+    instances: tuple[InstanceDescription, ...] = ()
+    """What the entries of `scores` mean."""
+    scores: NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, choice: DecodeChoice, instances: tuple[InstanceDescription, ...]) -> "DecodeExplanation":
         """`instances` are what the rows mean."""
-        scores = () if choice.scores is None else choice.scores.tolist()
-        named = {each.instance_id: score for each, score in zip(instances, scores, strict=False) if isfinite(score)}
-        return cls(instances[choice.row].instance_id, choice.rule, named)
+        return cls(instances[choice.row].instance_id, choice.rule, instances, choice.scores)
+
+    def score_of(self) -> dict[str, float]:
+        """By instance, of those that were in question; lower wins."""
+        if self.scores is None:
+            return {}
+        named = zip(self.instances, self.scores.tolist(), strict=True)
+        return {instance.instance_id: score for instance, score in named if isfinite(score)}
 
 
 class Explanation(msgspec.Struct, frozen=True, eq=False):
@@ -49,13 +55,14 @@ class Explanation(msgspec.Struct, frozen=True, eq=False):
     indicators: Mapping[str, NDArray[np.int64]]
     excluded: Mapping[str, str]
     decode: "DecodeExplanation"
-    pools: Mapping[str, str]
-    """By instance, if the policy keeps pools."""
+    pools: tuple[str, ...]
+    """One for each of `instances`; empty if the policy keeps none."""
 
     @property
     def size_bytes(self) -> int:
         """Memory that the record holds, roughly."""
-        return RECORD_BYTES + self.scores.nbytes * (2 + len(self.indicators))
+        arrays = 2 + len(self.indicators) + bool(self.pools)
+        return RECORD_BYTES + self.scores.nbytes * arrays
 
 
 class Explanations:
@@ -89,7 +96,7 @@ class Explanations:
             {name: values.copy() for name, values in decision.indicators.items()},
             placement.excluded,
             _decode_of(placement),
-            pools,
+            tuple(pools.get(each.instance_id, "") for each in placement.instances) if pools else (),
         )
         self._forget(placement.request.request_id)
         self._records[placement.request.request_id] = record

@@ -1,5 +1,6 @@
 """The scheduler's gRPC methods."""
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -148,11 +149,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
 
 def _explain(request_id: str, explanation: Explanation) -> scheduler_pb2.ExplainResponse:
+    decode_scores = explanation.decode.score_of()
     return scheduler_pb2.ExplainResponse(
         request_id=request_id,
         policy=explanation.policy,
         chosen_instance_id=explanation.chosen_instance_id,
-        scores=[_score(explanation, row) for row in range(len(explanation.instances))],
+        scores=[_score(explanation, row, decode_scores) for row in range(len(explanation.instances))],
         prompt_tokens=explanation.prompt_tokens,
         placed_unix_ms=explanation.placed_unix_ms,
         rule=explanation.rule,
@@ -161,7 +163,7 @@ def _explain(request_id: str, explanation: Explanation) -> scheduler_pb2.Explain
     )
 
 
-def _score(explanation: Explanation, row: int) -> scheduler_pb2.InstanceScore:
+def _score(explanation: Explanation, row: int, decode_scores: Mapping[str, float]) -> scheduler_pb2.InstanceScore:
     """JSON knows no infinity, so an instance that was no candidate, or that the policy left out, scores 0."""
     instance_id, score = explanation.instances[row].instance_id, float(explanation.scores[row])
     excluded = explanation.excluded.get(instance_id, "" if isfinite(score) else "left out by the policy")
@@ -170,8 +172,8 @@ def _score(explanation: Explanation, row: int) -> scheduler_pb2.InstanceScore:
         score=0.0 if excluded else score,
         indicators={name: values[row] for name, values in explanation.indicators.items()},
         excluded=excluded,
-        pool=explanation.pools.get(instance_id, ""),
+        pool=explanation.pools[row] if explanation.pools else "",
     )
-    if instance_id in explanation.decode.scores:
-        message.decode_score = explanation.decode.scores[instance_id]
+    if instance_id in decode_scores:
+        message.decode_score = decode_scores[instance_id]
     return message
