@@ -64,6 +64,11 @@ class Scale:
         return self.small_rates[-self.heavy :]
 
     @property
+    def busy_rate(self) -> float:
+        """The highest below heavy load: beyond capacity every instance is full, however requests are dealt out."""
+        return self.small_rates[-self.heavy - 1]
+
+    @property
     def heaviest(self) -> float:
         return self.small_rates[-1]
 
@@ -126,7 +131,7 @@ def run_jobs(made: dict[str, Setting], scale: Scale) -> Jobs:
     add("long", "long", rivals, scale.long_rates)
     add("layout", "small", LAYOUTS, scale.heavy_rates)
     add("refinement", "small", REFINEMENTS, scale.heavy_rates)
-    add("balancing", "small", BALANCING, (scale.heavy_rates[0],))
+    add("balancing", "small", BALANCING, (scale.busy_rate,))
     return jobs
 
 

@@ -45,7 +45,7 @@ BATCH = 1024
 """vLLM's default, as in the paper."""
 VLLM_CHUNK_TOKENS = 2048
 SGLANG_CHUNK_TOKENS = 8192
-"""Each engine's default of its version."""
+"""SGLang's default, and what vLLM takes on devices of 70 GiB and more; 2,048 is its default elsewhere."""
 LINK = KvLinkConfig(bandwidth_gib_per_s=46.0)
 """400 Gbit/s, less headers: the slower one of the testbed's two ways."""
 H20_141GB = replace(DEVICES["H20"], name="H20-141G", memory_bytes=DEVICES["H200"].memory_bytes)
