@@ -1,12 +1,17 @@
 """A plan from values that travel between processes: planning takes long, so a planner has it done in another one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from controlplane.model.cascade_goal import CascadeGoal
 from controlplane.planning.cascade.alternate import PlanRequest, plan
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan
 from controlplane.planning.cascade.workload import read_workload
+from controlplane.planning.instance_profile import InstanceProfile
+from mesh.errors import ConfigurationError
 from simulator.cascade.curves import SimulatedCurves, StoredCurve
+from simulator.cascade.profiled import ProfiledTier
 from simulator.cascade.tier import MAX_REPLICA_GPUS, Tier, TierModel
 
 
@@ -18,22 +23,36 @@ class MadePlan:
     tables: tuple[StoredCurve, ...]
 
 
-def parse_tier(text: str, gpus: int) -> Tier:
-    """MODEL@DEVICE[:DTYPE], in replicas of at most `gpus`. Raises `ConfigurationError` for another form."""
+PROFILE = "profile:"
+NO_PROFILES: Mapping[str, InstanceProfile] = MappingProxyType({})
+
+
+def parse_tier(text: str, gpus: int, profiles: Mapping[str, InstanceProfile] = NO_PROFILES) -> Tier:
+    """MODEL@DEVICE[:DTYPE], in replicas of at most `gpus`, or profile:KEY. Raises `ConfigurationError`."""
+    if text.startswith(PROFILE):
+        key = text.removeprefix(PROFILE)
+        if key not in profiles:
+            known = ", ".join(sorted(profiles)) or "none"
+            raise ConfigurationError(f"there is no profile {key!r}; profiles known: {known} (see `penstock profile`)")
+        return ProfiledTier(profiles[key])
     model, _, where = text.partition("@")
     device, _, dtype = where.partition(":")
     return TierModel(model, device, dtype, max_gpus=min(gpus, MAX_REPLICA_GPUS)).checked()
 
 
 def make_plan(
-    goal: CascadeGoal, workload: tuple[bytes, ...], tables: tuple[StoredCurve, ...] = (), seed: int = 0
+    goal: CascadeGoal,
+    workload: tuple[bytes, ...],
+    tables: tuple[StoredCurve, ...] = (),
+    profiles: Mapping[str, InstanceProfile] = NO_PROFILES,
+    seed: int = 0,
 ) -> MadePlan:
     """For a workload in lines (`controlplane.planning.cascade.workload`).
 
     Raises `PlanInfeasible`, and `ConfigurationError` or `TraceError` for a goal or a workload that make no sense.
     """
     models, sample = read_workload(workload)
-    tiers = [parse_tier(text, goal.gpus) for text in goal.tiers]
+    tiers = [parse_tier(text, goal.gpus, profiles) for text in goal.tiers]
     source = SimulatedCurves(sample, tiers, seed=seed, known=tables)
     request = PlanRequest(gpus=goal.gpus, quality=goal.quality, latency_s=goal.latency_s, judge_s=goal.judge_s)
     made = cascade_plan(

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from controlplane.planner.cascade.history import WorkloadHistory
 from controlplane.planning.cascade.drift import DriftSettings
 from controlplane.planning.cascade.plan import CascadePlan, encode_plan
 from controlplane.planning.cascade.workload import read_workload
+from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
 from mesh.errors import PenstockError, PlanInfeasible
 from mesh.store.interface import StateStore
 from mesh.store.stored_folder import StoredFolder
@@ -21,8 +22,10 @@ from mesh.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
-MakePlan = Callable[[CascadeGoal, tuple[bytes, ...]], Awaitable[CascadePlan]]
-"""Takes its time, in another process. Raises `PlanInfeasible`, `ConfigurationError`, `TraceError`."""
+MakePlan = Callable[[CascadeGoal, tuple[bytes, ...], Mapping[str, InstanceProfile]], Awaitable[CascadePlan]]
+"""From a goal, a workload and the profiles in the state store, by ENGINE/MODEL/DEVICE.
+
+Takes its time, in another process. Raises `PlanInfeasible`, `ConfigurationError`, `TraceError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class CascadeDesk:
     async def _plan(self, cascade: str, goal: CascadeGoal, history: WorkloadHistory, why: str) -> None:
         async with self._planning:
             try:
-                plan = await self._make(goal, history.workload())
+                plan = await self._make(goal, history.workload(), await self._profiles())
                 revision = await self.apply(plan)
             except (PenstockError, BrokenExecutor) as error:
                 self._refuse(cascade, history, why, error)
@@ -140,6 +143,18 @@ class CascadeDesk:
             history.planned()
             history.verdict = f"{why}: planned anew, revision {revision}"
             log.warning("planned", extra={"cascade": cascade, "why": why, "revision": revision})
+
+    async def _profiles(self) -> dict[str, InstanceProfile]:
+        """Those that can be read: one of another version is as good as none."""
+        profiles: dict[str, InstanceProfile] = {}
+        for entry in (await self._store.range(PROFILES_PREFIX)).entries:
+            try:
+                profile = msgspec.json.decode(entry.value, type=InstanceProfile)
+            except msgspec.MsgspecError as error:
+                log.warning("a profile cannot be read", extra={"key": entry.key, "error": str(error)})
+                continue
+            profiles[entry.key.removeprefix(PROFILES_PREFIX)] = profile
+        return profiles
 
     def _refuse(self, cascade: str, history: WorkloadHistory, why: str, error: Exception) -> None:
         history.refused()

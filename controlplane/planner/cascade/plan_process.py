@@ -2,10 +2,12 @@
 
 import asyncio
 import multiprocessing
+from collections.abc import Mapping
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 
 from controlplane.model.cascade_goal import CascadeGoal
 from controlplane.planning.cascade.plan import CascadePlan
+from controlplane.planning.instance_profile import InstanceProfile
 from simulator.cascade.curves import StoredCurve
 from simulator.cascade.make_plan import make_plan
 
@@ -21,14 +23,18 @@ class PlanProcess:
         self._pool: ProcessPoolExecutor | None = None
         self._tables: tuple[StoredCurve, ...] = ()
 
-    async def make(self, goal: CascadeGoal, workload: tuple[bytes, ...]) -> CascadePlan:
+    async def make(
+        self, goal: CascadeGoal, workload: tuple[bytes, ...], profiles: Mapping[str, InstanceProfile]
+    ) -> CascadePlan:
         """Raises `PlanInfeasible`, `ConfigurationError`, `TraceError`; `BrokenExecutor` if the process dies."""
         if self._pool is None:
             # spawn: a fork would copy the threads and sockets of gRPC.
             self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         loop = asyncio.get_running_loop()
         try:
-            made = await loop.run_in_executor(self._pool, make_plan, goal, workload, self._tables, self._seed)
+            made = await loop.run_in_executor(
+                self._pool, make_plan, goal, workload, self._tables, dict(profiles), self._seed
+            )
         except BrokenExecutor:
             self._pool = None  # it was killed; the next plan gets another
             raise

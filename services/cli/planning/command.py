@@ -45,7 +45,7 @@ def command() -> None:
     "tiers",
     multiple=True,
     required=True,
-    metavar="[NAME=]MODEL@DEVICE[:DTYPE]",
+    metavar="[NAME=]MODEL@DEVICE[:DTYPE]|NAME=profile:FILE",
     help="One for each model of the workload, smallest first; MODEL and DEVICE as in the catalogue, NAME as clients "
     "and the workload call it.",
 )

@@ -1,10 +1,20 @@
 """--tier [NAME=]MODEL@DEVICE[:DTYPE]."""
 
+from pathlib import Path
+
 import click
 
+from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError
-from simulator.cascade.make_plan import parse_tier
+from services.cli.profiling.profile_file import read_profile
+from simulator.cascade.make_plan import PROFILE, parse_tier
 from simulator.cascade.tier import Tier
+
+
+def _profile_in(text: str) -> dict[str, InstanceProfile]:
+    """The profile in the file that `profile:FILE` names. Raises `ConfigurationError`."""
+    path = text.removeprefix(PROFILE)
+    return {path: read_profile(Path(path))} if text.startswith(PROFILE) else {}
 
 
 def named_tier(text: str, gpus: int) -> tuple[str, Tier]:
@@ -13,7 +23,7 @@ def named_tier(text: str, gpus: int) -> tuple[str, Tier]:
     if not equals:
         name, rest = "", text
     try:
-        tier = parse_tier(rest, gpus)
+        tier = parse_tier(rest, gpus, _profile_in(rest))
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="--tier") from error
     return name or rest.partition("@")[0], tier

@@ -56,8 +56,8 @@ def _mean(placed: Placed, what: str) -> float:
 
 def _setup(measured: Measured, run: ReproductionRun) -> str:
     lines = [
-        f"- {setup.INSTANCES} instances of one {setup.DEVICE} each, by the roofline cost model, prefix cache and memory "
-        "as vLLM has them.",
+        f"- {setup.INSTANCES} instances of one {setup.DEVICE} each, by the roofline cost model, prefix cache and "
+        "memory as vLLM has them.",
         "- The highest rate is the one at which vLLM's policy still keeps 90 % of requests within a TTFT of "
         f"{setup.CHAT_SLO.ttft_ms:g} ms ({setup.AGENT_SLO.ttft_ms:g} for agents) and a TPOT of "
         f"{setup.CHAT_SLO.tpot_ms:g} ms; half of it is the load of all tables but "

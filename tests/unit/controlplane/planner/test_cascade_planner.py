@@ -58,7 +58,7 @@ class Maker:
         self.asked: list[tuple[CascadeGoal, tuple[bytes, ...]]] = []
         self.refuses = False
 
-    async def __call__(self, goal: CascadeGoal, workload: tuple[bytes, ...]) -> CascadePlan:
+    async def __call__(self, goal: CascadeGoal, workload: tuple[bytes, ...], profiles: object) -> CascadePlan:
         self.asked.append((goal, workload))
         if self.refuses:
             raise PlanInfeasible("4 GPUs do not hold this")
@@ -206,7 +206,7 @@ async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
             )
             await stub.SetGoal(planner_pb2.SetGoalRequest(goal=goal))
             report = planner_pb2.ReportWorkloadRequest(cascade="both", lines=lines(window()))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 while "planning" not in (await stub.ReportWorkload(report)).verdict:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 while not (plan := await stub.GetPlan(planner_pb2.GetPlanRequest())).revision:  # noqa: ASYNC110
