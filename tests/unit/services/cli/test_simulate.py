@@ -44,6 +44,22 @@ def test_prefill_and_decode_apart() -> None:
     assert isinstance(simulate(*SMALL, "--decode-instances", "4").exception, ConfigurationError)
 
 
+def test_a_closed_loop_slows_down_with_the_mesh(tmp_path: Path) -> None:
+    turn = '{"t": %d, "in": 600, "out": 40, "hash_runs": [[1, 9]], "api_time": 1.0, "think_time": 2.0}'
+    turns = ", ".join(turn % (3 * number) for number in range(10))
+    trace = tmp_path / "agents.jsonl"
+    trace.write_text(f'{{"id": "a", "block_size": 64, "requests": [{turns}]}}\n')
+    spans_s = []
+    for device in ("H200", "L40S"):
+        sizes = ("--model", "Llama-3.1-8B", "--device", device)
+        result = simulate("--trace", str(trace), "--instances", "1", *sizes, "--json", "-")
+        report = json.loads(result.stdout)
+        assert report["requests"] == 10
+        spans_s.append(report["requests"] / report["throughput_req_s"])
+    # Nine pauses of 2 s, and ten answers in between.
+    assert 18.0 < spans_s[0] < spans_s[1]
+
+
 def test_parameters_of_the_policy_may_be_set_apart() -> None:
     reports = [
         simulate(*SMALL, "--json", "-", *words).stdout

@@ -10,9 +10,18 @@ from simulator.traces.source import SYNTHETIC, TraceRecipe, open_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}\n'
+AGENTIC = (
+    '{"id": "a", "block_size": 64, '
+    '"requests": [{"t": 0.0, "in": 200, "out": 52, "hash_runs": [[1, 3]], "api_time": 1.0}]}\n'
+)
+SERVEGEN = (
+    '{"client": 0, "trace": [[0, 0.002, 1, "Gamma", 50.0, 1.0]], "dataset": {"0": {"input_tokens": {"9": 1.0}, '
+    '"output_tokens": {"52": 1.0}}}}\n'
+)
+LENGTHS = "num_prefill_tokens,num_decode_tokens\n374,44\n"
 
 
-@pytest.mark.parametrize("text", [AZURE, MOONCAKE])
+@pytest.mark.parametrize("text", [AZURE, MOONCAKE, AGENTIC, SERVEGEN, LENGTHS])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_the_format_is_told_by_the_content(tmp_path: Path, text: str, compressed: bool) -> None:
     path = tmp_path / "trace"
@@ -95,3 +104,33 @@ def test_published_traces_are_read_whole(
     assert len(requests) == count
     assert sum(request.input_tokens for request in requests) / count == pytest.approx(mean_input_tokens, abs=0.5)
     assert requests[-1].arrival_s / 60 == pytest.approx(minutes, abs=0.05)
+
+
+@pytest.mark.data
+def test_the_agentic_trace_is_read_whole(trace_dir: Path) -> None:
+    requests = list(open_trace(TraceRecipe(str(trace_dir / "agentic_claude_code_A.jsonl.gz"))))
+    assert len(requests) == 29_336
+    assert sorted(request.input_tokens for request in requests)[len(requests) // 2] == pytest.approx(113_000, rel=0.01)
+    sessions = {request.session_id for request in requests}
+    assert len({session.partition("/")[0] for session in sessions}) == 451
+    # Only the first of each loop comes by itself.
+    assert sum(request.think_s is None for request in requests) == len(sessions)
+
+
+@pytest.mark.data
+def test_servegen_requests_have_the_lengths_of_their_clients(trace_dir: Path) -> None:
+    recipe = TraceRecipe(str(trace_dir / "servegen_deepseek-r1.jsonl.gz"), seed=1)
+    # The clients' means weighted by their rates: 1,527 tokens over the day, 1,354 over its first six hours.
+    outputs = [request.output_tokens for request in itertools.islice(open_trace(recipe), 100_000)]
+    assert sum(outputs) / len(outputs) == pytest.approx(1354, rel=0.05)
+
+
+@pytest.mark.data
+def test_lists_of_lengths_are_read_whole(trace_dir: Path) -> None:
+    lengths = trace_dir.parent / "lengths"
+    turns = list(open_trace(TraceRecipe(str(lengths / "sharegpt_8k_llama2.csv.gz"))))
+    assert len(turns) == 30_731
+    assert turns[-1].arrival_s == pytest.approx(30_731, rel=0.02)
+    assert (
+        len(list(open_trace(TraceRecipe(str(lengths / "sharegpt_300_llmservingsim.csv.gz"), part="qwen3-32b")))) == 300
+    )
