@@ -9,12 +9,14 @@ import click
 from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError
 from services.cli.profiling.profile_file import read_profile
-from simulator.cost.catalogue import DEVICES, MODELS, instance_for
+from simulator.cost.catalogue import DEVICES, MODELS, deployment_for, instance_for
 from simulator.cost.fitted.step_cost import FittedStepCost, profiled_instance
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import CostModel
 from simulator.cost.spec.model import WEIGHT_BYTES
 from simulator.instance.config import InstanceConfig
+from simulator.profiles.choice import SOURCES, cost_from_tables
+from simulator.profiles.folder import ProfileFolder
 
 _KV_BLOCKS = 26_000
 _MAX_MODEL_LEN_TOKENS = 131_072
@@ -40,6 +42,19 @@ cost_options = (
         help="Number format of the weights.",
     ),
     click.option(
+        "--tables",
+        "tables_path",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Folder of published measurements: take the costs of --model on --device from there.",
+    ),
+    click.option(
+        "--tables-of",
+        "tables_source",
+        type=click.Choice(list(SOURCES)),
+        show_default="the first that has the model on the device",
+        help="Whose tables.",
+    ),
+    click.option(
         "--profile",
         "profile_path",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -63,8 +78,12 @@ class CostChoice:
     weight_dtype: str = ""
     heterogeneity: bool = True
     profile: InstanceProfile | None = None
+    tables: Path | None = None
+    tables_source: str = ""
 
     def __post_init__(self) -> None:
+        if self.tables is not None and self.model is None:
+            raise ConfigurationError("--tables needs --model and --device: it says only where their costs come from")
         if self.profile is not None and self.model is not None:
             raise ConfigurationError("--profile has its own model and device: give it without --model and --device")
         if (self.model is None) != (self.device is None):
@@ -76,6 +95,12 @@ class CostChoice:
             return FittedStepCost(self.profile.step.coefficients)
         if self.model is None or self.device is None:
             return LinearCost()
+        if self.tables is not None:
+            named = deployment_for(self.model, self.device, self.tensor_parallel)
+            folder = ProfileFolder(self.tables)
+            return cost_from_tables(
+                folder, named.model.name, named.device.name, self.tensor_parallel, self.tables_source
+            )
         return self._instance()[1]
 
     def sizes(self) -> InstanceConfig | None:
@@ -103,6 +128,8 @@ def costs_of(options: dict[str, Any]) -> CostChoice:
         options["weight_dtype"] or "",
         not options["levelled_attention"],
         read_profile(options["profile_path"]) if options["profile_path"] else None,
+        options["tables_path"],
+        options["tables_source"] or "",
     )
 
 

@@ -1,6 +1,7 @@
 """Measured kernel times of one model on one device, as a cost model needs them."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from simulator.cost.fitted.interpolation import Curve, Grid
 from simulator.cost.roofline.matrices import touched_experts
@@ -42,6 +43,25 @@ class Links:
         return hops * self.latency_ms + hops / self.devices * size_bytes / self.bytes_per_ms
 
 
+class AllReduce(Protocol):
+    """How long the devices of an instance take to sum what each has."""
+
+    def all_reduce_ms(self, size_bytes: float) -> float:
+        """Of `size_bytes` on each device."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredAllReduce:
+    """By a table."""
+
+    time_ms: Curve
+    """Over bytes."""
+
+    def all_reduce_ms(self, size_bytes: float) -> float:
+        """See `AllReduce`."""
+        return self.time_ms.at(size_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertTables:
     """Times of one layer's routed experts, in ms."""
@@ -78,5 +98,5 @@ class OperatorTables:
     """Output head and sampler, over the requests of a step."""
     attention: AttentionTables
     experts: ExpertTables | None = None
-    tensor_links: Links | None = None
+    tensor_links: AllReduce | None = None
     """All-reduces after attention and MLP of every layer; None: one device."""
