@@ -17,13 +17,14 @@ import msgspec
 
 from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes
 from controlplane.policies.registry import DEFAULT_POLICY, create_policy
-from mesh.errors import ConfigurationError, PenstockError
+from mesh.errors import ConfigurationError, PeerUnavailable, PenstockError
+from mesh.membership import Member
 from services.cli.connection import mesh_directory, mesh_store, run
 from services.cli.profile import profile_progress
 from services.cli.profiling.closed_loop import Measured
 from services.cli.profiling.fitting import fit_profile
 from services.cli.profiling.plan import ProfileBounds
-from services.cli.profiling.run import instances_of, measure_instance
+from services.cli.profiling.run import OnProgress, instances_of, measure_instance
 from services.cli.profiling.samples_file import ProfiledInstance
 from services.cli.replay.completions import CompletionForm, ServedModel, complete
 from services.cli.replay.open_loop import LoopClock
@@ -45,6 +46,9 @@ SINGLE_REQUESTS = 4
 SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS = 64, 32
 MOST_FAILED = 0.02
 """Share of failed requests beyond which a comparison says nothing."""
+MOST_CUTS = 3
+"""Connections that may break while an instance is profiled."""
+AFTER_CUT_S = 5.0
 _DEADLINE_S = 300.0
 _VOCABULARY = TokenRange(FIRST_TOKEN_ID, 500)
 
@@ -173,11 +177,23 @@ async def _profile_together(
         members = instances_of(directory, None, model)
         with tempfile.TemporaryDirectory(prefix="penstock-validate-") as folder, profile_progress(model) as progress:
             return await asyncio.gather(
-                *(
-                    measure_instance(member, bounds, Path(folder) / f"{member.member_id}.jsonl", progress)
-                    for member in members
-                )
+                *(_measure(member, bounds, Path(folder) / f"{member.member_id}.jsonl", progress) for member in members)
             )
+
+
+async def _measure(
+    member: Member, bounds: ProfileBounds, samples_path: Path, on_progress: OnProgress
+) -> tuple[ProfiledInstance, list[Measured]]:
+    """A machine that is too busy to answer its own pings cuts connections: go on where that happened."""
+    for left in reversed(range(MOST_CUTS + 1)):
+        try:
+            return await measure_instance(member, bounds, samples_path, on_progress, in_use=left < MOST_CUTS)
+        except PeerUnavailable as error:
+            if not left:
+                raise
+            say([f"WARNING: {error}; going on with what is missing"])
+            await asyncio.sleep(AFTER_CUT_S)
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def _single_requests(plan: ReplayPlan, served: ServedModel, seed: int) -> list[RequestOutcome]:
