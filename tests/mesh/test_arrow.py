@@ -95,6 +95,23 @@ def test_arrow_predicts_by_what_was_measured_at_the_start(arrow: RecordedMesh) -
     assert parameters["max_running_tokens"] > 0
 
 
+def test_an_slo_that_cannot_be_kept_moves_instances_to_prefill_and_no_stream_notices(
+    mesh: RunningMesh, arrow: RecordedMesh
+) -> None:
+    hurried = arrow.cli("policy", "arrow", "--set", "ttft_ms=1")
+    assert hurried.returncode == 0, hurried.stderr
+    try:
+        texts = [reader.text for reader in read_all(arrow, 6)]
+
+        def prefilling() -> int:
+            return sum(pool in ("prefill", "decode_to_prefill") for pool in pools(arrow).values())
+
+        eventually(lambda: prefilling() == 3, 20, "all but one instance are for prefill")
+    finally:
+        arrow.cli("policy", "arrow")
+    assert texts == truth(mesh, 6)
+
+
 def test_policies_are_switched_under_load_and_decide_the_same_outside(mesh: RunningMesh, arrow: RecordedMesh) -> None:
     expected = truth(mesh, 4)
     for name in ("lmetric", "arrow", "static_pd", "round_robin", "colocated", "arrow"):
