@@ -2,15 +2,18 @@ from pathlib import Path
 
 import pytest
 
+from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
 from mesh.errors import ConfigurationError
 from services.cli.supervisor.local_mesh import (
     DEMO_MODELS,
     LocalMesh,
     ModelSpec,
     PhaseCounts,
+    demo_predictors,
     parse_model,
     processes,
 )
+from services.predictor.artefact import load_artefact
 
 
 @pytest.fixture
@@ -69,3 +72,17 @@ def test_instances_for_one_phase_stand_beside_the_others(checkpoint: Path) -> No
     assert parse_model(str(checkpoint), 0, PhaseCounts(1, 1)).instances == 2
     with pytest.raises(ConfigurationError, match="0 or more"):
         PhaseCounts(prefill=-1)
+
+
+def test_the_predictor_serves_the_artefacts_it_is_given(checkpoint: Path, tmp_path: Path) -> None:
+    folders = (tmp_path / "one", tmp_path / "two")
+    mesh = LocalMesh((ModelSpec("a", checkpoint, 1),), "vllm", (), "embedded:", "127.0.0.1", 8000, folders)
+    (predictor,) = (spec for spec in processes(mesh) if spec.role == "predictor")
+    assert predictor.arguments[-4:] == ("--artefact", str(folders[0]), "--artefact", str(folders[1]))
+
+
+def test_demo_models_bring_their_predictors(checkpoint: Path) -> None:
+    demo, own = parse_model("demo-large", 1), ModelSpec("own", checkpoint, 1)
+    (folder,) = demo_predictors((demo, own, demo))
+    artefact = load_artefact(folder)
+    artefact.check_model("demo-large", checkpoint_fingerprint(demo.path), 256)
