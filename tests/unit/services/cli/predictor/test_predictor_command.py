@@ -85,3 +85,10 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
     assert len(chat) > len(plain)
     with pytest.raises(ConfigurationError, match="line 3: expected"):
         list(tokenised_prompts(text, file, 8, 3, seed=0))
+
+
+def test_serving_is_the_role_itself() -> None:
+    output = run("serve", "--help")
+    assert "--artefact" in output
+    assert "Run a predictor until SIGTERM" in output
+    assert all(step in run("--help") for step in ("collect", "train", "evaluate", "serve"))
