@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.planning.qoe import (
@@ -49,6 +49,7 @@ def test_the_fit_finds_what_made_the_samples(relative: bool) -> None:
 coefficient = st.floats(0, 10, allow_subnormal=False)
 
 
+@settings(deadline=None)
 @given(st.tuples(*[coefficient] * 5), st.integers(0, 2**16), st.floats(0, 1))
 def test_no_coefficient_is_negative_and_none_better_is_near(
     d: tuple[float, float, float, float, float], seed: int, noise: float

@@ -138,6 +138,7 @@ def test_long_runs_in_bad_weather() -> None:
     assert begun > 40 * 20, "hardly anything moved"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=9))
 def test_the_winner_is_light_early_and_first(bids: list[tuple[int, int]]) -> None:
     offers = [Offer(f"i{number}", load, float(start)) for number, (load, start) in enumerate(bids)]

@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.model.running_request import RunningRequest
@@ -198,6 +198,7 @@ def test_what_found_no_taker_rests() -> None:
 contexts = st.lists(st.integers(1, 5000), max_size=30)
 
 
+@settings(deadline=None)
 @given(contexts, st.floats(0, 20_000))
 def test_relief_never_exceeds_the_excess(lengths: list[int], excess: float) -> None:
     running = [RunningRequest(str(number), length, 0) for number, length in enumerate(lengths)]

@@ -1,7 +1,7 @@
 """Layouts: coverage of stages that die, refined boundaries, assignment of instances."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.planning.stage_plan import StagePlan
@@ -11,6 +11,7 @@ from mesh.errors import ConfigurationError
 LAYOUT = StageLayout("m", 1, (("a", "b"), ("c",), ("d", "e")), (100, 1000))
 
 
+@settings(deadline=None)
 @given(st.sets(st.sampled_from("abcde")))
 def test_every_length_is_covered_while_anybody_lives(alive: set[str]) -> None:
     covering = LAYOUT.covering(alive)
@@ -36,6 +37,7 @@ def test_refined_boundaries_are_the_mean_of_what_is_said() -> None:
     assert LAYOUT.refined({"a": 200.0, "b": 300.0, "zz": 1.0}).boundaries_tokens == (250, 1000)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcde"), st.floats(1, 1e6)))
 def test_refined_boundaries_ascend(said: dict[str, float]) -> None:
     LAYOUT.refined(said)

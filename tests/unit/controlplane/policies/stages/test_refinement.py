@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.planning.qoe import BatchLoad, QoeModel
@@ -42,6 +42,7 @@ def quality(part: list[RequestLength]) -> float:
     return len(part) * MODEL.normalised_latency_ms(load)
 
 
+@settings(deadline=None)
 @given(requests)
 def test_no_other_split_is_better(both: list[RequestLength]) -> None:
     ordered = sorted(both, key=lambda request: request.total_tokens)
@@ -62,6 +63,7 @@ def test_rivals_count_requests_or_tokens() -> None:
     assert best_split(both, Refinement.FROZEN, MODEL) is None
 
 
+@settings(deadline=None)
 @given(requests, st.integers(1, 8))
 def test_shares_are_even(union: list[RequestLength], parts: int) -> None:
     share = even_share(union, parts)
@@ -91,6 +93,7 @@ def test_a_frozen_boundary_never_moves() -> None:
     assert not boundary.refine(of_length(*[100] * 30), [of_length(9000, 9000)], MODEL)
 
 
+@settings(deadline=None)
 @given(requests, requests, st.integers(1, 3000), st.integers(2, 3000), st.sampled_from(Refinement))
 def test_a_boundary_stays_between_its_neighbours(
     own: list[RequestLength], theirs: list[RequestLength], lower: int, width: int, policy: Refinement

@@ -1,7 +1,7 @@
 """Stage messages survive the wire; ended requests are counted once, where they end."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policies.stages.neighbours import StageReport
@@ -35,6 +35,7 @@ lengths = st.lists(st.builds(RequestLength, counts, counts), max_size=5).map(tup
 reports = st.builds(StageReport, counts, st.none() | times, lengths)
 
 
+@settings(deadline=None)
 @given(bid_ask | reports)
 def test_what_is_said_is_heard(message: messages.Message | StageReport) -> None:
     sent = wire.stage_message(message).SerializeToString()
