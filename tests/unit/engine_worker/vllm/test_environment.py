@@ -30,3 +30,8 @@ def test_the_operator_s_own_settings_stand() -> None:
     environ = {"OMP_NUM_THREADS": "8"}
     set_missing(environ, {"OMP_NUM_THREADS": "1", "OTHER": "x"})
     assert environ == {"OMP_NUM_THREADS": "8", "OTHER": "x"}
+
+
+def test_the_model_runner_is_one_whose_rows_can_be_told_apart() -> None:
+    for device in ("cpu", "cuda"):
+        assert engine_environment(SETTINGS, device)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
