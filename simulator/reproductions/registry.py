@@ -26,6 +26,7 @@ PAPERS: Mapping[str, Paper] = MappingProxyType(
     {
         "arrow": Paper("simulator.reproductions.arrow", "Arrow: adaptive prefill and decode pools"),
         "cascadeinfer": Paper("simulator.reproductions.cascadeinfer.findings", "CascadeInfer: length-aware stages"),
+        "cascadia": Paper("simulator.reproductions.cascadia.reproduction", "Cascadia: plans of a cascade of models"),
         "lmetric": Paper("simulator.reproductions.lmetric.reproduction", "LMetric: placement by a product"),
         "star": Paper("simulator.reproductions.star.reproduction", "STAR: decode-phase rescheduling"),
     }

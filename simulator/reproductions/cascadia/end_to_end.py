@@ -1,0 +1,118 @@
+"""A deployed cascade under load: requests pass its tiers in turn, and each answer but the last tier's is judged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.planning.cascade.parallelism import Mix
+from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.policies.registry import create_policy
+from mesh.errors import PlanInfeasible
+from simulator.cascade.tier import Tier
+from simulator.cluster.config import ClusterConfig, InstanceSpec
+from simulator.cluster.simulation import ClusterSimulation
+from simulator.traces.request import TraceRequest
+
+DISPATCH = "least_loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A routing with its replicas."""
+
+    path: tuple[int, ...]
+    """The tiers that requests pass, by their column in the sample: one alone, or all."""
+    thresholds: tuple[float, ...]
+    """One fewer than tiers on the path."""
+    mixes: tuple[Mix, ...]
+    """Of the tiers on the path; empty where no request goes."""
+    quality: float
+    """Expected, on the sample it was made for."""
+    shares: tuple[float, ...]
+    is_within: bool = True
+    """The planner expects the GPUs to hold the load."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """Requests drawn from a sample's rows."""
+
+    times_s: NDArray[np.float64]
+    """Ascending."""
+    rows: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What became of them; shape (requests,), in the order of arrival."""
+
+    latencies_s: NDArray[np.float64]
+    """Arrival to accepted answer, judgements included."""
+    scores: NDArray[np.float64]
+    tier_p95_s: tuple[float, ...]
+    """Of each tier on the path, by the requests that reached it; 0 where none did."""
+
+    @property
+    def p95_s(self) -> float:
+        """95 % of the requests took no longer."""
+        return float(np.quantile(self.latencies_s, 0.95, method="higher"))
+
+
+def poisson_arrivals(sample: CascadeSample, rate_per_s: float, seconds: float, seed: int) -> Arrivals:
+    """At random, every row as likely. Equal seeds draw the same requests in the same order at any rate."""
+    gaps, rows = (np.random.default_rng((seed, stream)) for stream in range(2))
+    count = max(1, round(rate_per_s * seconds))
+    times_s = np.cumsum(gaps.exponential(1.0, count)) / rate_per_s
+    return Arrivals(times_s, rows.integers(0, sample.requests, count))
+
+
+def serve(
+    sample: CascadeSample, tiers: Sequence[Tier], deployed: Deployed, arrivals: Arrivals, judge_s: float, seed: int = 0
+) -> Served:
+    """Simulate the tiers one after the other: nothing flows back, so a tier's arrivals are known when the one before it
+    has been simulated. Raises `PlanInfeasible` where requests reach a tier without replicas."""
+    ready_s = arrivals.times_s.copy()
+    scores = np.zeros(len(ready_s))
+    here = np.arange(len(ready_s))
+    tails: list[float] = []
+    for stage, tier in enumerate(deployed.path):
+        if not len(here):
+            tails.append(0.0)
+            continue
+        here = here[np.argsort(ready_s[here], kind="stable")]
+        rows = arrivals.rows[here]
+        trace = [
+            TraceRequest(at_s, int(sample.input_tokens[row]), int(sample.output_tokens[row, tier]))
+            for at_s, row in zip(ready_s[here].tolist(), rows.tolist(), strict=True)
+        ]
+        finished_s = _finished_s(tiers[tier], deployed.mixes[stage], trace, seed)
+        is_last = stage == len(deployed.path) - 1
+        if not is_last:
+            finished_s = finished_s + judge_s
+        tails.append(float(np.quantile(finished_s - ready_s[here], 0.95)))
+        ready_s[here] = finished_s
+        scores[here] = sample.scores[rows, tier]
+        if not is_last:
+            here = here[scores[here] < deployed.thresholds[stage]]
+    return Served(ready_s - arrivals.times_s, scores, tuple(tails))
+
+
+def _finished_s(tier: Tier, mix: Mix, trace: list[TraceRequest], seed: int) -> NDArray[np.float64]:
+    replicas = {replica.shape: replica for replica in tier.replicas()}
+    specs = tuple(
+        InstanceSpec(replicas[shape].engine, cost=replicas[shape].cost)
+        for shape, count in mix
+        for _ in range(count * replicas[shape].engines)
+    )
+    if not specs:
+        raise PlanInfeasible(f"{len(trace)} requests reach {tier.key}, which has no replica")
+    config = ClusterConfig(len(specs), specs[0].config, report_interval_ms=0, seed=seed, specs=specs)
+    cost = specs[0].cost
+    assert cost is not None  # every spec was given one
+    outcomes = ClusterSimulation(trace, config, cost, create_policy(DISPATCH)).run()
+    failed = next((outcome.error for outcome in outcomes if outcome.error), "")
+    if failed:
+        raise PlanInfeasible(f"{tier.key} cannot serve the sample: {failed}")
+    return np.array([outcome.finished_s for outcome in outcomes])

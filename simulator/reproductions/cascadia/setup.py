@@ -1,0 +1,94 @@
+"""Models, devices and sizes of runs."""
+
+from dataclasses import dataclass
+
+from controlplane.planning.cascade.replica import ReplicaShape
+from simulator.cascade.tier import ReplicaModel, Tier, TierModel
+
+GPUS = 32
+"""Four servers of eight (section 4.1)."""
+JUDGE_S = 1.0
+"""A judgement takes 1 to 2 s (section 4.1, footnote 3)."""
+ATTAINMENT = 0.95
+FIXED_SLO_SCALE = 5.0
+"""Of the throughput search: inside the range of every panel of figure 5 or next to it. The paper names none."""
+UNIFORM_GPUS = (10, 10, 12)
+"""Of the ablation; 12 for the largest tier as in section 4.3."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewShapes:
+    """A tier in some of its shapes only, for quick runs."""
+
+    tier: TierModel
+    shapes: tuple[ReplicaShape, ...]
+
+    @property
+    def key(self) -> str:
+        """See `Tier`: a replica's curve does not depend on which other shapes there are."""
+        return self.tier.key
+
+    def replicas(self) -> tuple[ReplicaModel, ...]:
+        """See `Tier`."""
+        return tuple(replica for replica in self.tier.replicas() if replica.shape in self.shapes)
+
+
+SMALL = TierModel("R1-Distill-Qwen-7B", "H100")
+MIDDLE = TierModel("Llama-3.3-70B", "H100")
+"""Stands for DeepSeek-dist-70B, which is this model's architecture with other weights."""
+LARGE = TierModel("DeepSeek-R1", "H100", "fp4")
+"""Stands for the INT4 AWQ weights of the paper."""
+LLAMA_SMALL = TierModel("Llama-3.1-8B", "H100")
+
+_QUICK_SHAPES = {
+    SMALL.model: ((1, 1), (2, 1), (4, 1)),
+    LLAMA_SMALL.model: ((1, 1), (2, 1), (4, 1), (8, 1)),
+    MIDDLE.model: ((2, 1), (4, 1), (8, 1), (2, 2)),
+    LARGE.model: ((8, 1), (4, 2), (2, 4)),
+}
+
+
+def tiers_of(models: tuple[TierModel, ...], quick: bool) -> tuple[Tier, ...]:
+    """The models in every shape that they fit on, or, quick, in three or four."""
+    if not quick:
+        return models
+    return tuple(FewShapes(tier, tuple(ReplicaShape(*shape) for shape in _QUICK_SHAPES[tier.model])) for tier in models)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is simulated."""
+
+    seconds: float
+    """Of arrivals in each run."""
+    targets: tuple[float, ...]
+    throughput_targets: tuple[float, ...]
+    """Those for which the highest rate is searched as well."""
+    ablation_throughput: bool
+    """Search it for the ablations too."""
+    other_targets: tuple[float, ...]
+    """Of the workloads with two tiers."""
+    other_requests: int
+    """In a run of those: their answers are short and their rates high."""
+    tolerance: float
+    """Of the searches."""
+    minute_s: float
+    """How long a minute of the drifting workload is."""
+    drift_scales: tuple[float, ...]
+    """Rates of the drifting workload, over the traces' own."""
+    is_quick: bool
+
+
+TARGETS = (90.0, 85.0, 80.0, 70.0)
+FULL = Size(120.0, TARGETS, TARGETS, True, TARGETS, 12_000, 0.04, 20.0, (1.0, 1.25, 1.5), is_quick=False)
+QUICK = Size(30.0, (85.0, 70.0), (85.0,), False, (85.0,), 1000, 0.25, 4.0, (1.0,), is_quick=True)
+
+LOADS = (0.6, 0.8, 1.0)
+"""Rates of traces 1 to 3, as parts of what the largest model alone holds on all GPUs."""
+DRIFT_QUALITY = 85.0
+DRIFT_MINUTES = (8, 16, 10)
+"""Of traces 1, 2 and 3 (section 4.4)."""
+WINDOW_REQUESTS = 50
+"""Sampled of each window (section 4.4)."""
+SWITCH_MINUTES = 1.0
+"""From the decision for a new plan until its replicas serve."""

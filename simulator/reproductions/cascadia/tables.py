@@ -1,0 +1,53 @@
+"""Latency tables of the tiers, simulated once for all requests and scaled to those of a trace.
+
+Traces are parts of one set of questions. To simulate every replica for every part would take longer than all the rest,
+and its curves differ in little but the work per request: they are scaled by it, as the planner does between routings.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.planning.cascade.replica import ReplicaCurve
+from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.planning.cascade.tables import TAIL
+from simulator.cascade.curves import SimulatedCurves, StoredCurve
+from simulator.cascade.tier import Tier
+
+
+class ScaledCurves:
+    """A `CurveSource` over a sample, from the curves of all requests."""
+
+    def __init__(
+        self,
+        everything: CascadeSample,
+        sample: CascadeSample,
+        tiers: Sequence[Tier],
+        known: Sequence[StoredCurve],
+        seed: int,
+    ) -> None:
+        self._everything = SimulatedCurves(everything, tiers, known=known, seed=seed)
+        self._all = np.arange(everything.requests)
+        self._sample = SimulatedCurves(sample, tiers, seed=seed)
+
+    def work_s(self, tier: int) -> NDArray[np.float64]:
+        """See `CurveSource`."""
+        return self._sample.work_s(tier)
+
+    def curves(self, tier: int, requests: NDArray[np.intp]) -> tuple[ReplicaCurve, ...]:
+        """See `CurveSource`."""
+        of_all, of_these = self._everything.work_s(tier), self._sample.work_s(tier)[requests]
+        work = float(of_these.mean() / of_all.mean())
+        tail = float(np.quantile(of_these, TAIL) / np.quantile(of_all, TAIL))
+        return tuple(
+            ReplicaCurve(curve.shape, curve.rates_per_s / work, curve.p95_s * tail)
+            for curve in self._everything.curves(tier, self._all)
+        )
+
+
+def measured_curves(everything: CascadeSample, tiers: Sequence[Tier], tier: int, seed: int) -> tuple[StoredCurve, ...]:
+    """The curves of one tier for all requests."""
+    source = SimulatedCurves(everything, tiers, seed=seed)
+    source.curves(tier, np.arange(everything.requests))
+    return source.measured

@@ -1,0 +1,206 @@
+"""Cascadia's reproduction on a few questions: its workloads, its systems, its composition of tiers, and every row."""
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from controlplane.planning.cascade.parallelism import capacity
+from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
+from controlplane.planning.cascade.sample import CascadeSample
+from mesh.errors import PlanInfeasible, TraceError
+from simulator.cascade.curves import SimulatedCurves
+from simulator.reproductions.cascadia import experiment, setup, systems
+from simulator.reproductions.cascadia.cases import measure_trace, reachable
+from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, poisson_arrivals, serve
+from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
+from simulator.reproductions.cascadia.tables import ScaledCurves
+from simulator.reproductions.run import ReproductionRun, reproduce
+
+QUESTIONS = 24
+TIERS = setup.tiers_of((setup.LLAMA_SMALL, setup.MIDDLE), quick=True)
+SHORT = replace(setup.QUICK, seconds=0.2, other_requests=5, minute_s=0.2, tolerance=2.0)
+
+
+def _answers(seed: int = 0) -> Answers:
+    rng = np.random.default_rng(seed)
+    scores = np.clip(rng.normal([50, 85], 20, (QUESTIONS, 2)), 0, 100)
+    inputs, outputs = rng.integers(10, 200, QUESTIONS), rng.integers(5, 40, (QUESTIONS, 2))
+    return Answers(scores, inputs, outputs, ("small", "large"), np.arange(QUESTIONS))
+
+
+def _bench(rate_per_s: float = 5.0) -> systems.Bench:
+    sample = _answers().sample(rate_per_s)
+    return systems.Bench(sample, TIERS, SimulatedCurves(sample, TIERS), 16, 0.5, (8, 8), sample)
+
+
+BENCH = _bench()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three models for the tiers, one to tell the hard questions by; one answer without a score."""
+    rng = np.random.default_rng(3)
+    folder = tmp_path / "quality"
+    folder.mkdir()
+    small, large = "mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview"
+    models = ["other", small, "middle", large]
+    arena = [["question", "prompt_sha", "prompt_chars", *models]]
+    chars = [["question", *models]]
+    for number in range(QUESTIONS):
+        scores = np.clip(rng.normal([3, 7, 8, 9.3], 2), 1, 10).round()
+        arena.append([str(number), "0", str(rng.integers(40, 400)), *map(str, scores)])
+        chars.append([str(number), *map(str, rng.integers(20, 120, len(models)))])
+    arena[5][3 + 1] = "-1"
+    _write(folder / "arenabench_v1_gpt4_scores_even.csv.gz", arena)
+    _write(folder / "arenabench_v1_answer_chars_even.csv.gz", chars)
+    header = ["prompt_chars", "mixtral_8x7b_correct", "gpt4_1106_correct"]
+    header += ["mixtral_8x7b_response_chars", "gpt4_1106_response_chars"]
+    checked = [["90", str(number % 2), str(int(number % 9 > 0)), "60", "70"] for number in range(QUESTIONS)]
+    _write(folder / "routellm_gsm8k.csv.gz", [header, *checked])
+    turns = [["question_id", "turn", "model", "score"]]
+    for number in range(QUESTIONS):
+        turns += [[str(number), "1", small, str(1 + number % 10)], [str(number), "1", large, str(8 + number % 3)]]
+    _write(folder / "routellm_mtbench.csv.gz", turns)
+    return tmp_path
+
+
+def _write(path: Path, rows: list[list[str]]) -> None:
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(",".join(row) for row in rows) + "\n")
+
+
+def test_every_claim_has_its_row_with_a_figure_or_a_reason(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {model: shapes[:1] for model, shapes in setup._QUICK_SHAPES.items()}
+    monkeypatch.setattr(setup, "_QUICK_SHAPES", few)
+    monkeypatch.setattr(experiment, "QUICK", SHORT)
+    run = ReproductionRun(data, tmp_path / "out", seed=3, quick=True, processes=1)
+    report = reproduce("cascadia", run)
+    published = [row.paper for row in report.rows if isinstance(row.paper, float)]
+    assert published[:14] == [4.0, 2.8, 5.0, 3.0, 2.5, 1.7, 3.3, 1.7, 1.6, 1.4, 2.1, 1.7, 3.8, 2.6]
+    assert published[14:16] == [2.2, 0.21]
+    assert len({row.claim for row in report.rows}) == len(report.rows)
+    assert all(row.ours is not None or row.why for row in report.rows)
+    assert {path.name for path in (run.out / "plots").iterdir()} == {"attainment.png", "throughput.png", "front.png"}
+    page = (run.out / "report.md").read_text()
+    assert "## Setup" in page
+    assert "trace 3 (easy)" in page
+
+
+def test_traces_differ_in_how_hard_they_are_by_models_that_stand_for_no_tier(data: Path) -> None:
+    folder = data / "quality"
+    traces, everything = arena_traces(
+        folder / "arenabench_v1_gpt4_scores_even.csv.gz", folder / "arenabench_v1_answer_chars_even.csv.gz"
+    )
+    assert everything.stand_ins == ("mistralai/Mixtral-8x7B-Instruct-v0.1", "middle", "gpt-4-1106-preview")
+    assert len(everything.scores) == QUESTIONS - 1, "one answer has no score"
+    hard, mixed, easy = traces.values()
+    assert len(hard.scores) == len(easy.scores) == round(2 / 3 * len(mixed.scores))
+    assert len(set(hard.questions) | set(easy.questions)) == len(mixed.scores)
+    assert (everything.scores[easy.questions] == easy.scores).all()
+
+
+def test_files_of_another_form_are_named(data: Path) -> None:
+    folder = data / "quality"
+    with pytest.raises(TraceError, match="routellm_mtbench"):
+        arena_traces(folder / "routellm_mtbench.csv.gz", folder / "routellm_gsm8k.csv.gz")
+
+
+def test_scores_are_rescaled_and_models_chosen_by_their_means() -> None:
+    assert rescaled(np.array([1.0, 5.5, 10.0])) == pytest.approx([0, 50, 100])
+    assert nearest({"a": 10.0, "b": 90.0, "c": 60.0, "d": 88.0}, (50.0, 92.0, 80.0)) == ("c", "d", "b")
+
+
+def test_requests_pass_tiers_until_an_answer_is_accepted_and_each_judgement_takes_its_time() -> None:
+    sample = CascadeSample(
+        scores=np.array([[80.0, 90.0], [20.0, 95.0]]),
+        input_tokens=np.array([50, 50]),
+        output_tokens=np.array([[10, 10], [10, 10]]),
+        rate_per_s=1.0,
+    )
+    mixes = (((ReplicaShape(1), 1),), ((ReplicaShape(4), 1),))
+    deployed = Deployed((0, 1), (50.0,), mixes, 87.5, (1.0, 0.5))
+    far_apart = Arrivals(np.array([0.0, 100.0]), np.array([0, 1]))
+    without, judged = (serve(sample, TIERS, deployed, far_apart, judge_s) for judge_s in (0.0, 2.0))
+    assert judged.scores == pytest.approx([80.0, 95.0])
+    assert judged.latencies_s - without.latencies_s == pytest.approx([2.0, 2.0]), "the last tier is not judged"
+    assert without.latencies_s[1] > without.latencies_s[0]
+    alone = serve(sample, TIERS, Deployed((1,), (), mixes[1:], 92.5, (1.0,)), far_apart, 2.0)
+    assert judged.latencies_s[1] == pytest.approx(without.latencies_s[0] + 2.0 + alone.latencies_s[1])
+
+
+def test_requests_that_reach_a_tier_without_replicas_are_refused() -> None:
+    deployed = Deployed((0, 1), (100.0,), (((ReplicaShape(1), 1),), ()), 80.0, (1.0, 1.0))
+    with pytest.raises(PlanInfeasible, match="which has no replica"):
+        serve(BENCH.sample, TIERS, deployed, poisson_arrivals(BENCH.sample, 5.0, 2.0, 0), 0.0)
+
+
+def test_a_seed_draws_the_same_requests_at_any_rate() -> None:
+    slow, fast = (poisson_arrivals(BENCH.sample, rate, 20.0 / rate, 7) for rate in (1.0, 4.0))
+    assert (slow.rows == fast.rows).all()
+    assert slow.times_s == pytest.approx(4 * fast.times_s)
+
+
+@pytest.mark.parametrize("name", list(systems.SYSTEMS))
+def test_every_system_meets_the_target_on_no_more_gpus_than_there_are(name: str) -> None:
+    deployed = systems.SYSTEMS[name](BENCH, 70.0)
+    assert deployed.quality >= 70.0
+    assert deployed.is_within
+    assert 0 < sum(shape.gpus * count for mix in deployed.mixes for shape, count in mix) <= BENCH.gpus
+
+
+def test_the_stand_alone_model_is_the_smallest_that_meets_the_target_or_the_best() -> None:
+    small, large = BENCH.sample.scores.mean(axis=0)
+    assert systems.stand_alone_tier(BENCH.sample, small - 1) == 0
+    assert systems.stand_alone_tier(BENCH.sample, (small + large) / 2) == 1
+    assert systems.stand_alone_tier(BENCH.sample, 100.0) == 1
+
+
+def test_a_load_that_no_deployment_holds_is_marked_or_refused() -> None:
+    crowded = BENCH.at(100_000.0)
+    assert not systems.stand_alone(crowded, 70.0).is_within
+    assert not systems.cascade_serve(crowded, 70.0).is_within
+    with pytest.raises(PlanInfeasible):
+        systems.cascadia(crowded, 70.0)
+
+
+def test_cascade_serve_takes_one_shape_a_tier_and_does_not_look_at_who_is_escalated() -> None:
+    deployed = systems.cascade_serve(BENCH, 70.0)
+    assert all(len(mix) <= 1 for mix in deployed.mixes)
+    longer = replace(BENCH.sample, output_tokens=BENCH.sample.output_tokens * 2)
+    assert systems.cascade_serve(replace(BENCH, sample=longer), 70.0) == deployed
+
+
+def test_uniform_parallelism_is_whole_servers_first() -> None:
+    curves = tuple(ReplicaCurve(ReplicaShape(tp), np.array([1.0, 2.0]), np.array([1.0, 2.0])) for tp in (1, 2, 4, 8))
+    uniform = systems._uniform(capacity(curves, 1), 32)
+    assert uniform.mix(23, 0.1) == tuple((ReplicaShape(tp), count) for tp, count in ((1, 1), (2, 1), (4, 1), (8, 2)))
+    without_small = systems._uniform(capacity(curves[3:], 1), 32)
+    assert without_small.mix(23, 0.1) == ((ReplicaShape(8), 2),), "what is left holds no replica"
+
+
+def test_scaled_curves_are_those_of_all_requests_by_the_work_of_these() -> None:
+    answers = _answers()
+    everything = answers.sample(1.0)
+    known = SimulatedCurves(everything, TIERS)
+    original = known.curves(0, np.arange(QUESTIONS))
+    same = ScaledCurves(everything, everything, TIERS, known.measured, 0).curves(0, np.arange(QUESTIONS))
+    assert [curve.rates_per_s.tolist() for curve in same] == [curve.rates_per_s.tolist() for curve in original]
+    longest = np.argsort(known.work_s(0))[-5:]
+    slower = ScaledCurves(everything, answers.only(longest).sample(1.0), TIERS, known.measured, 0)
+    scaled = slower.curves(0, np.arange(5))
+    assert scaled[0].rates_per_s[0] < original[0].rates_per_s[0]
+    assert scaled[0].p95_s[0] >= original[0].p95_s[0]
+
+
+def test_targets_that_no_thresholds_reach_are_left_out() -> None:
+    answers = _answers()
+    workload = experiment.Workload(
+        "w", answers, answers, (setup.LLAMA_SMALL, setup.MIDDLE), 0.5, (16, 16), (), 0, SHORT, (99.9,)
+    )
+    assert reachable(answers) < 99.9
+    assert measure_trace(workload) == ()
