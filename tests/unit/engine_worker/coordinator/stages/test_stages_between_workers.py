@@ -92,10 +92,11 @@ async def test_a_moved_boundary_stands_in_the_store() -> None:
             rebalance=False,
         )
         await plan(mesh, StageLayout(MODEL, 7, (("a",), ("b",)), (10_000,)), parameters)
-        await mesh.generate("b", make_request("long", prompt=2000, max_tokens=400))
+        long = make_request("long", prompt=2000, max_tokens=400)
+        requests = [long, *(make_request(f"r{salt}", prompt=50, max_tokens=400, salt=salt) for salt in range(4))]
+        heard = [await mesh.generate("b", long)]
         await mesh.until_tokens("long", 2)
-        for salt in range(4):
-            await mesh.generate("a", make_request(f"r{salt}", prompt=50, max_tokens=400, salt=salt))
+        heard += [await mesh.generate("a", request) for request in requests[1:]]
         store = mesh.workers["a"].context.store
 
         async def boundary() -> BoundaryRecord:
@@ -108,6 +109,22 @@ async def test_a_moved_boundary_stands_in_the_store() -> None:
             while not 2000 <= (found := await boundary()).boundary_tokens < 2500:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert found.revision == 7
+        await mesh.until_ended(*(request.request_id for request in requests))
+        assert [each.token_ids for each in heard] == [undisturbed(request) for request in requests]
+
+
+async def test_plans_that_change_in_mid_stream_drop_no_request() -> None:
+    async with running_workers("a", "b", "c") as mesh:
+        await plan(mesh, StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (80, 500)))
+        requests = [make_request(f"r{salt}", prompt=40, max_tokens=300, salt=salt) for salt in range(4)]
+        heard = [await mesh.generate("a", request) for request in requests]
+        await mesh.until(lambda: all(each.moved_to == ["b"] for each in heard))
+        await plan(mesh, StageLayout(MODEL, 2, (("b",), ("c", "a")), (150,)))
+        await mesh.until(lambda: all(len(each.moved_to) == 2 for each in heard))
+        await plan(mesh, StageLayout(MODEL, 3, (("a", "b", "c"),), ()))
+        await mesh.until_ended(*(request.request_id for request in requests))
+        assert {each.moved_to[1] for each in heard} <= {"a", "c"}
+        assert [each.token_ids for each in heard] == [undisturbed(request) for request in requests]
 
 
 async def test_a_stage_whose_last_worker_leaves_is_covered_and_a_plan_taken_away_ends_the_stages() -> None:
