@@ -102,19 +102,22 @@ class BlockPool:
             else:
                 raise IllegalTransition(f"block {block} was freed but nobody holds it")
 
-    def cache(self, block: int, block_hash: int) -> None:
-        """Offer a full block to the prefix cache. A block that has its hash already is left alone."""
-        if block in self._hash_of:
-            return
-        self._hash_of[block] = block_hash
-        if block_hash in self._cached:
-            self._twins.setdefault(block_hash, []).append(block)
-            return
-        self._cached[block_hash] = block
-        if block_hash in self._removed:
-            del self._removed[block_hash]
-        else:
-            self._stored[block_hash] = None
+    def cache(self, blocks: Sequence[int], block_hashes: Sequence[int]) -> None:
+        """Offer full blocks, as far as there is a hash for each, to the prefix cache. One that has its hash already is
+        left alone."""
+        hash_of, cached, removed = self._hash_of, self._cached, self._removed
+        for block, block_hash in zip(blocks, block_hashes, strict=False):
+            if block in hash_of:
+                continue
+            hash_of[block] = block_hash
+            if block_hash in cached:
+                self._twins.setdefault(block_hash, []).append(block)
+                continue
+            cached[block_hash] = block
+            if block_hash in removed:
+                del removed[block_hash]
+            else:
+                self._stored[block_hash] = None
 
     def take_changes(self) -> KvBlocks:
         """Net change of the prefix cache since the last call."""

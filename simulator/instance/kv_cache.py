@@ -60,13 +60,13 @@ class KvCache:
 
     def remember(self, sequence: Sequence, computed_tokens: int) -> None:
         """Offer its full blocks to the prefix cache."""
-        full_blocks = computed_tokens // self._block_tokens
-        for index in range(sequence.hashed_blocks, full_blocks):
-            block_hash = sequence.hash_of_block(index, self._block_tokens)
-            if block_hash is None:
-                break
-            self.pool.cache(sequence.blocks[index], block_hash)
-        sequence.hashed_blocks = max(sequence.hashed_blocks, full_blocks)
+        first, full_blocks = sequence.hashed_blocks, computed_tokens // self._block_tokens
+        if full_blocks <= first:
+            return
+        if sequence.text is not None:
+            sequence.hash_of_block(full_blocks - 1, self._block_tokens)
+        self.pool.cache(sequence.blocks[first:full_blocks], sequence.hashes[first:full_blocks])
+        sequence.hashed_blocks = full_blocks
 
     def release(self, sequence: Sequence) -> None:
         """Take all its blocks back, the computed full ones into the prefix cache."""
