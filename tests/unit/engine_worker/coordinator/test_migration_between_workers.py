@@ -115,7 +115,7 @@ async def test_a_frontend_unknown_to_the_target_keeps_the_request_where_it_is() 
 
 async def test_a_drain_moves_every_stream_and_ends_the_worker() -> None:
     async with running_workers("a", "b", "c") as mesh:
-        requests = [make_request(f"r{number}", 60 + 20 * number, 200, salt=number) for number in range(16)]
+        requests = [make_request(f"r{number}", 60 + 20 * number, 500, salt=number) for number in range(16)]
         for request in requests:
             await mesh.generate("a", request)
         await mesh.until(lambda: all(len(each.token_ids) > 3 for each in mesh.heard.values()))
