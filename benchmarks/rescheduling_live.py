@@ -84,7 +84,7 @@ SETUPS = {
         600,
         100,
         1000.0,
-        concurrency=20,
+        concurrency=16,
     ),
 }
 
