@@ -4,7 +4,7 @@ The machine may get slower or faster meanwhile, so both are done in rounds, in t
 the clip, and a part of the profile at the end. All instances are profiled at the same time, since they share the
 machine. The clip itself is used for nothing but the comparison. What the mesh around an instance adds (HTTP and
 placement to each request, processes that share the machine to each step) is measured on single requests to the idle
-mesh.
+mesh. Requests come by the clock, so all is scaled by the machine's pace by the clock (`pace`).
 """
 
 import asyncio
@@ -41,6 +41,7 @@ from simulator.traces.request import TraceRequest
 from simulator.traces.source import TraceRecipe
 from simulator.validation.case import Case
 from simulator.validation.latencies import MeanLatencies
+from simulator.validation.pace import pace_by_the_clock
 
 SINGLE_REQUESTS = 4
 SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS = 64, 32
@@ -92,7 +93,11 @@ def live_cases(mesh: LiveMesh, plan: LivePlan) -> list[Case]:
         raise ConfigurationError("no request of the trace arrives within the clip")
     check_failures([outcome.error for outcome in outcomes if outcome.error], len(outcomes))
     profile = fit_profile(rests[0].profiled, [measured for rest in rests for measured in rest.measured])
-    model = LiveModel.of(profile, MeanLatencies.of([single for rest in rests for single in rest.singles]))
+    runs = [measured.steps for rest in rests for measured in rest.measured]
+    pace = pace_by_the_clock(runs, profile.step.coefficients)
+    say([f"the machine is {pace:.2f} times as slow by the clock as by the step"])
+    singles = MeanLatencies.of([single for rest in rests for single in rest.singles])
+    model = LiveModel.of(profile, singles).slowed(pace)
     instances = rests[0].instances
     simulated = model.simulate([requests for requests, _ in replayed if requests], instances)
     name = f"{LIVE_PREFIX}{profile.engine}/{profile.model}/{profile.device}/{instances}"
@@ -141,6 +146,13 @@ class LiveModel:
         slower = FittedStepCost(msgspec.structs.replace(coefficients, fixed_ms=coefficients.fixed_ms + step_ms))
         with_steps = replace(bare, cost=slower)
         return replace(with_steps, request_ms=max(0.0, singles.ttft_ms - with_steps.simulate(single, 1).ttft_ms))
+
+    def slowed(self, pace: float) -> "LiveModel":
+        """Everything so many times as slow."""
+        coefficients = self.cost.coefficients
+        names = coefficients.__struct_fields__
+        slow = msgspec.structs.replace(coefficients, **{name: pace * getattr(coefficients, name) for name in names})
+        return LiveModel(self.sizes, FittedStepCost(slow), pace * self.request_ms)
 
     def simulate(self, parts: Sequence[Sequence[TraceRequest]], instances: int) -> MeanLatencies:
         """Of all requests together; each part finds idle instances."""

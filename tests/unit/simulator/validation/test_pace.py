@@ -1,0 +1,36 @@
+"""The pace of a machine by the clock: moments of slowness count by their length, not by their steps."""
+
+import pytest
+
+from controlplane.model.step_sample import StepSample
+from controlplane.planning.instance_profile import StepCoefficients
+from simulator.validation.pace import pace_by_the_clock
+
+TEN_MS = StepCoefficients(fixed_ms=10.0)
+
+
+def steps(duration_ms: float, time_ms: float) -> list[StepSample]:
+    return [StepSample(duration_ms, 0, 0.0, 1, 100, 100)] * round(time_ms / duration_ms)
+
+
+def test_an_even_pace_is_one_even_where_steps_vary() -> None:
+    varied = [StepSample(duration, 0, 0.0, 1, 100, 100) for duration in (5.0, 15.0)] * 500
+    assert pace_by_the_clock([steps(10.0, 5000)], TEN_MS) == pytest.approx(1.0)
+    assert pace_by_the_clock([varied], TEN_MS) == pytest.approx(1.0, abs=0.02)
+
+
+def test_slow_moments_count_by_their_length() -> None:
+    # Half of the time five times as slow: a sixth of the steps.
+    half_slow = [steps(10.0, 5000), steps(50.0, 5000)]
+    assert pace_by_the_clock(half_slow, TEN_MS) == pytest.approx(3.0)
+
+
+def test_a_fit_to_all_steps_is_scaled_to_the_clock() -> None:
+    mean_step = StepCoefficients(fixed_ms=10_000 / 600)
+    paces = pace_by_the_clock([steps(10.0, 5000), steps(50.0, 5000)], mean_step)
+    assert paces * mean_step.fixed_ms == pytest.approx(30.0), "the mean step of a moment, whichever it is"
+
+
+def test_nothing_measured_changes_nothing() -> None:
+    assert pace_by_the_clock([], TEN_MS) == 1.0
+    assert pace_by_the_clock([[]], TEN_MS) == 1.0
