@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from mesh.errors import ConfigurationError
 
+_LOT = 256
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -84,8 +86,9 @@ class Recording:
         self.instance_ids = instance_ids
         self.preemptions = dict.fromkeys(instance_ids, 0)
         """Times that an instance ran out of KV memory and took a request's away."""
-        self.step_times = {instance_id: StepTimes() for instance_id in instance_ids}
-        """Over the whole run."""
+        self._step_times = {instance_id: StepTimes() for instance_id in instance_ids}
+        self._uncounted: dict[str, list[Floats]] = {instance_id: [] for instance_id in instance_ids}
+        """Durations that are not in the step times yet: counted in lots, because a lot costs as much as a step."""
         self._config = config
         self._rows = {instance_id: row for row, instance_id in enumerate(instance_ids)}
         self._times_s: list[float] = []
@@ -97,7 +100,17 @@ class Recording:
     def stepped(self, instance_id: str, durations_ms: Floats, decode_requests: int) -> None:
         """Steps are over."""
         if decode_requests:
-            self.step_times[instance_id].add(durations_ms)
+            uncounted = self._uncounted[instance_id]
+            uncounted.append(durations_ms)
+            if len(uncounted) >= _LOT:
+                self._count(instance_id)
+
+    @property
+    def step_times(self) -> dict[str, StepTimes]:
+        """By instance, over the whole run so far."""
+        for instance_id in self.instance_ids:
+            self._count(instance_id)
+        return self._step_times
 
     def sampled(self, now_s: float, loads: Integers, kv_fill: Floats) -> None:
         """The load of all instances: rows running requests, queued requests, running tokens."""
@@ -113,6 +126,12 @@ class Recording:
             self.interval_ms *= 2
             for series in (self._times_s, self._loads, self._fills, self._step_ms):
                 del series[1::2]
+
+    def _count(self, instance_id: str) -> None:
+        uncounted = self._uncounted[instance_id]
+        if uncounted:
+            self._step_times[instance_id].add(np.concatenate(uncounted))
+            uncounted.clear()
 
     def series(self) -> LoadSeries:
         """All samples that were kept."""
