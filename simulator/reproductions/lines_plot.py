@@ -36,6 +36,8 @@ def draw_lines(path: Path, panels: Sequence[Panel], title: str = "", columns: in
 
     # Figure, not pyplot: no global state and no display.
     columns = min(len(panels), columns)
+    # One legend below where all panels have the same lines: it would hide some of them otherwise.
+    is_shared = len(panels) > 2 and len({tuple(panel.lines) for panel in panels}) == 1
     rows = -(-len(panels) // columns)
     width, height = _PANEL_INCHES
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -52,8 +54,11 @@ def draw_lines(path: Path, panels: Sequence[Panel], title: str = "", columns: in
             axes.set_yscale("log")
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         axes.grid(visible=True, alpha=0.3)
-        if panel.lines:
+        if panel.lines and not is_shared:
             axes.legend(fontsize="small")
+    if is_shared:
+        names = list(panels[0].lines)
+        figure.legend(figure.axes[0].lines[: len(names)], names, loc="outside lower center", ncols=len(names))
     for axes in figure.axes[len(panels) :]:
         axes.set_axis_off()
     if title:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from simulator.reproductions.arrow import setup
 from simulator.reproductions.arrow.experiment import HOST_STEP_MS, LOW_LOAD_RATE, OVERLOAD, SCALING_TRACE, Measured
+from simulator.reproductions.arrow.reasons import sustained_point
 from simulator.reproductions.measurement import LoadPoint, SustainedLoad
 from simulator.reproductions.page import markdown_table, show
 from simulator.reproductions.report import Section
@@ -61,11 +62,12 @@ def _setup(run: ReproductionRun) -> str:
 
 def _rates(measured: Measured, trace: str) -> str:
     bounds = measured.fluid_bounds[trace]
-    header = ("system", "sustainable requests/s", "fluid bound", "share of it", *_LATENCY_HEADER)
+    header = ("system", "sustainable requests/s", "served requests/s there", "fluid bound", *_LATENCY_HEADER)
     rows = []
     for name, load in measured.rates[trace].items():
-        share = "-" if load.req_s is None else f"{load.req_s / bounds[name]:.0%}"
-        rows.append((name, _rate(load), show(bounds[name]), share, *_latencies(load)))
+        at = sustained_point(load)
+        served = show(at.report.throughput_req_s) if at else "-"
+        rows.append((name, _rate(load), served, show(bounds[name]), *_latencies(load)))
     return markdown_table(header, rows)
 
 
@@ -79,7 +81,7 @@ def _rate(load: SustainedLoad) -> str:
 
 
 def _latencies(load: SustainedLoad) -> tuple[str, str, str]:
-    at = next((point for point in load.points if point.scale == load.found.scale), None)
+    at = sustained_point(load)
     ttft_ms = show(at.report.ttft_ms.p90) if at else "-"
     tpot_ms = show(at.report.tpot_ms.p90) if at else "-"
     return (ttft_ms, tpot_ms, str(len(load.points)))

@@ -6,7 +6,7 @@ from simulator.cost.model import BatchShape
 from simulator.reproductions.arrow import setup
 from simulator.reproductions.arrow.experiment import HOST_STEP_MS, SCALED, SWEEP, Measured
 from simulator.reproductions.arrow.setup import Trace
-from simulator.reproductions.measurement import SustainedLoad
+from simulator.reproductions.measurement import LoadPoint, SustainedLoad
 
 AGREES_WITHIN = 0.1
 """Relative difference that needs no reason."""
@@ -44,12 +44,33 @@ def of_strategy(measured: Measured, trace: Trace, published: float | None, ours:
         return "one of the two met the SLOs at no rate that was tried"
     if published is None or _agree(published, ours):
         return ""
-    arrow = measured.rates[trace.name][setup.ARROW]
+    split = sustained_point(measured.rates[trace.name][setup.MINIMAL_LOAD])
+    ttft = (split.report.ttft_ms.p90 or 0.0) / (trace.slo.ttft_ms or 1.0) if split else 0.0
+    tpot = (split.report.tpot_ms.p90 or 0.0) / (trace.slo.tpot_ms or 1.0) if split else 0.0
+    scarce, lent = ("prefill", "decode") if ttft > tpot else ("decode", "prefill")
     return (
-        f"Arrow sustains {arrow.req_s:,.0f} requests/s here; "
-        + _host(measured, trace, setup.MINIMAL_LOAD)
-        + "; the less decoding costs, the more prefill instances a split of 4 and 4 lacks"
+        f"the split's {scarce} instances are what limits it here, to which Arrow lends {lent} ones: at its sustainable "
+        f"rate its P90 TTFT is {ttft:.0%} of the SLO, its P90 TPOT {tpot:.0%}"
     )
+
+
+def of_bound(measured: Measured, trace: Trace) -> str:
+    """Arrow's rate beside the fluid bound."""
+    bound = measured.fluid_bounds[trace.name][setup.ARROW]
+    text = f"no schedule can serve more than {bound:,.1f} requests/s with these costs, whatever the SLOs"
+    at = sustained_point(measured.rates[trace.name][setup.ARROW])
+    if at is None or at.offered_req_s <= bound:
+        return text
+    arrive_s, serve_s = at.report.requests / at.offered_req_s, at.report.requests / at.report.throughput_req_s
+    return (
+        f"{text}; requests can arrive faster than that for a while: these arrive within {arrive_s:.0f} s and the last "
+        f"one ends after {serve_s:.0f} s, {at.report.throughput_req_s:,.1f} requests/s in all"
+    )
+
+
+def sustained_point(load: SustainedLoad) -> LoadPoint | None:
+    """What was measured at the sustainable rate."""
+    return next((point for point in load.points if point.scale == load.found.scale), None)
 
 
 def of_gain(trace: Trace, gain: float) -> str:
@@ -90,8 +111,7 @@ def of_overload() -> str:
 
 
 def _of_single_gpus(measured: Measured, trace: Trace, rival: str) -> str:
-    load = measured.rates[trace.name][rival]
-    at = next((point for point in load.points if point.scale == load.found.scale), None)
+    at = sustained_point(measured.rates[trace.name][rival])
     if at is None or at.report.tpot_ms.p90 is None:
         return "the paper does not run this system"
     return (

@@ -42,7 +42,7 @@ def _comparisons(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
         paper=None,
         ours=(rates[ARROW].req_s or 0.0) / bound,
         unit="x",
-        why=f"no schedule can serve more than {bound:,.1f} requests/s with these costs, whatever the SLOs",
+        why=reasons.of_bound(measured, trace),
     )
     for rival, published in (
         (setup.COLOCATED_TP8, trace.over_colocated),
@@ -141,5 +141,5 @@ def _host_bound(measured: Measured) -> Iterator[ReportRow]:
                 paper=None,
                 ours=ratio(rates[ARROW], rates[rival]),
                 unit="x",
-                why="a what-if for the rows above: engines of the paper's time did not hide their scheduling",
+                why="a what-if for the rows above, which the paper has no figure for",
             )
