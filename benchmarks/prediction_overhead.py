@@ -166,12 +166,17 @@ def report(model: str, turns: list[Turn]) -> dict[str, Any]:
         name: statistics.median(every.cpu_ms[name] - none.cpu_ms[name] for none, _, every in rounds) for name in PARTS
     }
     step_ms = statistics.median(none.cpu_ms["engine"] for none, _, _ in rounds)
+    engine_ms = [every.cpu_ms["engine"] - none.cpu_ms["engine"] for none, _, every in rounds]
+    quartiles_ms = statistics.quantiles(engine_ms, n=4) if len(rounds) > 1 else engine_ms * 3
     return {
         "model": model,
         "batch_requests": BATCH,
         "rounds": len(rounds),
         "decode_step_cpu_ms": step_ms,
         "prediction_cpu_ms": cost_ms,
+        "engine_quartiles_at_every_20_percent": [
+            100 * quartile_ms / (EVERY[1] * step_ms) for quartile_ms in (quartiles_ms[0], quartiles_ms[2])
+        ],
         "engine_overhead_percent": {
             str(every): 100 * cost_ms["engine"] / (every * step_ms) for every in (1, 5, 20, 100)
         },
