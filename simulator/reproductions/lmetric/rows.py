@@ -172,7 +172,7 @@ def _limits(name: str, on_load: OnLoad) -> Iterator[ReportRow]:
     yield ReportRow(
         claim=f"{name}: highest rate by vLLM's policy, as a share of the fluid bound",
         paper=None,
-        ours=None if on_load.highest.req_s is None else on_load.highest.req_s / on_load.fluid_req_s,
+        ours=on_load.highest.req_s / on_load.fluid_req_s,
         unit="x",
     )
 

@@ -58,10 +58,8 @@ def _setup(measured: Measured, run: ReproductionRun) -> str:
     lines = [
         f"- {setup.INSTANCES} instances of one {setup.DEVICE} each, by the roofline cost model, prefix cache and "
         "memory as vLLM has them.",
-        "- The highest rate is the one at which vLLM's policy still keeps 90 % of requests within a TTFT of "
-        f"{setup.CHAT_SLO.ttft_ms:g} ms ({setup.AGENT_SLO.ttft_ms:g} for agents) and a TPOT of "
-        f"{setup.CHAT_SLO.tpot_ms:g} ms; half of it is the load of all tables but "
-        "the rates'. The paper profiles it offline and does not say how.",
+        "- The highest rate is what vLLM's policy has served per second when far more was offered; half of it is the "
+        "load of all tables but the rates'. The paper profiles it offline and does not say how.",
         "- Rivals are tuned per trace over the settings in the tables; the one with the lowest mean TTFT stands for "
         "the rival. The simulation-based policy is tuned by fitting its step costs to the modelled engine; not tuned, "
         "it has those of the other model.",

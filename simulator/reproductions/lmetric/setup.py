@@ -21,8 +21,8 @@ INSTANCES = 16
 DEVICE = "H20"
 CHAT_MODEL, API_MODEL = "Qwen3-30B-A3B", "Qwen2-7B"
 CHAT_SLO, AGENT_SLO = Slo(ttft_ms=10_000, tpot_ms=100), Slo(ttft_ms=60_000, tpot_ms=100)
-"""Only to find the highest rate; the paper profiles it offline and does not say how. An agent's first prompt takes one
-H20 up to half a minute by itself."""
+"""For the reports' attainment; no claim of the paper is about it. An agent's first prompt takes one H20 up to half a
+minute by itself."""
 
 OURS = "lmetric"
 VLLM = "vllm"

@@ -6,7 +6,7 @@ from controlplane.policies.registry import create_policy
 from simulator.report.outcome import RequestOutcome
 from simulator.reproductions.lmetric import setup
 from simulator.reproductions.lmetric.experiment import contenders
-from simulator.reproductions.lmetric.hotspot import HOT_SHARE, hotspot_requests
+from simulator.reproductions.lmetric.hotspot import FIRST_PREFILL_S, HOT_SHARE, WARM_UP_S, hotspot_requests
 from simulator.reproductions.lmetric.imbalance import WINDOW_S, prefill_imbalance
 from simulator.reproductions.lmetric.rows import gain_percent
 
@@ -57,8 +57,10 @@ def test_the_tuned_simulation_foretells_steps_of_the_model_it_was_tuned_for() ->
 
 
 def test_the_hotspot_is_a_class_of_its_share_and_the_same_for_a_seed() -> None:
-    requests = hotspot_requests(3, 50.0)
+    requests = hotspot_requests(3, 200.0)
+    late = [request for request in requests if request.arrival_s > WARM_UP_S + FIRST_PREFILL_S]
     hot = [request for request in requests if request.prefix_block_ids]
-    assert len(hot) / len(requests) == pytest.approx(HOT_SHARE, abs=0.05)
+    assert (len(hot) - 1) / len(late) == pytest.approx(HOT_SHARE, abs=0.05)
     assert len({request.prefix_block_ids for request in hot}) == 1
-    assert requests == hotspot_requests(3, 50.0)
+    assert hot[1].arrival_s - hot[0].arrival_s > FIRST_PREFILL_S - 1, "the first has cached the prefix by then"
+    assert requests == hotspot_requests(3, 200.0)
