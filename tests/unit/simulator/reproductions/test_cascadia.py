@@ -1,6 +1,7 @@
 """Cascadia's reproduction on a few questions: its workloads, its systems, its composition of tiers, and every row."""
 
 import gzip
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from controlplane.planning.cascade.parallelism import capacity
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible, TraceError
+from simulator.cascade import curves, replica
 from simulator.cascade.curves import SimulatedCurves
-from simulator.reproductions.cascadia import experiment, setup, systems
+from simulator.reproductions.cascadia import accuracy, cases, experiment, setup, systems
 from simulator.reproductions.cascadia.cases import measure_trace, reachable
 from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, poisson_arrivals, serve
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
@@ -34,6 +36,17 @@ def _answers(seed: int = 0) -> Answers:
 def _bench(rate_per_s: float = 5.0) -> systems.Bench:
     sample = _answers().sample(rate_per_s)
     return systems.Bench(sample, TIERS, SimulatedCurves(sample, TIERS), 16, 0.5, (8, 8), sample)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_curves() -> Iterator[None]:
+    """Curves of two points and a few requests: what is tested here is what is made of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "UTILISATIONS", (0.05, 0.9))
+        patch.setattr(replica, "_MIN_REQUESTS", 20)
+        patch.setattr(replica, "_MAX_REQUESTS", 60)
+        patch.setattr(accuracy, "BURST", 4)
+        yield
 
 
 BENCH = _bench()
@@ -78,6 +91,7 @@ def test_every_claim_has_its_row_with_a_figure_or_a_reason(
     few = {model: shapes[:1] for model, shapes in setup._QUICK_SHAPES.items()}
     monkeypatch.setattr(setup, "_QUICK_SHAPES", few)
     monkeypatch.setattr(experiment, "QUICK", SHORT)
+    monkeypatch.setattr(cases, "_MAX_GROWTH", 1.0)
     run = ReproductionRun(data, tmp_path / "out", seed=3, quick=True, processes=1)
     report = reproduce("cascadia", run)
     published = [row.paper for row in report.rows if isinstance(row.paper, float)]
@@ -176,10 +190,10 @@ def test_cascade_serve_takes_one_shape_a_tier_and_does_not_look_at_who_is_escala
 
 
 def test_uniform_parallelism_is_whole_servers_first() -> None:
-    curves = tuple(ReplicaCurve(ReplicaShape(tp), np.array([1.0, 2.0]), np.array([1.0, 2.0])) for tp in (1, 2, 4, 8))
-    uniform = systems._uniform(capacity(curves, 1), 32)
+    measured = tuple(ReplicaCurve(ReplicaShape(tp), np.array([1.0, 2.0]), np.array([1.0, 2.0])) for tp in (1, 2, 4, 8))
+    uniform = systems._uniform(capacity(measured, 1), 32)
     assert uniform.mix(23, 0.1) == tuple((ReplicaShape(tp), count) for tp, count in ((1, 1), (2, 1), (4, 1), (8, 2)))
-    without_small = systems._uniform(capacity(curves[3:], 1), 32)
+    without_small = systems._uniform(capacity(measured[3:], 1), 32)
     assert without_small.mix(23, 0.1) == ((ReplicaShape(8), 2),), "what is left holds no replica"
 
 
