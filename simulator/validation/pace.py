@@ -13,26 +13,25 @@ from controlplane.model.step_sample import StepSample
 from controlplane.planning.instance_profile import StepCoefficients
 from simulator.cost.fitted.step_fit import step_features
 
-WINDOW_MS = 500.0
-"""About as long as a request: what it meets is the pace over its life."""
+WORK_MS = 500.0
+"""Of a request, as foretold: about what the requests of a clip are."""
+_STARTS_EVERY_MS = 20.0
 
 
 def pace_by_the_clock(runs: Iterable[Sequence[StepSample]], coefficients: StepCoefficients) -> float:
-    """Mean of measured over foretold duration, over time; at least 1. Each run's steps are in their order."""
-    weights = np.array([getattr(coefficients, name) for name in StepCoefficients.__struct_fields__])
-    measured_ms: list[float] = []
-    foretold_ms: list[float] = []
-    for steps in runs:
-        if not steps:
-            continue
-        durations = np.array([step.duration_ms for step in steps])
-        foretold = step_features(steps) @ weights
-        window = ((np.cumsum(durations) - durations) // WINDOW_MS).astype(int)
-        starts = np.flatnonzero(np.diff(window, prepend=-1))
-        measured_ms += np.add.reduceat(durations, starts).tolist()
-        foretold_ms += np.add.reduceat(foretold, starts).tolist()
-    if not sum(foretold_ms):
+    """How long `WORK_MS` of foretold steps take from a moment that is drawn by the clock, over `WORK_MS`; at least 1.
+
+    Each run's steps are in their order; runs are taken as if one followed the other at once.
+    """
+    samples = [step for steps in runs for step in steps]
+    if not samples:
         return 1.0
-    measured, foretold = np.array(measured_ms), np.array(foretold_ms)
-    by_the_clock = float(np.average(measured / np.maximum(foretold, 1e-9), weights=measured))
-    return max(1.0, by_the_clock)
+    weights = np.array([getattr(coefficients, name) for name in StepCoefficients.__struct_fields__])
+    time_ms = np.concatenate(([0.0], np.cumsum([step.duration_ms for step in samples])))
+    work_ms = np.concatenate(([0.0], np.cumsum(np.maximum(step_features(samples) @ weights, 1e-6))))
+    last_start_ms = float(np.interp(work_ms[-1] - WORK_MS, work_ms, time_ms))
+    if work_ms[-1] <= WORK_MS or last_start_ms <= _STARTS_EVERY_MS:
+        return max(1.0, float(time_ms[-1] / work_ms[-1]))
+    starts_ms = np.arange(0.0, last_start_ms, _STARTS_EVERY_MS)
+    ends_ms = np.interp(np.interp(starts_ms, time_ms, work_ms) + WORK_MS, work_ms, time_ms)
+    return max(1.0, float(np.mean(ends_ms - starts_ms)) / WORK_MS)

@@ -20,15 +20,22 @@ def test_an_even_pace_is_one_even_where_steps_vary() -> None:
 
 
 def test_slow_moments_count_by_their_length() -> None:
-    # Half of the time five times as slow: a sixth of the steps.
-    half_slow = [steps(10.0, 5000), steps(50.0, 5000)]
-    assert pace_by_the_clock(half_slow, TEN_MS) == pytest.approx(3.0)
+    # Half of the time five times as slow, a sixth of the steps; what begins at the border meets both.
+    half_slow = [steps(10.0, 50_000), steps(50.0, 50_000)]
+    assert pace_by_the_clock(half_slow, TEN_MS) == pytest.approx(3.0, rel=0.03)
 
 
 def test_a_fit_to_all_steps_is_scaled_to_the_clock() -> None:
-    mean_step = StepCoefficients(fixed_ms=10_000 / 600)
-    paces = pace_by_the_clock([steps(10.0, 5000), steps(50.0, 5000)], mean_step)
-    assert paces * mean_step.fixed_ms == pytest.approx(30.0), "the mean step of a moment, whichever it is"
+    mean_step = StepCoefficients(fixed_ms=100_000 / 6000)
+    paces = pace_by_the_clock([steps(10.0, 50_000), steps(50.0, 50_000)], mean_step)
+    assert paces * mean_step.fixed_ms == pytest.approx(30.0, rel=0.03), "the mean step of a moment, whichever it is"
+
+
+def test_a_stall_delays_those_who_meet_it_and_no_others() -> None:
+    stalled = [steps(10.0, 50_000), steps(5000.0, 5000), steps(10.0, 45_000)]
+    # Who comes within the stall waits half of it on average, who runs into it all of it.
+    expected = 1 + (5000 * 2500 + 500 * 5000) / 500 / 100_000
+    assert pace_by_the_clock(stalled, TEN_MS) == pytest.approx(expected, rel=0.05)
 
 
 def test_nothing_measured_changes_nothing() -> None:
