@@ -48,7 +48,7 @@ class Measured:
     """Requests per second that no schedule on the instances of a system could exceed, by trace and system."""
     rates: Rates
     host_bound: Rates
-    """The same systems with `HOST_STEP_MS`."""
+    """Some of these systems with `HOST_STEP_MS`, for one trace."""
     sweeps: Mapping[str, Mapping[str, tuple[LoadPoint, ...]]]
     """Minimal load and round robin at equal rates, by trace."""
     scaling: Mapping[str, Mapping[int, LoadPoint]]
@@ -83,10 +83,7 @@ def run_all(run: ReproductionRun) -> Measured:
         },
         rates=rates,
         host_bound={
-            trace.name: {
-                name: searches[f"{trace.name}: host {HOST_STEP_MS:g} ms: {name}"] for name in setup.HOST_SYSTEMS
-            }
-            for trace in setup.TRACES
+            SCALING_TRACE.name: {name: searches[f"host {HOST_STEP_MS:g} ms: {name}"] for name in setup.HOST_SYSTEMS}
         },
         sweeps={
             trace.name: {
@@ -115,10 +112,10 @@ def _searches(run: ReproductionRun) -> dict[str, Callable[[], SustainedLoad]]:
     for trace in reversed(setup.TRACES):  # the longest first
         for name, system in setup.systems(trace, run.seed).items():
             add(f"{trace.name}: {name}", system, setup.workload(trace, run))
-        for name, system in setup.systems(trace, run.seed, HOST_STEP_MS).items():
-            if name in setup.HOST_SYSTEMS:
-                add(f"{trace.name}: host {HOST_STEP_MS:g} ms: {name}", system, setup.workload(trace, run))
     workload = setup.workload(SCALING_TRACE, run)
+    host_bound = setup.systems(SCALING_TRACE, run.seed, HOST_STEP_MS)
+    for name in setup.HOST_SYSTEMS:
+        add(f"host {HOST_STEP_MS:g} ms: {name}", host_bound[name], workload)
     for gpus in SCALED:
         add(f"{gpus} GPUs", _scaled(gpus, run.seed)[setup.ARROW], workload)
     return jobs

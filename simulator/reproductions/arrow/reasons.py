@@ -29,7 +29,7 @@ def of_rival(measured: Measured, trace: Trace, rival: str, published: float | No
     parts = [
         f"all GPUs together prefill {capacity[setup.ARROW]:,.0f} tokens/s of these prompts as single instances and "
         f"{capacity[rival]:,.0f} with the rival's tensor parallelism, by these costs",
-        _host(measured, trace, rival),
+        _host(measured, rival),
     ]
     if rival == setup.STATIC_TP4:
         parts.append(
@@ -121,11 +121,11 @@ def _of_single_gpus(measured: Measured, trace: Trace, rival: str) -> str:
     )
 
 
-def _host(measured: Measured, trace: Trace, rival: str) -> str:
-    rates = measured.host_bound[trace.name]
+def _host(measured: Measured, rival: str) -> str:
+    name, rates = next(iter(measured.host_bound.items()))
     what_if = ratio(rates[setup.ARROW], rates[rival])
     known = "unknown" if what_if is None else f"{what_if:.2f}"
-    return f"steps take no time on the host here: with {HOST_STEP_MS:g} ms each, the ratio is {known}"
+    return f"steps take no time on the host here: with {HOST_STEP_MS:g} ms each, the ratio on {name} is {known}"
 
 
 def _agree(published: float, ours: float) -> bool:
