@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 import psutil
 
 from controlplane.model.request import EngineRequest, SamplingParams
@@ -39,6 +40,7 @@ BATCH: Final = 32
 TOKENS: Final = 160
 PROMPT: Final = 40
 EVERY: Final = (0, 20, 1)
+HOOK_CALLS: Final = 2000
 PARTS: Final = ("engine", "worker", "predictor")
 
 
@@ -159,6 +161,27 @@ async def measure(model: str, rounds: int) -> list[Turn]:
     return turns[len(EVERY) :]
 
 
+def hook_cpu_ms(hidden_size: int) -> float:
+    """CPU time of taking one step's rows and making them a message, in a loop of its own: free of the noise of whole
+    engines, but also of whatever the rows do to their caches."""
+    import torch
+
+    from engine_worker.engines.vllm.hidden_states.sender import message_bytes
+    from engine_worker.engines.vllm.hidden_states.tap import Tap
+
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(req_ids=[f"turn-1-{row}-0123abcd" for row in range(BATCH)]),
+        optimistic_seq_lens_cpu=torch.full((BATCH,), 100, dtype=torch.int32),
+        discard_request_mask=SimpleNamespace(np=np.zeros(BATCH, np.bool_)),
+    )
+    tap = Tap(runner, 1, message_bytes)
+    states = torch.randn(BATCH, hidden_size)
+    before_s = time.process_time()
+    for _ in range(HOOK_CALLS):
+        tap(None, (None, states), {})
+    return 1e3 * (time.process_time() - before_s) / HOOK_CALLS
+
+
 def report(model: str, turns: list[Turn]) -> dict[str, Any]:
     """Medians over the rounds; each round is compared with itself."""
     rounds = [turns[start : start + len(EVERY)] for start in range(0, len(turns), len(EVERY))]
@@ -167,6 +190,8 @@ def report(model: str, turns: list[Turn]) -> dict[str, Any]:
     }
     step_ms = statistics.median(none.cpu_ms["engine"] for none, _, _ in rounds)
     engine_ms = [every.cpu_ms["engine"] - none.cpu_ms["engine"] for none, _, every in rounds]
+    config = json.loads((MODELS / "models" / model / "config.json").read_text())
+    hook_ms = hook_cpu_ms(config["hidden_size"])
     quartiles_ms = statistics.quantiles(engine_ms, n=4) if len(rounds) > 1 else engine_ms * 3
     return {
         "model": model,
@@ -174,6 +199,8 @@ def report(model: str, turns: list[Turn]) -> dict[str, Any]:
         "rounds": len(rounds),
         "decode_step_cpu_ms": step_ms,
         "prediction_cpu_ms": cost_ms,
+        "hook_cpu_ms": hook_ms,
+        "hook_at_every_20_percent": 100 * hook_ms / (EVERY[1] * step_ms),
         "engine_quartiles_at_every_20_percent": [
             100 * quartile_ms / (EVERY[1] * step_ms) for quartile_ms in (quartiles_ms[0], quartiles_ms[2])
         ],

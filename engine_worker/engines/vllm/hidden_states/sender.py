@@ -42,7 +42,7 @@ class Sender:
         socket.setsockopt(SocketOption.SNDHWM, _WAITING_MESSAGES)
         socket.connect(self._endpoint)
         while True:
-            message = msgspec.msgpack.encode(_message(self._rows.get()))
+            message = message_bytes(self._rows.get())
             try:
                 socket.send(message, Flag.DONTWAIT)
             except Again:
@@ -54,14 +54,16 @@ class Sender:
             log.warning("captured hidden states are dropped: they come faster than they are taken")
 
 
-def _message(rows: Rows) -> CapturedStates:
+def message_bytes(rows: Rows) -> bytes:
+    """What is sent of a step; waits for the copy from a GPU."""
     if rows.ready is not None:
         rows.ready.synchronize()
     states = np.ascontiguousarray(rows.states.float().cpu().numpy(), dtype="<f4")
-    return CapturedStates(
+    captured = CapturedStates(
         step=rows.step,
         internal_ids=list(rows.internal_ids),
         context_tokens=list(rows.context_tokens),
         hidden_size=states.shape[1],
         states=states.tobytes(),
     )
+    return msgspec.msgpack.encode(captured)
