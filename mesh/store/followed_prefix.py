@@ -22,16 +22,25 @@ class FollowedPrefix(Generic[Record]):
     """Keeps a process at what the store says. Each record stands at its key as JSON."""
 
     def __init__(
-        self, store: StateStore, prefix: str, kind: type[Record], on_change: Callable[[str, Record | None], None]
+        self,
+        store: StateStore,
+        prefix: str,
+        kind: type[Record],
+        on_change: Callable[[str, Record | None], None],
+        *,
+        check: Callable[[Record], object] | None = None,
+        keeps_former: bool = False,
     ) -> None:
-        """`on_change` is told the key and the new record, None for one that is gone. A record that cannot be read is
-        logged and taken as gone."""
+        """`on_change` is told the key and the new record, None for one that is gone. A record that cannot be read, or
+        for which `check` raises `ConfigurationError`, is logged and taken as gone or, with `keeps_former`, ignored."""
         self.records: dict[str, Record] = {}
         """By key, as last heard."""
         self._store = store
         self._prefix = prefix
         self._kind = kind
         self._on_change = on_change
+        self._check = check
+        self._keeps_former = keeps_former
 
     async def follow(self) -> None:
         """For ever; while the store is away the records stay as they are."""
@@ -60,8 +69,13 @@ class FollowedPrefix(Generic[Record]):
         if value is not None:
             try:
                 record = msgspec.json.decode(value, type=self._kind)
+                if self._check is not None:
+                    self._check(record)
             except (msgspec.MsgspecError, ConfigurationError) as error:
                 log.error("a record of the store cannot be used", extra={"key": key, "error": str(error)})
+                record = None
+                if self._keeps_former:
+                    return
         if self.records.get(key) == record:
             return
         if record is None:
