@@ -72,7 +72,7 @@ class SustainedLoad:
 def outcomes_at(system: System, workload: Workload, scale: float) -> list[RequestOutcome]:
     """The requests' outcomes with arrivals `scale` times as dense."""
     policy = create_policy(system.policy, system.parameters)
-    requests = list(scale_rate(_requests(workload, system.cluster.instance.max_model_len_tokens), scale))
+    requests = list(scale_rate(requests_of(workload, system), scale))
     return ClusterSimulation(requests, system.cluster, system.cost, policy).run()
 
 
@@ -114,9 +114,14 @@ def find_sustainable_rate(system: System, workload: Workload, search: RateSearch
 
 def own_req_s(workload: Workload, system: System) -> float:
     """Mean rate of the workload's requests at scale 1, from the first arrival to the last."""
-    requests = _requests(workload, system.cluster.instance.max_model_len_tokens)
+    requests = requests_of(workload, system)
     span_s = requests[-1].arrival_s - requests[0].arrival_s
     return (len(requests) - 1) / span_s if span_s > 0 else 0.0
+
+
+def requests_of(workload: Workload, system: System) -> tuple[TraceRequest, ...]:
+    """The workload at scale 1, as the system's context lets it be. Raises TraceError."""
+    return _requests(workload, system.cluster.instance.max_model_len_tokens)
 
 
 @lru_cache(maxsize=4)
