@@ -14,12 +14,12 @@ SHORT_ANSWERS = (
     "second where the paper has fractions of one, and a judgement of 1 s weighs more"
 )
 NOT_OVERLOADED = (
-    "the paper's baselines need 4 to 20 times a single request's time, which is queueing: they run beyond what they "
+    "the paper's baselines need up to 20 times a single request's time, which is queueing: they run beyond what they "
     "sustain. Here the rates are 0.6, 0.8 and 1.0 of what the largest model holds, fixed beforehand"
 )
 SERVE_LIKE = (
-    "CascadeServe-like is our reading (see the module); it takes the replicas that serve most per GPU, which are the "
-    "slow ones, and so its latencies suffer more than its throughput"
+    "CascadeServe-like is our reading (see the page); it takes the replicas that serve most requests per GPU, which "
+    "are the slow ones: one GPU for the 7B model, pipelines for the others"
 )
 TABLE_1 = (
     "the paper does not name the hardware of table 1; on H100s the model gives about 40 times its figures for every "
