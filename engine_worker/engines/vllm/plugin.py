@@ -4,12 +4,16 @@ import atexit
 import ctypes
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 
 from engine_worker.engines.vllm.environment import WORKER_PID_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
+_SYS_ARCH_PRCTL = 158  # x86-64
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
 
 
 def register() -> None:
@@ -24,6 +28,8 @@ def register() -> None:
     atexit.register(_leave)
     if sys.platform == "linux":
         _die_with_parent()
+        if platform.machine() == "x86_64":
+            _ask_for_amx()
 
 
 def _die_with_parent() -> None:
@@ -37,6 +43,15 @@ def _die_with_parent() -> None:
     if parent is not None and parent.pid != os.getppid():
         # It died before the kernel was asked.
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _ask_for_amx() -> None:
+    """Ask the kernel for the tile registers of Intel's AMX, without which their first use is an illegal instruction.
+
+    vLLM's attention kernel for bfloat16 on a CPU uses them where the CPU has them, and leaves the asking to whoever ran
+    before it: oneDNN does it for large matrices, for those of a small model nobody does. Refused where there are none.
+    """
+    ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
 
 
 def _leave() -> None:
