@@ -48,6 +48,16 @@ async def test_a_seeded_request_draws_alike_wherever_it_goes_on(sides: tuple[Sid
     assert continued.token_ids == recovered.token_ids
 
 
+async def test_a_seeded_request_whose_prompt_is_computed_in_chunks(sides: tuple[Side, Side]) -> None:
+    source, _ = sides
+    prompt = tuple(range(10, 600))  # more than two steps of 256 tokens
+    sampling = replace(GREEDY, temperature=0.9, seed=7, max_tokens=20)
+    first = await source.driver.answer(prompt, sampling)
+    assert len(first.token_ids) == 20, "the engine lives, although its generator cannot be rewound"
+    other = await source.driver.answer(prompt, replace(sampling, seed=8))
+    assert first.token_ids != other.token_ids
+
+
 async def test_penalties_go_on_counting_what_was_generated_before(sides: tuple[Side, Side]) -> None:
     migration, continued = await moved(sides, replace(GREEDY, frequency_penalty=0.8))
     assert migration.answer.token_ids + continued.token_ids == await expected(sides[0], migration.request)
