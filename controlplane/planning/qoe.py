@@ -101,8 +101,8 @@ def fit_qoe(samples: Sequence[QoeSample], *, relative: bool = True) -> QoeModel:
     """D_0 to D_4 by least squares over the samples, none of them negative.
 
     What is squared is the error over the measured latency, as the fit is judged by it too; published is the error
-    itself (`relative` off), which a few slow requests dominate. Raises `ConfigurationError` for fewer than 10 samples or a latency that is
-    not positive.
+    itself (`relative` off), which a few slow requests dominate. Raises `ConfigurationError` for fewer than 10 samples
+    or a latency that is not positive.
     """
     table, measured_ms = _as_arrays(samples)
     if relative:
