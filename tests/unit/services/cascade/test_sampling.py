@@ -1,0 +1,207 @@
+"""Which requests are sampled, and what comes of them."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.model.cascade_record import CascadeRecord
+from mesh.errors import JudgeUnavailable, PeerUnavailable
+from penstock.v1 import cascade_pb2
+from services.cascade.judges.chain import JudgeChain
+from services.cascade.judges.interface import JudgedAnswer, Judgement
+from services.cascade.sampling.sampler import SampledWorkload
+from services.cascade.sampling.samplers import Samplers, SamplingSettings
+from services.cascade.sampling.tiers import LOWEST_PRIORITY, SampledAnswer, SampledRequest, TierClient
+from services.cascade.sampling.window import SampleWindow
+
+RECORD = CascadeRecord("both", ("small", "medium", "large"), (50.0, 50.0), judges=("first", "second"))
+
+
+@given(size=st.integers(1, 20), offered=st.integers(0, 100), seed=st.integers(0, 1000))
+def test_a_window_keeps_a_sample_of_its_size_and_counts_all(size: int, offered: int, seed: int) -> None:
+    window: SampleWindow[int] = SampleWindow(size, 10.0, random.Random(seed))
+    for item in range(offered):
+        window.offer(item)
+    window.count()
+    closed = window.close(20.0)
+    assert len(closed.items) == min(size, offered)
+    assert len(set(closed.items)) == len(closed.items)
+    assert (closed.offered, closed.seconds) == (offered + 1, 10.0)
+    assert closed.rate_per_s == pytest.approx((offered + 1) / 10)
+    assert window.close(30.0).items == ()
+
+
+def test_each_item_has_the_same_chance() -> None:
+    kept: Counter[int] = Counter()
+    for seed in range(2000):
+        window: SampleWindow[int] = SampleWindow(5, 0.0, random.Random(seed))
+        for item in range(20):
+            window.offer(item)
+        kept.update(window.close(1.0).items)
+    assert all(400 < count < 600 for count in kept.values()), "a quarter of 2000 each"
+
+
+class FakeTiers:
+    """Tiers that answer with as many tokens as their name has letters; one prompt breaks the large one."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    async def answer(self, sampled: SampledRequest, model: str) -> SampledAnswer:
+        self.asked.append((model, sampled.prompt))
+        if model == "large" and sampled.prompt == "broken":
+            raise PeerUnavailable("gone")
+        return SampledAnswer(JudgedAnswer(sampled.prompt, "answer", model), sampled.input_tokens, len(model))
+
+
+class FakeJudge:
+    def __init__(self, name: str, scores: dict[str, float]) -> None:
+        self.name, self._scores = name, scores
+
+    async def score(self, judged: JudgedAnswer) -> float:
+        if judged.prompt not in self._scores:
+            raise JudgeUnavailable("no idea")
+        return self._scores[judged.prompt]
+
+    async def close(self) -> None:
+        pass
+
+
+def judged(prompt: str, *, tier: str = "small", body: bytes = b'{"messages": []}') -> cascade_pb2.JudgeRequest:
+    return cascade_pb2.JudgeRequest(
+        prompt=prompt, tier=tier, chat=True, request_json=body, prompt_tokens=7, completion_tokens=3
+    )
+
+
+class Sampling:
+    def __init__(self, requests: int = 10) -> None:
+        self.now_s = 0.0
+        self.tiers = FakeTiers()
+        self.reported: list[SampledWorkload] = []
+        client: Any = self.tiers
+        self.samplers = Samplers(SamplingSettings(60.0, requests), client, self._report, lambda: self.now_s)
+        chain = JudgeChain(
+            [FakeJudge("first", {"good": 90.0, "broken": 90.0}), FakeJudge("second", {"odd": 10.0})], 5.0, lambda: 0.0
+        )
+        self.samplers.begin(RECORD, chain)
+
+    async def _report(self, workload: SampledWorkload) -> None:
+        self.reported.append(workload)
+
+    def offer(self, request: cascade_pb2.JudgeRequest, score: float = 40.0, judge: str = "first") -> None:
+        self.samplers.judged(RECORD, request, Judgement(score, judge))
+
+    async def close(self, after_s: float = 10.0) -> None:
+        self.now_s += after_s
+        for sampler in self.samplers._samplers.values():
+            await sampler.close_window(self.now_s)
+
+
+async def test_a_sample_is_answered_and_scored_on_every_tier() -> None:
+    sampling = Sampling()
+    sampling.offer(judged("good"))
+    await sampling.close()
+    (workload,) = sampling.reported
+    (request,) = workload.requests
+    assert request.input_tokens == 7
+    assert request.output_tokens == (3, len("medium"), len("large"))
+    assert request.scores == (40.0, 90.0, 90.0)
+    assert (workload.rate_per_s, workload.judge, workload.left_out) == (pytest.approx(0.1), "first", 0)
+
+
+async def test_samples_that_a_tier_or_the_first_judge_fails_are_left_out_and_counted() -> None:
+    sampling = Sampling()
+    for prompt in ("good", "broken", "odd", "unknown"):
+        sampling.offer(judged(prompt))
+    await sampling.close()
+    (workload,) = sampling.reported
+    assert (len(workload.requests), workload.left_out) == (1, 3)
+
+
+async def test_only_first_tiers_judged_by_the_first_judge_are_offered() -> None:
+    sampling = Sampling()
+    sampling.offer(judged("good", tier="medium"))
+    sampling.offer(judged("good"), judge="second")
+    await sampling.close()
+    assert sampling.reported == []
+    sampling.offer(judged("good"))
+    sampling.offer(judged("good", body=b""))
+    await sampling.close()
+    assert sampling.reported[0].rate_per_s == pytest.approx(0.2), "what is too long is counted, not kept"
+    assert len(sampling.reported[0].requests) == 1
+
+
+async def test_sampling_can_be_switched_off_and_ends_with_the_cascade() -> None:
+    off = Sampling(requests=0)
+    off.offer(judged("good"))
+    await off.close()
+    assert off.tiers.asked == []
+    sampling = Sampling()
+    sampling.samplers.end("both")
+    sampling.offer(judged("good"))
+    await sampling.close()
+    assert sampling.tiers.asked == []
+
+
+async def test_a_tier_is_asked_behind_every_client_and_without_what_a_sample_needs_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = TierClient(lambda: "http://frontend/v1", 5.0)
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    async def post(url: str, json: dict[str, Any]) -> httpx.Response:
+        sent.append((url, json))
+        answer = {
+            "choices": [
+                {"message": {"content": "hi"}, "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -3.0}]}}
+            ],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+        }
+        return httpx.Response(200, json=answer)
+
+    monkeypatch.setattr(client._client, "post", post)
+    request = {
+        "messages": [],
+        "model": "both",
+        "stream": True,
+        "penstock": {"quality": 9},
+        "temperature": 0.5,
+        "seed": None,
+    }
+    sampled = SampledRequest(request, True, "prompt", 5, 1, 40.0)
+    answer = await client.answer(sampled, "large")
+    assert answer == SampledAnswer(JudgedAnswer("prompt", "hi", "large", -2.0), 5, 2)
+    assert sent == [
+        (
+            "http://frontend/v1/chat/completions",
+            {"messages": [], "model": "large", "temperature": 0.5, "priority": LOWEST_PRIORITY, "logprobs": True},
+        )
+    ]
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [(httpx.Response(503, text="busy"), "answers 503"), (httpx.Response(200, text="{}"), "no answer that can be read")],
+)
+async def test_a_tier_that_gives_no_answer_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch, response: httpx.Response, words: str
+) -> None:
+    client = TierClient(lambda: "http://frontend/v1", 5.0)
+
+    async def post(url: str, json: dict[str, Any]) -> httpx.Response:
+        return response
+
+    monkeypatch.setattr(client._client, "post", post)
+    with pytest.raises(PeerUnavailable, match=words):
+        await client.answer(SampledRequest({}, False, "p", 1, 1, 0.0), "large")
+    await client.close()
+    nobody = TierClient(lambda: "", 5.0)
+    with pytest.raises(PeerUnavailable, match="no frontend"):
+        await nobody.answer(SampledRequest({}, False, "p", 1, 1, 0.0), "large")
+    await nobody.close()
