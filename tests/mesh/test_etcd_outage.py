@@ -12,6 +12,7 @@ from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.store.etcd_process import EtcdProcess, find_etcd
 
 OUTAGE_S = LEASE_TTL_S + 3.0
+ROLES = 9
 
 pytestmark = pytest.mark.etcd
 
@@ -39,6 +40,8 @@ def mesh_on_etcd(etcd: EtcdProcess, tmp_path: Path) -> Iterator[RunningMesh]:
 
 
 def test_serving_goes_on_and_everyone_announces_itself_again(mesh_on_etcd: RunningMesh, etcd: EtcdProcess) -> None:
+    # Serving needs neither planner nor predictor, so they may still be on their way.
+    eventually(lambda: len(mesh_on_etcd.status()["roles"]) == ROLES, 60, "every role is announced")
     before = {role["member_id"]: role["incarnation_id"] for role in mesh_on_etcd.status()["roles"]}
     client = OpenAI(base_url=f"{mesh_on_etcd.url}/v1", api_key="none", max_retries=0, timeout=20)
     etcd.kill()

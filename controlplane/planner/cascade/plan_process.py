@@ -4,12 +4,14 @@ import asyncio
 import multiprocessing
 from collections.abc import Mapping
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from typing import TYPE_CHECKING
 
 from controlplane.model.cascade_goal import CascadeGoal
 from controlplane.planning.cascade.plan import CascadePlan
 from controlplane.planning.instance_profile import InstanceProfile
-from simulator.cascade.curves import StoredCurve
-from simulator.cascade.make_plan import make_plan
+
+if TYPE_CHECKING:
+    from simulator.cascade.curves import StoredCurve
 
 MAX_TABLES = 20_000
 """Kept from one plan to the next; dropped all at once beyond."""
@@ -27,6 +29,8 @@ class PlanProcess:
         self, goal: CascadeGoal, workload: tuple[bytes, ...], profiles: Mapping[str, InstanceProfile]
     ) -> CascadePlan:
         """Raises `PlanInfeasible`, `ConfigurationError`, `TraceError`; `BrokenExecutor` if the process dies."""
+        from simulator.cascade.make_plan import make_plan  # the simulator: half a second, which only plans need
+
         if self._pool is None:
             # spawn: a fork would copy the threads and sockets of gRPC.
             self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))

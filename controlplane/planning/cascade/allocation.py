@@ -7,12 +7,15 @@ latency add up to the least that reaches it, and the latency is found by bisecti
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.math_opt.python import mathopt
 
 from mesh.errors import PlanInfeasible
+
+if TYPE_CHECKING:
+    from ortools.math_opt.python import mathopt
 
 SOLVER_SECONDS = 10.0
 _SLACK = 1e-9
@@ -44,6 +47,8 @@ def allocate(tables_s: Sequence[NDArray[np.float64]], shares: Sequence[float], g
     over the tiers that they pass; of those one with few GPUs: what would not help stays free (table 2 has tiers with
     none). Raises `PlanInfeasible` where no allocation holds the rates.
     """
+    from ortools.math_opt.python import mathopt  # a second to import, which only plans need
+
     latency_s = lowest_latency_s(tables_s, gpus)
     if not np.isfinite(latency_s):
         raise PlanInfeasible(
@@ -75,7 +80,9 @@ def allocate(tables_s: Sequence[NDArray[np.float64]], shares: Sequence[float], g
     return tuple(max(variables, key=lambda f, of=variables: values[of[f]]) for variables in picked)  # type: ignore[misc]
 
 
-def _solved(model: mathopt.Model) -> mathopt.SolveResult:
+def _solved(model: "mathopt.Model") -> "mathopt.SolveResult":
+    from ortools.math_opt.python import mathopt
+
     parameters = mathopt.SolveParameters(time_limit=timedelta(seconds=SOLVER_SECONDS))
     result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
     if result.termination.reason is not mathopt.TerminationReason.OPTIMAL:
