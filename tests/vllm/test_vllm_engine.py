@@ -161,7 +161,8 @@ class TestVllmEngine(EngineConformance):
             await driver.until(lambda: driver.messages > messages)  # noqa: B023
         assert seen[0] == 900
         assert seen == sorted(seen, reverse=True)
-        assert len(set(seen)) >= 4, f"a budget of {STEP_TOKENS} tokens takes four steps: {seen}"
+        # A budget of STEP_TOKENS takes four steps; a busy machine may show two of them at once.
+        assert len(set(seen)) >= 3, seen
         load = driver.engine.load()
         assert load.queued_prefill_tokens == 0
         assert load.prefilled_tokens_total - prefilled == 900

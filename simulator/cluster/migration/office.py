@@ -168,8 +168,12 @@ class MigrationOffice:
         self.events.at(now_ms + REMEMBER_MS, Rank.MESSAGE, forget, background=True)
 
     def given_up(self, outgoing: Outgoing, emitted_tokens: int, reason: str, now_ms: float) -> None:
-        """Nobody is known to own the request: the frontend recovers it."""
-        self._recover(outgoing.order.request_id, emitted_tokens, now_ms)
+        """The source knows of nobody who owns the request: it is recovered, unless it has ended or its new owner was
+        heard of meanwhile. As at the frontend, the word of a former owner counts for nothing."""
+        entry = self.ledger.open.get(outgoing.order.request_id)
+        owner = None if entry is None else entry.owner
+        if owner is not None and owner.instance_id == outgoing.order.source_instance_id:
+            self._recover(outgoing.order.request_id, emitted_tokens, now_ms)
 
     # -- inside
 
