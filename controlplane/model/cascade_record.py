@@ -10,6 +10,7 @@ CASCADES_PREFIX = "/penstock/cascades/"
 """Followed by the cascade's name."""
 MAX_TIERS = 8
 MAX_SCORE = 100.0
+"""Judges score from 0."""
 
 
 class CascadeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

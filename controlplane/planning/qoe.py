@@ -6,13 +6,13 @@ and output so far). The batch's quality is the sum over its requests, n x Q.
 """
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.prediction.least_squares import non_negative_least_squares
 from mesh.errors import ConfigurationError
 
 FEATURES = 5
@@ -107,7 +107,7 @@ def fit_qoe(samples: Sequence[QoeSample], *, relative: bool = True) -> QoeModel:
     table, measured_ms = _as_arrays(samples)
     if relative:
         table, measured_ms = table / measured_ms[:, None], np.ones_like(measured_ms)
-    return QoeModel(*_non_negative_least_squares(table, measured_ms).tolist())
+    return QoeModel(*non_negative_least_squares(table, measured_ms).tolist())
 
 
 def fit_and_validate(
@@ -162,28 +162,3 @@ def _as_arrays(
     if not (np.isfinite(table).all() and np.isfinite(measured_ms).all() and (measured_ms > 0).all()):
         raise ConfigurationError("a sample's loads and latency must be finite and its latency more than 0")
     return table, measured_ms
-
-
-def _non_negative_least_squares(table: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The exact optimum: of all sets of columns, the best whose unconstrained solution has no negative part.
-
-    The optimum is unconstrained on the columns that it uses, so that trying all 31 sets finds it. Columns are scaled
-    to unit norm, because squared lengths are many orders of magnitude above counts.
-    """
-    norms = np.linalg.norm(table, axis=0)
-    used = np.flatnonzero(norms > 0)
-    orthogonal, triangle = np.linalg.qr(table[:, used] / norms[used])
-    projected = orthogonal.T @ target
-    best = np.zeros(table.shape[1])
-    best_error = float(projected @ projected)
-    for size in range(1, len(used) + 1):
-        for columns in combinations(range(len(used)), size):
-            solution = np.linalg.lstsq(triangle[:, columns], projected, rcond=None)[0]
-            if (solution < 0).any():
-                continue
-            error = float(np.sum((triangle[:, columns] @ solution - projected) ** 2))
-            if error < best_error:
-                best_error = error
-                best = np.zeros(table.shape[1])
-                best[used[list(columns)]] = solution / norms[used[list(columns)]]
-    return best

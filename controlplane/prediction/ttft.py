@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from controlplane.prediction.least_squares import non_negative_least_squares
 from mesh.errors import ConfigurationError
 
 MIN_POINTS = 3
@@ -61,20 +62,4 @@ def fit_ttft(points: Sequence[TtftPoint]) -> TtftCurve:
     tokens = np.array([point.prompt_tokens for point in points], np.float64)
     weights = 1 / np.array([point.ttft_ms for point in points], np.float64)
     features = np.stack([np.ones_like(tokens), tokens, tokens**2], axis=1) * weights[:, None]
-    return TtftCurve(*_non_negative_least_squares(features, np.ones_like(weights)))
-
-
-def _non_negative_least_squares(features: np.ndarray, targets: np.ndarray) -> list[float]:
-    """The best of the fits on every subset of the columns that give no negative coefficient: exact for three."""
-    columns = features.shape[1]
-    scale = np.linalg.norm(features, axis=0)
-    best, best_error = [0.0] * columns, float("inf")
-    for subset in range(1, 1 << columns):
-        chosen = [column for column in range(columns) if subset >> column & 1]
-        solution = np.linalg.lstsq(features[:, chosen] / scale[chosen], targets, rcond=None)[0] / scale[chosen]
-        error = float(np.sum((features[:, chosen] @ solution - targets) ** 2))
-        if (solution >= 0).all() and error < best_error:
-            best, best_error = [0.0] * columns, error
-            for column, value in zip(chosen, solution.tolist(), strict=True):
-                best[column] = value
-    return best
+    return TtftCurve(*non_negative_least_squares(features, np.ones_like(weights)).tolist())

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.planning.cascade.sample import MAX_SCORE, CascadeSample
+from controlplane.model.cascade_record import MAX_SCORE
+from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import ConfigurationError
 
 ESCALATE_ALL = float(np.nextafter(MAX_SCORE, np.inf))

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.model.cascade_record import MAX_SCORE
 from mesh.errors import ConfigurationError
-
-MAX_SCORE = 100.0
-"""Judges score from 0 to 100."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

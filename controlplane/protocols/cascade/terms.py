@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controlplane.model.cascade_record import MAX_SCORE
 from mesh.errors import ConfigurationError
-
-MAX_SCORE = 100.0
 
 
 class WithoutJudge(StrEnum):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from controlplane.protocols.cascade.terms import MAX_SCORE, CascadeTerms, WithoutJudge
+from controlplane.model.cascade_record import MAX_SCORE
+from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge
 from mesh.errors import IllegalTransition
 
 

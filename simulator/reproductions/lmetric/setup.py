@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 import numpy as np
 
+from controlplane.prediction.least_squares import non_negative_least_squares
 from simulator.cluster.config import ClusterConfig
 from simulator.cost.catalogue import instance_for
-from simulator.cost.fitted.step_fit import non_negative_least_squares
 from simulator.cost.model import BatchShape, CostModel, PrefillChunk
 from simulator.instance.config import InstanceConfig
 from simulator.report.report import Slo

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from controlplane.model.step_sample import StepSample
 from controlplane.planning.instance_profile import StepCoefficients
+from controlplane.prediction.least_squares import non_negative_least_squares
 from mesh.errors import ConfigurationError
 from simulator.cost.fitted.step_cost import FittedStepCost
 from simulator.cost.fitted.step_fit import (
     fit_and_validate_steps,
     fit_steps,
-    non_negative_least_squares,
     step_features,
 )
 from simulator.cost.model import BatchShape, PrefillChunk
