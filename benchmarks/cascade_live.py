@@ -136,31 +136,30 @@ async def calibrate(endpoint: Endpoint, tasks: Sequence[Task], rate_per_s: float
     )
 
 
-async def set_up(endpoint: Endpoint, planned: Planned, mesh: str) -> None:
-    """Put the thresholds into force and wait until the frontend has them."""
+async def set_up(endpoint: Endpoint, name: str, planned: Planned, mesh: str) -> None:
+    """Put the thresholds into force and wait until the frontend has them: a name of its own for each plan tells."""
     cascade = cascade_pb2.CascadeDescription(
-        name=NAME, tiers=TIERS, thresholds=planned.thresholds, judges=["confidence"]
+        name=name, tiers=TIERS, thresholds=planned.thresholds, judges=["confidence"]
     )
     async with mesh_store(None, mesh) as store, mesh_directory(store) as directory:
         router = only_member(directory, "cascade")
         await call(router, cascade_pb2_grpc.CascadeStub, "SetCascade", cascade_pb2.SetCascadeRequest(cascade=cascade))
     async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
-        while NAME not in await endpoint.models():  # noqa: ASYNC110 - another process follows
+        while name not in await endpoint.models():  # noqa: ASYNC110 - another process follows
             await asyncio.sleep(0.1)
-    await asyncio.sleep(0.5)  # a frontend that had an older one follows within milliseconds
 
 
-async def compare(endpoint: Endpoint, tasks: Sequence[Task], target: float, planned: Planned) -> Result:
+async def compare(endpoint: Endpoint, name: str, tasks: Sequence[Task], target: float, planned: Planned) -> Result:
     """Blocks in turn, the first of a block by turns too."""
-    answers: dict[str, list[Answer]] = {NAME: [], TIERS[-1]: []}
-    seconds = {NAME: 0.0, TIERS[-1]: 0.0}
+    answers: dict[str, list[Answer]] = {name: [], TIERS[-1]: []}
+    seconds = {name: 0.0, TIERS[-1]: 0.0}
     blocks = [tasks[start : start + BLOCK_TASKS] for start in range(0, len(tasks), BLOCK_TASKS)]
     for number, block in enumerate(blocks):
-        for model in (NAME, TIERS[-1]) if number % 2 else (TIERS[-1], NAME):
+        for model in (name, TIERS[-1]) if number % 2 else (TIERS[-1], name):
             began_s = time.perf_counter()
             answers[model] += await endpoint.answers(model, block)
             seconds[model] += time.perf_counter() - began_s
-    ours, large = answers[NAME], answers[TIERS[-1]]
+    ours, large = answers[name], answers[TIERS[-1]]
     return Result(
         target=target,
         expected=planned.routed.quality,
@@ -169,7 +168,7 @@ async def compare(endpoint: Endpoint, tasks: Sequence[Task], target: float, plan
         quality_large=100 * statistics.fmean(answer.is_right for answer in large),
         latency_s=statistics.fmean(answer.seconds for answer in ours),
         latency_large_s=statistics.fmean(answer.seconds for answer in large),
-        throughput_per_s=len(tasks) / seconds[NAME],
+        throughput_per_s=len(tasks) / seconds[name],
         throughput_large_per_s=len(tasks) / seconds[TIERS[-1]],
         shares={tier: statistics.fmean(answer.tier == tier for answer in ours) for tier in TIERS},
         tests=len(tasks),
@@ -195,8 +194,9 @@ async def run(arguments: argparse.Namespace) -> list[Result]:
             except PlanInfeasible as error:
                 say(f"quality {target:g}: {error}")
                 continue
-            await set_up(endpoint, planned, arguments.mesh)
-            results.append(await compare(endpoint, tests, target, planned))
+            name = f"{NAME}-{arguments.seed}-{target:g}"
+            await set_up(endpoint, name, planned, arguments.mesh)
+            results.append(await compare(endpoint, name, tests, target, planned))
             say(json.dumps(asdict(results[-1])))
         return results
     finally:
