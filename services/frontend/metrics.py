@@ -2,13 +2,15 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.frontend.cascade.metrics import CascadeMetrics
+
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _E2E_BUCKETS_S = (0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class ModelMetrics:
-    """The metrics of one model, looked up once: labels cost as much as what they label."""
+    """The metrics of one model or cascade, looked up once: labels cost as much as what they label."""
 
     def __init__(self, metrics: "FrontendMetrics", model: str) -> None:
         self.prompt_tokens = metrics.prompt_tokens.labels(model)
@@ -20,7 +22,10 @@ class ModelMetrics:
 
 
 class FrontendMetrics:
-    """`penstock_frontend_...`; models are labels only once they are known to be served."""
+    """`penstock_frontend_...`; models are labels only once they are known to be served.
+
+    Clients' times are under the name that the client asked for: a tier's answer to a cascade counts under `cascade`.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -44,20 +49,17 @@ class FrontendMetrics:
         self.hung_workers = counter("hung_workers", "Workers found to make no progress")
         self.slow_clients = counter("slow_clients", "Requests aborted because the client did not read")
         self.disconnects = counter("disconnects", "Requests aborted because the client went away")
-        self.cascade_answers = counter(
-            "cascade_answers", "Answers that cascades gave, by tier and reason", "cascade", "tier", "because"
-        )
-        self.cascade_unjudged = counter("cascade_unjudged", "Answers of tiers that nobody could judge", "cascade")
         self.running = gauge("running_requests", "Requests being served")
         self.queued = gauge("queued_requests", "Requests waiting for admission")
         self.fallback_in_force = gauge("fallback_in_force", "1 while requests are placed without the scheduler")
-        self.ttft = histogram("ttft_seconds", "From the request's arrival to its first token", _TTFT_BUCKETS_S)
+        self.ttft = histogram("ttft_seconds", "From the request's arrival to its answer's first token", _TTFT_BUCKETS_S)
         self.inter_token = histogram("inter_token_seconds", "Between two chunks of a choice", _INTER_TOKEN_BUCKETS_S)
         self.e2e = histogram("e2e_seconds", "From the request's arrival to its end", _E2E_BUCKETS_S)
+        self.cascade = CascadeMetrics(registry)
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> ModelMetrics:
-        """Those of a model that is served."""
+        """Those of a model or a cascade that is served."""
         if model not in self._models:
             self._models[model] = ModelMetrics(self, model)
         return self._models[model]

@@ -50,11 +50,24 @@ class Because(StrEnum):
     """The tiers above could not answer: the best so far."""
 
 
+class Escalation(StrEnum):
+    """Why a further tier is asked."""
+
+    LOW_SCORE = "low_score"
+    """The answer before it scored less than the threshold."""
+    NOT_JUDGED = "not_judged"
+    """Nobody could judge the answer before it, and the terms say to go on then."""
+    TIER_FAILED = "tier_failed"
+    """The tier before it could not answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Let this tier answer the request."""
 
     tier: int
+    because: Escalation | None = None
+    """None for the first tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +139,7 @@ class CascadeWalk:
             return self._accept(tier, Because.SCORE)
         if not self._fits(tier + 1, now_s):
             return self._accept(self._best(), Because.DEADLINE)
-        return self._generate(tier + 1)
+        return self._generate(tier + 1, Escalation.LOW_SCORE)
 
     def not_judged(self, tier: int, now_s: float) -> Action:
         """No judge could be had for the tier's answer."""
@@ -135,14 +148,14 @@ class CascadeWalk:
             return self._accept(tier, Because.JUDGE_DOWN)
         if not self._fits(tier + 1, now_s):
             return self._accept(self._best(), Because.DEADLINE)
-        return self._generate(tier + 1)
+        return self._generate(tier + 1, Escalation.NOT_JUDGED)
 
     def failed(self, tier: int, reason: str, now_s: float) -> Action:
         """The tier could not answer: the next one may, else the best so far is taken."""
         self._expect(WalkState.GENERATING, tier, "failed")
         self._failures.append(f"tier {tier}: {reason}")
         if tier < self.terms.last_tier and (not self._answered or self._fits(tier + 1, now_s)):
-            return self._generate(tier + 1)
+            return self._generate(tier + 1, Escalation.TIER_FAILED)
         if self._answered:
             return self._accept(self._best(), Because.TIER_FAILED)
         self._go(WalkState.FAILED)
@@ -163,10 +176,10 @@ class CascadeWalk:
         """The answer with the highest score; of those never judged the highest tier, which is meant to be better."""
         return max(self._answered, key=lambda tier: (self.scores.get(tier, -1.0), tier))
 
-    def _generate(self, tier: int) -> Generate:
+    def _generate(self, tier: int, because: Escalation) -> Generate:
         self._go(WalkState.GENERATING)
         self.tier = tier
-        return Generate(tier)
+        return Generate(tier, because)
 
     def _accept(self, tier: int, because: Because) -> Accept:
         self._go(WalkState.DONE)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from prometheus_client import Histogram
+
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
 from services.frontend.api.answer_schema import PromptTokensDetails, Usage
 from services.frontend.generation import Generation
 from services.frontend.mailbox import Piece
-from services.frontend.metrics import ModelMetrics
 
 
 class AnswerReader:
@@ -16,17 +17,19 @@ class AnswerReader:
         self,
         generation: Generation,
         texts: Sequence[ChoiceText],
-        metrics: ModelMetrics,
+        ttft: Histogram,
+        inter_token: Histogram,
         clock: Callable[[], float],
     ) -> None:
+        """`ttft` gets the time from the generation's start, `inter_token` that between two chunks of a choice."""
         self._generation = generation
         self._texts = texts
         self._unfinished = len(texts)
         self._clock = clock
         self._last_s: list[float | None] = [None] * len(texts)
         self._cached_tokens: dict[int, int] = {}
-        self._ttft = metrics.ttft
-        self._inter_token = metrics.inter_token
+        self._ttft = ttft
+        self._inter_token = inter_token
 
     @property
     def done(self) -> bool:

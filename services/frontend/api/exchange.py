@@ -166,7 +166,8 @@ class ModelExchange(Exchange):
             ChoiceText(relay.index, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
             for relay in generation.relays
         ]
-        reader = AnswerReader(generation, texts, self._service.metrics.of(self._model.name), self._service.clock)
+        metrics = self._service.metrics.of(self._model.name)
+        reader = AnswerReader(generation, texts, metrics.ttft, metrics.inter_token, self._service.clock)
         sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
         sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
         options = self._request.stream_options

@@ -6,4 +6,5 @@ tier_answer    one tier's whole answer
 ascent         a request's way up, driven by the state machine of controlplane.protocols.cascade
 told           what the client is told of it
 exchange       the answer over HTTP, keep-alives included
+metrics        what is counted of it
 """

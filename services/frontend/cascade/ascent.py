@@ -69,6 +69,7 @@ class Ascent:
         action: Action = self._walk.first
         while not isinstance(action, Accept | Fail):
             if isinstance(action, Generate):
+                self._count_escalation(action)
                 action = await self._generate(action.tier)
             else:
                 action = await self._judge(action)
@@ -106,7 +107,17 @@ class Ascent:
         with_logprobs = CONFIDENCE in self._record.judges and tier < self._walk.terms.last_tier
         # The first tier's request has the client's request id, so that it is found by it everywhere.
         request_id = f"{self._request_id}-tier{tier}" if tier else self._request_id
-        return await ask_tier(self._service, request, request_id, model, began_s, self._left_s, with_logprobs)
+        metrics = self._service.metrics.cascade
+        labels = (self._record.name, model_name)
+        ttft = metrics.tier_ttft.labels(*labels)
+        answer = await ask_tier(self._service, request, request_id, model, began_s, self._left_s, ttft, with_logprobs)
+        metrics.tier_seconds.labels(*labels).observe(answer.seconds)
+        return answer
+
+    def _count_escalation(self, action: Generate) -> None:
+        if action.because is not None:
+            labels = (self._record.name, self._record.tiers[action.tier], action.because.value)
+            self._service.metrics.cascade.escalations.labels(*labels).inc()
 
     def _time_for_a_further_tier(self, now_s: float) -> float | None:
         """None where the request has no deadline of its own, or no answer yet to fall back on."""
@@ -123,7 +134,7 @@ class Ascent:
         try:
             score = await self._service.judging.judge(self._judge_request(tier, answer), left_s)
         except JudgeUnavailable as error:
-            self._service.metrics.cascade_unjudged.labels(self._record.name).inc()
+            self._service.metrics.cascade.unjudged.labels(self._record.name).inc()
             log.warning("an answer could not be judged", extra={"request_id": self._request_id, "error": str(error)})
             self._judges[tier] = f"none: {error}"
             return self._walk.not_judged(tier, self._service.clock())
@@ -154,7 +165,7 @@ class Ascent:
         seconds = self._service.clock() - self._arrived_s
         failures = {tier: error.message for tier, error in self._failures.items()}
         told_facts = told.facts(self._record, accept, self._answers, self._walk.scores, self._judges, failures, seconds)
-        self._service.metrics.cascade_answers.labels(
+        self._service.metrics.cascade.answers.labels(
             self._record.name, self._record.tiers[accept.tier], accept.because.value
         ).inc()
         return Accepted(answer, tuple(self._answers[tier] for tier in sorted(self._answers)), told_facts)

@@ -52,6 +52,8 @@ class CascadeExchange(Exchange):
             answer.finish,
             told.summed([each.usage for each in accepted.answers]),
         )
+        # The whole answer goes out at once, so this is its first token's time too.
+        self._service.metrics.of(self._record.name).ttft.observe(self._service.clock() - self._arrived_s)
         if self._request.stream:
             await sender.stream_at_once(whole, form, options is not None and bool(options.include_usage))
         else:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+from prometheus_client import Histogram
 
 from services.frontend.answers.choice import ChoicePiece, ChoiceText, Finish, TokenPosition
 from services.frontend.answers.reader import AnswerReader
@@ -47,11 +48,13 @@ async def ask_tier(
     model: ServedModel,
     began_s: float,
     left_s: Callable[[], float],
+    ttft: Histogram,
     with_logprobs: bool,
 ) -> TierAnswer:
     """Let a model answer in full. Raises ApiError, as any request to the model would.
 
-    `with_logprobs`: record those of the chosen tokens although the client did not ask for any.
+    `ttft` gets the time from `began_s` to the first token. `with_logprobs`: record those of the chosen tokens although
+    the client did not ask for any.
     """
     if with_logprobs:
         request = _with_logprobs(request)
@@ -65,7 +68,7 @@ async def ask_tier(
             left_s(), generation.mailbox.fail, deadline_exceeded(service.settings.request_deadline_s)
         )
         try:
-            answer = await _read(service, generation, model, request, began_s)
+            answer = await _read(service, generation, model, request, began_s, ttft)
         finally:
             expire.cancel()
         outcome = "finished"
@@ -81,12 +84,13 @@ async def _read(
     model: ServedModel,
     request: ChatCompletionRequest | CompletionRequest,
     began_s: float,
+    ttft: Histogram,
 ) -> TierAnswer:
     (relay,) = generation.relays
     endings = model.text.eos_token_ids.union(request.stop_token_ids or ())
     text = ChoiceText(0, model.text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
     metrics = service.metrics.of(model.name)
-    reader = AnswerReader(generation, [text], metrics, service.clock)
+    reader = AnswerReader(generation, [text], ttft, metrics.inter_token, service.clock)
     pieces: list[ChoicePiece] = []
     while not reader.done:
         pieces += await reader.next()

@@ -11,6 +11,7 @@ from controlplane.protocols.cascade.walk import (
     Action,
     Because,
     CascadeWalk,
+    Escalation,
     Fail,
     Generate,
     Judge,
@@ -31,9 +32,9 @@ def test_an_answer_that_scores_enough_is_accepted() -> None:
 def test_answers_that_score_too_little_go_up_to_the_last_tier_which_is_not_judged() -> None:
     walk = CascadeWalk("r", THREE)
     walk.answered(0, 1.0)
-    assert walk.judged(0, 79.9, 2.0) == Generate(1)
+    assert walk.judged(0, 79.9, 2.0) == Generate(1, Escalation.LOW_SCORE)
     assert walk.answered(1, 3.0) == Judge(1)
-    assert walk.judged(1, 10.0, 4.0) == Generate(2)
+    assert walk.judged(1, 10.0, 4.0) == Generate(2, Escalation.LOW_SCORE)
     accepted = walk.answered(2, 5.0)
     assert accepted == Accept(2, Because.LAST_TIER)
     assert walk.scores == {0: 79.9, 1: 10.0}
@@ -68,7 +69,7 @@ def test_a_request_goes_no_further_than_it_may() -> None:
 
 @pytest.mark.parametrize(
     ("without", "expected"),
-    [(WithoutJudge.ESCALATE, Generate(1)), (WithoutJudge.ACCEPT, Accept(0, Because.JUDGE_DOWN))],
+    [(WithoutJudge.ESCALATE, Generate(1, Escalation.NOT_JUDGED)), (WithoutJudge.ACCEPT, Accept(0, Because.JUDGE_DOWN))],
 )
 def test_without_a_judge_the_terms_decide(without: WithoutJudge, expected: Action) -> None:
     walk = CascadeWalk("r", CascadeTerms((80.0,), (0.0, 0.0), without_judge=without))
@@ -78,9 +79,9 @@ def test_without_a_judge_the_terms_decide(without: WithoutJudge, expected: Actio
 
 def test_tiers_that_fail_are_passed_over() -> None:
     walk = CascadeWalk("r", THREE)
-    assert walk.failed(0, "no instance", 1.0) == Generate(1)
+    assert walk.failed(0, "no instance", 1.0) == Generate(1, Escalation.TIER_FAILED)
     assert walk.answered(1, 2.0) == Judge(1)
-    assert walk.judged(1, 10.0, 2.0) == Generate(2)
+    assert walk.judged(1, 10.0, 2.0) == Generate(2, Escalation.LOW_SCORE)
     assert walk.failed(2, "no instance", 3.0) == Accept(1, Because.TIER_FAILED)
 
 

@@ -250,3 +250,53 @@ async def test_thresholds_change_at_once_for_requests_to_come(model_path: Path) 
 def test_by_model_places_by_model() -> None:
     placed = by_model({"m": "i"})(scheduler_pb2.PlaceRequest(model="m"))
     assert placed.instance_id == "i"
+
+
+async def test_a_clients_time_counts_from_arrival_and_each_tiers_from_its_being_asked(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: None) as both:
+        mesh = both.mesh
+        began_s = now_s = mesh.service.clock()
+
+        def passing(seconds: float, script: Script) -> Script:
+            def passes(request: request_pb2.GenerateRequest) -> Any:
+                nonlocal now_s
+                now_s += seconds
+                return script(request)
+
+            return passes
+
+        def judge(_: cascade_pb2.JudgeRequest) -> float:
+            nonlocal now_s
+            now_s += 4.0
+            return 10.0
+
+        mesh.service.clock = lambda: now_s
+        mesh.workers[0].script = passing(2.0, mesh.workers[0].script)
+        mesh.workers[1].script = passing(16.0, mesh.workers[1].script)
+        both.router.score = judge
+        answer = (await both.ask()).parse()
+        assert answer.penstock["tier"] == "large"
+        assert now_s - began_s == pytest.approx(22.0)
+        assert mesh.metric("ttft_seconds_sum", model="both") == pytest.approx(22.0), "both tiers and the judge"
+        assert mesh.metric("ttft_seconds_count", model="both") == 1
+        for tier, seconds in (("small", 2.0), ("large", 16.0)):
+            assert mesh.metric("ttft_seconds_count", model=tier) == 0, "no client asked for it"
+            assert mesh.metric("cascade_tier_ttft_seconds_sum", cascade="both", tier=tier) == pytest.approx(seconds)
+            assert mesh.metric("cascade_tier_seconds_sum", cascade="both", tier=tier) == pytest.approx(seconds)
+        await mesh.until(lambda: mesh.metric("e2e_seconds_count", model="both") == 1)
+        assert mesh.metric("e2e_seconds_sum", model="both") == pytest.approx(22.0)
+        await mesh.client().chat.completions.create(model="small", messages=USER)
+        assert mesh.metric("ttft_seconds_sum", model="small") == pytest.approx(2.0), "asked for by its own name"
+
+
+async def test_escalations_are_counted_by_the_tier_gone_on_to_and_the_reason(model_path: Path) -> None:
+    scores = iter([10.0, None])
+    async with cascade(model_path, lambda _: next(scores)) as both:
+        await both.ask()
+        await both.ask()
+        both.mesh.workers[0].script = lambda _: [failure(request_pb2.ERROR_CODE_REFUSED, "no room")]
+        await both.ask()
+        for because in ("low_score", "not_judged", "tier_failed"):
+            labels = {"cascade": "both", "tier": "large", "because": because}
+            assert both.mesh.metric("cascade_escalations_total", **labels) == 1
+        assert both.mesh.metric("cascade_answers_total", cascade="both", tier="large", because="last_tier") == 3
