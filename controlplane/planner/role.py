@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from controlplane.planner.cascade.desk import CascadeDesk
 from controlplane.planner.cascade.plan_process import PlanProcess
+from controlplane.planner.metrics import PlannerMetrics
 from controlplane.planner.service import PlannerService
 from controlplane.planner.settings import PlannerSettings
 from controlplane.planner.stages.desk import StageDesk
@@ -35,10 +36,11 @@ class PlannerRole:
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Follow the goals and serve the contract."""
         self._failure = asyncio.get_running_loop().create_future()
-        desk = CascadeDesk(context.store, self._process.make, self._drift, self._tasks)
+        metrics = PlannerMetrics(context.registry)
+        desk = CascadeDesk(context.store, self._process.make, self._drift, self._tasks, metrics)
         self._tasks.spawn(desk.follow(), name="follow goals and cascades", on_error=self._on_failed)
         context.server.add(planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(desk), "penstock.v1.Planner")
-        stages = StageDesk(context.store, context.directory, context.member_id)
+        stages = StageDesk(context.store, context.directory, context.member_id, metrics)
         stages.start(self._tasks, self._on_failed)
         context.server.add(
             stages_pb2_grpc.add_StagePlannerServicer_to_server,

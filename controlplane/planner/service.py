@@ -7,7 +7,6 @@ import grpc
 
 from controlplane.planner.cascade.desk import CascadeDesk
 from controlplane.planner.cascade.wire import goal_from, status_message
-from controlplane.planning.cascade.plan import decode_plan
 from mesh.errors import ConfigurationError, PlanInfeasible, StoreError, TraceError
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 
@@ -56,8 +55,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     async def ApplyPlan(self, request: planner_pb2.ApplyPlanRequest, context: Any) -> planner_pb2.ApplyPlanResponse:
         """See the contract."""
         try:
-            plan = decode_plan(request.plan_json.encode())
-            revision = await _stored(self._desk.apply(plan), context)
+            revision = await _stored(self._desk.apply_encoded(request.plan_json.encode()), context)
         except PlanInfeasible as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from None

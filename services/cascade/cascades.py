@@ -11,6 +11,7 @@ from mesh.store.stored_folder import StoredFolder
 from mesh.tasks import TaskSet
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import Judge
+from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.samplers import Samplers
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,14 @@ class Cascades:
         clock: Callable[[], float],
         tasks: TaskSet,
         samplers: Samplers,
+        metrics: CascadeMetrics,
     ) -> None:
         self._make_judge = make_judge
         self._judge_deadline_s = judge_deadline_s
         self._clock = clock
         self._tasks = tasks
         self._samplers = samplers
+        self._metrics = metrics
         self._chains: dict[str, JudgeChain] = {}
         self._folder = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, self.check, self._on_change)
 
@@ -79,4 +82,5 @@ class Cascades:
             judges = [self._make_judge(text) for text in record.judges]
             self._chains[name] = JudgeChain(judges, self._judge_deadline_s, self._clock)
             self._samplers.begin(record, self._chains[name])
+        self._metrics.show_thresholds(self.records)
         log.warning("cascade changed", extra={"cascade": name, "record": str(record)})

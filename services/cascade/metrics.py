@@ -1,6 +1,10 @@
 """What the cascade router shows Prometheus."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from controlplane.model.cascade_record import CascadeRecord
 
 _SCORE_BUCKETS = tuple(range(0, 101, 10))
 _SECONDS_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -33,4 +37,29 @@ class CascadeMetrics:
         self.unjudged = Counter(
             "penstock_cascade_unjudged_total", "Answers that no judge scored", ("cascade",), registry=registry
         )
+        self.samples = Counter(
+            "penstock_cascade_samples",
+            "Requests that all tiers were asked: kept, or left out because a tier or the first judge failed",
+            ("cascade", "outcome"),
+            registry=registry,
+        )
+        self.workloads = Counter(
+            "penstock_cascade_workloads",
+            "Sampled workloads: reported to the planner, or lost because none took it",
+            ("cascade", "outcome"),
+            registry=registry,
+        )
+        self.thresholds = Gauge(
+            "penstock_cascade_threshold",
+            "Score from which on a tier's answer is accepted; above 100: never",
+            ("cascade", "tier"),
+            registry=registry,
+        )
         self.judging = Gauge("penstock_cascade_judging", "Answers being judged", registry=registry)
+
+    def show_thresholds(self, records: Iterable[CascadeRecord]) -> None:
+        """Those in force, and no others."""
+        self.thresholds.clear()
+        for record in records:
+            for tier, threshold in zip(record.tiers, record.thresholds, strict=False):
+                self.thresholds.labels(record.name, tier).set(threshold)

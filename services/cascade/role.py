@@ -40,7 +40,9 @@ class CascadeRole:
         find_frontend = partial(self._frontend, context)
         self._tiers = TierClient(find_frontend, settings.sample_deadline_s, settings.mesh_api_key)
         sampling = SamplingSettings(settings.sample_window_s, settings.sample_requests)
-        samplers = Samplers(sampling, self._tiers, PlannerLink(context.directory).report, time.monotonic)
+        metrics = CascadeMetrics(context.registry)
+        report = PlannerLink(context.directory, metrics).report
+        samplers = Samplers(sampling, self._tiers, report, time.monotonic, metrics)
         judges = partial(
             make_judge,
             find_frontend=find_frontend,
@@ -48,13 +50,13 @@ class CascadeRole:
             api_key=settings.judge_api_key,
             mesh_key=settings.mesh_api_key,
         )
-        cascades = Cascades(context.store, judges, settings.judge_deadline_s, time.monotonic, self._tasks, samplers)
+        cascades = Cascades(
+            context.store, judges, settings.judge_deadline_s, time.monotonic, self._tasks, samplers, metrics
+        )
         self._cascades = cascades
         self._tasks.spawn(cascades.follow(), name="follow the cascades", on_error=self._on_failed)
         self._tasks.spawn(samplers.run(), name="sample the workload", on_error=self._on_failed)
-        service = CascadeService(
-            context.store, cascades, samplers, CascadeMetrics(context.registry), settings.max_judging, time.monotonic
-        )
+        service = CascadeService(context.store, cascades, samplers, metrics, settings.max_judging, time.monotonic)
         context.server.add(cascade_pb2_grpc.add_CascadeServicer_to_server, service, "penstock.v1.Cascade")
         return {}
 

@@ -67,7 +67,8 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
             self._judging -= 1
             self._metrics.judging.set(self._judging)
             self._metrics.seconds.labels(record.name).observe(self._clock() - began_s)
-        self._metrics.scores.labels(record.name, request.tier, judgement.judge).observe(judgement.score)
+        tier = request.tier if request.tier in record.tiers else "unknown"  # a caller's word is no label
+        self._metrics.scores.labels(record.name, tier, judgement.judge).observe(judgement.score)
         self._samplers.judged(record, request, judgement)
         if judgement.passed_over:
             self._metrics.passed_over.labels(record.name).inc()

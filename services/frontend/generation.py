@@ -29,8 +29,8 @@ class Generation:
     def __init__(
         self, plan: GenerationPlan, started_s: float, bounds: GenerationBounds, on_overflow: Callable[[], None]
     ) -> None:
-        """`started_s`: when the client's request arrived, or a cascade asked its tier; `on_overflow`: the client does not
-        read."""
+        """`started_s`: when the client's request arrived, or a cascade asked its tier; `on_overflow`: the client
+        does not read."""
         self.plan = plan
         self.started_s = started_s
         choices = len(plan.prompts) * plan.n

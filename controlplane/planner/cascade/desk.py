@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ import msgspec
 from controlplane.model.cascade_goal import GOALS_PREFIX, PLANS_PREFIX, CascadeGoal
 from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
 from controlplane.planner.cascade.history import WorkloadHistory
+from controlplane.planner.metrics import UNKNOWN_CASCADE, PlannerMetrics, PlanOutcome
 from controlplane.planning.cascade.drift import DriftSettings
-from controlplane.planning.cascade.plan import CascadePlan, encode_plan
+from controlplane.planning.cascade.plan import CascadePlan, decode_plan, encode_plan
 from controlplane.planning.cascade.workload import read_workload
 from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
-from mesh.errors import PenstockError, PlanInfeasible
+from mesh.errors import PenstockError, PlanInfeasible, StoreError
 from mesh.store.interface import StateStore
 from mesh.store.stored_folder import StoredFolder
 from mesh.tasks import TaskSet
@@ -44,11 +46,23 @@ class CascadeStatus:
 class CascadeDesk:
     """Of all cascades with a goal. One plan is made at a time; a workload that comes meanwhile is looked at after."""
 
-    def __init__(self, store: StateStore, make: MakePlan, drift: DriftSettings, tasks: TaskSet) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        make: MakePlan,
+        drift: DriftSettings,
+        tasks: TaskSet,
+        metrics: PlannerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._store = store
         self._make = make
         self._drift = drift
         self._tasks = tasks
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_clock = wall_clock
         self._histories: dict[str, WorkloadHistory] = {}
         self._planning = asyncio.Lock()
         self._goals = StoredFolder(store, GOALS_PREFIX, CascadeGoal, CascadeGoal.checked, self._on_goal)
@@ -63,6 +77,7 @@ class CascadeDesk:
     def report(self, cascade: str, lines: tuple[bytes, ...]) -> str:
         """A sampled workload came in; says what is made of it. Raises `TraceError` for one that cannot be read."""
         models, sample = read_workload(lines)
+        self._metrics.workloads.labels(self._label(cascade)).inc()
         history = self._histories.get(cascade)
         if history is None or history.models != models:
             history = self._histories[cascade] = WorkloadHistory(models, self._drift)
@@ -88,6 +103,34 @@ class CascadeDesk:
 
         Raises `PlanInfeasible` for a plan that contradicts itself or the cascade of its name, and `StoreError`.
         """
+        try:
+            record = self._cascade_of(plan)
+        except PlanInfeasible:
+            self._count(plan.name, PlanOutcome.REFUSED)
+            raise
+        try:
+            revision = await self._store.put(PLANS_PREFIX + plan.name, encode_plan(plan))
+            planned = msgspec.structs.replace(record, thresholds=plan.thresholds, plan_revision=revision)
+            await self._store.put(record.key, msgspec.json.encode(planned))
+        except StoreError:
+            self._count(plan.name, PlanOutcome.FAILED)
+            raise
+        self._count(plan.name, PlanOutcome.APPLIED)
+        self._metrics.applied.labels(plan.name).set(self._wall_clock())
+        log.warning("plan applied", extra={"cascade": plan.name, "revision": revision, "thresholds": plan.thresholds})
+        return revision
+
+    async def apply_encoded(self, plan_json: bytes) -> int:
+        """The same for a plan as it is stored. Raises `PlanInfeasible` for what is no plan, too."""
+        try:
+            plan = decode_plan(plan_json)
+        except PlanInfeasible:
+            self._count("", PlanOutcome.REFUSED)
+            raise
+        return await self.apply(plan)
+
+    def _cascade_of(self, plan: CascadePlan) -> CascadeRecord:
+        """What the plan is for. Raises `PlanInfeasible` where it contradicts it or itself."""
         plan.checked()
         record = self._records.records.get(plan.name)
         models = tuple(tier.model for tier in plan.tiers)
@@ -100,11 +143,7 @@ class CascadeDesk:
                 f"the plan for {plan.name} is for the tiers {', '.join(models)}, the cascade has "
                 f"{', '.join(record.tiers)}"
             )
-        revision = await self._store.put(PLANS_PREFIX + plan.name, encode_plan(plan))
-        planned = msgspec.structs.replace(record, thresholds=plan.thresholds, plan_revision=revision)
-        await self._store.put(record.key, msgspec.json.encode(planned))
-        log.warning("plan applied", extra={"cascade": plan.name, "revision": revision, "thresholds": plan.thresholds})
-        return revision
+        return record
 
     async def plan_of(self, cascade: str) -> tuple[int, str]:
         """(revision, JSON) of the plan in force; (0, "") while there is none. Raises `StoreError`."""
@@ -134,10 +173,18 @@ class CascadeDesk:
 
     async def _plan(self, cascade: str, goal: CascadeGoal, history: WorkloadHistory, why: str) -> None:
         async with self._planning:
+            began_s = self._clock()
             try:
                 plan = await self._make(goal, history.workload(), await self._profiles())
-                revision = await self.apply(plan)
             except (PenstockError, BrokenExecutor) as error:
+                self._count(cascade, PlanOutcome.FAILED)
+                self._refuse(cascade, history, why, error)
+                return
+            finally:
+                self._metrics.planning_seconds.observe(self._clock() - began_s)
+            try:
+                revision = await self.apply(plan)
+            except PenstockError as error:
                 self._refuse(cascade, history, why, error)
                 return
             history.planned()
@@ -160,6 +207,12 @@ class CascadeDesk:
         history.refused()
         history.verdict = f"{why}, but there is no new plan, the old one stays: {error}"
         log.error("no plan could be made", extra={"cascade": cascade, "why": why, "error": str(error)})
+
+    def _count(self, cascade: str, outcome: PlanOutcome) -> None:
+        self._metrics.plans.labels(self._label(cascade), outcome).inc()
+
+    def _label(self, cascade: str) -> str:
+        return cascade if cascade in self._records.records else UNKNOWN_CASCADE
 
     def _on_goal(self, name: str, goal: CascadeGoal | None) -> None:
         """Another goal asks for another plan, whether or not the workload has moved."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from controlplane.planner.metrics import PlannerMetrics, PlanOutcome
 from controlplane.planner.stages.collecting import collect
 from controlplane.planner.stages.making import LengthStatistics, make_record, quality_for
 from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
@@ -48,6 +49,7 @@ class StageDesk:
         store: StateStore,
         directory: Directory,
         member_id: str,
+        metrics: PlannerMetrics,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -59,6 +61,7 @@ class StageDesk:
         self._store = store
         self._directory = directory
         self._member_id = member_id
+        self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
         self._plans = FollowedPrefix(store, LAYOUT_PREFIX, StageRecord, lambda key, record: None)
@@ -175,9 +178,11 @@ class StageDesk:
             record = await self._made(model, members, statistics)
         except PenstockError as error:
             self.obstacles[model] = str(error)
+            self._metrics.stage_plans.labels(model, PlanOutcome.FAILED).inc()
             log.error("a stage plan cannot be made", extra={"model": model, "error": str(error)})
             return
         await self._store.put(layout_key(model), msgspec.json.encode(record))
+        self._metrics.stage_plans.labels(model, PlanOutcome.APPLIED).inc()
         self.obstacles.pop(model, None)
         await self._forget_boundaries()
         log.warning(

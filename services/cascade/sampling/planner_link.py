@@ -10,6 +10,7 @@ from controlplane.planning.cascade.workload import write_workload
 from mesh.membership import Directory
 from mesh.rpc.client import open_channel
 from penstock.v1 import planner_pb2, planner_pb2_grpc
+from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.sampler import SampledWorkload
 
 log = logging.getLogger(__name__)
@@ -20,15 +21,20 @@ REPORT_DEADLINE_S = 10.0
 class PlannerLink:
     """Calls some planner of the mesh; a workload that no planner takes is lost, and said so: the next one follows."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, metrics: CascadeMetrics) -> None:
         self._directory = directory
+        self._metrics = metrics
 
     async def report(self, workload: SampledWorkload) -> None:
         """Never raises."""
+        outcome = "reported" if await self._reported(workload) else "lost"
+        self._metrics.workloads.labels(workload.record.name, outcome).inc()
+
+    async def _reported(self, workload: SampledWorkload) -> bool:
         planners = self._directory.members("planner")
         if not planners:
             log.warning("no planner is running: a sampled workload is lost", extra={"cascade": workload.record.name})
-            return
+            return False
         request = planner_pb2.ReportWorkloadRequest(
             cascade=workload.record.name, lines=_lines(workload), judge=workload.judge
         )
@@ -41,8 +47,9 @@ class PlannerLink:
                     "the planner did not take a workload",
                     extra={"cascade": workload.record.name, "error": f"{error.code().name}: {error.details()}"},
                 )
-                return
+                return False
         log.info("workload reported", extra={"cascade": workload.record.name, "verdict": answer.verdict})
+        return True
 
 
 def _lines(workload: SampledWorkload) -> list[bytes]:

@@ -10,6 +10,7 @@ from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planning.cascade.workload import WorkloadRequest
 from mesh.errors import JudgeUnavailable, RpcError
 from services.cascade.judges.chain import JudgeChain
+from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.tiers import SampledRequest, TierClient
 from services.cascade.sampling.window import SampleWindow, Window
 
@@ -42,12 +43,14 @@ class WorkloadSampler:
         tiers: TierClient,
         report: Callable[[SampledWorkload], Awaitable[None]],
         window: SampleWindow[SampledRequest],
+        metrics: CascadeMetrics,
     ) -> None:
         self._record = record
         self._chain = chain
         self._tiers = tiers
         self._report = report
         self._window = window
+        self._metrics = metrics
 
     def offer(self, sampled: SampledRequest | None) -> None:
         """A first tier's answer was judged; None: the request is too long to be kept."""
@@ -71,6 +74,8 @@ class WorkloadSampler:
         first = self._record.judges[0]
         kept = [request for request, judge in filter(None, completed) if judge == first]
         left_out = len(completed) - len(kept)
+        self._metrics.samples.labels(self._record.name, "kept").inc(len(kept))
+        self._metrics.samples.labels(self._record.name, "left_out").inc(left_out)
         if left_out:
             log.warning(
                 "samples left out", extra={"cascade": self._record.name, "left_out": left_out, "of": len(completed)}

@@ -12,6 +12,7 @@ from controlplane.model.cascade_record import CascadeRecord
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import Judgement
+from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.sampler import SampledWorkload, WorkloadSampler, new_window
 from services.cascade.sampling.tiers import SampledRequest, TierClient
 
@@ -36,11 +37,13 @@ class Samplers:
         tiers: TierClient,
         report: Callable[[SampledWorkload], Awaitable[None]],
         clock: Callable[[], float],
+        metrics: CascadeMetrics,
     ) -> None:
         self._settings = settings
         self._tiers = tiers
         self._report = report
         self._clock = clock
+        self._metrics = metrics
         self._samplers: dict[str, WorkloadSampler] = {}
         self._seeds = count()
 
@@ -48,7 +51,9 @@ class Samplers:
         """A cascade came into force, or another came under its name."""
         if self._settings.requests:
             window = new_window(self._settings.requests, self._clock(), next(self._seeds))
-            self._samplers[record.name] = WorkloadSampler(record, chain, self._tiers, self._report, window)
+            self._samplers[record.name] = WorkloadSampler(
+                record, chain, self._tiers, self._report, window, self._metrics
+            )
 
     def end(self, name: str) -> None:
         """A cascade is gone."""

@@ -9,11 +9,13 @@ import grpc
 import msgspec
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_goal import PLANS_PREFIX, CascadeGoal
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planner.cascade.desk import CascadeDesk
 from controlplane.planner.cascade.history import WorkloadHistory
+from controlplane.planner.metrics import PlannerMetrics
 from controlplane.planner.role import PlannerRole
 from controlplane.planner.settings import PlannerSettings
 from controlplane.planning.cascade.drift import DriftSettings
@@ -30,6 +32,7 @@ from tests.unit.controlplane.local_mesh import local_mesh
 MODELS = ("small", "large")
 RECORD = CascadeRecord("both", MODELS, (50.0,), judges=("exact",))
 GOAL = CascadeGoal("both", 4, ("Llama-3.2-3B@H100", "Llama-3.1-8B@H100"), quality=60.0, judge_s=0.1)
+NOW_UNIX_S = 1_800_000_000.0
 DRIFT = DriftSettings(windows=1, pause_windows=0, min_requests=10)
 
 
@@ -66,8 +69,14 @@ class Maker:
 
 
 class Desk:
-    def __init__(self, store: StateStore, desk: CascadeDesk, maker: Maker) -> None:
-        self.store, self.desk, self.maker = store, desk, maker
+    def __init__(self, store: StateStore, desk: CascadeDesk, maker: Maker, registry: CollectorRegistry) -> None:
+        self.store, self.desk, self.maker, self._registry = store, desk, maker, registry
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self._registry.get_sample_value(f"penstock_planner_{name}", labels)
+
+    def plans(self, outcome: str, cascade: str = "both") -> float | None:
+        return self.metric("plans_total", cascade=cascade, outcome=outcome)
 
     async def verdict(self, holds: Callable[[str], bool]) -> str:
         """Once it is as expected."""
@@ -87,7 +96,8 @@ class Desk:
 @asynccontextmanager
 async def desk_with(goal: CascadeGoal | None = GOAL, record: CascadeRecord = RECORD) -> AsyncIterator[Desk]:
     store, maker, tasks = open_store("embedded:"), Maker(), TaskSet("test")
-    desk = CascadeDesk(store, maker, DRIFT, tasks)
+    registry = CollectorRegistry()
+    desk = CascadeDesk(store, maker, DRIFT, tasks, PlannerMetrics(registry), lambda: 5.0, lambda: NOW_UNIX_S)
     await store.put(record.key, msgspec.json.encode(record))
     if goal is not None:
         await desk.set_goal(goal)
@@ -96,7 +106,7 @@ async def desk_with(goal: CascadeGoal | None = GOAL, record: CascadeRecord = REC
         while record.name not in desk._records.records or (goal and goal.cascade not in desk._goals.records):  # noqa: ASYNC110
             await asyncio.sleep(0)
     try:
-        yield Desk(store, desk, maker)
+        yield Desk(store, desk, maker, registry)
     finally:
         await tasks.cancel()
         await store.close()
@@ -113,6 +123,10 @@ async def test_the_first_workload_is_planned_for_and_the_plan_applied() -> None:
         ((goal, workload),) = at.maker.asked
         assert goal == GOAL
         assert read_workload(workload)[1].requests == 40
+        assert at.plans("applied") == 1
+        assert at.metric("plan_applied_timestamp_seconds", cascade="both") == NOW_UNIX_S
+        assert at.metric("workloads_total", cascade="both") == 1
+        assert at.metric("planning_seconds_count") == 1
 
 
 async def test_a_workload_that_has_not_moved_changes_nothing_and_one_that_has_is_planned_anew() -> None:
@@ -134,6 +148,7 @@ async def test_without_a_plan_the_old_one_stays_and_the_reason_is_shown() -> Non
         at.desk.report("both", lines(window(rate_per_s=50.0)))
         verdict = await at.verdict(lambda verdict: "no new plan" in verdict)
         assert "4 GPUs do not hold this" in verdict
+        assert (at.plans("applied"), at.plans("failed")) == (1, 1)
         assert (await at.record()).thresholds == (61.0,)
 
 
@@ -178,6 +193,16 @@ async def test_plans_that_contradict_themselves_or_the_cascade_are_refused(plan:
         with pytest.raises(PlanInfeasible, match=words):
             await at.desk.apply(plan)
         assert await at.record() == RECORD
+        assert at.plans("refused", "both" if plan.name == "both" else "unknown") == 1
+
+
+async def test_names_that_callers_make_up_are_no_labels() -> None:
+    async with desk_with() as at:
+        at.desk.report("made up", lines(window()))
+        assert at.metric("workloads_total", cascade="unknown") == 1
+        with pytest.raises(PlanInfeasible, match="no cascade plan"):
+            await at.desk.apply_encoded(b"{}")
+        assert at.plans("refused", "unknown") == 1
 
 
 def test_a_plan_is_made_for_the_windows_that_have_moved() -> None:

@@ -122,3 +122,15 @@ async def test_a_broken_record_in_the_store_leaves_the_good_one_in_force(
     await set_up(cascade, cascade_pb2.CascadeDescription(name="later", tiers=["x"]))
     thresholds = await cascade.GetThresholds(cascade_pb2.GetThresholdsRequest(cascade="both"))
     assert list(thresholds.thresholds) == [70.0]
+
+
+async def test_the_thresholds_in_force_are_shown_and_those_of_a_cascade_that_is_gone_are_not(mesh: LocalMesh) -> None:
+    started = await mesh.start(CascadeRole(CascadeSettings()), "cascade-0")
+    async with open_channel(started.address) as channel:
+        stub = cascade_pb2_grpc.CascadeStub(channel)  # type: ignore[no-untyped-call]
+        await set_up(stub, TWO)
+        assert started.metric("penstock_cascade_threshold", cascade="both", tier="small") == 70.0
+        assert started.metric("penstock_cascade_threshold", cascade="both", tier="large") is None, "the last has none"
+        await stub.RemoveCascade(cascade_pb2.RemoveCascadeRequest(name="both"))
+        await until(stub, lambda names: not names)
+        assert started.metric("penstock_cascade_threshold", cascade="both", tier="small") is None

@@ -8,12 +8,15 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_record import CascadeRecord
 from mesh.errors import JudgeUnavailable, PeerUnavailable
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import JudgedAnswer, Judgement
+from services.cascade.metrics import CascadeMetrics
+from services.cascade.sampling.planner_link import PlannerLink
 from services.cascade.sampling.sampler import SampledWorkload
 from services.cascade.sampling.samplers import Samplers, SamplingSettings
 from services.cascade.sampling.tiers import LOWEST_PRIORITY, SampledAnswer, SampledRequest, TierClient
@@ -59,6 +62,13 @@ class FakeTiers:
         return SampledAnswer(JudgedAnswer(sampled.prompt, "answer", model), sampled.input_tokens, len(model))
 
 
+class FakeDirectory:
+    """Of a mesh in which nothing runs."""
+
+    def members(self, role: str) -> list[Any]:
+        return []
+
+
 class FakeJudge:
     def __init__(self, name: str, scores: dict[str, float]) -> None:
         self.name, self._scores = name, scores
@@ -84,7 +94,14 @@ class Sampling:
         self.tiers = FakeTiers()
         self.reported: list[SampledWorkload] = []
         client: Any = self.tiers
-        self.samplers = Samplers(SamplingSettings(60.0, requests), client, self._report, lambda: self.now_s)
+        self.registry = CollectorRegistry()
+        self.samplers = Samplers(
+            SamplingSettings(60.0, requests),
+            client,
+            self._report,
+            lambda: self.now_s,
+            CascadeMetrics(self.registry),
+        )
         chain = JudgeChain(
             [FakeJudge("first", {"good": 90.0, "broken": 90.0}), FakeJudge("second", {"odd": 10.0})], 5.0, lambda: 0.0
         )
@@ -95,6 +112,10 @@ class Sampling:
 
     def offer(self, request: cascade_pb2.JudgeRequest, score: float = 40.0, judge: str = "first") -> None:
         self.samplers.judged(RECORD, request, Judgement(score, judge))
+
+    def samples(self, outcome: str) -> float | None:
+        labels = {"cascade": "both", "outcome": outcome}
+        return self.registry.get_sample_value("penstock_cascade_samples_total", labels)
 
     async def close(self, after_s: float = 10.0) -> None:
         self.now_s += after_s
@@ -121,6 +142,16 @@ async def test_samples_that_a_tier_or_the_first_judge_fails_are_left_out_and_cou
     await sampling.close()
     (workload,) = sampling.reported
     assert (len(workload.requests), workload.left_out) == (1, 3)
+    assert (sampling.samples("kept"), sampling.samples("left_out")) == (1, 3)
+
+
+async def test_a_workload_that_no_planner_takes_is_counted_as_lost() -> None:
+    registry = CollectorRegistry()
+    directory: Any = FakeDirectory()
+    workload = SampledWorkload(RECORD, 1.0, (), "first", 0)
+    await PlannerLink(directory, CascadeMetrics(registry)).report(workload)
+    labels = {"cascade": "both", "outcome": "lost"}
+    assert registry.get_sample_value("penstock_cascade_workloads_total", labels) == 1
 
 
 async def test_only_first_tiers_judged_by_the_first_judge_are_offered() -> None:

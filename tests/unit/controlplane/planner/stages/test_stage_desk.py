@@ -8,7 +8,9 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 
+from controlplane.planner.metrics import PlannerMetrics
 from controlplane.planner.stages import desk as desk_module
 from controlplane.planner.stages.desk import StageDesk
 from controlplane.planner.stages.making import DERIVED, LengthStatistics, quality_for
@@ -45,7 +47,9 @@ class Bench:
         self.told = LengthStatistics((), 0.0, 0.0)
         self.tasks, self.errors = TaskSet("test"), []
         self.announcements: dict[str, Announcement] = {}
-        self.desk = StageDesk(self.store, self.directory, "planner", self.clock, self.clock)
+        self.registry = CollectorRegistry()
+        metrics = PlannerMetrics(self.registry)
+        self.desk = StageDesk(self.store, self.directory, "planner", metrics, self.clock, self.clock)
         self.server = RpcServer()
         self.stub: Any = None
 
