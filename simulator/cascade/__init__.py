@@ -2,6 +2,6 @@
 
 tier       a tier's model on its devices: the shapes of replica that it fits on
 pipeline   what a step costs that passes through the stages of a pipeline
-replica    one replica under a load of given lengths: its p95 latency
+replica    one replica under a load of given lengths: its p95 and its mean latency
 curves     that over rates, remembered by shape and lengths: the tables' source
 """

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from controlplane.planning.cascade.replica import ReplicaCurve
 from controlplane.planning.cascade.sample import CascadeSample
-from simulator.cascade.replica import alone_s, p95_s, saturation_per_s
+from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
 from simulator.cascade.tier import ReplicaModel, Tier
 
 UTILISATIONS = (0.02, 0.25, 0.45, 0.6, 0.75, 0.9, 1.05)
@@ -23,6 +23,7 @@ class StoredCurve(msgspec.Struct, frozen=True):
     key: str
     rates_per_s: tuple[float, ...]
     p95_s: tuple[float, ...]
+    mean_s: tuple[float, ...]
 
 
 class SimulatedCurves:
@@ -82,10 +83,11 @@ class SimulatedCurves:
         if known is None:
             if self._heard is not None:
                 self._heard(key)
-            rates, latencies_s = _measure(replica, input_tokens, output_tokens, self._seed)
-            known = self._curves[key] = StoredCurve(key, rates, latencies_s)
+            rates, latencies = _measure(replica, input_tokens, output_tokens, self._seed)
+            p95_s, mean_s = tuple(at.p95_s for at in latencies), tuple(at.mean_s for at in latencies)
+            known = self._curves[key] = StoredCurve(key, rates, p95_s, mean_s)
             self.simulated += 1
-        return ReplicaCurve(replica.shape, np.array(known.rates_per_s), np.array(known.p95_s))
+        return ReplicaCurve(replica.shape, np.array(known.rates_per_s), np.array(known.p95_s), np.array(known.mean_s))
 
     def _alone_s(self, tier: int) -> NDArray[np.float64]:
         replica = self._replicas[tier][0]
@@ -96,13 +98,13 @@ class SimulatedCurves:
 
 def _measure(
     replica: ReplicaModel, input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64], seed: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+) -> tuple[tuple[float, ...], tuple[LoadedLatency, ...]]:
     alone = alone_s(
         replica.cost, replica.engine.max_step_tokens, round(input_tokens.mean()), round(output_tokens.mean())
     )
     saturation = saturation_per_s(replica, input_tokens, output_tokens)
     rates = tuple(utilisation * saturation for utilisation in UTILISATIONS)
-    return rates, tuple(p95_s(replica, input_tokens, output_tokens, rate, alone, seed) for rate in rates)
+    return rates, tuple(loaded_latency(replica, input_tokens, output_tokens, rate, alone, seed) for rate in rates)
 
 
 def _lengths_key(input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64]) -> str:

@@ -1,5 +1,7 @@
 """One replica under load: how long requests of given lengths take on it."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,15 +52,23 @@ def saturation_per_s(replica: ReplicaModel, input_tokens: NDArray[np.int64], out
     return 1000.0 / (decode_ms + prefill_ms) * replica.engines
 
 
-def p95_s(
+@dataclass(frozen=True, slots=True)
+class LoadedLatency:
+    """Arrival to last token of a replica's requests at one rate."""
+
+    p95_s: float
+    mean_s: float
+
+
+def loaded_latency(
     replica: ReplicaModel,
     input_tokens: NDArray[np.int64],
     output_tokens: NDArray[np.int64],
     rate_per_s: float,
     alone: float,
     seed: int,
-) -> float:
-    """p95 of arrival to last token, for requests drawn from the given ones that arrive at random (Poisson).
+) -> LoadedLatency:
+    """One simulation, for requests drawn from the given ones that arrive at random (Poisson).
 
     `alone`: mean time of one request by itself, which tells how many there must be. Runs of equal seed draw alike, so
     that two rates or two shapes differ by nothing else. Raises `PlanInfeasible` if the replica refuses requests.
@@ -77,4 +87,5 @@ def p95_s(
     failed = next((outcome.error for outcome in outcomes if outcome.error), "")
     if failed:
         raise PlanInfeasible(f"a replica of {replica.shape} cannot serve the sample: {failed}")
-    return float(np.quantile([outcome.e2e_ms for outcome in outcomes], 0.95)) / 1000
+    latencies_ms = [outcome.e2e_ms for outcome in outcomes]
+    return LoadedLatency(float(np.quantile(latencies_ms, 0.95)) / 1000, float(np.mean(latencies_ms)) / 1000)

@@ -1,9 +1,10 @@
 """The best mix of replicas on f GPUs: the latency tables l_i(f) (Cascadia, section 3.2).
 
-Replicas of a mix may differ in shape. A dispatcher that evens out their p95 latencies gives each the rate that it
-sustains within the common latency, so a mix serves a rate within L if the rates its replicas sustain within L sum up
-to it. For each L the mix of the highest sum on at most f GPUs is an unbounded knapsack, and l(f) is the lowest L whose
-knapsack holds the rate. That covers every mix without enumerating any; a test enumerates them.
+Replicas of a mix may differ in shape. A dispatcher that evens out their latencies (p95 or mean, whichever the table is
+of) gives each the rate that it sustains within the common latency, so a mix serves a rate within L if the rates its
+replicas sustain within L sum up to it. For each L the mix of the highest sum on at most f GPUs is an unbounded
+knapsack, and l(f) is the lowest L whose knapsack holds the rate. That covers every mix without enumerating any; a test
+enumerates them.
 """
 
 from collections import Counter
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
+from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape, Statistic
 
 LATENCY_LEVELS = 256
 """Latencies that are told apart, in geometric steps: under 2 % each for a range of 1 to 100."""
+
+_SLACK = 1e-9
 
 Mix = tuple[tuple[ReplicaShape, int], ...]
 """(shape, how many of it), shapes ascending."""
@@ -26,6 +29,8 @@ Mix = tuple[tuple[ReplicaShape, int], ...]
 class Capacity:
     """What f GPUs can sustain within each latency level, for one tier and one distribution of lengths."""
 
+    statistic: Statistic
+    """What the levels are."""
     levels_s: NDArray[np.float64]
     """Shape (levels,), ascending."""
     rates_per_s: NDArray[np.float64]
@@ -61,16 +66,25 @@ class Capacity:
             gpus -= shape.gpus
         return tuple(sorted(replicas.items()))
 
+    def latency_of_s(self, mix: Mix, rate_per_s: float) -> float:
+        """The lowest level within which these replicas sustain the rate; infinite where they do not hold it."""
+        by_shape = {curve.shape: curve for curve in self.curves}
+        total: NDArray[np.float64] = np.zeros(len(self.levels_s))
+        for shape, count in mix:
+            total += count * by_shape[shape].sustained_rate_per_s(self.levels_s, self.statistic)
+        holds = total >= rate_per_s * (1 - _SLACK)
+        return float(self.levels_s[holds.argmax()]) if holds.any() else float("inf")
+
     def _level(self, rate_per_s: float) -> NDArray[np.intp]:
         """The first level that holds the rate, for each f; the number of levels where none does."""
         holds = self.rates_per_s >= rate_per_s
         return np.where(holds.any(axis=1), holds.argmax(axis=1), len(self.levels_s))
 
 
-def capacity(curves: Sequence[ReplicaCurve], max_gpus: int) -> Capacity:
+def capacity(curves: Sequence[ReplicaCurve], max_gpus: int, statistic: Statistic = "p95") -> Capacity:
     """Best mixes of the shapes that `curves` describes, for up to `max_gpus`. O(max_gpus x shapes x levels)."""
-    levels_s = _levels_s(curves)
-    sustained = [curve.sustained_rate_per_s(levels_s) for curve in curves]
+    levels_s = _levels_s(curves, statistic)
+    sustained = [curve.sustained_rate_per_s(levels_s, statistic) for curve in curves]
     rates = np.zeros((max_gpus + 1, len(levels_s)))
     chosen = np.full(rates.shape, -1, np.int16)
     for gpus in range(1, max_gpus + 1):
@@ -82,14 +96,14 @@ def capacity(curves: Sequence[ReplicaCurve], max_gpus: int) -> Capacity:
             better = total > rates[gpus] * (1 + 1e-12)
             rates[gpus][better] = total[better]
             chosen[gpus][better] = number
-    return Capacity(levels_s, rates, chosen, tuple(curves))
+    return Capacity(statistic, levels_s, rates, chosen, tuple(curves))
 
 
-def _levels_s(curves: Sequence[ReplicaCurve]) -> NDArray[np.float64]:
+def _levels_s(curves: Sequence[ReplicaCurve], statistic: Statistic) -> NDArray[np.float64]:
     if not curves:
         return np.ones(1)
-    lowest = min(float(curve.p95_s.min()) for curve in curves)
-    highest = max(float(curve.p95_s.max()) for curve in curves)
+    lowest = min(float(curve.latencies_s(statistic).min()) for curve in curves)
+    highest = max(float(curve.latencies_s(statistic).max()) for curve in curves)
     levels: NDArray[np.float64] = np.geomspace(lowest, max(highest, lowest * 1.001), LATENCY_LEVELS)
     levels[0], levels[-1] = lowest, max(highest, lowest)
     return levels

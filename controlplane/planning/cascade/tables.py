@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.planning.cascade.parallelism import Capacity, capacity
-from controlplane.planning.cascade.replica import ReplicaCurve
+from controlplane.planning.cascade.parallelism import Capacity, Mix, capacity
+from controlplane.planning.cascade.replica import ReplicaCurve, Statistic
 from controlplane.planning.cascade.routing import Routed
 from controlplane.planning.cascade.sample import CascadeSample
 
@@ -45,11 +45,19 @@ class TierTable:
     """Added to every latency: an answer of this tier is judged before it counts. 0 for the last."""
 
     def latencies_s(self, reached: NDArray[np.bool_], rate_per_s: float) -> NDArray[np.float64]:
-        """l(f), f = 0..max, if the requests with `reached` (shape (n,)) come at this rate; zeros if none do."""
+        """l(f), f = 0..max, if the requests with `reached` (shape (n,)) come at this rate; zeros if none do.
+
+        p95 or mean, whichever the capacity is of.
+        """
         rate, stretch = self._scaled(reached, rate_per_s)
         if rate <= 0:
             return np.zeros(self.capacity.max_gpus + 1)
         return self.capacity.latencies_s(rate) * stretch + self.judge_s
+
+    def latency_of_s(self, mix: Mix, reached: NDArray[np.bool_], rate_per_s: float) -> float:
+        """Latency of this mix for those requests at this rate; 0 if none come, infinite if it does not hold them."""
+        rate, stretch = self._scaled(reached, rate_per_s)
+        return self.capacity.latency_of_s(mix, rate) * stretch + self.judge_s if rate > 0 else 0.0
 
     def scaled_rate_per_s(self, reached: NDArray[np.bool_], rate_per_s: float) -> float:
         """The rate of the table's own requests that means as much work."""
@@ -59,13 +67,19 @@ class TierTable:
         work_s = self.work_s[reached]
         if not len(work_s) or rate_per_s <= 0:
             return 0.0, 1.0
-        rank = int(TAIL * (len(work_s) - 1))
-        tail_s = float(np.partition(work_s, rank)[rank])
-        return rate_per_s * float(work_s.mean()) / self.mean_work_s, tail_s / self.tail_work_s
+        more_work = float(work_s.mean()) / self.mean_work_s
+        # A p95 goes with the long requests, a mean with all of them.
+        stretch = more_work if self.capacity.statistic == "mean" else _tail_s(work_s) / self.tail_work_s
+        return rate_per_s * more_work, stretch
 
 
 def tier_tables(
-    sample: CascadeSample, routed: Routed, source: CurveSource, gpus: int, judge_s: float
+    sample: CascadeSample,
+    routed: Routed,
+    source: CurveSource,
+    gpus: int,
+    judge_s: float,
+    statistic: Statistic = "p95",
 ) -> tuple[TierTable, ...]:
     """Tables simulated for this routing; for a tier that no request reaches, for all of them."""
     tables: list[TierTable] = []
@@ -74,17 +88,21 @@ def tier_tables(
         requests = np.flatnonzero(reached) if reached.any() else np.arange(sample.requests)
         work_s = source.work_s(tier)
         of_these = work_s[requests]
-        rank = int(TAIL * (len(of_these) - 1))
         tables.append(
             TierTable(
-                capacity=capacity(source.curves(tier, requests), gpus),
+                capacity=capacity(source.curves(tier, requests), gpus, statistic),
                 work_s=work_s,
                 mean_work_s=float(of_these.mean()),
-                tail_work_s=float(np.partition(of_these, rank)[rank]),
+                tail_work_s=_tail_s(of_these),
                 judge_s=judge_s if tier < sample.tiers - 1 else 0.0,
             )
         )
     return tuple(tables)
+
+
+def _tail_s(work_s: NDArray[np.float64]) -> float:
+    rank = int(TAIL * (len(work_s) - 1))
+    return float(np.partition(work_s, rank)[rank])
 
 
 def latencies_of(sample: CascadeSample, routed: Routed, tables: Sequence[TierTable]) -> tuple[NDArray[np.float64], ...]:

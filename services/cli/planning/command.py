@@ -94,13 +94,14 @@ def cascade(
     request = PlanRequest(
         gpus=options["gpus"], quality=options["quality"], latency_s=options["latency_s"], judge_s=options["judge_s"]
     )
+    known = read_tables(tables)
     console = Console(stderr=True)
     with console.status("simulating replicas") as status:
         curves = SimulatedCurves(
             sample,
             [model for _, model in of_tiers],
             seed=options["seed"],
-            known=read_tables(tables),
+            known=known,
             heard=lambda key: status.update(f"simulating {key.rsplit('/', 2)[0].replace('/', ', ')}"),
         )
         started_s = time.perf_counter()

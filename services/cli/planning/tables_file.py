@@ -5,17 +5,41 @@ from pathlib import Path
 import msgspec
 
 from mesh.errors import ConfigurationError
+from services.cli.report_output import say
 from simulator.cascade.curves import StoredCurve
+
+TABLES_FORMAT = 2
+"""1 was a bare list of curves without means."""
+
+
+class TablesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file holds."""
+
+    format: int
+    curves: tuple[StoredCurve, ...]
 
 
 def read_tables(path: Path | None) -> tuple[StoredCurve, ...]:
-    """None where there is no file yet. Raises `ConfigurationError` for a file that holds something else."""
+    """None where there is no file yet, nor from a file of the first format, which is said: they are simulated anew.
+
+    Raises `ConfigurationError` for a file that holds something else.
+    """
     if path is None or not path.exists():
         return ()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=tuple[StoredCurve, ...])
+        held = msgspec.json.decode(path.read_bytes(), type=TablesFile | list[dict[str, object]])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigurationError(f"{path} holds no latency tables ({error}): choose another file") from error
+    if isinstance(held, TablesFile):
+        if held.format != TABLES_FORMAT:
+            raise ConfigurationError(
+                f"{path} holds tables of format {held.format}, not {TABLES_FORMAT}: choose another file"
+            )
+        return held.curves
+    if not all(curve.keys() >= {"key", "rates_per_s", "p95_s"} for curve in held):
+        raise ConfigurationError(f"{path} holds no latency tables (a list of something else): choose another file")
+    say([f"{path}: its {len(held)} tables are of an older form without means; what is needed is simulated anew"])
+    return ()
 
 
 def write_tables(path: Path | None, curves: tuple[StoredCurve, ...]) -> None:
@@ -23,5 +47,5 @@ def write_tables(path: Path | None, curves: tuple[StoredCurve, ...]) -> None:
     if path is None:
         return
     new = path.with_name(path.name + ".new")
-    new.write_bytes(msgspec.json.encode(curves))
+    new.write_bytes(msgspec.json.encode(TablesFile(TABLES_FORMAT, curves)))
     new.replace(path)

@@ -154,16 +154,16 @@ def _uniform(of: Capacity, max_gpus: int) -> Capacity:
     if not tensor:
         raise PlanInfeasible("the model fits in no server by tensor parallelism alone")
     curves = of.curves
-    full = capacity(curves, 0)
+    full = capacity(curves, 0, of.statistic)
     rates = np.zeros((max_gpus + 1, len(full.levels_s)))
     chosen = np.full(rates.shape, -1, np.int16)
     for gpus in range(1, max_gpus + 1):
         curve = next((each for each in tensor if each.shape.tp <= min(gpus, SERVER_GPUS)), None)
         if curve is None:
             continue
-        rates[gpus] = rates[gpus - curve.shape.gpus] + curve.sustained_rate_per_s(full.levels_s)
+        rates[gpus] = rates[gpus - curve.shape.gpus] + curve.sustained_rate_per_s(full.levels_s, of.statistic)
         chosen[gpus] = curves.index(curve)
-    return Capacity(full.levels_s, rates, chosen, curves)
+    return Capacity(of.statistic, full.levels_s, rates, chosen, curves)
 
 
 def _best_shape(bench: Bench, tier: int) -> tuple[ReplicaShape, float]:

@@ -41,7 +41,7 @@ class ScaledCurves:
         work = float(of_these.mean() / of_all.mean())
         tail = float(np.quantile(of_these, TAIL) / np.quantile(of_all, TAIL))
         return tuple(
-            ReplicaCurve(curve.shape, curve.rates_per_s / work, curve.p95_s * tail)
+            ReplicaCurve(curve.shape, curve.rates_per_s / work, curve.p95_s * tail, curve.mean_s * work)
             for curve in self._everything.curves(tier, self._all)
         )
 

@@ -13,8 +13,8 @@ from mesh.errors import ConfigurationError
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.make_plan import parse_tier
 from simulator.cascade.pipeline import PipelineCost
-from simulator.cascade.replica import alone_s, p95_s, saturation_per_s
-from simulator.cascade.tier import TierModel
+from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
+from simulator.cascade.tier import ReplicaModel, TierModel
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import BatchShape, PrefillChunk
 
@@ -43,10 +43,16 @@ def test_latency_rises_with_the_rate_and_falls_with_tensor_parallelism() -> None
     one, two = (next(r for r in TIER.replicas() if r.shape == shape) for shape in (ReplicaShape(1), ReplicaShape(2)))
     saturation = saturation_per_s(one, INPUT_TOKENS, OUTPUT_TOKENS)
     alone = alone_s(one.cost, one.engine.max_step_tokens, 700, 30)
-    low, high = (p95_s(one, INPUT_TOKENS, OUTPUT_TOKENS, share * saturation, alone, seed=0) for share in (0.05, 1.2))
-    assert low < high
-    assert p95_s(two, INPUT_TOKENS, OUTPUT_TOKENS, 0.05 * saturation, alone, seed=0) < low
-    assert p95_s(one, INPUT_TOKENS, OUTPUT_TOKENS, 0.05 * saturation, alone, seed=0) == low, "a seed, a result"
+
+    def under(replica: ReplicaModel, share: float) -> LoadedLatency:
+        return loaded_latency(replica, INPUT_TOKENS, OUTPUT_TOKENS, share * saturation, alone, seed=0)
+
+    low, high, wide = under(one, 0.05), under(one, 1.2), under(two, 0.05)
+    assert low.p95_s < high.p95_s
+    assert low.mean_s < high.mean_s
+    assert wide.p95_s < low.p95_s
+    assert wide.mean_s < low.mean_s < low.p95_s
+    assert under(one, 0.05) == low, "a seed, a result"
 
 
 def test_a_request_alone_takes_its_chunks_and_its_tokens() -> None:
@@ -86,7 +92,8 @@ def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
     assert curves.simulated == measured
     again = SimulatedCurves(sample, [TIER], known=curves.measured)
     assert all(
-        np.array_equal(one.p95_s, other.p95_s) for one, other in zip(again.curves(0, everything), first, strict=True)
+        np.array_equal(one.p95_s, other.p95_s) and np.array_equal(one.mean_s, other.mean_s)
+        for one, other in zip(again.curves(0, everything), first, strict=True)
     )
     assert again.simulated == 0
     short = np.flatnonzero(OUTPUT_TOKENS < 20)

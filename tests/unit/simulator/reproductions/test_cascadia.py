@@ -190,7 +190,8 @@ def test_cascade_serve_takes_one_shape_a_tier_and_does_not_look_at_who_is_escala
 
 
 def test_uniform_parallelism_is_whole_servers_first() -> None:
-    measured = tuple(ReplicaCurve(ReplicaShape(tp), np.array([1.0, 2.0]), np.array([1.0, 2.0])) for tp in (1, 2, 4, 8))
+    two = np.array([1.0, 2.0])
+    measured = tuple(ReplicaCurve(ReplicaShape(tp), two, two, two) for tp in (1, 2, 4, 8))
     uniform = systems._uniform(capacity(measured, 1), 32)
     assert uniform.mix(23, 0.1) == tuple((ReplicaShape(tp), count) for tp, count in ((1, 1), (2, 1), (4, 1), (8, 2)))
     without_small = systems._uniform(capacity(measured[3:], 1), 32)
@@ -209,6 +210,7 @@ def test_scaled_curves_are_those_of_all_requests_by_the_work_of_these() -> None:
     scaled = slower.curves(0, np.arange(5))
     assert scaled[0].rates_per_s[0] < original[0].rates_per_s[0]
     assert scaled[0].p95_s[0] >= original[0].p95_s[0]
+    assert scaled[0].mean_s[0] > original[0].mean_s[0]
 
 
 def test_targets_that_no_thresholds_reach_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Replicas with a latency in closed form, in place of simulations: p95 = tail of work / (1 - utilisation)."""
+"""Replicas with a latency in closed form, in place of simulations: tail or mean of work / (1 - utilisation)."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,8 @@ class AnalyticSource:
         for shape in self.shapes[tier]:
             speed = shape.gpus**0.8
             rates = UTILISATIONS * speed / work_s.mean()
-            curves.append(ReplicaCurve(shape, rates, tail_s / speed / (1 - UTILISATIONS)))
+            p95_s, mean_s = (alone_s / speed / (1 - UTILISATIONS) for alone_s in (tail_s, work_s.mean()))
+            curves.append(ReplicaCurve(shape, rates, p95_s, mean_s))
         return tuple(curves)
 
 

@@ -12,7 +12,7 @@ from controlplane.planning.cascade.allocation import allocate, lowest_latency_s
 from controlplane.planning.cascade.alternate import PlanRequest, plan
 from controlplane.planning.cascade.objective import FastestWithin
 from controlplane.planning.cascade.parallelism import capacity
-from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
+from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape, Statistic
 from controlplane.planning.cascade.routing import ESCALATE_ALL, candidate_thresholds, route
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible
@@ -27,10 +27,12 @@ def all_mixes(shapes: Sequence[ReplicaShape], gpus: int) -> Iterator[tuple[int, 
             yield counts
 
 
-def enumerated_latency_s(curves: Sequence[ReplicaCurve], gpus: int, rate_per_s: float) -> float:
+def enumerated_latency_s(
+    curves: Sequence[ReplicaCurve], gpus: int, rate_per_s: float, statistic: Statistic = "p95"
+) -> float:
     """l(f) over every mix, on the levels that the tables tell apart."""
-    levels_s = capacity(curves, gpus).levels_s
-    sustained = np.array([curve.sustained_rate_per_s(levels_s) for curve in curves])
+    levels_s = capacity(curves, gpus, statistic).levels_s
+    sustained = np.array([curve.sustained_rate_per_s(levels_s, statistic) for curve in curves])
     best = float("inf")
     for counts in all_mixes([curve.shape for curve in curves], gpus):
         holds = np.asarray(counts) @ sustained >= rate_per_s
@@ -39,14 +41,19 @@ def enumerated_latency_s(curves: Sequence[ReplicaCurve], gpus: int, rate_per_s: 
     return best
 
 
-@given(seed=st.integers(0, 1000), rate=st.floats(0.05, 20), gpus=st.integers(1, 9))
-@settings(max_examples=60, deadline=None)
-def test_the_tables_hold_the_best_of_all_mixes(seed: int, rate: float, gpus: int) -> None:
+@given(
+    seed=st.integers(0, 1000),
+    rate=st.floats(0.05, 20),
+    gpus=st.integers(1, 9),
+    statistic=st.sampled_from(["p95", "mean"]),
+)
+@settings(max_examples=90, deadline=None)
+def test_the_tables_hold_the_best_of_all_mixes(seed: int, rate: float, gpus: int, statistic: Statistic) -> None:
     source = AnalyticSource(random_sample(seed, 20, 1), [0.01], [(ONE, TWO, FOUR)])
     curves = source.curves(0, np.arange(20))
-    table = capacity(curves, 9)
+    table = capacity(curves, 9, statistic)
     latency_s = float(table.latencies_s(rate)[gpus])
-    expected_s = enumerated_latency_s(curves, gpus, rate)
+    expected_s = enumerated_latency_s(curves, gpus, rate, statistic)
     # Levels are the same for any number of GPUs, so the two agree to the last bit.
     assert latency_s == expected_s
     mix = table.mix(gpus, rate)
@@ -56,7 +63,10 @@ def test_the_tables_hold_the_best_of_all_mixes(seed: int, rate: float, gpus: int
     assert sum(shape.gpus * count for shape, count in mix) <= gpus
     at = np.array([latency_s])
     by_shape = {curve.shape: curve for curve in curves}
-    assert sum(count * by_shape[shape].sustained_rate_per_s(at)[0] for shape, count in mix) >= rate * (1 - 1e-9)
+    held = sum(count * by_shape[shape].sustained_rate_per_s(at, statistic)[0] for shape, count in mix)
+    assert held >= rate * (1 - 1e-9)
+    assert table.latency_of_s(mix, rate) == latency_s
+    assert table.latency_of_s(mix, 1e9) == float("inf")
 
 
 @given(

@@ -12,6 +12,8 @@ from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import write_workload
 from mesh.errors import ConfigurationError, PlanInfeasible
 from services.cli.planning.command import command
+from services.cli.planning.tables_file import read_tables, write_tables
+from simulator.cascade.curves import StoredCurve
 
 TIERS = ("--tier", "small=Llama-3.2-3B@H100", "--tier", "large=Llama-3.1-8B@H100")
 
@@ -47,6 +49,28 @@ def test_a_plan_comes_as_json_table_and_plot_and_its_tables_are_kept(workload: P
     again = run(*common, "--quality", "70", "--json", "-")
     assert decode_plan(again.stdout.strip().encode()) == plan
     assert " 0 tables simulated" in again.stderr
+
+
+def test_tables_of_the_first_format_are_simulated_anew_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tables.json"
+    curve = {"key": "a/TP=1/1-1-1-1/0", "rates_per_s": [1.0], "p95_s": [2.0]}
+    path.write_bytes(msgspec.json.encode([curve]))
+    assert read_tables(path) == ()
+    assert "1 tables are of an older form without means" in capsys.readouterr().err
+    kept = (StoredCurve("a/TP=1/1-1-1-1/0", (1.0,), (2.0,), (1.5,)),)
+    write_tables(path, kept)
+    assert read_tables(path) == kept
+    assert read_tables(tmp_path / "none.json") == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'[{"key": 1}]', b"{}", b'{"format": 3, "curves": []}'])
+def test_a_file_of_something_else_is_no_tables_file(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tables.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="choose another file"):
+        read_tables(path)
 
 
 def test_a_budget_of_latency_may_be_asked_for_instead(workload: Path) -> None:
