@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from mesh.membership import MemberChange
-from mesh.role import RoleContext
+from mesh.role import WILDCARD_HOSTS, RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import frontend_pb2_grpc
 from services.frontend.admission import AdmissionQueue
@@ -50,7 +50,8 @@ class FrontendRole:
         self._http = HttpServer(
             create_app(service, context.registry), self._settings.http_host, self._settings.http_port
         )
-        servicer = FrontendServicer(service, self._http.address)
+        http_address = _reachable(self._http.address, context)
+        servicer = FrontendServicer(service, http_address)
         context.server.add(frontend_pb2_grpc.add_FrontendServicer_to_server, servicer, "penstock.v1.Frontend")
         followers: tuple[Callable[[MemberChange], None], ...] = (
             service.catalogue.on_change,
@@ -62,7 +63,7 @@ class FrontendRole:
         self._tasks.spawn(service.cascades.follow(), name="follow the cascades", on_error=self._on_failed)
         self._http.start(self._tasks, self._on_failed)
         log.info("serving HTTP", extra={"http_address": self._http.address})
-        return {"http_address": self._http.address}
+        return {"http_address": http_address}
 
     async def failed(self) -> None:
         """Raises what made it impossible to go on."""
@@ -119,3 +120,9 @@ class FrontendRole:
     def _on_failed(self, error: BaseException) -> None:
         if self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
+
+
+def _reachable(http_address: str, context: RoleContext) -> str:
+    """By others, too: a port that is open on all addresses is reached where the process itself is."""
+    host, _, port = http_address.rpartition(":")
+    return f"{context.address.rpartition(':')[0]}:{port}" if host in WILDCARD_HOSTS else http_address

@@ -24,3 +24,9 @@ async def test_the_side_door_shows_connections_and_requests(model_path: Path) ->
             assert [one.instance_id for one in listed.requests] == ["worker-0"] * 2
             assert {one.prompt_tokens for one in listed.requests} == {1 + len(mesh.ids("xyz"))}
             asking.cancel()
+
+
+async def test_an_endpoint_that_is_open_on_all_addresses_is_announced_where_others_reach_it(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [1]), http_host="0.0.0.0") as mesh:
+        assert mesh.url.startswith("http://127.0.0.1:"), "as the member's own address"
+        assert (await mesh.client().completions.create(model="demo", prompt="x")).choices[0].text
