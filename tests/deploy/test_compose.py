@@ -23,7 +23,11 @@ ROOT = DEPLOY.parent
 COMPOSE = load_compose()
 SERVICES = penstock_services(COMPOSE)
 # The engine of these tests needs no vLLM; the commands themselves are the compose file's to the letter.
-LOCAL = {"PENSTOCK_ENGINE": "simulated", "PENSTOCK_MODEL_PATH": str(ROOT / "demo" / "models" / "demo-large")}
+LOCAL = {
+    "PENSTOCK_ENGINE": "simulated",
+    "PENSTOCK_MODEL_PATH": str(ROOT / "demo" / "models" / "demo-large"),
+    "PENSTOCK_PREDICTOR": str(ROOT / "demo" / "predictors" / "demo-large"),
+}
 
 
 def compose_specification() -> dict[str, Any]:
@@ -45,6 +49,17 @@ def test_every_build_names_a_dockerfile_that_is_there() -> None:
         if "build" in service:
             context = (DEPLOY / service["build"]["context"]).resolve()
             assert (context / service["build"]["dockerfile"]).is_file(), name
+
+
+def test_every_mounted_folder_is_there_and_every_default_lies_in_one() -> None:
+    for name, service in SERVICES.items():
+        mounted = [volume.split(":") for volume in service.get("volumes", ())]
+        for source, *_ in mounted:
+            assert (DEPLOY / source).is_dir(), name
+        inside = {target: DEPLOY / source for source, target, *_ in mounted}
+        paths = [Path(value) for value in service["environment"].values() if value.startswith("/")]
+        assert all((inside[str(path.parent)] / path.name).is_dir() for path in paths), name
+    assert SERVICES["predictor"]["environment"]["PENSTOCK_SERVE_PREDICTOR_ARTEFACT"] == "/predictors/demo-large"
 
 
 def test_every_copy_in_a_dockerfile_has_a_source() -> None:
@@ -138,3 +153,18 @@ def test_every_command_serves(name: str, processes: dict[str, subprocess.Popen[b
     client = ReflectionClient(address)
     assert any(service.startswith("penstock.v1.") for service in client.services())
     client.close()
+
+
+def test_the_predictor_serves_what_comes_with_the_demo_model(processes: dict[str, subprocess.Popen[bytes]]) -> None:
+    import httpx
+
+    port = option(SERVICES["predictor"], "--metrics-port")
+
+    def in_force() -> bool:
+        try:
+            shown = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        except httpx.TransportError:
+            return False
+        return re.search(r'^penstock_predictor_artefact{model="demo-large",.*} 1.0$', shown, re.MULTILINE) is not None
+
+    eventually(in_force, 60.0, "the artefact is in force")
