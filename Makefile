@@ -43,11 +43,15 @@ generated/.stamp: $(wildcard protos/penstock/v1/*.proto) scripts/generate_protos
 	$(BIN)/python scripts/generate_protos.py
 	touch $@
 
-# What the tests need besides: etcd, and the Compose specification, which this wheel ships. Tests skip without them.
+# What the tests need besides: etcd, helm, and the specifications of Compose and Kubernetes, which these wheels ship.
+# Tests skip without them.
 test-services: package
 	bash scripts/install_etcd.sh $(VENV)
+	sh scripts/install_helm.sh $(VENV)
 	ls $(VENV)/share/compose-specification/*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download -q --no-deps \
 		-d $(VENV)/share/compose-specification docker-compose==1.29.2 || echo "no Compose specification: its test skips"
+	ls $(VENV)/share/kubernetes-schemas/*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download -q --no-deps \
+		-d $(VENV)/share/kubernetes-schemas kubernetes-validate==1.37.0 || echo "no Kubernetes schemas: their test skips"
 
 lint: package
 	$(BIN)/ruff format --check $(CODE)

@@ -1,13 +1,16 @@
 """A plan as what a deployment is told (pure)."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import yaml
 
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 
-FIRST_PORT = 7300
+FIRST_PORT: Final = 7300
 """Of the planned workers' gRPC ports; each takes this one and the next for its metrics."""
+MAX_NAME: Final = 40
+"""Characters of a worker's name in the chart, which puts the release's name before it."""
 
 
 def compose_override(plan: CascadePlan) -> str:
@@ -17,23 +20,23 @@ def compose_override(plan: CascadePlan) -> str:
     for tier in plan.tiers:
         for replicas in tier.replicas:
             for _ in range(replicas.count):
-                name = f"tier-{tier.model}-{(port - FIRST_PORT) // 2}".lower()
+                name = f"tier-{_plain(tier.model)}-{(port - FIRST_PORT) // 2}"
                 services[name] = _service(tier, replicas, name, port)
                 port += 2
     return _header(plan) + yaml.safe_dump({"services": services}, sort_keys=False, width=120)
 
 
 def helm_values(plan: CascadePlan) -> str:
-    """Values for a chart that runs one deployment of `penstock serve worker` for each entry of `workers`."""
+    """Values for the chart deploy/helm/penstock, which runs each entry of `workers` as a StatefulSet."""
     workers = [
         {
-            "name": f"{tier.model}-tp{replicas.tp}-pp{replicas.pp}".lower(),
+            "name": f"tier{number}-tp{replicas.tp}-pp{replicas.pp}-{_plain(tier.model)}"[:MAX_NAME].rstrip("-"),
             "model": tier.model,
             "replicas": replicas.count,
             "gpusPerReplica": replicas.tp * replicas.pp,
             "engineOptions": _engine_options(replicas),
         }
-        for tier in plan.tiers
+        for number, tier in enumerate(plan.tiers)
         for replicas in tier.replicas
     ]
     cascade = {
@@ -58,6 +61,11 @@ def _service(tier: PlannedTier, replicas: PlannedReplicas, name: str, port: int)
         "ports": [f"127.0.0.1:{port}:{port}"],
         "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
     }
+
+
+def _plain(model: str) -> str:
+    """A model's name as a part of the name of a host."""
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
 
 
 def _engine_options(replicas: PlannedReplicas) -> list[str]:

@@ -1,14 +1,17 @@
 """Plans as Compose files and Helm values."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
 from services.cli.planning.command import command
+from services.cli.planning.export import MAX_NAME, compose_override, helm_values
 
 PLAN = CascadePlan(
     name="both",
@@ -62,6 +65,25 @@ def test_helm_values_have_an_entry_for_each_shape(exported: Any) -> None:
         ("Large", 1, 12),
     ]
     assert values["workers"][2]["engineOptions"] == ["tensor_parallel=4", "pipeline_parallel=3"]
+    assert [w["name"] for w in values["workers"]] == [
+        "tier0-tp1-pp1-small",
+        "tier0-tp2-pp1-small",
+        "tier1-tp4-pp3-large",
+    ]
+
+
+def test_names_are_made_of_what_hosts_may_be_called() -> None:
+    tiers = tuple(
+        PlannedTier(model, 1, (PlannedReplicas(1),), 1.0, 1.0)
+        for model in ("Org/Llama-3.3_70B-Instruct-with-a-very-long-name", "org-llama-3.3")
+    )
+    plan = msgspec.structs.replace(PLAN, tiers=tiers)
+    values, compose = yaml.safe_load(helm_values(plan)), yaml.safe_load(compose_override(plan))
+    names = [worker["name"] for worker in values["workers"]]
+    names += [name for name in compose["services"] if name.startswith("tier-")]
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for name in names), names
+    assert all(len(worker["name"]) <= MAX_NAME for worker in values["workers"])
+    assert len(set(names)) == 4
 
 
 def test_every_option_of_an_exported_worker_exists(exported: Any) -> None:
