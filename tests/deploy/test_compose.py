@@ -82,7 +82,10 @@ def test_no_two_services_share_a_port() -> None:
 def test_prometheus_scrapes_every_role() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     targets = {
-        target for job in config["scrape_configs"] for group in job["static_configs"] for target in group["targets"]
+        target
+        for job in config["scrape_configs"]
+        for group in job.get("static_configs", ())
+        for target in group["targets"]
     }
     assert targets == {f"{name}:{option(service, '--metrics-port')}" for name, service in SERVICES.items()}
 

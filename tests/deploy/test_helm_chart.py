@@ -42,7 +42,13 @@ EVERYTHING = {
     "predictorsClaim": "predictors",
     "frontend": {"replicas": 2, "apiKeysSecret": "keys", "serviceType": "LoadBalancer", "args": ["--max-choices=4"]},
     "cascade": {"judges": ["exact", "confidence"], "env": [{"name": "A", "value": "b"}]},
-    "worker": {"resources": {"limits": {"memory": "8Gi"}}, "args": ["--hang-s=9"]},
+    "worker": {
+        "resources": {"limits": {"memory": "8Gi"}},
+        "args": ["--hang-s=9"],
+        "nodeSelector": {"gpu": "h100"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    },
+    "imagePullSecrets": [{"name": "registry"}],
 }
 
 Manifest = dict[str, Any]
@@ -200,6 +206,9 @@ def test_an_exported_plan_runs_its_replicas_on_their_gpus_and_sets_its_threshold
         "mesh-worker-tier0-tp2-pp1-small": (1, {"nvidia.com/gpu": 2, "memory": "8Gi"}),
         "mesh-worker-tier1-tp4-pp3-org-large-3": (1, {"nvidia.com/gpu": 12, "memory": "8Gi"}),
     }
+    pods = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in processes(manifests).values()}
+    assert {name for name, pod in pods.items() if "nodeSelector" in pod and "tolerations" in pod} == set(workers)
+    assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pods.values())
     large = container(workers["mesh-worker-tier1-tp4-pp3-org-large-3"])
     assert large["image"] == VALUES["images"]["workerGpu"]
     assert flag(large["args"], "--model") == "Org/Large.3"

@@ -8,7 +8,10 @@ import yaml
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 
 FIRST_PORT: Final = 7300
-"""Of the planned workers' gRPC ports; each takes this one and the next for its metrics."""
+"""Of the planned workers' gRPC ports on the machine; inside its container each takes this one, and the next for its
+metrics."""
+PLANNED_WORKERS: Final = "planned-workers"
+"""The name by which Prometheus finds all of them (deploy/prometheus/prometheus.yml)."""
 MAX_NAME: Final = 40
 """Characters of a worker's name in the chart, which puts the release's name before it."""
 
@@ -20,9 +23,9 @@ def compose_override(plan: CascadePlan) -> str:
     for tier in plan.tiers:
         for replicas in tier.replicas:
             for _ in range(replicas.count):
-                name = f"tier-{_plain(tier.model)}-{(port - FIRST_PORT) // 2}"
+                name = f"tier-{_plain(tier.model)}-{port - FIRST_PORT}"
                 services[name] = _service(tier, replicas, name, port)
-                port += 2
+                port += 1
     return _header(plan) + yaml.safe_dump({"services": services}, sort_keys=False, width=120)
 
 
@@ -55,10 +58,11 @@ def _service(tier: PlannedTier, replicas: PlannedReplicas, name: str, port: int)
         "profiles": [],
         "command": [
             *("serve", "worker", "--member-id", name, "--bind-host", "0.0.0.0"),
-            *("--port", str(port), "--metrics-port", str(port + 1), "--model", tier.model),
+            *("--port", str(FIRST_PORT), "--metrics-port", str(FIRST_PORT + 1), "--model", tier.model),
             *("--model-path", f"/models/{tier.model}", *options),
         ],
-        "ports": [f"127.0.0.1:{port}:{port}"],
+        "ports": [f"127.0.0.1:{port}:{FIRST_PORT}"],
+        "networks": {"default": {"aliases": [PLANNED_WORKERS]}},
         "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
     }
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
 from services.cli.planning.command import command
 from services.cli.planning.export import MAX_NAME, compose_override, helm_values
+from tests.deploy.compose_file import DEPLOY
 
 PLAN = CascadePlan(
     name="both",
@@ -51,9 +52,20 @@ def test_compose_has_a_worker_for_each_replica_on_its_gpus(exported: Any) -> Non
     assert large[large.index("--model") + 1] == "Large"
     assert "tensor_parallel=4" in large
     assert "pipeline_parallel=3" in large
-    ports = [service["ports"][0] for service in tiers.values()]
+    ports = [service["ports"][0].rpartition(":")[0] for service in tiers.values()]
     assert len(set(ports)) == len(ports)
     assert services["worker-0"] == {"profiles": ["unplanned"]}, "the workers of compose.yaml stay away"
+
+
+def test_prometheus_finds_every_planned_worker_by_one_name(exported: Any) -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    (found,) = (way for job in config["scrape_configs"] for way in job.get("dns_sd_configs", ()))
+    tiers = [service for name, service in exported("compose")["services"].items() if name.startswith("tier-")]
+    assert {alias for service in tiers for alias in service["networks"]["default"]["aliases"]} == set(found["names"])
+    for service in tiers:
+        command = service["command"]
+        assert command[command.index("--metrics-port") + 1] == str(found["port"])
+        assert service["ports"][0].endswith(f":{command[command.index('--port') + 1]}")
 
 
 def test_helm_values_have_an_entry_for_each_shape(exported: Any) -> None:
