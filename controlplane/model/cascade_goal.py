@@ -1,5 +1,7 @@
 """What a cascade's plans are to reach: a record in the state store that the planner follows."""
 
+from typing import Literal
+
 import msgspec
 
 from mesh.errors import ConfigurationError
@@ -8,6 +10,10 @@ GOALS_PREFIX = "/penstock/goals/cascade/"
 """Followed by the cascade's name."""
 PLANS_PREFIX = "/penstock/plans/cascade/"
 """Where the plan in force of each cascade stands."""
+
+Minimise = Literal["slowest_tier", "end_to_end"]
+"""What a plan's latency is: p95 of its slowest tier (Cascadia, section 3.2), or the mean time of a request over all
+tiers that it passes, with their judgements."""
 
 
 class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -19,9 +25,11 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """MODEL@DEVICE[:DTYPE] of the catalogue, or profile:KEY for a measured one; one for each tier."""
     quality: float | None = None
     latency_s: float | None = None
+    """In the sense of `minimise`."""
     judge_s: float = 1.0
     replan: bool = True
     """Plan anew when the workload has moved; otherwise only at the first workload."""
+    minimise: Minimise = "slowest_tier"
 
     @property
     def key(self) -> str:

@@ -5,6 +5,7 @@ shapes.
     routing      thresholds -> who answers which request, the quality, the load of each tier
     replica      one replica's latency under load, measured by simulation
     parallelism  the best mix of replicas on f GPUs: the tables l_i(f)
+    latency      what the latency of a plan is: the slowest tier's p95, or the mean from end to end
     allocation   GPUs to tiers: the MILP of section 3.2, and its objective alone
     objective    the latency-quality score of section 3.3 and of appendix C
     search       thresholds of the lowest score

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.allocation import allocate
+from controlplane.planning.cascade.latency import IN_WORDS, STATISTIC, total_latency_s
 from controlplane.planning.cascade.objective import BestWithin, FastestWithin, Objective
 from controlplane.planning.cascade.parallelism import Mix
+from controlplane.planning.cascade.replica import Statistic
 from controlplane.planning.cascade.routing import ESCALATE_ALL, Routed, proportional_thresholds, route
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import Point, RoutingSearch
@@ -26,12 +29,14 @@ class PlanRequest:
     quality: float | None = None
     """q_min, 0 to 100."""
     latency_s: float | None = None
-    """L_max: p95 of the slowest tier."""
+    """L_max, of whichever latency is minimised."""
     judge_s: float = 0.0
     """What a judgement takes; part of the latency of every tier but the last."""
     stable_rounds: int = 2
     """K."""
     max_rounds: int = 12
+    minimise: Minimise = "slowest_tier"
+    """Which latency L is: the paper's, or the mean of a request from end to end."""
 
     def __post_init__(self) -> None:
         if (self.quality is None) == (self.latency_s is None):
@@ -46,25 +51,37 @@ class Deployment:
 
     gpus: tuple[int, ...]
     mixes: tuple[Mix, ...]
-    p95_s: tuple[float, ...]
-
-    @property
-    def latency_s(self) -> float:
-        """L: the slowest tier."""
-        return max(self.p95_s)
+    latencies_s: tuple[float, ...]
+    """Of each tier: p95 or mean, whichever is minimised."""
+    latency_s: float
+    """L."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """The best routing and its deployment, and what was looked at on the way."""
+    """The best routing and its deployment, what they are expected to reach, and what was looked at on the way."""
 
+    minimise: Minimise
     thresholds: tuple[float, ...]
     routed: Routed
     deployment: Deployment
+    p95_s: tuple[float, ...]
+    """Of each tier, its judgement included; 0 where no request comes."""
+    mean_s: tuple[float, ...]
+    """The same."""
     scores: tuple[float, ...]
     """J of each round."""
     points: tuple[Point, ...]
     """Of the last search; for the front of latency and quality."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Best:
+    """Of the rounds so far."""
+
+    thresholds: tuple[float, ...]
+    routed: Routed
+    deployment: Deployment
 
 
 def plan(
@@ -75,37 +92,55 @@ def plan(
     Raises `PlanInfeasible` where no routing that was found meets the target within the GPUs.
     """
     anchors = route(sample, (0.0,) * (sample.tiers - 1)), route(sample, (ESCALATE_ALL,) * (sample.tiers - 1))
+    statistic = STATISTIC[request.minimise]
     thresholds = proportional_thresholds(sample)
-    best: Planned | None = None
+    best: _Best | None = None
+    points: tuple[Point, ...] = ()
     best_score, stable, scores = np.inf, 0, []
     for round_number in range(request.max_rounds):
         routed = route(sample, thresholds)
-        tables = tier_tables(sample, routed, source, request.gpus, request.judge_s)
+        tables = tier_tables(sample, routed, source, request.gpus, request.judge_s, statistic)
         objective = _objective(sample, request, anchors, tables)
-        deployment = deploy(sample, routed, tables, request.gpus)
+        deployment = deploy(sample, routed, tables, request.gpus, request.minimise)
         score = np.inf if deployment is None else objective.score(deployment.latency_s, routed.quality)
-        found = RoutingSearch(sample, tables, request.gpus, objective).run(thresholds)
+        found = RoutingSearch(sample, tables, request.gpus, objective, request.minimise).run(thresholds)
+        points = found.points
         scores.append(score)
         if heard is not None:
             heard(round_number, score)
         stands_still = score >= best_score - STABLE * abs(best_score) if np.isfinite(best_score) else False
         if deployment is not None and score < best_score:
             best_score = score
-            best = Planned(thresholds, routed, deployment, (), ())
-        if best is not None:
-            best = Planned(best.thresholds, best.routed, best.deployment, tuple(scores), found.points)
+            best = _Best(thresholds, routed, deployment)
         stable = stable + 1 if stands_still else 0
         if stable >= request.stable_rounds or (round_number and found.best.thresholds == thresholds):
             break
         thresholds = found.best.thresholds
-    return _meeting(best, sample, request, anchors)
+    meeting = _meeting(best, sample, request, anchors)
+    return Planned(
+        minimise=request.minimise,
+        thresholds=meeting.thresholds,
+        routed=meeting.routed,
+        deployment=meeting.deployment,
+        p95_s=_tier_latencies_s(meeting, sample, source, request, "p95"),
+        mean_s=_tier_latencies_s(meeting, sample, source, request, "mean"),
+        scores=tuple(scores),
+        points=points,
+    )
 
 
-def deploy(sample: CascadeSample, routed: Routed, tables: tuple[TierTable, ...], gpus: int) -> Deployment | None:
-    """The deployment solver of algorithm 1; None where the GPUs do not hold the load."""
+def deploy(
+    sample: CascadeSample,
+    routed: Routed,
+    tables: tuple[TierTable, ...],
+    gpus: int,
+    minimise: Minimise = "slowest_tier",
+) -> Deployment | None:
+    """The deployment solver of algorithm 1, from tables of the statistic that `minimise` asks for; None where the GPUs
+    do not hold the load."""
     latencies = latencies_of(sample, routed, tables)
     try:
-        allocation = allocate(latencies, routed.shares, gpus)
+        allocation = allocate(latencies, routed.shares, gpus, minimise)
     except PlanInfeasible:
         return None
     mixes = tuple(
@@ -114,9 +149,8 @@ def deploy(sample: CascadeSample, routed: Routed, tables: tuple[TierTable, ...],
         )
         for tier, (table, given) in enumerate(zip(tables, allocation, strict=True))
     )
-    return Deployment(
-        allocation, mixes, tuple(float(table_s[f]) for table_s, f in zip(latencies, allocation, strict=True))
-    )
+    of_tiers = tuple(float(table_s[f]) for table_s, f in zip(latencies, allocation, strict=True))
+    return Deployment(allocation, mixes, of_tiers, total_latency_s(of_tiers, routed.shares, minimise))
 
 
 def _objective(
@@ -126,15 +160,27 @@ def _objective(
     if request.quality is not None:
         return FastestWithin(request.quality, utopia=largest.quality, nadir=smallest.quality)
     assert request.latency_s is not None  # a request has one of the two
-    ends = [deploy(sample, routed, tables, request.gpus) for routed in anchors]
+    ends = [deploy(sample, routed, tables, request.gpus, request.minimise) for routed in anchors]
     best_s, worst_s = (None if end is None else end.latency_s for end in ends)
     best_s = request.latency_s if best_s is None else best_s
     return BestWithin(request.latency_s, best_s=best_s, worst_s=2 * best_s if worst_s is None else worst_s)
 
 
-def _meeting(
-    best: Planned | None, sample: CascadeSample, request: PlanRequest, anchors: tuple[Routed, Routed]
-) -> Planned:
+def _tier_latencies_s(
+    best: _Best, sample: CascadeSample, source: CurveSource, request: PlanRequest, statistic: Statistic
+) -> tuple[float, ...]:
+    """What each tier's replicas reach, also in the statistic that was not minimised."""
+    if statistic == STATISTIC[request.minimise]:
+        return best.deployment.latencies_s
+    # No GPUs: levels and curves are all that a known mix needs.
+    tables = tier_tables(sample, best.routed, source, 0, request.judge_s, statistic)
+    return tuple(
+        table.latency_of_s(mix, best.routed.reached[:, tier], sample.rate_per_s * best.routed.shares[tier])
+        for tier, (table, mix) in enumerate(zip(tables, best.deployment.mixes, strict=True))
+    )
+
+
+def _meeting(best: _Best | None, sample: CascadeSample, request: PlanRequest, anchors: tuple[Routed, Routed]) -> _Best:
     """The plan, if it meets what was asked."""
     if best is None:
         raise PlanInfeasible(
@@ -149,7 +195,8 @@ def _meeting(
         )
     if request.latency_s is not None and best.deployment.latency_s > request.latency_s:
         raise PlanInfeasible(
-            f"a latency of {request.latency_s:g} s is not met: the least found on {request.gpus} GPUs is "
-            f"{best.deployment.latency_s:.2f} s; raise the budget, give more GPUs or plan for a lower rate"
+            f"a latency of {request.latency_s:g} s ({IN_WORDS[request.minimise]}) is not met: the least found on "
+            f"{request.gpus} GPUs is {best.deployment.latency_s:.2f} s; raise the budget, give more GPUs or plan "
+            "for a lower rate"
         )
     return best

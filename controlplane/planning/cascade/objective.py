@@ -14,7 +14,7 @@ class Objective(Protocol):
     """J: lower is better."""
 
     def score(self, latency_s: float, quality: float) -> float:
-        """J of a routing with this p95 latency and this mean quality."""
+        """J of a routing with this latency (whichever the plan minimises) and this mean quality."""
         ...
 
 

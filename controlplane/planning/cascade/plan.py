@@ -4,7 +4,9 @@ from typing import Annotated
 
 import msgspec
 
+from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.alternate import Planned
+from controlplane.planning.cascade.latency import total_latency_s
 from controlplane.planning.cascade.routing import check_thresholds
 from mesh.errors import ConfigurationError, PlanInfeasible
 
@@ -31,6 +33,8 @@ class PlannedTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """p_i: part of all requests that reaches it."""
     p95_s: float
     """Expected latency, the judgement of its answer included."""
+    mean_s: float | None = None
+    """The same; None in plans of a time when means were not measured."""
 
     @property
     def replica_count(self) -> int:
@@ -49,11 +53,25 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An answer of tier i is accepted if it scores at least thresholds[i]."""
     quality: float
     latency_p95_s: float
+    """Of the slowest tier."""
     rate_per_s: float
     gpus: int
     quality_target: float | None = None
     latency_target_s: float | None = None
+    """In the sense of `minimise`."""
     format: int = PLAN_FORMAT
+    minimise: Minimise = "slowest_tier"
+    latency_mean_s: float | None = None
+    """Of a request from end to end, over all tiers that it passes; None in plans of a time when means were not
+    measured."""
+
+    @property
+    def latency_s(self) -> float:
+        """The one that the plan minimises, or keeps within the target."""
+        if self.minimise == "slowest_tier":
+            return self.latency_p95_s
+        assert self.latency_mean_s is not None  # `checked` refuses a plan without
+        return self.latency_mean_s
 
     def checked(self) -> "CascadePlan":
         """Itself. Raises `PlanInfeasible` if it contradicts itself: such a plan is never applied."""
@@ -61,6 +79,8 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise PlanInfeasible(f"plan {self.name}: format {self.format} is not {PLAN_FORMAT}; plan anew")
         if not self.tiers:
             raise PlanInfeasible(f"plan {self.name}: it has no tier")
+        if self.minimise == "end_to_end" and self.latency_mean_s is None:
+            raise PlanInfeasible(f"plan {self.name}: it minimises the mean from end to end and does not say what it is")
         try:
             check_thresholds(self.thresholds, len(self.tiers))
         except ConfigurationError as error:
@@ -98,7 +118,8 @@ def cascade_plan(
                 PlannedReplicas(count=count, tp=shape.tp, pp=shape.pp) for shape, count in deployment.mixes[tier]
             ),
             share=shares[tier],
-            p95_s=deployment.p95_s[tier],
+            p95_s=planned.p95_s[tier],
+            mean_s=planned.mean_s[tier],
         )
         for tier, model in enumerate(models)
     )
@@ -107,11 +128,13 @@ def cascade_plan(
         tiers=tiers,
         thresholds=planned.thresholds,
         quality=planned.routed.quality,
-        latency_p95_s=deployment.latency_s,
+        latency_p95_s=total_latency_s(planned.p95_s, shares, "slowest_tier"),
         rate_per_s=rate_per_s,
         gpus=gpus,
         quality_target=quality_target,
         latency_target_s=latency_target_s,
+        minimise=planned.minimise,
+        latency_mean_s=total_latency_s(planned.mean_s, shares, "end_to_end"),
     ).checked()
 
 

@@ -1,5 +1,7 @@
 """What is asked of a plan, what comes of it, and plans that are refused."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -8,22 +10,32 @@ from controlplane.planning.cascade.alternate import PlanRequest, plan
 from controlplane.planning.cascade.objective import BestWithin, FastestWithin
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
+from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import Point, front
 from mesh.errors import ConfigurationError, PlanInfeasible
 from tests.unit.controlplane.planning.cascade.analytic_source import AnalyticSource, random_sample
 
 SHAPES = [(ReplicaShape(1), ReplicaShape(2)), (ReplicaShape(1), ReplicaShape(2)), (ReplicaShape(4), ReplicaShape(8))]
 SAMPLE = random_sample(5, 200, 3, rate_per_s=4.0, levels=20)
-SOURCE = AnalyticSource(SAMPLE, [0.001, 0.006, 0.03], SHAPES)
+TOKEN_S = [0.001, 0.006, 0.03]
 
 
-def made(request: PlanRequest) -> CascadePlan:
-    planned = plan(SAMPLE, SOURCE, request)
+LIGHT = replace(
+    SAMPLE,
+    rate_per_s=0.05,
+    input_tokens=np.full(SAMPLE.requests, 100),
+    output_tokens=np.full(SAMPLE.scores.shape, 200),
+)
+"""Requests that hardly meet and are all alike: a tier is no slower for more of them."""
+
+
+def made(request: PlanRequest, sample: CascadeSample = SAMPLE) -> CascadePlan:
+    planned = plan(sample, AnalyticSource(sample, TOKEN_S, SHAPES), request)
     return cascade_plan(
         "cascade",
         ("small", "medium", "large"),
         planned,
-        rate_per_s=SAMPLE.rate_per_s,
+        rate_per_s=sample.rate_per_s,
         gpus=request.gpus,
         quality_target=request.quality,
         latency_target_s=request.latency_s,
@@ -72,6 +84,56 @@ def test_what_cannot_be_reached_is_refused_with_what_could(request_: PlanRequest
         made(request_)
 
 
+@pytest.mark.parametrize("target", [55.0, 65.0, 75.0])
+def test_at_light_load_a_plan_from_end_to_end_wastes_no_time_on_quality_that_nobody_asked_for(target: float) -> None:
+    """A plan for the slowest tier escalates for free there, and so it does."""
+    slowest, end_to_end = (
+        made(PlanRequest(gpus=32, quality=target, judge_s=0.2, minimise=minimise), LIGHT)
+        for minimise in ("slowest_tier", "end_to_end")
+    )
+    assert end_to_end.latency_mean_s is not None
+    assert slowest.latency_mean_s is not None
+    assert target <= end_to_end.quality < target + 2.0 < slowest.quality
+    assert end_to_end.latency_mean_s < 0.9 * slowest.latency_mean_s
+    assert slowest.latency_p95_s <= end_to_end.latency_p95_s * 1.001
+
+
+def test_from_end_to_end_a_request_waits_for_every_tier_that_it_passes_and_for_their_judges() -> None:
+    end_to_end = made(PlanRequest(gpus=32, quality=75, judge_s=0.5, minimise="end_to_end"))
+    total_s = sum(tier.share * (tier.mean_s or 0.0) for tier in end_to_end.tiers)
+    assert end_to_end.latency_s == end_to_end.latency_mean_s == pytest.approx(total_s)
+    assert all(0.5 < (tier.mean_s or 0.0) < tier.p95_s for tier in end_to_end.tiers[:-1] if tier.share)
+    assert end_to_end.latency_p95_s == max(tier.p95_s for tier in end_to_end.tiers)
+    without = made(PlanRequest(gpus=32, quality=75, judge_s=0.0, minimise="end_to_end"))
+    assert without.latency_s < end_to_end.latency_s - 0.45
+
+
+def test_a_budget_is_of_the_latency_that_is_minimised() -> None:
+    tight, wide = (made(PlanRequest(gpus=32, latency_s=seconds, minimise="end_to_end")) for seconds in (0.5, 2.0))
+    assert tight.latency_mean_s is not None
+    assert tight.latency_mean_s <= 0.5 < tight.latency_p95_s
+    assert wide.latency_s <= 2.0
+    assert wide.quality > tight.quality
+    with pytest.raises(PlanInfeasible, match="mean from end to end"):
+        made(PlanRequest(gpus=32, latency_s=0.01, minimise="end_to_end"))
+
+
+def test_from_end_to_end_a_tier_that_nothing_reaches_gets_no_gpu_either() -> None:
+    easy = made(PlanRequest(gpus=32, quality=10, minimise="end_to_end"))
+    assert [(tier.share, tier.gpus, tier.mean_s) for tier in easy.tiers[1:]] == [(0.0, 0, 0.0)] * 2
+
+
+def test_plans_from_before_means_were_measured_are_still_read() -> None:
+    whole = made(PlanRequest(gpus=32, quality=75))
+    old = msgspec.to_builtins(whole)
+    del old["minimise"], old["latency_mean_s"]
+    for tier in old["tiers"]:
+        del tier["mean_s"]
+    read = decode_plan(msgspec.json.encode(old))
+    assert (read.minimise, read.latency_s, read.latency_mean_s) == ("slowest_tier", whole.latency_p95_s, None)
+    assert [tier.p95_s for tier in read.tiers] == [tier.p95_s for tier in whole.tiers]
+
+
 def test_a_plan_is_asked_for_by_quality_or_by_latency() -> None:
     for wrong in ({}, {"quality": 80.0, "latency_s": 1.0}):
         with pytest.raises(ConfigurationError, match="either"):
@@ -90,6 +152,7 @@ def test_plans_survive_the_store() -> None:
         ({"gpus": 1}, "more than its 1 GPUs"),
         ({"format": 9}, "format"),
         ({"tiers": ()}, "no tier"),
+        ({"minimise": "end_to_end", "latency_mean_s": None}, "does not say what it is"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused(change: dict[str, object], words: str) -> None:
