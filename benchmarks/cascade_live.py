@@ -28,6 +28,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
 from controlplane.planning.cascade.sample import CascadeSample
 from demo.tasks import Task, check, generate
@@ -190,7 +191,7 @@ async def run(arguments: argparse.Namespace) -> list[Result]:
         results: list[Result] = []
         for target in arguments.quality:
             try:
-                planned = plan(sample, curves, PlanRequest(gpus=len(TIERS), quality=target, judge_s=0.0))
+                planned = plan(sample, curves, _request(target, arguments.minimise))
             except PlanInfeasible as error:
                 say(f"quality {target:g}: {error}")
                 continue
@@ -201,6 +202,12 @@ async def run(arguments: argparse.Namespace) -> list[Result]:
         return results
     finally:
         await endpoint.close()
+
+
+def _request(target: float, minimise: str) -> PlanRequest:
+    """Confidence is at hand with the answer: judging takes no time."""
+    kind: Minimise = "end_to_end" if minimise == "end-to-end" else "slowest_tier"
+    return PlanRequest(gpus=len(TIERS), quality=target, judge_s=0.0, minimise=kind)
 
 
 def say(line: str) -> None:
@@ -219,6 +226,12 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=400)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--rate", type=float, default=1.0, help="requests/s that the plan is made for")
+    parser.add_argument(
+        "--minimise",
+        choices=["slowest-tier", "end-to-end"],
+        default="end-to-end",
+        help="p95 of the slowest tier, or the mean time of a request over all its tiers, as measured here",
+    )
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -54,7 +54,13 @@ def make_plan(
     models, sample = read_workload(workload)
     tiers = [parse_tier(text, goal.gpus, profiles) for text in goal.tiers]
     source = SimulatedCurves(sample, tiers, seed=seed, known=tables)
-    request = PlanRequest(gpus=goal.gpus, quality=goal.quality, latency_s=goal.latency_s, judge_s=goal.judge_s)
+    request = PlanRequest(
+        gpus=goal.gpus,
+        quality=goal.quality,
+        latency_s=goal.latency_s,
+        judge_s=goal.judge_s,
+        minimise=goal.minimise,
+    )
     made = cascade_plan(
         goal.cascade,
         models,

@@ -1,7 +1,10 @@
 """Goals and plans between Python and protobuf."""
 
-from controlplane.model.cascade_goal import CascadeGoal
+from typing import get_args
+
+from controlplane.model.cascade_goal import CascadeGoal, Minimise
 from controlplane.planner.cascade.desk import CascadeStatus
+from mesh.errors import ConfigurationError
 from penstock.v1 import planner_pb2
 
 
@@ -15,7 +18,17 @@ def goal_from(message: planner_pb2.CascadeGoal) -> CascadeGoal:
         latency_s=message.latency_s if message.HasField("latency_s") else None,
         judge_s=message.judge_s,
         replan=message.replan,
+        minimise=_minimise(message.minimise),
     ).checked()
+
+
+def _minimise(word: str) -> Minimise:
+    """Empty from clients that know of one only."""
+    if word in ("", "slowest_tier"):
+        return "slowest_tier"
+    if word == "end_to_end":
+        return "end_to_end"
+    raise ConfigurationError(f"a goal minimises {' or '.join(get_args(Minimise))}, not {word!r}")
 
 
 def message_from(goal: CascadeGoal) -> planner_pb2.CascadeGoal:
@@ -28,6 +41,7 @@ def message_from(goal: CascadeGoal) -> planner_pb2.CascadeGoal:
         latency_s=goal.latency_s,
         judge_s=goal.judge_s,
         replan=goal.replan,
+        minimise=goal.minimise,
     )
 
 

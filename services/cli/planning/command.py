@@ -16,6 +16,7 @@ from mesh.errors import ConfigurationError, TraceError
 from services.cli.planning import live
 from services.cli.planning.export import compose_override, helm_values
 from services.cli.planning.front_plot import draw_front
+from services.cli.planning.minimise_option import latency_options
 from services.cli.planning.plan_table import plan_table
 from services.cli.planning.tables_file import read_tables, write_tables
 from services.cli.planning.tier_option import named_tier
@@ -37,9 +38,7 @@ def command() -> None:
 )
 @click.option("--gpus", type=click.IntRange(1, 4096), required=True, help="Of all tiers together.")
 @click.option("--quality", type=click.FloatRange(0, 100), help="Reach this mean score as fast as possible.")
-@click.option(
-    "--latency-s", type=click.FloatRange(min=0, min_open=True), help="Answer as well as possible within this p95."
-)
+@latency_options
 @click.option(
     "--tier",
     "tiers",
@@ -92,7 +91,11 @@ def cascade(
             f"(NAME=MODEL@DEVICE where the names differ), not for {', '.join(name for name, _ in of_tiers)}"
         )
     request = PlanRequest(
-        gpus=options["gpus"], quality=options["quality"], latency_s=options["latency_s"], judge_s=options["judge_s"]
+        gpus=options["gpus"],
+        quality=options["quality"],
+        latency_s=options["latency_s"],
+        judge_s=options["judge_s"],
+        minimise=options["minimise"],
     )
     known = read_tables(tables)
     console = Console(stderr=True)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import yaml
 
+from controlplane.planning.cascade.latency import IN_WORDS
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 
 FIRST_PORT: Final = 7300
@@ -79,6 +80,6 @@ def _engine_options(replicas: PlannedReplicas) -> list[str]:
 
 def _header(plan: CascadePlan) -> str:
     return (
-        f"# {plan.name}: quality {plan.quality:.1f} and p95 {plan.latency_p95_s:.2f} s expected at "
+        f"# {plan.name}: quality {plan.quality:.1f}, {IN_WORDS[plan.minimise]} {plan.latency_s:.2f} s expected at "
         f"{plan.rate_per_s:g} requests/s on {plan.gpus} GPUs.\n"
     )

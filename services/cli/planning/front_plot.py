@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from controlplane.planning.cascade.latency import IN_WORDS
 from controlplane.planning.cascade.plan import CascadePlan
 from controlplane.planning.cascade.search import Point
 from simulator.report.plot import require_matplotlib
@@ -22,13 +23,13 @@ def draw_front(path: Path, points: Sequence[Point], front: Sequence[Point], plan
     axes.step(
         [point.quality for point in front], [point.latency_s for point in front], where="pre", label="best of both"
     )
-    axes.scatter([plan.quality], [plan.latency_p95_s], marker="*", s=180, zorder=3, label="the plan")
+    axes.scatter([plan.quality], [plan.latency_s], marker="*", s=180, zorder=3, label="the plan")
     if plan.quality_target is not None:
         axes.axvline(plan.quality_target, linestyle="--", color="grey", label="quality asked for")
     if plan.latency_target_s is not None:
         axes.axhline(plan.latency_target_s, linestyle="--", color="grey", label="latency asked for")
     axes.set_xlabel("quality (mean score of accepted answers)")
-    axes.set_ylabel("p95 latency of the slowest tier (s)")
+    axes.set_ylabel(f"latency, {IN_WORDS[plan.minimise]} (s)")
     axes.set_yscale("log")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()

@@ -10,6 +10,7 @@ from rich.console import Console
 from controlplane.planning.cascade.plan import decode_plan
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.planning.minimise_option import latency_options
 from services.cli.planning.plan_table import plan_table
 from services.cli.proto_json import plain
 
@@ -18,9 +19,7 @@ from services.cli.proto_json import plain
 @click.argument("cascade")
 @click.option("--gpus", type=click.IntRange(1, 4096), required=True, help="Of all tiers together.")
 @click.option("--quality", type=click.FloatRange(0, 100), help="Reach this mean score as fast as possible.")
-@click.option(
-    "--latency-s", type=click.FloatRange(min=0, min_open=True), help="Answer as well as possible within this p95."
-)
+@latency_options
 @click.option(
     "--tier",
     "tiers",

@@ -2,34 +2,41 @@
 
 from rich.table import Table
 
-from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas
+from controlplane.planning.cascade.latency import IN_WORDS
+from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 
 
 def plan_table(plan: CascadePlan) -> Table:
     """A row for each tier; targets and what is expected in the title."""
-    asked = (
-        f"quality {plan.quality_target:g}" if plan.quality_target is not None else f"p95 {plan.latency_target_s:g} s"
-    )
-    used = sum(tier.gpus for tier in plan.tiers)
     table = Table(
-        title=f"{plan.name}: {asked} asked at {plan.rate_per_s:g} requests/s on {plan.gpus} GPUs",
-        caption=f"expected: quality {plan.quality:.1f}, p95 of the slowest tier {plan.latency_p95_s:.2f} s; "
-        f"{plan.gpus - used} GPUs stay free",
+        title=f"{plan.name}: {_asked(plan)} at {plan.rate_per_s:g} requests/s on {plan.gpus} GPUs",
+        caption=f"expected: quality {plan.quality:.1f}, {_latencies(plan)}; "
+        f"{plan.gpus - sum(tier.gpus for tier in plan.tiers)} GPUs stay free",
     )
-    for name in ("tier", "accepts from", "share", "GPUs", "replicas", "p95 (s)"):
+    for name in ("tier", "accepts from", "share", "GPUs", "replicas", "p95 (s)", "mean (s)"):
         table.add_column(name, justify="left" if name in ("tier", "replicas") else "right")
     accepts = [*(f"{threshold:.1f}" if threshold <= 100 else "never" for threshold in plan.thresholds), "all"]
     for tier, threshold in zip(plan.tiers, accepts, strict=True):
         replicas = " + ".join(map(_replicas, tier.replicas)) or "-"
-        table.add_row(
-            tier.model,
-            threshold,
-            f"{tier.share:.1%}",
-            str(tier.gpus),
-            replicas,
-            f"{tier.p95_s:.2f}" if tier.share else "-",
-        )
+        seconds = (_seconds(tier, latency_s) for latency_s in (tier.p95_s, tier.mean_s))
+        table.add_row(tier.model, threshold, f"{tier.share:.1%}", str(tier.gpus), replicas, *seconds)
     return table
+
+
+def _asked(plan: CascadePlan) -> str:
+    if plan.quality_target is not None:
+        return f"quality {plan.quality_target:g} at the least {IN_WORDS[plan.minimise]}"
+    return f"{IN_WORDS[plan.minimise]} within {plan.latency_target_s:g} s"
+
+
+def _latencies(plan: CascadePlan) -> str:
+    """Both, where the plan knows both."""
+    known = [(IN_WORDS["slowest_tier"], plan.latency_p95_s), (IN_WORDS["end_to_end"], plan.latency_mean_s)]
+    return ", ".join(f"{words} {latency_s:.2f} s" for words, latency_s in known if latency_s is not None)
+
+
+def _seconds(tier: PlannedTier, latency_s: float | None) -> str:
+    return "-" if latency_s is None or not tier.share else f"{latency_s:.2f}"
 
 
 def _replicas(replicas: PlannedReplicas) -> str:

@@ -15,6 +15,7 @@ from controlplane.model.cascade_goal import PLANS_PREFIX, CascadeGoal
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planner.cascade.desk import CascadeDesk
 from controlplane.planner.cascade.history import WorkloadHistory
+from controlplane.planner.cascade.wire import goal_from, message_from
 from controlplane.planner.metrics import PlannerMetrics
 from controlplane.planner.role import PlannerRole
 from controlplane.planner.settings import PlannerSettings
@@ -22,7 +23,7 @@ from controlplane.planning.cascade.drift import DriftSettings
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, decode_plan, encode_plan
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import read_workload, write_workload
-from mesh.errors import PlanInfeasible
+from mesh.errors import ConfigurationError, PlanInfeasible
 from mesh.rpc.client import open_channel
 from mesh.store import StateStore, open_store
 from mesh.tasks import TaskSet
@@ -217,6 +218,17 @@ def test_a_plan_is_made_for_the_windows_that_have_moved() -> None:
     assert (merged.requests, merged.rate_per_s) == (40, 10.0)
 
 
+def test_goals_keep_what_they_minimise_and_those_of_older_clients_the_slowest_tier() -> None:
+    goal = msgspec.structs.replace(GOAL, minimise="end_to_end")
+    assert goal_from(message_from(goal)) == goal
+    older = message_from(GOAL)
+    older.ClearField("minimise")
+    assert goal_from(older) == GOAL
+    older.minimise = "cost"
+    with pytest.raises(ConfigurationError, match="slowest_tier or end_to_end, not 'cost'"):
+        goal_from(older)
+
+
 async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
     """The only test that simulates: small models, few GPUs."""
     async with local_mesh() as mesh:
@@ -227,7 +239,13 @@ async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
             empty = await stub.GetPlan(planner_pb2.GetPlanRequest())
             assert (empty.revision, empty.plan_json) == (0, "")
             goal = planner_pb2.CascadeGoal(
-                cascade="both", gpus=2, tiers=GOAL.tiers, quality=60.0, judge_s=0.1, replan=True
+                cascade="both",
+                gpus=2,
+                tiers=GOAL.tiers,
+                quality=60.0,
+                judge_s=0.1,
+                replan=True,
+                minimise="end_to_end",
             )
             await stub.SetGoal(planner_pb2.SetGoalRequest(goal=goal))
             report = planner_pb2.ReportWorkloadRequest(cascade="both", lines=lines(window()))
@@ -236,9 +254,11 @@ async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
                     await asyncio.sleep(0.05)
                 while not (plan := await stub.GetPlan(planner_pb2.GetPlanRequest())).revision:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            assert decode_plan(plan.plan_json.encode()).quality >= 60.0
+            made = decode_plan(plan.plan_json.encode())
+            assert made.quality >= 60.0
+            assert made.minimise == "end_to_end"
             (status,) = (await stub.ListPlans(planner_pb2.ListPlansRequest())).plans
-            assert (status.goal.gpus, status.revision) == (2, plan.revision)
+            assert (status.goal.gpus, status.goal.minimise, status.revision) == (2, "end_to_end", plan.revision)
             assert await mesh.store.get(PLANS_PREFIX + "both") is not None
             with pytest.raises(grpc.aio.AioRpcError, match="line 1") as refused:
                 await stub.ReportWorkload(planner_pb2.ReportWorkloadRequest(cascade="both", lines=[b"{"]))

@@ -1,6 +1,7 @@
 """Plans as Compose files and Helm values."""
 
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
+from rich.console import Console
 
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
 from services.cli.planning.command import command
 from services.cli.planning.export import MAX_NAME, compose_override, helm_values
+from services.cli.planning.plan_table import plan_table
 from tests.deploy.compose_file import DEPLOY
 
 PLAN = CascadePlan(
@@ -96,6 +99,25 @@ def test_names_are_made_of_what_hosts_may_be_called() -> None:
     assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for name in names), names
     assert all(len(worker["name"]) <= MAX_NAME for worker in values["workers"])
     assert len(set(names)) == 4
+
+
+def test_the_header_says_which_latency_is_meant() -> None:
+    assert "p95 of the slowest tier 9.00 s" in helm_values(PLAN).splitlines()[0]
+    end_to_end = msgspec.structs.replace(PLAN, minimise="end_to_end", latency_mean_s=4.5)
+    assert "mean from end to end 4.50 s" in compose_override(end_to_end).splitlines()[0]
+
+
+def test_a_plan_is_shown_with_the_latencies_that_it_knows() -> None:
+    def shown(plan: CascadePlan) -> str:
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(plan_table(plan))
+        return console.export_text()
+
+    old, whole = shown(PLAN), shown(msgspec.structs.replace(PLAN, minimise="end_to_end", latency_mean_s=4.5))
+    assert "quality 80 at the least p95 of the slowest tier" in old
+    assert "mean from end to end" not in old
+    assert "quality 80 at the least mean from end to end" in whole
+    assert "p95 of the slowest tier 9.00 s, mean from end to end 4.50 s" in whole
 
 
 def test_every_option_of_an_exported_worker_exists(exported: Any) -> None:

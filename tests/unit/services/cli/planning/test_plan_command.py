@@ -79,6 +79,24 @@ def test_a_budget_of_latency_may_be_asked_for_instead(workload: Path) -> None:
     assert msgspec.json.decode(result.stdout)["latency_p95_s"] <= 9
 
 
+def test_the_mean_from_end_to_end_may_be_minimised_instead(workload: Path, tmp_path: Path) -> None:
+    tables = tmp_path / "tables.json"
+    common = ("--workload", workload, "--gpus", "2", *TIERS, "--judge-s", "0.1", "--tables", tables)
+    by_word = {}
+    for word in ("slowest-tier", "end-to-end"):
+        result = run(*common, "--quality", "60", "--minimise", word, "--json", "-")
+        assert result.exit_code == 0, result.output
+        by_word[word] = decode_plan(result.stdout.strip().encode())
+    slowest, end_to_end = by_word.values()
+    assert (slowest.minimise, end_to_end.minimise) == ("slowest_tier", "end_to_end")
+    assert (end_to_end.latency_mean_s or 0.0) <= (slowest.latency_mean_s or 0.0) * 1.02
+    assert end_to_end.latency_s == end_to_end.latency_mean_s
+    shown = run(*common, "--latency-s", "9", "--minimise", "end-to-end", "--plot", tmp_path / "front.png")
+    assert shown.exit_code == 0, shown.output
+    assert "mean from end to end within 9 s" in " ".join(shown.stdout.split())
+    assert run(*common, "--quality", "60", "--minimise", "both").exit_code == 2
+
+
 def test_what_cannot_be_met_and_what_is_wrong_is_said(workload: Path, tmp_path: Path) -> None:
     common = ("--workload", workload, "--gpus", "2", *TIERS)
     assert isinstance(run(*common, "--quality", "99.5").exception, PlanInfeasible)
