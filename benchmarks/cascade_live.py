@@ -236,7 +236,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = asyncio.run(run(arguments))
-    document = json.dumps({"results": [asdict(result) for result in results]}, indent=2) + "\n"
+    document = (
+        json.dumps({"minimise": arguments.minimise, "results": [asdict(result) for result in results]}, indent=2) + "\n"
+    )
     if arguments.json is not None:
         arguments.json.write_text(document)
     print(document, end="")
