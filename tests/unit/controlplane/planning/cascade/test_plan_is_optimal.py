@@ -189,7 +189,7 @@ def test_the_plan_is_the_enumerated_optimum(seed: int, tiers: int, minimise: Min
 
 @pytest.mark.parametrize("seed", range(4))
 def test_thresholds_that_must_move_together_are_found_among_scores_that_all_differ(seed: int) -> None:
-    """Of a latency from end to end: one threshold at a time ends up to 7 % above the best."""
+    """Of a latency from end to end: one threshold at a time ends some percent above the best."""
     rng = np.random.default_rng(seed)
     hard = 0.8 * rng.normal(0, 1, (60, 1))
     right = rng.normal((0.0, 0.9, 1.8), 1, (60, 3)) > hard

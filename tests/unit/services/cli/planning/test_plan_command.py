@@ -11,6 +11,8 @@ from controlplane.planning.cascade.plan import decode_plan
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import write_workload
 from mesh.errors import ConfigurationError, PlanInfeasible
+from penstock.v1 import planner_pb2
+from services.cli.planning import live
 from services.cli.planning.command import command
 from services.cli.planning.tables_file import read_tables, write_tables
 from simulator.cascade.curves import StoredCurve
@@ -95,6 +97,27 @@ def test_the_mean_from_end_to_end_may_be_minimised_instead(workload: Path, tmp_p
     assert shown.exit_code == 0, shown.output
     assert "mean from end to end within 9 s" in " ".join(shown.stdout.split())
     assert run(*common, "--quality", "60", "--minimise", "both").exit_code == 2
+
+
+@pytest.mark.parametrize(("words", "minimise"), [((), "slowest_tier"), (("--minimise", "end-to-end"), "end_to_end")])
+def test_a_goal_says_what_its_plans_minimise(
+    words: tuple[str, ...], minimise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def answered(_store: str | None, _mesh: str, method: str, request: object) -> dict[str, object]:
+        asked.append((method, request))
+        return {}
+
+    monkeypatch.setattr(live, "_call", answered)
+    result = CliRunner().invoke(
+        command, ["goal", "both", "--gpus", "2", "--tier", "a@H100", "--tier", "b@H100", "--quality", "80", *words]
+    )
+    assert result.exit_code == 0, result.output
+    goal = planner_pb2.CascadeGoal(
+        cascade="both", gpus=2, tiers=["a@H100", "b@H100"], quality=80.0, judge_s=1.0, replan=True, minimise=minimise
+    )
+    assert asked == [("SetGoal", planner_pb2.SetGoalRequest(goal=goal))]
 
 
 def test_what_cannot_be_met_and_what_is_wrong_is_said(workload: Path, tmp_path: Path) -> None:
