@@ -51,7 +51,7 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
             request.prompt,
             request.answer,
             request.tier,
-            request.mean_logprob if request.HasField("mean_logprob") else None,
+            tuple(request.token_logprobs),
         )
         self._judging += 1
         self._metrics.judging.set(self._judging)

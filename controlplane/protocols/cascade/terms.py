@@ -51,6 +51,10 @@ class CascadeTerms:
         """The last one that may be asked."""
         return self.tiers - 1 if self.max_tier is None else self.max_tier
 
+    def accepts_some(self, tier: int) -> bool:
+        """Whether any score would do; a tier above the first that accepts none is not asked."""
+        return tier == self.last_tier or self.thresholds[tier] <= MAX_SCORE
+
 
 def thresholds_for(planned: Sequence[float], quality: float | None) -> tuple[float, ...]:
     """The thresholds in force, or, for a request that asks for a quality of its own, that score on every tier.

@@ -1,8 +1,13 @@
 """One request's way up a cascade, as a state machine without I/O.
 
 GENERATING --answered--> JUDGING --score met--> DONE
-     ^                      |
-     '------escalated-------'        a tier that fails is passed over; what cannot be improved in time is accepted
+   ^  |                     |
+   |  '--given up--.        |
+   '---------------'--------'        a tier that fails is passed over; what cannot be improved in time is accepted
+
+An answer is given up while it is being written once no score that it can still get meets the threshold. Then there is
+none to fall back on, so a request with a deadline gives none up, and where all further tiers fail the highest tier that
+was given up is asked once more, and its answer taken.
 """
 
 from dataclasses import dataclass
@@ -55,6 +60,8 @@ class Escalation(StrEnum):
 
     LOW_SCORE = "low_score"
     """The answer before it scored less than the threshold."""
+    GIVEN_UP = "given_up"
+    """The answer before it could not score the threshold any more, and was not written to its end."""
     NOT_JUDGED = "not_judged"
     """Nobody could judge the answer before it, and the terms say to go on then."""
     TIER_FAILED = "tier_failed"
@@ -111,20 +118,40 @@ class CascadeWalk:
         """By tier, of the answers that were judged."""
         self._request_id = request_id
         self._answered: list[int] = []
+        self._given_up: list[int] = []
         self._failures: list[str] = []
+        self._is_falling_back = False
 
     @property
     def first(self) -> Generate:
         """What to begin with."""
         return Generate(0)
 
+    @property
+    def may_give_up(self) -> bool:
+        """Whether the answer that is being written may be given up."""
+        is_last = self.tier == self.terms.last_tier or self._is_falling_back
+        return self.state is WalkState.GENERATING and not is_last and self.terms.deadline_s is None
+
+    def gave_up(self, tier: int, score: float) -> Generate:
+        """The tier's answer is not written to its end: `score` is the most that it could have got, and below the
+        threshold."""
+        self._expect(WalkState.GENERATING, tier, "been given up")
+        if not self.may_give_up or not 0 <= score < self.terms.thresholds[tier]:
+            raise IllegalTransition(f"{self._story()}: an answer that may score {score} was given up")
+        self._given_up.append(tier)
+        self.scores[tier] = score
+        return self._generate(self._next(tier), Escalation.GIVEN_UP)
+
     def answered(self, tier: int, now_s: float) -> Action:
         """The tier's answer is complete."""
         self._expect(WalkState.GENERATING, tier, "answered")
         self._answered.append(tier)
+        if self._is_falling_back:
+            return self._accept(tier, Because.TIER_FAILED)
         if tier == self.terms.last_tier:
             return self._accept(tier, Because.LAST_TIER)
-        if not self._fits(tier + 1, now_s):
+        if not self._fits(self._next(tier), now_s):
             return self._accept(self._best(), Because.DEADLINE)
         self._go(WalkState.JUDGING)
         return Judge(tier)
@@ -137,27 +164,31 @@ class CascadeWalk:
         self.scores[tier] = score
         if score >= self.terms.thresholds[tier]:
             return self._accept(tier, Because.SCORE)
-        if not self._fits(tier + 1, now_s):
+        if not self._fits(self._next(tier), now_s):
             return self._accept(self._best(), Because.DEADLINE)
-        return self._generate(tier + 1, Escalation.LOW_SCORE)
+        return self._generate(self._next(tier), Escalation.LOW_SCORE)
 
     def not_judged(self, tier: int, now_s: float) -> Action:
         """No judge could be had for the tier's answer."""
         self._expect(WalkState.JUDGING, tier, "not judged")
         if self.terms.without_judge is WithoutJudge.ACCEPT:
             return self._accept(tier, Because.JUDGE_DOWN)
-        if not self._fits(tier + 1, now_s):
+        if not self._fits(self._next(tier), now_s):
             return self._accept(self._best(), Because.DEADLINE)
-        return self._generate(tier + 1, Escalation.NOT_JUDGED)
+        return self._generate(self._next(tier), Escalation.NOT_JUDGED)
 
     def failed(self, tier: int, reason: str, now_s: float) -> Action:
         """The tier could not answer: the next one may, else the best so far is taken."""
         self._expect(WalkState.GENERATING, tier, "failed")
         self._failures.append(f"tier {tier}: {reason}")
-        if tier < self.terms.last_tier and (not self._answered or self._fits(tier + 1, now_s)):
-            return self._generate(tier + 1, Escalation.TIER_FAILED)
+        goes_on = tier < self.terms.last_tier and not self._is_falling_back
+        if goes_on and (not self._answered or self._fits(self._next(tier), now_s)):
+            return self._generate(self._next(tier), Escalation.TIER_FAILED)
         if self._answered:
             return self._accept(self._best(), Because.TIER_FAILED)
+        if self._given_up:
+            self._is_falling_back = True
+            return self._generate(self._given_up.pop(), Escalation.TIER_FAILED)
         self._go(WalkState.FAILED)
         return Fail("; ".join(self._failures))
 
@@ -167,6 +198,10 @@ class CascadeWalk:
         if not self._answered or self.state in (WalkState.DONE, WalkState.FAILED):
             return None
         return self._accept(self._best(), Because.DEADLINE)
+
+    def _next(self, tier: int) -> int:
+        """The next tier that may be asked and of which some answer would be accepted."""
+        return next(above for above in range(tier + 1, self.terms.last_tier + 1) if self.terms.accepts_some(above))
 
     def _fits(self, tier: int, now_s: float) -> bool:
         deadline_s = self.terms.deadline_s
@@ -196,6 +231,6 @@ class CascadeWalk:
 
     def _story(self) -> str:
         return (
-            f"request {self._request_id}, {self.state} on tier {self.tier}, answered by {self._answered}, scored "
-            f"{self.scores}, failed {self._failures}"
+            f"request {self._request_id}, {self.state} on tier {self.tier}, answered by {self._answered}, given up "
+            f"{self._given_up}, scored {self.scores}, failed {self._failures}"
         )

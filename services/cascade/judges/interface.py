@@ -13,8 +13,8 @@ class JudgedAnswer:
     answer: str
     tier: str
     """The model that gave it."""
-    mean_logprob: float | None = None
-    """Of the answer's tokens; None where nobody recorded them."""
+    token_logprobs: tuple[float, ...] = ()
+    """Empty where nobody recorded them."""
 
 
 @dataclass(frozen=True, slots=True)

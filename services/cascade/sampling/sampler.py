@@ -86,9 +86,15 @@ class WorkloadSampler:
         self, sampled: SampledRequest, turns: asyncio.Semaphore
     ) -> tuple[WorkloadRequest, str] | None:
         """And the judge of all its scores, "" if they are not of one; None if an answer or a score is missing."""
-        output_tokens, scores, judges = [sampled.output_tokens], [sampled.score], set()
+        output_tokens, scores, judges = [], [], set()
+        logprobs: list[tuple[float, ...]] = []
+        known = 0 if sampled.given_up else 1
+        if known:
+            output_tokens.append(sampled.output_tokens)
+            scores.append(sampled.score)
+            logprobs.append(sampled.token_logprobs)
         async with turns:
-            for model in self._record.tiers[1:]:
+            for model in self._record.tiers[known:]:
                 try:
                     answer = await self._tiers.answer(sampled, model)
                     judgement = await self._chain.judge(answer.judged)
@@ -97,6 +103,7 @@ class WorkloadSampler:
                     return None
                 output_tokens.append(answer.output_tokens)
                 scores.append(judgement.score)
+                logprobs.append(answer.judged.token_logprobs)
                 judges.add(judgement.judge)
         request = WorkloadRequest(sampled.input_tokens, tuple(output_tokens), tuple(scores))
         return request, judges.pop() if len(judges) == 1 else ""

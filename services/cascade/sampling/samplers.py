@@ -88,4 +88,6 @@ def _sampled(request: cascade_pb2.JudgeRequest, score: float) -> SampledRequest 
         input_tokens=request.prompt_tokens,
         output_tokens=request.completion_tokens,
         score=score,
+        token_logprobs=tuple(request.token_logprobs),
+        given_up=request.given_up,
     )

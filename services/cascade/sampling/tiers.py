@@ -1,6 +1,5 @@
 """Asks tiers for the answers that a sample lacks."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,9 @@ class SampledRequest:
     input_tokens: int
     output_tokens: int
     score: float
+    token_logprobs: tuple[float, ...] = ()
+    given_up: bool = False
+    """The first tier's answer was not written to its end: the tier has to be asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class TierClient:
         except (msgspec.MsgspecError, IndexError) as error:
             raise PeerUnavailable(f"{url} gives no answer that can be read for {model}") from error
         text = choice.message.content if choice.message is not None else choice.text or ""
-        judged = JudgedAnswer(sampled.prompt, text, model, _mean_logprob(choice.logprobs))
+        judged = JudgedAnswer(sampled.prompt, text, model, _token_logprobs(choice.logprobs))
         return SampledAnswer(judged, answer.usage.prompt_tokens, max(1, answer.usage.completion_tokens))
 
     async def close(self) -> None:
@@ -107,8 +109,7 @@ def _body(sampled: SampledRequest, model: str) -> dict[str, Any]:
     return {**kept, "model": model, "priority": LOWEST_PRIORITY, "logprobs": logprobs}
 
 
-def _mean_logprob(logprobs: _Logprobs | None) -> float | None:
+def _token_logprobs(logprobs: _Logprobs | None) -> tuple[float, ...]:
     if logprobs is None:
-        return None
-    values = logprobs.token_logprobs or [position.logprob for position in logprobs.content]
-    return math.fsum(values) / len(values) if values else None
+        return ()
+    return tuple(logprobs.token_logprobs or (position.logprob for position in logprobs.content))

@@ -77,6 +77,8 @@ class TierFacts(msgspec.Struct):
     completion_tokens: int
     failure: str | None = None
     """Why it gave no answer."""
+    given_up: bool = False
+    """Its answer was not written to its end, because it could not score enough any more."""
 
 
 class CascadeFacts(msgspec.Struct):

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.protocols.cascade.confidence import confidence_of
 from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge, thresholds_for
 from controlplane.protocols.cascade.walk import Accept, Action, CascadeWalk, Fail, Generate, Judge
 from mesh.errors import ConfigurationError, JudgeUnavailable
@@ -97,6 +98,8 @@ class Ascent:
                 extra={"request_id": self._request_id, "tier": model_name, "error": error.message},
             )
             return self._walk.failed(tier, error.message, self._service.clock())
+        if self._answers[tier].given_up:
+            return self._gave_up(tier)
         return self._walk.answered(tier, self._service.clock())
 
     async def _ask(self, tier: int, model_name: str, began_s: float) -> TierAnswer:
@@ -107,12 +110,26 @@ class Ascent:
         with_logprobs = CONFIDENCE in self._record.judges and tier < self._walk.terms.last_tier
         # The first tier's request has the client's request id, so that it is found by it everywhere.
         request_id = f"{self._request_id}-tier{tier}" if tier else self._request_id
+        if tier in self._answers:  # given up, and needed after all
+            request_id += "-again"
         metrics = self._service.metrics.cascade
         labels = (self._record.name, model_name)
         ttft = metrics.tier_ttft.labels(*labels)
-        answer = await ask_tier(self._service, request, request_id, model, began_s, self._left_s, ttft, with_logprobs)
+        # Only of the judge that is asked first: the thresholds are for its scores.
+        gives_up = self._record.judges[:1] == (CONFIDENCE,) and self._walk.may_give_up
+        give_up_below = self._walk.terms.thresholds[tier] if gives_up else 0.0
+        answer = await ask_tier(
+            self._service, request, request_id, model, began_s, self._left_s, ttft, with_logprobs, give_up_below
+        )
         metrics.tier_seconds.labels(*labels).observe(answer.seconds)
         return answer
+
+    def _gave_up(self, tier: int) -> Action:
+        """Nothing waits for the judge, who is told for the sake of those who count and sample."""
+        answer = self._answers[tier]
+        self._judges[tier] = CONFIDENCE
+        self._service.judging.tell(self._judge_request(tier, answer))
+        return self._walk.gave_up(tier, confidence_of(answer.token_logprobs).score)
 
     def _count_escalation(self, action: Generate) -> None:
         if action.because is not None:
@@ -151,7 +168,8 @@ class Ascent:
             answer=answer.text,
             tier=self._record.tiers[tier],
             cascade=self._record.name,
-            mean_logprob=answer.mean_logprob,
+            token_logprobs=answer.token_logprobs if CONFIDENCE in self._record.judges else (),
+            given_up=answer.given_up,
             request_json=sample if len(sample) <= MAX_SAMPLED_BYTES else b"",
             chat=isinstance(self._request, ChatCompletionRequest),
             prompt_tokens=answer.usage.prompt_tokens,

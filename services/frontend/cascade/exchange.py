@@ -41,6 +41,7 @@ class CascadeExchange(Exchange):
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         accepted = await self._wait(sender)
         answer = accepted.answer
+        assert answer.finish is not None, "an answer that was given up is not accepted"
         sender.headers |= told.headers(accepted.facts)
         sender.headers[INSTANCE_HEADER] = answer.instance_id
         sender.headers[POLICY_HEADER] = answer.policy

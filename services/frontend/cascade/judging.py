@@ -1,6 +1,7 @@
 """Asks the cascade router for a score."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -61,6 +62,14 @@ class JudgeClient:
         except grpc.aio.AioRpcError as error:
             raise JudgeUnavailable(f"{member.member_id}: {error.code().name}: {error.details()}") from error
         return Score(answer.score, answer.judge, tuple(answer.passed_over))
+
+    def tell(self, request: cascade_pb2.JudgeRequest) -> None:
+        """Have an answer judged whose score nobody waits for; what fails is left to the router's own metrics."""
+        self._tasks.spawn(self._told(request), name=f"tell the judge of {request.request_id}")
+
+    async def _told(self, request: cascade_pb2.JudgeRequest) -> None:
+        with suppress(JudgeUnavailable):
+            await self.judge(request, None)
 
     async def stop(self) -> None:
         """Close every connection."""

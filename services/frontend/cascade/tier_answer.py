@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from prometheus_client import Histogram
 
+from controlplane.protocols.cascade.confidence import RunningConfidence
 from services.frontend.answers.choice import ChoicePiece, ChoiceText, Finish, TokenPosition
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.api.answer_schema import Usage
@@ -26,19 +27,22 @@ class TierAnswer:
     text: str
     positions: tuple[TokenPosition, ...]
     """Logprobs, where they were asked for."""
-    finish: Finish
+    finish: Finish | None
+    """None: it was given up, and is not complete."""
     usage: Usage
     instance_id: str
     policy: str
     seconds: float
 
     @property
-    def mean_logprob(self) -> float | None:
-        """Of the answer's tokens; None where they were not asked for or there are none."""
-        if not self.positions:
-            return None
-        chosen = [position.logprobs.chosen.logprob for position in self.positions]
-        return sum(chosen) / len(chosen)
+    def given_up(self) -> bool:
+        """Whether it was not written to its end."""
+        return self.finish is None
+
+    @property
+    def token_logprobs(self) -> list[float]:
+        """Of its tokens; empty where they were not asked for."""
+        return [position.logprobs.chosen.logprob for position in self.positions]
 
 
 async def ask_tier(
@@ -50,11 +54,13 @@ async def ask_tier(
     left_s: Callable[[], float],
     ttft: Histogram,
     with_logprobs: bool,
+    give_up_below: float,
 ) -> TierAnswer:
-    """Let a model answer in full. Raises ApiError, as any request to the model would.
+    """Let a model answer. Raises ApiError, as any request to the model would.
 
     `ttft` gets the time from `began_s` to the first token. `with_logprobs`: record those of the chosen tokens although
-    the client did not ask for any.
+    the client did not ask for any. The answer is given up once the model's confidence in it falls below
+    `give_up_below`; 0: never.
     """
     if with_logprobs:
         request = _with_logprobs(request)
@@ -68,10 +74,10 @@ async def ask_tier(
             left_s(), generation.mailbox.fail, deadline_exceeded(service.settings.request_deadline_s)
         )
         try:
-            answer = await _read(service, generation, model, request, began_s, ttft)
+            answer = await _read(service, generation, model, request, began_s, ttft, give_up_below)
         finally:
             expire.cancel()
-        outcome = "finished"
+        outcome = "given up" if answer.given_up else "finished"
         return answer
     finally:
         generation.close(outcome == "finished", outcome)
@@ -85,6 +91,7 @@ async def _read(
     request: ChatCompletionRequest | CompletionRequest,
     began_s: float,
     ttft: Histogram,
+    give_up_below: float,
 ) -> TierAnswer:
     (relay,) = generation.relays
     endings = model.text.eos_token_ids.union(request.stop_token_ids or ())
@@ -92,18 +99,20 @@ async def _read(
     metrics = service.metrics.of(model.name)
     reader = AnswerReader(generation, [text], ttft, metrics.inter_token, service.clock)
     pieces: list[ChoicePiece] = []
-    while not reader.done:
-        pieces += await reader.next()
+    confidence = RunningConfidence()
+    while not reader.done and not (pieces and confidence.score < give_up_below):
+        shown = await reader.next()
+        for position in (position for piece in shown for position in piece.positions):
+            confidence.add(position.logprobs.chosen.logprob)
+        pieces += shown
     usage = reader.usage()
     metrics.generated_tokens.inc(usage.completion_tokens)
     metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)
-    finish = pieces[-1].finish
-    assert finish is not None, "the last piece ends the choice"
     return TierAnswer(
         plan=generation.plan,
         text="".join(piece.text for piece in pieces),
         positions=tuple(position for piece in pieces for position in piece.positions),
-        finish=finish,
+        finish=pieces[-1].finish,
         usage=usage,
         instance_id=generation.instance_ids[0],
         policy=generation.policies[0],

@@ -35,6 +35,7 @@ def facts(
                 seconds=round(answers[tier].seconds, 6) if tier in answers else None,
                 completion_tokens=answers[tier].usage.completion_tokens if tier in answers else 0,
                 failure=failures.get(tier),
+                given_up=tier in answers and answers[tier].given_up,
             )
             for tier in asked
         ],

@@ -103,6 +103,49 @@ def test_time_that_runs_out_during_a_further_tier_brings_the_best_so_far() -> No
     assert walk.out_of_time() is None
 
 
+def test_an_answer_that_cannot_score_enough_any_more_is_given_up() -> None:
+    walk = CascadeWalk("r", THREE)
+    assert walk.may_give_up
+    assert walk.gave_up(0, 79.0) == Generate(1, Escalation.GIVEN_UP)
+    assert walk.answered(1, 2.0) == Judge(1)
+    assert walk.judged(1, 60.0, 2.0) == Accept(1, Because.SCORE)
+    assert walk.scores == {0: 79.0, 1: 60.0}
+
+
+def test_an_answer_that_may_be_needed_is_not_given_up() -> None:
+    last = CascadeWalk("r", CascadeTerms((80.0,), (0.0, 0.0), max_tier=0))
+    assert not last.may_give_up
+    hurried = CascadeWalk("r", CascadeTerms((80.0,), (1.0, 1.0), deadline_s=9.0))
+    assert not hurried.may_give_up, "the deadline may need it"
+    with pytest.raises(IllegalTransition, match="given up"):
+        hurried.gave_up(0, 10.0)
+    with pytest.raises(IllegalTransition, match="given up"):
+        CascadeWalk("r", THREE).gave_up(0, 80.0)
+
+
+def test_an_answer_that_was_given_up_is_asked_for_again_if_all_further_tiers_fail() -> None:
+    walk = CascadeWalk("r", THREE)
+    walk.gave_up(0, 10.0)
+    walk.gave_up(1, 20.0)
+    assert walk.failed(2, "gone", 1.0) == Generate(1, Escalation.TIER_FAILED)
+    assert not walk.may_give_up
+    assert walk.answered(1, 2.0) == Accept(1, Because.TIER_FAILED)
+    broken = CascadeWalk("r", THREE)
+    broken.gave_up(0, 10.0)
+    broken.failed(1, "gone", 1.0)
+    assert broken.failed(2, "gone", 1.0) == Generate(0, Escalation.TIER_FAILED)
+    assert isinstance(broken.failed(0, "gone too", 1.0), Fail)
+
+
+def test_a_further_tier_that_accepts_nothing_is_not_asked() -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0, 100.1, 60.0), (0.0,) * 4))
+    walk.answered(0, 1.0)
+    assert walk.judged(0, 10.0, 1.0) == Generate(2, Escalation.LOW_SCORE)
+    capped = CascadeWalk("r", CascadeTerms((80.0, 100.1, 60.0), (0.0,) * 4, max_tier=1))
+    assert capped.gave_up(0, 10.0) == Generate(1, Escalation.GIVEN_UP)
+    assert capped.answered(1, 1.0) == Accept(1, Because.LAST_TIER)
+
+
 def test_events_out_of_place_raise_with_the_story() -> None:
     walk = CascadeWalk("request-7", THREE)
     with pytest.raises(IllegalTransition, match="request-7, generating on tier 0"):
@@ -144,8 +187,8 @@ def courses(draw: st.DrawFn) -> tuple[CascadeTerms, list[tuple[str, float, float
         max_tier=draw(st.none() | st.integers(0, tiers - 1)),
         without_judge=draw(st.sampled_from(WithoutJudge)),
     )
-    what = st.sampled_from(["well", "badly", "out of time"])
-    return terms, draw(st.lists(st.tuples(what, st.floats(0, 100), st.floats(0, 5)), min_size=9, max_size=9))
+    what = st.sampled_from(["well", "badly", "hopeless", "out of time"])
+    return terms, draw(st.lists(st.tuples(what, st.floats(0, 100), st.floats(0, 5)), min_size=12, max_size=12))
 
 
 @given(courses())
@@ -157,6 +200,7 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
     action: Action = walk.first
     answered: list[int] = []
     asked: list[int] = []
+    given_up: list[int] = []
     now_s = 0.0
     for what, score, took_s in events:
         before = walk.state
@@ -168,7 +212,10 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
             if asked and terms.deadline_s is not None and answered:
                 assert now_s - took_s + terms.expected_s[action.tier] <= terms.deadline_s
             asked.append(action.tier)
-            if what == "well":
+            if what == "hopeless" and walk.may_give_up and score < terms.thresholds[action.tier]:
+                given_up.append(action.tier)
+                action = walk.gave_up(action.tier, score)
+            elif what in ("well", "hopeless"):
                 answered.append(action.tier)
                 action = walk.answered(action.tier, now_s)
             else:
@@ -180,10 +227,14 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
         if isinstance(action, Accept | Fail):
             break
     assert isinstance(action, Accept | Fail)
-    assert asked == sorted(set(asked))
+    upwards = asked if asked == sorted(set(asked)) else asked[: asked.index(terms.last_tier) + 1]
+    assert upwards == sorted(set(upwards))
+    assert set(asked[len(upwards) :]) <= set(given_up), "only what was given up is asked for twice"
+    assert all(terms.accepts_some(tier) for tier in asked[1:])
     assert max(asked) <= terms.last_tier
     if isinstance(action, Accept):
         assert action.tier in answered
     else:
         assert not answered
-        assert asked[-1] == terms.last_tier
+        assert upwards[-1] == terms.last_tier
+        assert set(given_up) == set(asked[len(upwards) :]), "all that had been given up was tried again"

@@ -54,7 +54,7 @@ async def test_without_a_cascade_nothing_is_judged(cascade: cascade_pb2_grpc.Cas
 async def test_a_cascade_judges_by_the_first_judge_that_can(cascade: cascade_pb2_grpc.CascadeStub) -> None:
     await set_up(cascade, TWO)
     request = cascade_pb2.JudgeRequest(
-        cascade="both", prompt="Count from 7 up to 9.", answer="7 8 9", tier="small", mean_logprob=-1.0
+        cascade="both", prompt="Count from 7 up to 9.", answer="7 8 9", tier="small", token_logprobs=[-1.0, -1.0]
     )
     judged = await cascade.Judge(request)
     assert (judged.score, judged.judge, list(judged.passed_over)) == (100.0, "exact", [])
@@ -63,7 +63,7 @@ async def test_a_cascade_judges_by_the_first_judge_that_can(cascade: cascade_pb2
     assert judged.judge == "confidence"
     assert judged.score == pytest.approx(36.8, abs=0.1)
     assert "exact: not a demo task" in judged.passed_over[0]
-    request.ClearField("mean_logprob")
+    del request.token_logprobs[:]
     with pytest.raises(grpc.aio.AioRpcError, match=r"exact: .*confidence: ") as unjudged:
         await cascade.Judge(request)
     assert unjudged.value.code() is grpc.StatusCode.UNAVAILABLE

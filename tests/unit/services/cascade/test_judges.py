@@ -26,11 +26,14 @@ from services.cascade.judges.grade import score_of
 from services.cascade.judges.interface import JudgedAnswer, Judgement
 from services.cascade.judges.parse import make_judge
 
-ANSWER = JudgedAnswer("What is 2 + 2?", "4", "small", mean_logprob=math.log(0.8))
+ANSWER = JudgedAnswer("What is 2 + 2?", "4", "small", token_logprobs=(math.log(0.8), math.log(0.8)))
 
 
-async def test_confidence_is_the_mean_probability_of_the_tokens() -> None:
+async def test_confidence_is_the_lowest_mean_probability_of_the_tokens_so_far() -> None:
     assert await ConfidenceJudge().score(ANSWER) == pytest.approx(80.0)
+    sure, unsure = math.log(1.0), math.log(0.0001)
+    recovers = JudgedAnswer("?", "4", "small", token_logprobs=(sure, sure, sure, unsure, *[sure] * 100))
+    assert await ConfidenceJudge().score(recovers) == pytest.approx(10.0), "0.0001 ** (1 / 4)"
     with pytest.raises(JudgeUnavailable, match="log-probabilities"):
         await ConfidenceJudge().score(JudgedAnswer("?", "4", "small"))
 

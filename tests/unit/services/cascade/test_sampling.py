@@ -206,7 +206,7 @@ async def test_a_tier_is_asked_behind_every_client_and_without_what_a_sample_nee
     }
     sampled = SampledRequest(request, True, "prompt", 5, 1, 40.0)
     answer = await client.answer(sampled, "large")
-    assert answer == SampledAnswer(JudgedAnswer("prompt", "hi", "large", -2.0), 5, 2)
+    assert answer == SampledAnswer(JudgedAnswer("prompt", "hi", "large", (-1.0, -3.0)), 5, 2)
     assert sent == [
         (
             "http://frontend/v1/chat/completions",

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.protocols.cascade.confidence import FIRST_COUNTED_TOKEN
 from penstock.v1 import cascade_pb2, request_pb2, scheduler_pb2
 from services.frontend.cascade import exchange
 from tests.unit.services.frontend.fakes import Delta, FakeRouter, Script, by_model, failure, tokens
@@ -133,13 +134,55 @@ async def test_confidence_needs_no_question_to_the_client_for_logprobs(model_pat
     async with cascade(model_path, lambda _: 90.0, record) as both:
         answer = (await both.ask()).parse()
         assert answer.choices[0].logprobs is None
-        assert both.router.judged[0].mean_logprob == pytest.approx(math.log(0.5))
+        assert both.router.judged[0].token_logprobs[0] == pytest.approx(math.log(0.5))
         with_logprobs = (await both.ask(logprobs=True)).parse()
         assert with_logprobs.choices[0].logprobs is not None
     async with cascade(model_path, lambda _: 90.0) as both:
         await both.ask()
-        assert not both.router.judged[0].HasField("mean_logprob")
+        assert not both.router.judged[0].token_logprobs
         assert not both.mesh.workers[0].received[0].sampling.HasField("logprobs")
+
+
+SURE = msgspec.structs.replace(RECORD, judges=("confidence",))
+
+
+async def test_an_answer_that_cannot_score_enough_any_more_is_given_up(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 50.0, SURE) as both:
+        mesh, (small, large) = both.mesh, both.mesh.workers
+        small.script = saying(mesh, "Hm. " * 50)
+        small.step_s = 0.005
+        answer = (await both.ask()).parse()
+        assert answer.choices[0].message.content == "Something."
+        first, second = answer.penstock["tiers"]
+        assert (first["given_up"], second["given_up"]) == (True, False)
+        assert first["score"] == pytest.approx(50.0)
+        assert FIRST_COUNTED_TOKEN <= first["completion_tokens"] < 50
+        await small.wait_until(lambda: small.aborted == [answer.id])
+        assert mesh.metric("cascade_escalations_total", cascade="both", tier="large", because="given_up") == 1
+        await mesh.until(lambda: len(both.router.judged) == 1)
+        assert both.router.judged[0].given_up
+        assert len(large.received) == 1
+
+
+async def test_with_another_judge_or_a_deadline_answers_are_written_to_their_end(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 10.0) as both:
+        judged_by_another = (await both.ask(logprobs=True)).parse()
+        assert not judged_by_another.penstock["tiers"][0]["given_up"]
+    async with cascade(model_path, lambda _: 10.0, SURE) as both:
+        hurried = (await both.ask(extra_body={"penstock": {"latency_s": 60}})).parse()
+        assert not hurried.penstock["tiers"][0]["given_up"]
+        assert hurried.penstock["tier"] == "large"
+
+
+async def test_an_answer_that_was_given_up_is_asked_for_again_if_no_other_comes(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 10.0, SURE) as both:
+        both.mesh.workers[0].script = saying(both.mesh, "Hm. " * 20)
+        both.mesh.workers[1].script = lambda _: [failure(request_pb2.ERROR_CODE_REFUSED, "no room")]
+        answer = (await both.ask()).parse()
+        assert answer.choices[0].message.content == "Hm. " * 20
+        assert (answer.penstock["tier"], answer.penstock["because"]) == ("small", "tier_failed")
+        ids = [request.request_id for request in both.mesh.workers[0].received]
+        assert ids == [answer.id, f"{answer.id}-again"]
 
 
 @pytest.mark.parametrize(("without", "tier"), [("escalate", "large"), ("accept", "small")])
