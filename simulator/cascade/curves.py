@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from controlplane.planning.cascade.replica import ReplicaCurve
 from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.planning.cascade.work import TierWork
 from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
 from simulator.cascade.tier import ReplicaModel, Tier
 
@@ -48,7 +49,7 @@ class SimulatedCurves:
         self._seed = seed
         self._curves = {curve.key: curve for curve in known}
         self._heard = heard
-        self._work_s = [self._alone_s(number) for number in range(len(tiers))]
+        self._work = [self._work_alone(number) for number in range(len(tiers))]
         self.simulated = 0
         """Curves that were not known."""
 
@@ -57,14 +58,15 @@ class SimulatedCurves:
         """All curves known by now."""
         return tuple(self._curves.values())
 
-    def work_s(self, tier: int) -> NDArray[np.float64]:
+    def work(self, tier: int) -> TierWork:
         """See `CurveSource`: on the smallest replica that holds the model."""
-        return self._work_s[tier]
+        return self._work[tier]
 
-    def curves(self, tier: int, requests: NDArray[np.intp]) -> tuple[ReplicaCurve, ...]:
+    def curves(
+        self, tier: int, requests: NDArray[np.intp], output_tokens: NDArray[np.int64]
+    ) -> tuple[ReplicaCurve, ...]:
         """See `CurveSource`."""
         input_tokens = self._sample.input_tokens[requests]
-        output_tokens = self._sample.output_tokens[requests, tier]
         lengths = _lengths_key(input_tokens, output_tokens)
         return tuple(
             self._curve(tier, replica, lengths, input_tokens, output_tokens) for replica in self._replicas[tier]
@@ -89,11 +91,16 @@ class SimulatedCurves:
             self.simulated += 1
         return ReplicaCurve(replica.shape, np.array(known.rates_per_s), np.array(known.p95_s), np.array(known.mean_s))
 
-    def _alone_s(self, tier: int) -> NDArray[np.float64]:
+    def _work_alone(self, tier: int) -> TierWork:
         replica = self._replicas[tier][0]
         step_tokens = replica.engine.max_step_tokens
-        lengths = zip(self._sample.input_tokens.tolist(), self._sample.output_tokens[:, tier].tolist(), strict=True)
-        return np.array([alone_s(replica.cost, step_tokens, inputs, outputs) for inputs, outputs in lengths])
+        input_tokens, output_tokens = self._sample.input_tokens.tolist(), self._sample.output_tokens[:, tier]
+        lengths = zip(input_tokens, output_tokens.tolist(), strict=True)
+        return TierWork(
+            prefill_s=np.array([alone_s(replica.cost, step_tokens, inputs, 1) for inputs in input_tokens]),
+            whole_s=np.array([alone_s(replica.cost, step_tokens, inputs, outputs) for inputs, outputs in lengths]),
+            output_tokens=output_tokens,
+        )
 
 
 def _measure(

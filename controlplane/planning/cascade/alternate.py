@@ -144,10 +144,8 @@ def deploy(
     except PlanInfeasible:
         return None
     mixes = tuple(
-        table.capacity.mix(
-            given, table.scaled_rate_per_s(routed.reached[:, tier], sample.rate_per_s * routed.shares[tier])
-        )
-        for tier, (table, given) in enumerate(zip(tables, allocation, strict=True))
+        table.capacity.mix(given, table.scaled_rate_per_s(routed, sample.rate_per_s))
+        for table, given in zip(tables, allocation, strict=True)
     )
     of_tiers = tuple(float(table_s[f]) for table_s, f in zip(latencies, allocation, strict=True))
     return Deployment(allocation, mixes, of_tiers, total_latency_s(of_tiers, routed.shares, minimise))
@@ -175,8 +173,8 @@ def _tier_latencies_s(
     # No GPUs: levels and curves are all that a known mix needs.
     tables = tier_tables(sample, best.routed, source, 0, request.judge_s, statistic)
     return tuple(
-        table.latency_of_s(mix, best.routed.reached[:, tier], sample.rate_per_s * best.routed.shares[tier])
-        for tier, (table, mix) in enumerate(zip(tables, best.deployment.mixes, strict=True))
+        table.latency_of_s(mix, best.routed, sample.rate_per_s)
+        for table, mix in zip(tables, best.deployment.mixes, strict=True)
     )
 
 

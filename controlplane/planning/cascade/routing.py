@@ -19,7 +19,11 @@ class Routed:
     """What thresholds make of a sample."""
 
     reached: NDArray[np.bool_]
-    """Shape (n, C): which requests each tier is given; everything reaches the first."""
+    """Shape (n, C): which requests each tier is given; everything reaches the first. None reaches another that accepts
+    none: they go on to the next."""
+    output_tokens: NDArray[np.int64]
+    """Shape (n, C): what each tier generates for the requests that reach it; less than whole answers where the sample
+    has falls (`CascadeSample.tokens`)."""
     answered_by: NDArray[np.int64]
     """Shape (n,): the tier whose answer is accepted."""
     quality: float
@@ -40,14 +44,30 @@ def check_thresholds(thresholds: Sequence[float], tiers: int) -> None:
 
 
 def route(sample: CascadeSample, thresholds: Sequence[float]) -> Routed:
-    """Send every request up the tiers until its answer scores at least the tier's threshold; the last accepts all."""
+    """Send every request up the tiers until its answer scores at least the tier's threshold; the last accepts all.
+
+    The first tier is always asked; of those between it and the last only such as accept some score, as requests in the
+    live mesh (`controlplane.protocols.cascade.walk`).
+    """
     check_thresholds(thresholds, sample.tiers)
     accepted = np.ones(sample.scores.shape, np.bool_)
     accepted[:, :-1] = sample.scores[:, :-1] >= np.asarray(thresholds, np.float64)
     answered_by: NDArray[np.int64] = accepted.argmax(axis=1)
     reached: NDArray[np.bool_] = np.arange(sample.tiers) <= answered_by[:, None]
+    reached[:, list(skipped_tiers(thresholds))] = False
     quality = float(sample.true_quality[np.arange(sample.requests), answered_by].mean())
-    return Routed(reached, answered_by, quality)
+    return Routed(reached, _generated(sample, thresholds), answered_by, quality)
+
+
+def skipped_tiers(thresholds: Sequence[float]) -> tuple[int, ...]:
+    """Those above the first that no request reaches because they would accept none of its answers."""
+    return tuple(tier for tier, threshold in enumerate(thresholds) if tier and threshold > MAX_SCORE)
+
+
+def _generated(sample: CascadeSample, thresholds: Sequence[float]) -> NDArray[np.int64]:
+    if sample.falls is None:
+        return sample.output_tokens
+    return np.column_stack([sample.tokens(tier, threshold) for tier, threshold in enumerate((*thresholds, 0.0))])
 
 
 def proportional_thresholds(sample: CascadeSample) -> tuple[float, ...]:
@@ -57,8 +77,10 @@ def proportional_thresholds(sample: CascadeSample) -> tuple[float, ...]:
     for tier in range(sample.tiers - 1):
         wanted = round(sample.requests / (tier + 2))
         scores = np.sort(sample.scores[reaching, tier])
-        # Escalated are the scores below the threshold: the `wanted` lowest, or all.
-        threshold = float(scores[wanted]) if wanted < len(scores) else ESCALATE_ALL
+        # Escalated are the scores below the threshold: the `wanted` lowest, or all; above the first tier all but those
+        # of 100, because a tier that accepts none would be skipped.
+        highest = MAX_SCORE if tier else ESCALATE_ALL
+        threshold = float(scores[wanted]) if wanted < len(scores) else highest
         thresholds.append(threshold)
         reaching &= sample.scores[:, tier] < threshold
     return tuple(thresholds)

@@ -1,6 +1,7 @@
 """`penstock plan`: how many GPUs, in which shapes, each tier of a cascade gets, and which answers are accepted."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def _workload(path: Path, rate_per_s: float | None) -> tuple[tuple[str, ...], Ca
     except (TraceError, ConfigurationError) as error:
         raise click.BadParameter(str(error), param_hint="--workload") from error
     if rate_per_s is not None:
-        sample = CascadeSample(sample.scores, sample.input_tokens, sample.output_tokens, rate_per_s, sample.quality)
+        sample = replace(sample, rate_per_s=rate_per_s)
     return names, sample
 
 

@@ -172,5 +172,6 @@ def _sustained_per_s(system: System, bench: Bench, quality: float, workload: Wor
 
 def _largest_holds_per_s(bench: Bench) -> float:
     """By the tables."""
-    curves = bench.source.curves(bench.sample.tiers - 1, np.arange(bench.sample.requests))
+    largest = bench.sample.tiers - 1
+    curves = bench.source.curves(largest, np.arange(bench.sample.requests), bench.sample.output_tokens[:, largest])
     return float(capacity(curves, bench.gpus).rates_per_s[bench.gpus, -1])

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.planning.cascade.parallelism import Mix
+from controlplane.planning.cascade.routing import skipped_tiers
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.policies.registry import create_policy
 from mesh.errors import PlanInfeasible
@@ -77,8 +78,9 @@ def serve(
     scores = np.zeros(len(ready_s))
     here = np.arange(len(ready_s))
     tails: list[float] = []
+    skipped = skipped_tiers(deployed.thresholds)
     for stage, tier in enumerate(deployed.path):
-        if not len(here):
+        if not len(here) or stage in skipped:
             tails.append(0.0)
             continue
         here = here[np.argsort(ready_s[here], kind="stable")]

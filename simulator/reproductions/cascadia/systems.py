@@ -73,7 +73,7 @@ def stand_alone(bench: Bench, quality: float) -> Deployed:
     reached = np.zeros(bench.sample.scores.shape, np.bool_)
     reached[:, tier] = True
     mean = float(bench.sample.scores[:, tier].mean())
-    routed = Routed(reached, np.full(bench.sample.requests, tier, np.int64), mean)
+    routed = Routed(reached, bench.sample.output_tokens, np.full(bench.sample.requests, tier, np.int64), mean)
     tables = tier_tables(bench.sample, routed, bench.source, bench.gpus, 0.0)
     deployment = deploy(bench.sample, routed, tables, bench.gpus)
     mix = deployment.mixes[tier] if deployment is not None else _most(tables[tier].capacity, bench.gpus)
@@ -114,8 +114,8 @@ def uniform_allocation(bench: Bench, quality: float) -> Deployed:
     planned, routed, tables = _planned(bench, quality)
     mixes: list[Mix] = []
     holds = True
-    for tier, (table, gpus) in enumerate(zip(tables, bench.uniform_gpus, strict=True)):
-        rate = table.scaled_rate_per_s(routed.reached[:, tier], bench.sample.rate_per_s * routed.shares[tier])
+    for table, gpus in zip(tables, bench.uniform_gpus, strict=True):
+        rate = table.scaled_rate_per_s(routed, bench.sample.rate_per_s)
         mix = table.capacity.mix(gpus, rate)
         if rate > 0 and not mix:
             holds = False

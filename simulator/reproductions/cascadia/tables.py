@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from controlplane.planning.cascade.replica import ReplicaCurve
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.tables import TAIL
+from controlplane.planning.cascade.work import TierWork
 from simulator.cascade.curves import SimulatedCurves, StoredCurve
 from simulator.cascade.tier import Tier
 
@@ -29,25 +30,29 @@ class ScaledCurves:
     ) -> None:
         self._everything = SimulatedCurves(everything, tiers, known=known, seed=seed)
         self._all = np.arange(everything.requests)
+        self._all_tokens = everything.output_tokens
         self._sample = SimulatedCurves(sample, tiers, seed=seed)
 
-    def work_s(self, tier: int) -> NDArray[np.float64]:
+    def work(self, tier: int) -> TierWork:
         """See `CurveSource`."""
-        return self._sample.work_s(tier)
+        return self._sample.work(tier)
 
-    def curves(self, tier: int, requests: NDArray[np.intp]) -> tuple[ReplicaCurve, ...]:
+    def curves(
+        self, tier: int, requests: NDArray[np.intp], output_tokens: NDArray[np.int64]
+    ) -> tuple[ReplicaCurve, ...]:
         """See `CurveSource`."""
-        of_all, of_these = self._everything.work_s(tier), self._sample.work_s(tier)[requests]
+        of_all = self._everything.work(tier).whole_s
+        of_these = self._sample.work(tier).only(requests).seconds(output_tokens)
         work = float(of_these.mean() / of_all.mean())
         tail = float(np.quantile(of_these, TAIL) / np.quantile(of_all, TAIL))
         return tuple(
             ReplicaCurve(curve.shape, curve.rates_per_s / work, curve.p95_s * tail, curve.mean_s * work)
-            for curve in self._everything.curves(tier, self._all)
+            for curve in self._everything.curves(tier, self._all, self._all_tokens[:, tier])
         )
 
 
 def measured_curves(everything: CascadeSample, tiers: Sequence[Tier], tier: int, seed: int) -> tuple[StoredCurve, ...]:
     """The curves of one tier for all requests."""
     source = SimulatedCurves(everything, tiers, seed=seed)
-    source.curves(tier, np.arange(everything.requests))
+    source.curves(tier, np.arange(everything.requests), everything.output_tokens[:, tier])
     return source.measured

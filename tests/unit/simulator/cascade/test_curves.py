@@ -84,26 +84,46 @@ def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
     )
     curves = SimulatedCurves(sample, [TIER])
     everything = np.arange(80)
-    first = curves.curves(0, everything)
+    first = curves.curves(0, everything, OUTPUT_TOKENS)
     assert [curve.shape for curve in first] == [replica.shape for replica in TIER.replicas()]
     measured = curves.simulated
     assert measured == len(first)
-    curves.curves(0, everything[1:])
+    curves.curves(0, everything[1:], OUTPUT_TOKENS[1:])
     assert curves.simulated == measured
     again = SimulatedCurves(sample, [TIER], known=curves.measured)
     assert all(
         np.array_equal(one.p95_s, other.p95_s) and np.array_equal(one.mean_s, other.mean_s)
-        for one, other in zip(again.curves(0, everything), first, strict=True)
+        for one, other in zip(again.curves(0, everything, OUTPUT_TOKENS), first, strict=True)
     )
     assert again.simulated == 0
     short = np.flatnonzero(OUTPUT_TOKENS < 20)
-    assert np.mean([c.p95_s[0] for c in again.curves(0, short)]) < np.mean([c.p95_s[0] for c in first])
+    of_short = again.curves(0, short, OUTPUT_TOKENS[short])
+    assert np.mean([c.p95_s[0] for c in of_short]) < np.mean([c.p95_s[0] for c in first])
 
 
 def test_work_follows_the_lengths_of_each_request() -> None:
     sample = CascadeSample(np.full((3, 1), 50.0), np.array([10, 10, 900]), np.array([[5], [50], [50]]), 1.0)
-    work_s = SimulatedCurves(sample, [TIER]).work_s(0)
+    work_s = SimulatedCurves(sample, [TIER]).work(0).whole_s
     assert work_s[0] < work_s[1] < work_s[2]
+
+
+def test_answers_that_are_given_up_are_simulated_as_short_as_they_are() -> None:
+    sample = CascadeSample(
+        scores=np.full((80, 1), 50.0), input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS[:, None], rate_per_s=1.0
+    )
+    curves = SimulatedCurves(sample, [TIER])
+    everything, part = np.arange(80), 1 + OUTPUT_TOKENS // 3
+    whole, given_up = curves.curves(0, everything, OUTPUT_TOKENS), curves.curves(0, everything, part)
+    assert curves.simulated == 2 * len(whole)
+    for one, other in zip(given_up, whole, strict=True):
+        assert one.mean_s[0] < 0.6 * other.mean_s[0]
+        assert one.rates_per_s[-1] > other.rates_per_s[-1]
+    replica = TIER.replicas()[0]
+    alone = [
+        alone_s(replica.cost, replica.engine.max_step_tokens, inputs, outputs)
+        for inputs, outputs in zip(INPUT_TOKENS.tolist(), part.tolist(), strict=True)
+    ]
+    assert curves.work(0).seconds(part) == pytest.approx(alone, rel=0.02)
 
 
 def test_a_measured_tier_has_the_instances_that_were_measured() -> None:

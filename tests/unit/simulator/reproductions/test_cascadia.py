@@ -10,6 +10,7 @@ import pytest
 
 from controlplane.planning.cascade.parallelism import capacity
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
+from controlplane.planning.cascade.routing import ESCALATE_ALL
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible, TraceError
 from simulator.cascade import curves, replica
@@ -153,6 +154,21 @@ def test_requests_that_reach_a_tier_without_replicas_are_refused() -> None:
         serve(BENCH.sample, TIERS, deployed, poisson_arrivals(BENCH.sample, 5.0, 2.0, 0), 0.0)
 
 
+def test_a_tier_between_that_accepts_nothing_is_skipped() -> None:
+    sample = CascadeSample(
+        scores=np.array([[20.0, 30.0, 95.0]]),
+        input_tokens=np.array([50]),
+        output_tokens=np.array([[10, 10, 10]]),
+        rate_per_s=1.0,
+    )
+    mixes = (((ReplicaShape(1), 1),), (), ((ReplicaShape(4), 1),))
+    deployed = Deployed((0, 1, 2), (50.0, ESCALATE_ALL), mixes, 95.0, (1.0, 0.0, 1.0))
+    tiers = (TIERS[0], TIERS[0], TIERS[1])
+    served = serve(sample, tiers, deployed, Arrivals(np.array([0.0]), np.array([0])), 0.0)
+    assert served.scores == pytest.approx([95.0])
+    assert served.tier_p95_s[1] == 0.0
+
+
 def test_a_seed_draws_the_same_requests_at_any_rate() -> None:
     slow, fast = (poisson_arrivals(BENCH.sample, rate, 20.0 / rate, 7) for rate in (1.0, 4.0))
     assert (slow.rows == fast.rows).all()
@@ -202,12 +218,13 @@ def test_scaled_curves_are_those_of_all_requests_by_the_work_of_these() -> None:
     answers = _answers()
     everything = answers.sample(1.0)
     known = SimulatedCurves(everything, TIERS)
-    original = known.curves(0, np.arange(QUESTIONS))
-    same = ScaledCurves(everything, everything, TIERS, known.measured, 0).curves(0, np.arange(QUESTIONS))
+    tokens = everything.output_tokens[:, 0]
+    original = known.curves(0, np.arange(QUESTIONS), tokens)
+    same = ScaledCurves(everything, everything, TIERS, known.measured, 0).curves(0, np.arange(QUESTIONS), tokens)
     assert [curve.rates_per_s.tolist() for curve in same] == [curve.rates_per_s.tolist() for curve in original]
-    longest = np.argsort(known.work_s(0))[-5:]
+    longest = np.argsort(known.work(0).whole_s)[-5:]
     slower = ScaledCurves(everything, answers.only(longest).sample(1.0), TIERS, known.measured, 0)
-    scaled = slower.curves(0, np.arange(5))
+    scaled = slower.curves(0, np.arange(5), tokens[longest])
     assert scaled[0].rates_per_s[0] < original[0].rates_per_s[0]
     assert scaled[0].p95_s[0] >= original[0].p95_s[0]
     assert scaled[0].mean_s[0] > original[0].mean_s[0]

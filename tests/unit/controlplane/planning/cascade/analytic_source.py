@@ -1,12 +1,15 @@
 """Replicas with a latency in closed form, in place of simulations: tail or mean of work / (1 - utilisation)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.planning.cascade.falls import AnswerFalls
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
 from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.planning.cascade.work import TierWork
 
 UTILISATIONS = np.array([0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95])
 
@@ -22,12 +25,17 @@ class AnalyticSource:
         self.shapes = shapes
         self.asked = 0
 
-    def work_s(self, tier: int) -> NDArray[np.float64]:
-        return self.sample.output_tokens[:, tier] * self.token_s[tier]
+    def work(self, tier: int) -> TierWork:
+        output_tokens = self.sample.output_tokens[:, tier]
+        first_s = np.full(len(output_tokens), self.token_s[tier])
+        return TierWork(first_s, output_tokens * self.token_s[tier], output_tokens)
 
-    def curves(self, tier: int, requests: NDArray[np.intp]) -> tuple[ReplicaCurve, ...]:
+    def curves(
+        self, tier: int, requests: NDArray[np.intp], output_tokens: NDArray[np.int64]
+    ) -> tuple[ReplicaCurve, ...]:
         self.asked += 1
-        work_s = self.work_s(tier)[requests]
+        assert output_tokens.shape == requests.shape
+        work_s = output_tokens * self.token_s[tier]
         tail_s = float(np.sort(work_s)[int(0.95 * (len(work_s) - 1))])
         curves = []
         for shape in self.shapes[tier]:
@@ -49,3 +57,20 @@ def random_sample(seed: int, requests: int, tiers: int, rate_per_s: float = 2.0,
         output_tokens=rng.integers(10, 500, (requests, tiers)),
         rate_per_s=rate_per_s,
     )
+
+
+def with_falls(sample: CascadeSample, seed: int) -> CascadeSample:
+    """The same answers; their scores fell from 100 to what they are in a few steps, mostly early ones."""
+    rng = np.random.default_rng((seed, 1))
+
+    def falls(tokens: int, score: float) -> AnswerFalls:
+        if score == 100:
+            return ()
+        steps = int(rng.integers(1, min(6, tokens) + 1))
+        at = np.sort(rng.permutation(tokens // 2 + 1)[:steps] + 1)
+        scores = np.sort(rng.uniform(score, 100, len(at)))[::-1]
+        scores[-1] = score
+        return tuple(zip(at.tolist(), scores.tolist(), strict=True))
+
+    answers = zip(sample.output_tokens.tolist(), sample.scores.tolist(), strict=True)
+    return replace(sample, falls=tuple(tuple(map(falls, tokens, scores)) for tokens, scores in answers))

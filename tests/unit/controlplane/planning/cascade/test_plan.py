@@ -10,6 +10,7 @@ from controlplane.planning.cascade.alternate import PlanRequest, plan
 from controlplane.planning.cascade.objective import BestWithin, FastestWithin
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
+from controlplane.planning.cascade.routing import route
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import Point, front
 from mesh.errors import ConfigurationError, PlanInfeasible
@@ -93,7 +94,10 @@ def test_at_light_load_a_plan_from_end_to_end_wastes_no_time_on_quality_that_nob
     )
     assert end_to_end.latency_mean_s is not None
     assert slowest.latency_mean_s is not None
-    assert target <= end_to_end.quality < target + 2.0 < slowest.quality
+    assert target <= end_to_end.quality < slowest.quality
+    first, *rest = end_to_end.thresholds
+    escalating_less = max(score for score in np.unique(LIGHT.scores[:, 0]) if score < first)
+    assert route(LIGHT, (escalating_less, *rest)).quality < target
     assert end_to_end.latency_mean_s < 0.9 * slowest.latency_mean_s
     assert slowest.latency_p95_s <= end_to_end.latency_p95_s * 1.001
 

@@ -20,7 +20,7 @@ from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import RoutingSearch
 from controlplane.planning.cascade.tables import latencies_of, tier_tables
 from mesh.errors import PlanInfeasible
-from tests.unit.controlplane.planning.cascade.analytic_source import AnalyticSource, random_sample
+from tests.unit.controlplane.planning.cascade.analytic_source import AnalyticSource, random_sample, with_falls
 
 ONE, TWO, FOUR = ReplicaShape(1), ReplicaShape(2), ReplicaShape(2, 2)
 
@@ -53,8 +53,9 @@ def enumerated_latency_s(
 )
 @settings(max_examples=90, deadline=None)
 def test_the_tables_hold_the_best_of_all_mixes(seed: int, rate: float, gpus: int, statistic: Statistic) -> None:
-    source = AnalyticSource(random_sample(seed, 20, 1), [0.01], [(ONE, TWO, FOUR)])
-    curves = source.curves(0, np.arange(20))
+    sample = random_sample(seed, 20, 1)
+    source = AnalyticSource(sample, [0.01], [(ONE, TWO, FOUR)])
+    curves = source.curves(0, np.arange(20), sample.output_tokens[:, 0])
     table = capacity(curves, 9, statistic)
     latency_s = float(table.latencies_s(rate)[gpus])
     expected_s = enumerated_latency_s(curves, gpus, rate, statistic)
@@ -157,7 +158,7 @@ def enumerated_score(sample: CascadeSample, source: AnalyticSource, request: Pla
                 per_tier.append([0.0] * (gpus + 1))
                 continue
             rate = sample.rate_per_s * len(reached) / sample.requests
-            curves = source.curves(tier, reached)
+            curves = source.curves(tier, reached, routed.output_tokens[reached, tier])
             judge_s = request.judge_s if tier < sample.tiers - 1 else 0.0
             per_tier.append([enumerated_latency_s(curves, f, rate, statistic) + judge_s for f in range(gpus + 1)])
         latency_s = min(
@@ -177,8 +178,11 @@ def fastest_within(sample: CascadeSample, quality: float) -> FastestWithin:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("tiers", [2, 3])
 @pytest.mark.parametrize("minimise", ["slowest_tier", "end_to_end"])
-def test_the_plan_is_the_enumerated_optimum(seed: int, tiers: int, minimise: Minimise) -> None:
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_the_plan_is_the_enumerated_optimum(seed: int, tiers: int, minimise: Minimise, gives_up: bool) -> None:
     sample = random_sample(seed, 24, tiers, rate_per_s=1.5, levels=3)
+    if gives_up:
+        sample = with_falls(sample, seed)
     source = AnalyticSource(sample, [0.001, 0.004, 0.01][:tiers], [(ONE, TWO), (ONE, TWO), (TWO,)][:tiers])
     request = PlanRequest(gpus=5, quality=65.0, judge_s=0.05 * (seed % 3), minimise=minimise)
     expected = enumerated_score(sample, source, request)
@@ -188,7 +192,8 @@ def test_the_plan_is_the_enumerated_optimum(seed: int, tiers: int, minimise: Min
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_thresholds_that_must_move_together_are_found_among_scores_that_all_differ(seed: int) -> None:
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_thresholds_that_must_move_together_are_found_among_scores_that_all_differ(seed: int, gives_up: bool) -> None:
     """Of a latency from end to end: one threshold at a time ends some percent above the best."""
     rng = np.random.default_rng(seed)
     hard = 0.8 * rng.normal(0, 1, (60, 1))
@@ -196,6 +201,8 @@ def test_thresholds_that_must_move_together_are_found_among_scores_that_all_diff
     scores = np.clip(60 + 25 * right + rng.normal(0, 12, (60, 3)), 0, 100)
     inputs, outputs = rng.integers(10, 2000, 60), rng.integers(10, 500, (60, 3))
     sample = CascadeSample(scores, inputs, outputs, 4.0, 100.0 * right)
+    if gives_up:
+        sample = with_falls(sample, seed)
     source = AnalyticSource(sample, [0.001, 0.006, 0.03], [(ONE, TWO), (ONE, TWO), (FOUR,)])
     smallest, _, largest = sample.true_quality.mean(axis=0)
     quality = smallest + 0.7 * (largest - smallest)

@@ -37,6 +37,15 @@ def test_a_score_equal_to_the_threshold_is_accepted() -> None:
     assert (route(sample, (100.0,)).answered_by == (sample.scores[:, 0] < 100)).all()
 
 
+def test_a_tier_between_the_first_and_the_last_that_accepts_none_is_skipped_and_the_first_is_not() -> None:
+    sample = random_sample(1, 50, 4)
+    routed = route(sample, (ESCALATE_ALL, ESCALATE_ALL, 60.0))
+    assert routed.shares == pytest.approx((1.0, 0.0, 1.0, (sample.scores[:, 2] < 60).mean()))
+    assert set(routed.answered_by.tolist()) == {2, 3}
+    assert route(sample, (ESCALATE_ALL, 100.0, 60.0)).shares[1] == 1.0
+    assert (routed.output_tokens == sample.output_tokens).all()
+
+
 def test_quality_counts_what_answers_are_worth_not_what_the_judge_saw() -> None:
     sample = CascadeSample(
         scores=np.array([[90.0, 10.0]]),
