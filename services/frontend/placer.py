@@ -8,7 +8,7 @@ from typing import Final
 from controlplane.model.prefix_hash import block_hashes
 from mesh.errors import NoInstance, PeerUnavailable, UnknownModel
 from penstock.v1 import scheduler_pb2
-from services.frontend.api.errors import model_not_found, unavailable
+from services.frontend.api.errors import unavailable
 from services.frontend.placement import Placement, PlacementClient
 from services.frontend.relay import Relay
 from services.frontend.worker_link import WorkerLink
@@ -72,9 +72,8 @@ class Placer:
         self._placed_ids.add(request.request_id)  # before the answer, which a client may not wait for
         try:
             return await self.placement.place(request)
-        except UnknownModel as error:
-            raise model_not_found(request.model) from error
-        except NoInstance as error:
+        except (NoInstance, UnknownModel) as error:
+            # This frontend knows the model: that no instance announces it now may be over in a second.
             raise unavailable(f"No instance can take this request now: {error}.", "no_instance") from error
 
     def _submit(self, relays: Sequence[Relay], link: WorkerLink, placement: Placement) -> bool:
