@@ -187,7 +187,7 @@ class CascadeDesk:
             except PenstockError as error:
                 self._refuse(cascade, history, why, error)
                 return
-            history.planned()
+            history.planned(plan.thresholds)
             history.verdict = f"{why}: planned anew, revision {revision}"
             log.warning("planned", extra={"cascade": cascade, "why": why, "revision": revision})
 

@@ -13,10 +13,13 @@ class WorkloadSummary:
     input_tokens: float
     """Mean."""
     output_tokens: float
-    """Mean, of the smallest tier's answers."""
+    """Mean, of the smallest tier's whole answers."""
     score: float
     """Mean score of the smallest tier's answers, 0 to 100: the lower, the more complex the requests."""
     requests: int
+    written_tokens: float | None = None
+    """Mean, of what the smallest tier writes of an answer until it gives it up, by the threshold in force; None: it
+    gives none up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,15 @@ class DriftSettings:
 
 def moved(planned_for: WorkloadSummary, now: WorkloadSummary, settings: DriftSettings) -> str:
     """What has moved, in words; empty if nothing has."""
-    for name, before, after in (
+    compared = [
         ("the request rate", planned_for.rate_per_s, now.rate_per_s),
         ("the mean prompt", planned_for.input_tokens, now.input_tokens),
         ("the mean answer", planned_for.output_tokens, now.output_tokens),
-    ):
+    ]
+    if planned_for.written_tokens is not None and now.written_tokens is not None:
+        # The smallest tier's load is what it writes; whole answers tell how long those of the tiers above are.
+        compared.append(("what is written of an answer", planned_for.written_tokens, now.written_tokens))
+    for name, before, after in compared:
         low, high = sorted((before, after))
         if high > low * settings.ratio:
             return f"{name} went from {before:.4g} to {after:.4g}"

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -210,12 +211,53 @@ def test_a_plan_is_made_for_the_windows_that_have_moved() -> None:
     history = WorkloadHistory(MODELS, DriftSettings(windows=2, pause_windows=0, min_requests=10))
     assert history.seen(window(requests=5)) == ""
     assert history.seen(window()) == "it is the first workload"
-    history.planned()
+    history.planned((50.0,))
     for rate in (9.0, 10.0):
         why = history.seen(window(rate_per_s=rate, requests=20))
     assert "rate" in why
     _, merged = read_workload(history.workload())
     assert (merged.requests, merged.rate_per_s) == (40, 10.0)
+
+
+def falling(early: float, requests: int = 40) -> CascadeSample:
+    """Half of the answers fall to 20 at this part of their length; the mean answer and the mean score are the same."""
+    usual = window(requests=requests)
+    usual.scores[::2, 0] = 20.0
+    tokens = usual.output_tokens.tolist()
+    return replace(
+        usual,
+        falls=tuple(
+            (
+                ((max(1, round(early * of_small)), 20.0) if row % 2 == 0 else (of_small, float(usual.scores[row, 0])),),
+                (),
+            )
+            for row, (of_small, _) in enumerate(tokens)
+        ),
+    )
+
+
+def test_a_tier_that_writes_more_of_its_answers_than_planned_for_has_another_load() -> None:
+    for threshold, moved in ((40.0, "what is written of an answer went from"), (10.0, "")):
+        history = WorkloadHistory(MODELS, DRIFT)
+        assert history.seen(falling(0.1)) == "it is the first workload"
+        history.planned((threshold,))
+        assert history.seen(falling(0.1)) == ""
+        why = history.seen(falling(0.9))
+        assert why.startswith(moved), "at a threshold that none is given up for nothing has moved"
+        assert bool(why) == bool(moved)
+
+
+def test_windows_keep_their_falls_if_all_have_them() -> None:
+    settings = DriftSettings(windows=2, pause_windows=0, min_requests=10)
+    for second, kept in ((falling(0.5, 10), True), (window(requests=10), False)):
+        history = WorkloadHistory(MODELS, settings)
+        for each in (falling(0.1), second):
+            history.seen(each)
+        _, merged = read_workload(history.workload())
+        assert merged.requests == 50
+        assert (merged.falls is not None) == kept
+        if merged.falls is not None:
+            assert merged.falls[40:] == second.falls
 
 
 def test_goals_keep_what_they_minimise_and_those_of_older_clients_the_slowest_tier() -> None:

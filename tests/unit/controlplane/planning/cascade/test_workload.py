@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.planning.cascade import workload
 from controlplane.planning.cascade.workload import read_workload, write_workload
 from mesh.errors import ConfigurationError, TraceError
-from tests.unit.controlplane.planning.cascade.analytic_source import random_sample
+from tests.unit.controlplane.planning.cascade.analytic_source import random_sample, with_falls
 
 HEADER = b'{"rate_per_s": 2.0, "models": ["small", "large"]}'
 REQUEST = b'{"input_tokens": 10, "output_tokens": [3, 4], "scores": [50, 90]}'
@@ -28,6 +29,29 @@ def test_what_is_written_is_read_back(seed: int, tiers: int) -> None:
         assert np.array_equal(one, other)
 
 
+@given(seed=st.integers(0, 1000), tiers=st.integers(1, 4))
+def test_falls_are_read_back(seed: int, tiers: int) -> None:
+    sample = with_falls(random_sample(seed, 7, tiers), seed)
+    _, read = read_workload(write_workload(tuple(f"model-{tier}" for tier in range(tiers)), sample))
+    assert read.falls == sample.falls
+    for tier in range(tiers):
+        assert (read.tokens(tier, 50.0) == sample.tokens(tier, 50.0)).all()
+
+
+def test_falls_of_the_last_model_may_be_left_out() -> None:
+    _, sample = read_workload([HEADER, REQUEST[:-1] + b', "falls": [[[1, 70.5], [3, 50]], []]}'])
+    assert sample.falls == ((((1, 70.5), (3, 50.0)), ()),)
+    assert [sample.tokens(0, threshold).tolist() for threshold in (50.0, 60.0, 80.0)] == [[3], [3], [1]]
+
+
+def test_falls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "MAX_FALLS", 3)
+    falling = REQUEST[:-1] + b', "falls": [[[1, 70.5], [3, 50]], []]}'
+    assert read_workload([HEADER, falling])[1].requests == 1
+    with pytest.raises(TraceError, match=r"line 3: .* at most 3 falls"):
+        read_workload([HEADER, falling, falling])
+
+
 def test_the_true_quality_is_kept_where_it_is_known() -> None:
     _, sample = read_workload([HEADER, REQUEST[:-1] + b', "quality": [0, 100]}'])
     assert sample.true_quality.tolist() == [[0, 100]]
@@ -41,7 +65,14 @@ def test_the_true_quality_is_kept_where_it_is_known() -> None:
         ([REQUEST], "line 1"),
         ([HEADER, b"{"], "line 2"),
         ([HEADER, REQUEST, b'{"input_tokens": 10, "output_tokens": [3], "scores": [50, 90]}'], "line 3"),
-        ([HEADER, REQUEST, REQUEST[:-1] + b', "quality": [0, 100]}'], "some requests only"),
+        ([HEADER, REQUEST, REQUEST[:-1] + b', "quality": [0, 100]}'], "true quality of some requests only"),
+        ([HEADER, REQUEST, REQUEST[:-1] + b', "falls": [[[3, 50]], []]}'], "falls of some requests only"),
+        ([HEADER, REQUEST[:-1] + b', "falls": [[[3, 50]]]}'], "line 2 .* each of the 2 models"),
+        ([HEADER, REQUEST[:-1] + b', "falls": [[], []]}'], "line 2 of the workload, model 1: .* 100, not 50"),
+        ([HEADER, REQUEST[:-1] + b', "falls": [[[3, 50]], [[4, 91]]]}'], "model 2: .* 91, not 90"),
+        ([HEADER, REQUEST[:-1] + b', "falls": [[[4, 50]], []]}'], "model 1: .* answer of 3 tokens"),
+        ([HEADER, REQUEST[:-1] + b', "falls": [[[2, 50], [1, 50]], []]}'], "model 1: .*ascending tokens"),
+        ([HEADER, REQUEST[:-1] + b', "falls": [[[2, 50, 1]], []]}'], "line 2 of the workload"),
     ],
 )
 def test_other_lines_are_refused_by_number(lines: list[bytes], words: str) -> None:

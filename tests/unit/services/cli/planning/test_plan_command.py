@@ -1,5 +1,6 @@
 """`penstock plan cascade`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from controlplane.planning.cascade.plan import decode_plan
 from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.planning.cascade.workload import write_workload
+from controlplane.planning.cascade.workload import read_workload, write_workload
 from mesh.errors import ConfigurationError, PlanInfeasible
 from penstock.v1 import planner_pb2
 from services.cli.planning import live
@@ -79,6 +80,25 @@ def test_a_budget_of_latency_may_be_asked_for_instead(workload: Path) -> None:
     result = run("--workload", workload, "--gpus", "2", *TIERS, "--latency-s", "9", "--judge-s", "0.1", "--json", "-")
     assert result.exit_code == 0, result.output
     assert msgspec.json.decode(result.stdout)["latency_p95_s"] <= 9
+
+
+def test_answers_that_are_given_up_at_another_rate_make_a_faster_plan(workload: Path, tmp_path: Path) -> None:
+    models, sample = read_workload(workload.read_bytes().splitlines())
+    fallen = tuple(
+        tuple(((1, score),) if score < 100 else () for score in answers) for answers in sample.scores.tolist()
+    )
+    falling = tmp_path / "falling.jsonl"
+    falling.write_bytes(b"\n".join(write_workload(models, replace(sample, falls=fallen))))
+    options = ("--gpus", "2", *TIERS, "--tables", tmp_path / "tables.json", "--rate", "0.5", "--quality", "80")
+    made = [
+        decode_plan(
+            run("--workload", path, *options, "--minimise", "end-to-end", "--json", "-").stdout.strip().encode()
+        )
+        for path in (workload, falling)
+    ]
+    assert [plan.rate_per_s for plan in made] == [0.5, 0.5]
+    assert all(plan.quality >= 80 for plan in made)
+    assert made[1].latency_s < made[0].latency_s
 
 
 def test_the_mean_from_end_to_end_may_be_minimised_instead(workload: Path, tmp_path: Path) -> None:
