@@ -59,5 +59,6 @@ def _lines(workload: SampledWorkload) -> list[bytes]:
         input_tokens=np.array([request.input_tokens for request in requests], np.int64),
         output_tokens=np.array([request.output_tokens for request in requests], np.int64),
         rate_per_s=workload.rate_per_s,
+        falls=tuple(request.falls or () for request in requests) if requests[0].falls is not None else None,
     )
     return write_workload(workload.record.tiers, sample)

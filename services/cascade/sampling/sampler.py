@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planning.cascade.workload import WorkloadRequest
+from controlplane.protocols.cascade.confidence import confidence_of
 from mesh.errors import JudgeUnavailable, RpcError
 from services.cascade.judges.chain import JudgeChain
+from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.tiers import SampledRequest, TierClient
 from services.cascade.sampling.window import SampleWindow, Window
@@ -86,15 +88,14 @@ class WorkloadSampler:
         self, sampled: SampledRequest, turns: asyncio.Semaphore
     ) -> tuple[WorkloadRequest, str] | None:
         """And the judge of all its scores, "" if they are not of one; None if an answer or a score is missing."""
-        output_tokens, scores, judges = [], [], set()
-        logprobs: list[tuple[float, ...]] = []
-        known = 0 if sampled.given_up else 1
-        if known:
-            output_tokens.append(sampled.output_tokens)
-            scores.append(sampled.score)
-            logprobs.append(sampled.token_logprobs)
+        # The first tier's answer is there already, unless it was given up.
+        known = [] if sampled.given_up else [sampled]
+        output_tokens = [each.output_tokens for each in known]
+        scores = [each.score for each in known]
+        logprobs = [each.token_logprobs for each in known]
+        judges = set()
         async with turns:
-            for model in self._record.tiers[known:]:
+            for model in self._record.tiers[len(known) :]:
                 try:
                     answer = await self._tiers.answer(sampled, model)
                     judgement = await self._chain.judge(answer.judged)
@@ -105,7 +106,13 @@ class WorkloadSampler:
                 scores.append(judgement.score)
                 logprobs.append(answer.judged.token_logprobs)
                 judges.add(judgement.judge)
-        request = WorkloadRequest(sampled.input_tokens, tuple(output_tokens), tuple(scores))
+        by_confidence = self._record.judges[0] == ConfidenceJudge.name
+        request = WorkloadRequest(
+            sampled.input_tokens,
+            tuple(output_tokens),
+            tuple(scores),
+            falls=tuple(tuple(confidence_of(each).falls) for each in logprobs) if by_confidence else None,
+        )
         return request, judges.pop() if len(judges) == 1 else ""
 
 

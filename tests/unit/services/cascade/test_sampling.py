@@ -1,22 +1,27 @@
 """Which requests are sampled, and what comes of them."""
 
+import math
 import random
 from collections import Counter
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.planning.cascade.workload import read_workload
+from controlplane.protocols.cascade.confidence import confidence_of
 from mesh.errors import JudgeUnavailable, PeerUnavailable
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
+from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.judges.interface import JudgedAnswer, Judgement
 from services.cascade.metrics import CascadeMetrics
-from services.cascade.sampling.planner_link import PlannerLink
+from services.cascade.sampling.planner_link import PlannerLink, _lines
 from services.cascade.sampling.sampler import SampledWorkload
 from services.cascade.sampling.samplers import Samplers, SamplingSettings
 from services.cascade.sampling.tiers import LOWEST_PRIORITY, SampledAnswer, SampledRequest, TierClient
@@ -54,12 +59,14 @@ class FakeTiers:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
+        self.logprobs: tuple[float, ...] = ()
 
     async def answer(self, sampled: SampledRequest, model: str) -> SampledAnswer:
         self.asked.append((model, sampled.prompt))
         if model == "large" and sampled.prompt == "broken":
             raise PeerUnavailable("gone")
-        return SampledAnswer(JudgedAnswer(sampled.prompt, "answer", model), sampled.input_tokens, len(model))
+        answer = JudgedAnswer(sampled.prompt, "answer", model, self.logprobs)
+        return SampledAnswer(answer, sampled.input_tokens, len(model))
 
 
 class FakeDirectory:
@@ -133,6 +140,30 @@ async def test_a_sample_is_answered_and_scored_on_every_tier() -> None:
     assert request.output_tokens == (3, len("medium"), len("large"))
     assert request.scores == (40.0, 90.0, 90.0)
     assert (workload.rate_per_s, workload.judge, workload.left_out) == (pytest.approx(0.1), "first", 0)
+
+
+async def test_an_answer_that_was_given_up_is_asked_for_again_and_falls_are_reported() -> None:
+    sampling = Sampling()
+    record = msgspec.structs.replace(RECORD, name="sure", tiers=("small", "large"), judges=("confidence",))
+    sampling.samplers.begin(record, JudgeChain([ConfidenceJudge()], 5.0, lambda: 0.0))
+    sampling.tiers.logprobs = (0.0, -4.0, 0.0, 0.0, 0.0)
+    whole, given_up = judged("whole"), judged("given up")
+    whole.token_logprobs.extend([0.0, 0.0, -2.0])
+    given_up.token_logprobs.extend([0.0, -3.0, -5.0, -4.0])
+    given_up.given_up = True
+    for request in (whole, given_up):
+        score = confidence_of(request.token_logprobs).score
+        sampling.samplers.judged(record, request, Judgement(score, "confidence"))
+    await sampling.close()
+    (workload,) = sampling.reported
+    first, second = sorted(workload.requests, key=lambda request: request.output_tokens)
+    assert first.output_tokens == (3, len("large"))
+    assert second.output_tokens == (len("small"), len("large"))
+    at_four = (4, pytest.approx(100 * math.exp(-1)))
+    assert first.falls == (((3, pytest.approx(100 * math.exp(-2 / 3))),), (at_four,))
+    assert second.falls == ((at_four,), (at_four,))
+    models, sample = read_workload(_lines(workload))
+    assert (models, sample.falls is None) == (record.tiers, False)
 
 
 async def test_samples_that_a_tier_or_the_first_judge_fails_are_left_out_and_counted() -> None:
