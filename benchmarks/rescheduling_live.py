@@ -1,7 +1,10 @@
 """Decode rescheduling in a live mesh: preemptions and the spread of decode-step times with it and without, in one run.
 
 `penstock up` with a few instances; the same seeded open-loop workload of long-tailed answers is sent once for each mode
-in turn, round after round. Every 100 ms the scheduler's snapshot is read.
+in turn, round after round. Every 100 ms the scheduler's snapshot is read, and the workers tell of all their steps: the
+variance of decode-step time is that over the instances of their median decode step within a second, mean over the
+seconds in which all decode. (A mean instead of a median tells, on a busy machine, of the one step in a hundred that
+waited for a CPU.)
 
     python -m benchmarks.rescheduling_live --engine simulated --json rescheduling_live.json
     python -m benchmarks.rescheduling_live --engine vllm --json rescheduling_live_vllm.json
@@ -27,17 +30,19 @@ from typing import Any
 import httpx
 import numpy as np
 
-from mesh.membership import Directory
+from mesh.membership import Directory, Member
 from mesh.parent_death import PARENT_VARIABLE
 from mesh.rpc.client import open_channel
 from mesh.run_file import read_run_file, run_dir
 from mesh.store import open_store
-from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 MODEL = "demo-large"
 START_S = 900.0
 REQUEST_S = 600.0
 SAMPLE_S = 0.1
+LEAST_STEPS = 10
+"""Of an instance within a second, or it was idle for most of it."""
 PARAMETERS = {"interval_s": 0.25, "stride_tokens": 16, "migration_fixed_ms": 30}
 """A horizon of 512 tokens: half of the longest answer here, as 8K tokens are a quarter of the paper's."""
 
@@ -78,10 +83,10 @@ SETUPS = {
             "dtype=float32",
             "block_tokens=32",
             "max_step_tokens=256",
-            "max_model_len_tokens=1024",
-            "kv_cache_bytes=18874368",
+            "max_model_len_tokens=4096",
+            "kv_cache_bytes=75497472",  # 12,288 tokens
         ),
-        600,
+        2048,
         100,
         1000.0,
         concurrency=16,
@@ -120,7 +125,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     parameters = {**PARAMETERS, "interval_s": PARAMETERS["interval_s"] * arguments.time_scale}
     modes = arguments.modes.split(",")
     runs: list[dict[str, Any]] = []
-    async with running_mesh(arguments.engine, setup, arguments.policy) as (url, scheduler):
+    async with running_mesh(arguments.engine, setup, arguments.policy) as mesh:
         for number in range(arguments.rounds):
             workload = make_workload(
                 arguments.seed + number,
@@ -133,7 +138,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                     {
                         "round": number,
                         "mode": mode,
-                        **await one_run(url, scheduler, mode, parameters, workload, setup.concurrency),
+                        **await one_run(mesh, mode, parameters, workload, setup.concurrency),
                     }
                 )
                 print(json.dumps(runs[-1]), file=sys.stderr)
@@ -181,13 +186,16 @@ def make_workload(seed: int, count: int, rate_per_s: float, longest_tokens: int)
 
 
 async def one_run(
-    url: str, scheduler: Any, mode: str, parameters: dict[str, float], workload: Sequence[Request], concurrency: int
+    mesh: "RunningMesh", mode: str, parameters: dict[str, float], workload: Sequence[Request], concurrency: int
 ) -> dict[str, Any]:
     """Send the workload with the rescheduler in `mode` and wait for its end."""
+    url, scheduler, workers = mesh.url, mesh.scheduler, mesh.workers
     await scheduler.SetRescheduler(scheduler_pb2.SetReschedulerRequest(mode=mode, parameters=parameters), timeout=30)
     before = await read(scheduler)
     moves_before = await orders(scheduler)
     samples: list[dict[str, Any]] = []
+    steps: dict[str, list[DecodeStep]] = {worker.member_id: [] for worker in workers}
+    listening = [asyncio.create_task(listen(worker, steps[worker.member_id])) for worker in workers]
     sampling = asyncio.create_task(sample(scheduler, samples))
     started_s = time.monotonic()
     limits = httpx.Limits(max_connections=len(workload))
@@ -195,14 +203,16 @@ async def one_run(
         places = asyncio.Semaphore(concurrency or len(workload))
         per_token_ms = await asyncio.gather(*(send(client, request, places) for request in workload))
     seconds = time.monotonic() - started_s
-    sampling.cancel()
-    await asyncio.gather(sampling, return_exceptions=True)
+    for task in (sampling, *listening):
+        task.cancel()
+    await asyncio.gather(sampling, *listening, return_exceptions=True)
     after = await read(scheduler)
     moves = await orders(scheduler)
     busy = [each for each in samples if min(each["running"], default=0) > 0]
     return {
         "preemptions": after["preemptions"] - before["preemptions"],
-        "step_ms_variance": mean(float(np.var(each["step_ms"])) for each in busy),
+        "step_ms_variance": step_variance(list(steps.values())),
+        "step_ms_median": float(np.median([step.duration_ms for each in steps.values() for step in each])),
         "token_interval_ms_variance": mean(float(np.var(each["token_interval_ms"])) for each in busy),
         "tokens_variance": mean(float(np.var(each["tokens"])) for each in busy),
         "kv_blocks_max": max((max(each["kv_blocks"], default=0) for each in samples), default=0),
@@ -248,11 +258,38 @@ async def read(scheduler: Any) -> dict[str, Any]:
     return {
         "preemptions": sum(load.preemptions_total for load in loads),
         "running": [load.decoding_requests for load in loads],
-        "step_ms": [load.step_ms for load in loads],
         "token_interval_ms": [load.token_interval_ms for load in loads],
         "tokens": [load.running_tokens for load in loads],
         "kv_blocks": [load.kv_blocks_used for load in loads],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """A step that computed no prompt."""
+
+    second: int
+    """In which it was heard of."""
+    duration_ms: float
+
+
+async def listen(worker: Member, steps: list[DecodeStep]) -> None:
+    """All decode steps of a worker, until cancelled."""
+    async with open_channel(worker.address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        async for samples in stub.WatchSteps(worker_pb2.WatchStepsRequest()):
+            second = int(time.monotonic())
+            steps += [DecodeStep(second, step.duration_ms) for step in samples.steps if not step.prefill_tokens]
+
+
+def step_variance(instances: Sequence[Sequence[DecodeStep]]) -> float:
+    """Over the instances, of the median step of a second; mean over the seconds in which each has ten steps."""
+    by_second: dict[int, list[list[float]]] = {}
+    for number, steps in enumerate(instances):
+        for step in steps:
+            by_second.setdefault(step.second, [[] for _ in instances])[number].append(step.duration_ms)
+    seconds = [each for each in by_second.values() if min(map(len, each)) >= LEAST_STEPS]
+    return mean(float(np.var([statistics.median(durations_ms) for durations_ms in each])) for each in seconds)
 
 
 async def orders(scheduler: Any) -> tuple[int, int]:
@@ -267,9 +304,19 @@ def mean(values: Any) -> float:
     return statistics.fmean(listed) if listed else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class RunningMesh:
+    """What the benchmark talks to."""
+
+    url: str
+    scheduler: Any
+    """Its stub."""
+    workers: Sequence[Member]
+
+
 @asynccontextmanager
-async def running_mesh(engine: str, setup: Setup, policy: str) -> AsyncIterator[tuple[str, Any]]:
-    """The endpoint's URL and a stub of the scheduler."""
+async def running_mesh(engine: str, setup: Setup, policy: str) -> AsyncIterator[RunningMesh]:
+    """A mesh of its own, ended afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -289,8 +336,8 @@ async def running_mesh(engine: str, setup: Setup, policy: str) -> AsyncIterator[
             running = read_run_file(name)
             if running is None:
                 raise RuntimeError(output_path.read_text())
-            async with scheduler_of(running.store_url) as scheduler:
-                yield running.http_url, scheduler
+            async with members_of(running.store_url) as (scheduler, workers):
+                yield RunningMesh(running.http_url, scheduler, workers)
         finally:
             if process.returncode is None:
                 process.send_signal(signal.SIGINT)
@@ -308,15 +355,15 @@ async def until_serving(process: asyncio.subprocess.Process, printed: Callable[[
 
 
 @asynccontextmanager
-async def scheduler_of(store_url: str) -> AsyncIterator[Any]:
-    """A stub of the mesh's only scheduler."""
+async def members_of(store_url: str) -> AsyncIterator[tuple[Any, Sequence[Member]]]:
+    """A stub of the mesh's only scheduler, and the workers."""
     store = open_store(store_url)
     directory = Directory(store)
     await directory.start()
     try:
         (scheduler,) = directory.members("scheduler")
         async with open_channel(scheduler.address) as channel:
-            yield scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
+            yield scheduler_pb2_grpc.SchedulerStub(channel), directory.members("worker")  # type: ignore[no-untyped-call]
     finally:
         await directory.stop()
         await store.close()
