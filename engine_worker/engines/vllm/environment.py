@@ -10,6 +10,8 @@ Device = Literal["cpu", "cuda"]
 
 WORKER_PID_VARIABLE = "PENSTOCK_WORKER_PID"
 """Process id of the worker, for the plugin that ties the engine's processes to its life."""
+NICENESS_VARIABLE = "PENSTOCK_ENGINE_NICENESS"
+"""What the plugin adds to the niceness of the engine's processes on a CPU."""
 
 
 def installed_device() -> Device:
@@ -46,6 +48,7 @@ def _cpu_environment(settings: VllmSettings) -> dict[str, str]:
     variables = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.cpu_threads),
+        NICENESS_VARIABLE: str(settings.cpu_niceness),
     }
     if settings.tensor_parallel == settings.pipeline_parallel == 1:
         # Runs the model inside the engine core process. Otherwise the CPU platform starts a third process for

@@ -8,7 +8,7 @@ import platform
 import signal
 import sys
 
-from engine_worker.engines.vllm.environment import WORKER_PID_VARIABLE, installed_device
+from engine_worker.engines.vllm.environment import NICENESS_VARIABLE, WORKER_PID_VARIABLE, installed_device
 
 _PR_SET_PDEATHSIG = 1
 _SYS_ARCH_PRCTL = 158  # x86-64
@@ -31,6 +31,7 @@ def register() -> None:
         if platform.machine() == "x86_64":
             _ask_for_amx()
     if installed_device() == "cpu":
+        os.nice(int(os.environ.get(NICENESS_VARIABLE, "0")))
         # Imported here: this module is loaded in the worker too, which needs no torch.
         from engine_worker.engines.vllm.cpu_generator import use_cpu_generators
 

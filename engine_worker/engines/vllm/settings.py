@@ -38,6 +38,9 @@ class VllmSettings:
     """Neither compile the model nor capture CUDA graphs. None: True on a CPU, where compiling takes minutes."""
     cpu_threads: int = 1
     """OpenMP threads of a step on a CPU; instances that share a machine should share its cores."""
+    cpu_niceness: int = 5
+    """Of the engine core's processes on a CPU: they give way to those that route, stream and renew leases, which need
+    little, but at once."""
     seed: int = 0
     """Of requests that bring none. Two engines of one seed draw alike, so give each instance its own."""
     movable: bool = True

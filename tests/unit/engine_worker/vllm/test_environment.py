@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine_worker.engines.vllm.environment import engine_environment, set_missing
+from engine_worker.engines.vllm.environment import NICENESS_VARIABLE, engine_environment, set_missing
 from engine_worker.engines.vllm.settings import VllmSettings
 
 SETTINGS = VllmSettings(model_path="/model", cpu_threads=3)
@@ -16,6 +16,7 @@ def test_a_gpu_gets_nothing_that_is_meant_for_the_cpu() -> None:
 def test_a_cpu_runs_the_model_in_the_core_process() -> None:
     variables = engine_environment(SETTINGS, "cpu")
     assert variables["OMP_NUM_THREADS"] == "3"
+    assert variables[NICENESS_VARIABLE] == "5"
     assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment(replace(SETTINGS, tensor_parallel=2), "cpu")
 

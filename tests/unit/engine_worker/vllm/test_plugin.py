@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from engine_worker.engines.vllm.environment import WORKER_PID_VARIABLE
+from engine_worker.engines.vllm.environment import NICENESS_VARIABLE, WORKER_PID_VARIABLE, installed_device
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent death signal is Linux's")
 
@@ -76,6 +76,14 @@ def test_a_child_of_the_worker_asks_for_the_signal_and_leaves_with_status_zero()
     environ = {**os.environ, WORKER_PID_VARIABLE: str(os.getpid())}
     done = subprocess.run([sys.executable, "-c", check], env=environ, capture_output=True, check=True, text=True)
     assert done.stdout == f"{int(signal.SIGKILL)}\n", "printed although the interpreter was left early"
+
+
+@pytest.mark.skipif(installed_device() != "cpu", reason="only engines on a CPU give way")
+def test_an_engine_on_a_cpu_gives_way() -> None:
+    check = "import os; from engine_worker.engines.vllm.plugin import register; register(); print(os.nice(0))"
+    environ = {**os.environ, WORKER_PID_VARIABLE: str(os.getpid()), NICENESS_VARIABLE: "3"}
+    done = subprocess.run([sys.executable, "-c", check], env=environ, capture_output=True, check=True, text=True)
+    assert int(done.stdout) == min(19, os.nice(0) + 3)
 
 
 def _is_running(pid: int) -> bool:
