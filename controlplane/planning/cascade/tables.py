@@ -45,7 +45,7 @@ class TierTable:
     mean_work_s: float
     tail_work_s: float
     judge_s: float
-    """Added to every latency: an answer of this tier is judged before it counts. 0 for the last."""
+    """An answer of this tier is judged before it counts, unless it was given up. 0 for the last tier."""
 
     def latencies_s(self, routed: Routed, rate_per_s: float) -> NDArray[np.float64]:
         """l(f), f = 0..max, under this routing of a workload of this rate; zeros if no request reaches the tier.
@@ -55,16 +55,23 @@ class TierTable:
         rate, stretch = self._scaled(routed, rate_per_s)
         if rate <= 0:
             return np.zeros(self.capacity.max_gpus + 1)
-        return self.capacity.latencies_s(rate) * stretch + self.judge_s
+        return self.capacity.latencies_s(rate) * stretch + self._judged_s(routed)
 
     def latency_of_s(self, mix: Mix, routed: Routed, rate_per_s: float) -> float:
         """Latency of this mix under the routing; 0 if no request comes, infinite if it does not hold them."""
         rate, stretch = self._scaled(routed, rate_per_s)
-        return self.capacity.latency_of_s(mix, rate) * stretch + self.judge_s if rate > 0 else 0.0
+        return self.capacity.latency_of_s(mix, rate) * stretch + self._judged_s(routed) if rate > 0 else 0.0
 
     def scaled_rate_per_s(self, routed: Routed, rate_per_s: float) -> float:
         """The rate of the table's own requests that means as much work."""
         return self._scaled(routed, rate_per_s)[0]
+
+    def _judged_s(self, routed: Routed) -> float:
+        """What judgements add: to a mean by the part of the answers that are written whole; to a p95 all of it, if any
+        are, which is an upper bound."""
+        tokens, reached = routed.output_tokens[:, self.tier], routed.reached[:, self.tier]
+        part = float((tokens == self.work.output_tokens)[reached].mean())
+        return self.judge_s * (part if self.capacity.statistic == "mean" else float(part > 0))
 
     def _scaled(self, routed: Routed, rate_per_s: float) -> tuple[float, float]:
         reached = routed.reached[:, self.tier]

@@ -2,6 +2,7 @@
 
 from rich.table import Table
 
+from controlplane.model.cascade_record import MAX_SCORE
 from controlplane.planning.cascade.latency import IN_WORDS
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 
@@ -15,12 +16,18 @@ def plan_table(plan: CascadePlan) -> Table:
     )
     for name in ("tier", "accepts from", "share", "GPUs", "replicas", "p95 (s)", "mean (s)"):
         table.add_column(name, justify="left" if name in ("tier", "replicas") else "right")
-    accepts = [*(f"{threshold:.1f}" if threshold <= 100 else "never" for threshold in plan.thresholds), "all"]
+    accepts = [*(_accepts(tier, threshold) for tier, threshold in enumerate(plan.thresholds)), "all"]
     for tier, threshold in zip(plan.tiers, accepts, strict=True):
         replicas = " + ".join(map(_replicas, tier.replicas)) or "-"
         seconds = (_seconds(tier, latency_s) for latency_s in (tier.p95_s, tier.mean_s))
         table.add_row(tier.model, threshold, f"{tier.share:.1%}", str(tier.gpus), replicas, *seconds)
     return table
+
+
+def _accepts(tier: int, threshold: float) -> str:
+    if threshold <= MAX_SCORE:
+        return f"{threshold:.1f}"
+    return "skipped" if tier else "never"
 
 
 def _asked(plan: CascadePlan) -> str:

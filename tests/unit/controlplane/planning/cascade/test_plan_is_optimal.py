@@ -159,7 +159,10 @@ def enumerated_score(sample: CascadeSample, source: AnalyticSource, request: Pla
                 continue
             rate = sample.rate_per_s * len(reached) / sample.requests
             curves = source.curves(tier, reached, routed.output_tokens[reached, tier])
-            judge_s = request.judge_s if tier < sample.tiers - 1 else 0.0
+            judged = (
+                (routed.output_tokens == sample.output_tokens)[reached, tier].mean() if statistic == "mean" else 1.0
+            )
+            judge_s = request.judge_s * judged if tier < sample.tiers - 1 else 0.0
             per_tier.append([enumerated_latency_s(curves, f, rate, statistic) + judge_s for f in range(gpus + 1)])
         latency_s = min(
             total_latency_s([per_tier[tier][f] for tier, f in enumerate(split)], routed.shares, request.minimise)
