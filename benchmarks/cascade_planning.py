@@ -3,8 +3,9 @@
     python -m benchmarks.cascade_planning --json planning.json
 
 Three tiers as in Cascadia's experiments, in every shape that they fit on, and a workload whose scores all differ, which
-gives the search the most thresholds to tell apart. The tables are simulated first (a minute or two); then every plan is
-made once unmeasured and `--repeats` times measured, in CPU time of this process.
+gives the search the most thresholds to tell apart; once with answers that are always written to their end, once with
+such as are given up at one of some dozen falls of their scores. The tables are simulated first (some minutes); then
+every plan is made once unmeasured and `--repeats` times measured, in CPU time of this process.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import numpy as np
 
 from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
+from controlplane.planning.cascade.falls import AnswerFalls
 from controlplane.planning.cascade.sample import CascadeSample
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.tier import TierModel
@@ -33,6 +37,8 @@ RATE_PER_S_PER_GPU = 0.5
 JUDGE_S = 1.0
 PART_OF_THE_WAY = 0.7
 """The quality target, from the smallest tier's quality to the largest's."""
+FALLS = (10, 60)
+"""Of an answer, from and below; those of running confidences of answers of some hundred tokens are fewer."""
 
 
 def sample_of(seed: int, requests: int) -> CascadeSample:
@@ -49,27 +55,40 @@ def sample_of(seed: int, requests: int) -> CascadeSample:
     )
 
 
+def with_falls(sample: CascadeSample, seed: int) -> CascadeSample:
+    """The same answers, whose scores fell at any tokens from 100 to what they are."""
+    rng = np.random.default_rng(seed)
+
+    def falls(tokens: int, score: float) -> AnswerFalls:
+        at = 1 + np.sort(rng.permutation(tokens)[: rng.integers(*FALLS)])
+        scores = np.sort(np.append(rng.uniform(score, 100, len(at) - 1), score))[::-1]
+        return tuple(zip(at.tolist(), scores.tolist(), strict=True))
+
+    answers = zip(sample.output_tokens.tolist(), sample.scores.tolist(), strict=True)
+    return replace(sample, falls=tuple(tuple(map(falls, *answer)) for answer in answers))
+
+
 def at_rate(sample: CascadeSample, rate_per_s: float) -> CascadeSample:
     """The same requests, more or fewer of them."""
-    return CascadeSample(sample.scores, sample.input_tokens, sample.output_tokens, rate_per_s, sample.quality)
+    return replace(sample, rate_per_s=rate_per_s)
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each number of GPUs and each latency."""
+    """A row for each number of GPUs and each latency, for whole answers and for such as are given up."""
     base = sample_of(arguments.seed, arguments.requests)
     by_tier = base.true_quality.mean(axis=0)
     quality = float(by_tier[0] + PART_OF_THE_WAY * (by_tier[-1] - by_tier[0]))
     known = SimulatedCurves(base, TIERS, seed=arguments.seed)
-    for gpus in arguments.gpus:
-        sample = at_rate(base, RATE_PER_S_PER_GPU * gpus)
-        kinds: tuple[Minimise, ...] = ("slowest_tier", "end_to_end")
-        for minimise in kinds:
-            source = SimulatedCurves(sample, TIERS, seed=arguments.seed, known=known.measured)
-            request = PlanRequest(gpus=gpus, quality=quality, judge_s=JUDGE_S, minimise=minimise)
-            planned = plan(sample, source, request)
-            known = source
-            seconds = [cpu_s(sample, source, request) for _ in range(arguments.repeats)]
-            yield _row(gpus, minimise, planned, seconds)
+    kinds: tuple[Minimise, ...] = ("slowest_tier", "end_to_end")
+    answers = (base, with_falls(base, arguments.seed))
+    for gpus, minimise, of_answers in product(arguments.gpus, kinds, answers):
+        sample = at_rate(of_answers, RATE_PER_S_PER_GPU * gpus)
+        source = SimulatedCurves(sample, TIERS, seed=arguments.seed, known=known.measured)
+        request = PlanRequest(gpus=gpus, quality=quality, judge_s=JUDGE_S, minimise=minimise)
+        planned = plan(sample, source, request)
+        known = source
+        seconds = [cpu_s(sample, source, request) for _ in range(arguments.repeats)]
+        yield _row(gpus, minimise, of_answers.falls is not None, planned, seconds)
 
 
 def cpu_s(sample: CascadeSample, source: SimulatedCurves, request: PlanRequest) -> float:
@@ -79,11 +98,12 @@ def cpu_s(sample: CascadeSample, source: SimulatedCurves, request: PlanRequest) 
     return time.process_time() - before_s
 
 
-def _row(gpus: int, minimise: Minimise, planned: Planned, seconds: list[float]) -> dict[str, Any]:
+def _row(gpus: int, minimise: Minimise, gives_up: bool, planned: Planned, seconds: list[float]) -> dict[str, Any]:
     shares = planned.routed.shares
     return {
         "gpus": gpus,
         "minimise": minimise,
+        "gives_up": gives_up,
         "cpu_s": round(statistics.median(seconds), 3),
         "rounds": len(planned.scores),
         "quality": planned.routed.quality,
