@@ -16,7 +16,6 @@ that both see the same machine.
 import argparse
 import asyncio
 import json
-import math
 import statistics
 import sys
 import time
@@ -29,8 +28,10 @@ import httpx
 import numpy as np
 
 from controlplane.model.cascade_goal import Minimise
+from controlplane.model.cascade_record import MAX_SCORE
 from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
 from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.protocols.cascade.confidence import Fall, confidence_of
 from demo.tasks import Task, check, generate
 from mesh.errors import PlanInfeasible
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
@@ -42,7 +43,10 @@ from simulator.cascade.profiled import ProfiledTier
 TIERS = ("demo-small", "demo-medium", "demo-large")
 NAME = "benchmark-cascade"
 BLOCK_TASKS = 20
+CALIBRATION_CONCURRENCY = 8
 MAX_TOKENS = 512
+UNJUDGED = (Fall(1, 0.0),)
+"""An answer without a token is escalated."""
 TIMEOUT_S = 120.0
 FOLLOWED_TIMEOUT_S = 20.0
 
@@ -55,7 +59,8 @@ class Answer:
     seconds: float
     input_tokens: int
     output_tokens: int
-    confidence: float
+    falls: tuple[Fall, ...]
+    """Of its confidence."""
     tier: str
 
 
@@ -84,7 +89,8 @@ class Endpoint:
     """Asks."""
 
     def __init__(self, url: str, concurrency: int) -> None:
-        self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S)
+        self.concurrency = concurrency
+        self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=None))
         self._turns = asyncio.Semaphore(concurrency)
 
     async def answers(self, model: str, tasks: Sequence[Task], logprobs: bool = False) -> list[Answer]:
@@ -120,7 +126,7 @@ class Endpoint:
             seconds=seconds,
             input_tokens=usage["prompt_tokens"],
             output_tokens=max(1, usage["completion_tokens"]),
-            confidence=100 * math.exp(min(0.0, math.fsum(chosen) / len(chosen))) if chosen else 0.0,
+            falls=tuple(confidence_of(chosen).falls) if chosen else UNJUDGED,
             tier=answer.get("penstock", {}).get("tier", model),
         )
 
@@ -129,12 +135,18 @@ async def calibrate(endpoint: Endpoint, tasks: Sequence[Task], rate_per_s: float
     """Every tier answers every task."""
     by_tier = [await endpoint.answers(tier, tasks, logprobs=True) for tier in TIERS]
     return CascadeSample(
-        scores=np.array([[answer.confidence for answer in answers] for answers in by_tier]).T,
+        scores=np.array([[score_of(answer) for answer in answers] for answers in by_tier]).T,
         input_tokens=np.array([answer.input_tokens for answer in by_tier[0]], np.int64),
         output_tokens=np.array([[answer.output_tokens for answer in answers] for answers in by_tier], np.int64).T,
         rate_per_s=rate_per_s,
         quality=np.array([[100.0 * answer.is_right for answer in answers] for answers in by_tier]).T,
+        falls=tuple(tuple(answer.falls for answer in answers) for answers in zip(*by_tier, strict=True)),
     )
+
+
+def score_of(answer: Answer) -> float:
+    """Its confidence at the end."""
+    return answer.falls[-1].score if answer.falls else MAX_SCORE
 
 
 async def set_up(endpoint: Endpoint, name: str, planned: Planned, mesh: str) -> None:
@@ -154,7 +166,8 @@ async def compare(endpoint: Endpoint, name: str, tasks: Sequence[Task], target: 
     """Blocks in turn, the first of a block by turns too."""
     answers: dict[str, list[Answer]] = {name: [], TIERS[-1]: []}
     seconds = {name: 0.0, TIERS[-1]: 0.0}
-    blocks = [tasks[start : start + BLOCK_TASKS] for start in range(0, len(tasks), BLOCK_TASKS)]
+    size = max(BLOCK_TASKS, 4 * endpoint.concurrency)
+    blocks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     for number, block in enumerate(blocks):
         for model in (name, TIERS[-1]) if number % 2 else (TIERS[-1], name):
             began_s = time.perf_counter()
@@ -181,7 +194,9 @@ async def run(arguments: argparse.Namespace) -> list[Result]:
     endpoint = Endpoint(arguments.url, arguments.concurrency)
     try:
         calibration = generate(arguments.seed, arguments.calibrate, split="calibration")
-        sample = await calibrate(endpoint, calibration, arguments.rate)
+        calibrating = Endpoint(arguments.url, CALIBRATION_CONCURRENCY)
+        sample = await calibrate(calibrating, calibration, arguments.rate)
+        await calibrating.close()
         say(
             f"calibrated on {sample.requests} prompts: {np.round(sample.true_quality.mean(axis=0), 1).tolist()} % right"
         )
@@ -221,10 +236,10 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--mesh", default="default")
     parser.add_argument("--profiles", type=Path, nargs=3, required=True, help="of the small, medium and large model")
-    parser.add_argument("--quality", type=float, nargs="+", default=[65.0, 75.0, 85.0])
-    parser.add_argument("--calibrate", type=int, default=300)
-    parser.add_argument("--test", type=int, default=400)
-    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--quality", type=float, nargs="+", default=[60.0, 70.0, 80.0])
+    parser.add_argument("--calibrate", type=int, default=600)
+    parser.add_argument("--test", type=int, default=300)
+    parser.add_argument("--concurrency", type=int, default=1, help="requests under way in the comparison")
     parser.add_argument("--rate", type=float, default=1.0, help="requests/s that the plan is made for")
     parser.add_argument(
         "--minimise",
