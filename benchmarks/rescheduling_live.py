@@ -84,12 +84,12 @@ SETUPS = {
             "block_tokens=32",
             "max_step_tokens=256",
             "max_model_len_tokens=4096",
-            "kv_cache_bytes=75497472",  # 12,288 tokens
+            "kv_cache_bytes=150994944",  # 24,576 tokens, or decode steps would hardly tell how many there are
         ),
-        2048,
+        3500,
         100,
         1000.0,
-        concurrency=16,
+        concurrency=32,
     ),
 }
 
