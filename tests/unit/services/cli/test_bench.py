@@ -197,6 +197,8 @@ def test_ctrl_c_still_writes_the_report_so_far(tmp_path: Path) -> None:
             [sys.executable, "-c", "from services.cli.bench import command; command()",
              "--trace", trace, "--url", endpoint.url, "--json", str(out)],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True,
+            # What runs in a shell's background inherits an ignored SIGINT, and these tests may.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         try:
             deadline_s = time.monotonic() + 30
