@@ -148,10 +148,12 @@ async def test_instances_that_change_are_planned_for_once_they_settle(bench: Ben
     assert covered.revision == 1
     assert [instance.alive for stage in covered.stages for instance in stage.instances] == [False, True]
     assert (covered.stages[1].first_tokens, covered.stages[1].last_tokens) == (1, 0), "it covers the lost stage"
-    for _ in range(2):
-        await asyncio.sleep(0.05)
+
+    def time_passes(model: stages_pb2.ModelStages) -> bool:
         bench.clock.now_s += desk_module.SETTLE_S + desk_module.RETRY_S
-    settled = await bench.until(lambda model: model.revision == 2)
+        return model.revision == 2
+
+    settled = await bench.until(time_passes)
     assert {instance.instance_id for stage in settled.stages for instance in stage.instances} == {"b", "c"}
 
 
