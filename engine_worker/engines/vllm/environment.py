@@ -50,6 +50,9 @@ def _cpu_environment(settings: VllmSettings) -> dict[str, str]:
         "OMP_NUM_THREADS": str(settings.cpu_threads),
         NICENESS_VARIABLE: str(settings.cpu_niceness),
     }
+    if settings.enforce_eager is not False:
+        # vLLM compiles one small function even then, when the first request asks for log-probabilities: for 1.8 s.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
     if settings.tensor_parallel == settings.pipeline_parallel == 1:
         # Runs the model inside the engine core process. Otherwise the CPU platform starts a third process for
         # it, only to set the OpenMP variables that are set above (5 s and 0.6 GB more per instance).
