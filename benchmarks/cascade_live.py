@@ -210,6 +210,8 @@ async def run(arguments: argparse.Namespace) -> list[Result]:
             except PlanInfeasible as error:
                 say(f"quality {target:g}: {error}")
                 continue
+            written = sample.tokens(0, planned.thresholds[0]).mean()
+            say(f"{TIERS[0]} writes {written:.1f} tokens an answer instead of {sample.output_tokens[:, 0].mean():.1f}")
             name = f"{NAME}-{arguments.seed}-{target:g}"
             await set_up(endpoint, name, planned, arguments.mesh)
             results.append(await compare(endpoint, name, tests, target, planned))

@@ -3,8 +3,7 @@
 The usual measure, the geometric mean of the probabilities of all tokens, rises and falls until the end. Taken is
 the lowest value that it has had after any token. That only falls, so an answer whose confidence lies below a threshold
 will never meet it again, whatever follows: it can be given up at once, and not one decision differs from those of a
-judge that waits for the end. (On the demo models it also tells right answers from wrong ones no worse than the mean:
-docs/cascade.md.)
+judge that waits for the end.
 """
 
 import math

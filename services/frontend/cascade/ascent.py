@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from controlplane.model.cascade_record import CascadeRecord
-from controlplane.protocols.cascade.confidence import confidence_of
 from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge, thresholds_for
 from controlplane.protocols.cascade.walk import Accept, Action, CascadeWalk, Fail, Generate, Judge
 from mesh.errors import ConfigurationError, JudgeUnavailable
@@ -129,7 +128,7 @@ class Ascent:
         answer = self._answers[tier]
         self._judges[tier] = CONFIDENCE
         self._service.judging.tell(self._judge_request(tier, answer))
-        return self._walk.gave_up(tier, confidence_of(answer.token_logprobs).score)
+        return self._walk.gave_up(tier, answer.confidence)
 
     def _count_escalation(self, action: Generate) -> None:
         if action.because is not None:

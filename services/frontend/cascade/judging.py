@@ -15,6 +15,8 @@ from mesh.tasks import TaskSet
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 
 CASCADE_ROLE: Final = "cascade"
+MAX_TOLD: Final = 256
+"""Judgements under way that nobody waits for: they only count and sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,10 @@ class JudgeClient:
         return Score(answer.score, answer.judge, tuple(answer.passed_over))
 
     def tell(self, request: cascade_pb2.JudgeRequest) -> None:
-        """Have an answer judged whose score nobody waits for; what fails is left to the router's own metrics."""
-        self._tasks.spawn(self._told(request), name=f"tell the judge of {request.request_id}")
+        """Have an answer judged whose score nobody waits for, unless too many are; what fails is left to the router's
+        own metrics."""
+        if len(self._tasks) < MAX_TOLD:
+            self._tasks.spawn(self._told(request), name=f"tell the judge of {request.request_id}")
 
     async def _told(self, request: cascade_pb2.JudgeRequest) -> None:
         with suppress(JudgeUnavailable):

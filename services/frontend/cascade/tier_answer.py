@@ -33,6 +33,8 @@ class TierAnswer:
     instance_id: str
     policy: str
     seconds: float
+    confidence: float
+    """The model's, so far, 0 to 100; 100 where no logprobs were asked for."""
 
     @property
     def given_up(self) -> bool:
@@ -117,6 +119,7 @@ async def _read(
         instance_id=generation.instance_ids[0],
         policy=generation.policies[0],
         seconds=service.clock() - began_s,
+        confidence=confidence.score,
     )
 
 
