@@ -51,9 +51,18 @@ class CascadeTerms:
         """The last one that may be asked."""
         return self.tiers - 1 if self.max_tier is None else self.max_tier
 
+    @property
+    def first_tier(self) -> int:
+        """The first one that is asked."""
+        return next(tier for tier in range(self.tiers) if self.accepts_some(tier))
+
     def accepts_some(self, tier: int) -> bool:
-        """Whether any score would do; a tier above the first that accepts none is not asked."""
+        """Whether any score would do; a tier that accepts none is not asked."""
         return tier == self.last_tier or self.thresholds[tier] <= MAX_SCORE
+
+    def accepts_all(self, tier: int) -> bool:
+        """Whether every score would do; such a tier's answer is not judged."""
+        return tier == self.last_tier or self.thresholds[tier] <= 0
 
 
 def thresholds_for(planned: Sequence[float], quality: float | None) -> tuple[float, ...]:

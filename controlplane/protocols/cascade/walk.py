@@ -5,6 +5,8 @@ GENERATING --answered--> JUDGING --score met--> DONE
    |  '--given up--.        |
    '---------------'--------'        a tier that fails is passed over; what cannot be improved in time is accepted
 
+Tiers that accept no score are not asked, and the answer of one that accepts every score is not judged.
+
 An answer is given up while it is being written once no score that it can still get meets the threshold. Then there is
 none to fall back on, so a request with a deadline gives none up, and where all further tiers fail the highest tier that
 was given up is asked once more, and its answer taken.
@@ -45,6 +47,8 @@ class Because(StrEnum):
 
     SCORE = "score"
     """It scored at least the threshold."""
+    ACCEPTS_ALL = "accepts_all"
+    """Its tier's threshold is 0, which every score meets: it was not judged."""
     LAST_TIER = "last_tier"
     """No further tier may be asked."""
     DEADLINE = "deadline"
@@ -74,7 +78,7 @@ class Generate:
 
     tier: int
     because: Escalation | None = None
-    """None for the first tier."""
+    """None for the first tier that is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ class Accept:
     @property
     def is_compromise(self) -> bool:
         """Whether the cascade would have gone on, had it been able to."""
-        return self.because not in (Because.SCORE, Because.LAST_TIER)
+        return self.because not in (Because.SCORE, Because.ACCEPTS_ALL, Because.LAST_TIER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +112,12 @@ Action: TypeAlias = Generate | Judge | Accept | Fail
 
 
 class CascadeWalk:
-    """Events in, the one next action out. The first tier is asked whatever the deadline: some answer beats none."""
+    """Events in, the one next action out. The first tier to ask is asked whatever the deadline: some answer beats none."""
 
     def __init__(self, request_id: str, terms: CascadeTerms) -> None:
         self.terms = terms
         self.state = WalkState.GENERATING
-        self.tier = 0
+        self.tier = terms.first_tier
         self.scores: dict[int, float] = {}
         """By tier, of the answers that were judged."""
         self._request_id = request_id
@@ -125,13 +129,21 @@ class CascadeWalk:
     @property
     def first(self) -> Generate:
         """What to begin with."""
-        return Generate(0)
+        return Generate(self.terms.first_tier)
+
+    @property
+    def will_accept(self) -> bool:
+        """Whether the answer that is being written is the client's, whatever it will say. Not where it may be cut for
+        one that is there already."""
+        may_be_cut = self.terms.deadline_s is not None and bool(self._answered)
+        is_taken = self.terms.accepts_all(self.tier) or self._is_falling_back
+        return self.state is WalkState.GENERATING and is_taken and not may_be_cut
 
     @property
     def may_give_up(self) -> bool:
         """Whether the answer that is being written may be given up."""
-        is_last = self.tier == self.terms.last_tier or self._is_falling_back
-        return self.state is WalkState.GENERATING and not is_last and self.terms.deadline_s is None
+        is_taken = self.terms.accepts_all(self.tier) or self._is_falling_back
+        return self.state is WalkState.GENERATING and not is_taken and self.terms.deadline_s is None
 
     def gave_up(self, tier: int, score: float) -> Generate:
         """The tier's answer is not written to its end: `score` is the most that it could have got, and below the
@@ -151,6 +163,8 @@ class CascadeWalk:
             return self._accept(tier, Because.TIER_FAILED)
         if tier == self.terms.last_tier:
             return self._accept(tier, Because.LAST_TIER)
+        if self.terms.accepts_all(tier):
+            return self._accept(tier, Because.ACCEPTS_ALL)
         if not self._fits(self._next(tier), now_s):
             return self._accept(self._best(), Because.DEADLINE)
         self._go(WalkState.JUDGING)

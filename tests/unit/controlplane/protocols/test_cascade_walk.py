@@ -146,6 +146,35 @@ def test_a_further_tier_that_accepts_nothing_is_not_asked() -> None:
     assert capped.answered(1, 1.0) == Accept(1, Because.LAST_TIER)
 
 
+def test_a_first_tier_that_accepts_nothing_is_not_asked_either() -> None:
+    walk = CascadeWalk("r", CascadeTerms((100.1, 60.0), (0.0,) * 3))
+    assert walk.first == Generate(1)
+    assert walk.gave_up(1, 10.0) == Generate(2, Escalation.GIVEN_UP)
+    assert CascadeWalk("r", CascadeTerms((100.1, 100.1), (0.0,) * 3)).first == Generate(2)
+    assert CascadeWalk("r", CascadeTerms((100.1, 60.0), (0.0,) * 3, max_tier=0)).first == Generate(0)
+
+
+def test_an_answer_that_any_score_would_do_for_is_not_judged() -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0, 0.0), (0.0,) * 3))
+    assert not walk.will_accept
+    walk.gave_up(0, 10.0)
+    assert walk.will_accept
+    assert not walk.may_give_up
+    accepted = walk.answered(1, 1.0)
+    assert accepted == Accept(1, Because.ACCEPTS_ALL)
+    assert not accepted.is_compromise
+    broken = CascadeWalk("r", CascadeTerms((0.0,), (0.0, 0.0)))
+    assert broken.failed(0, "gone", 1.0) == Generate(1, Escalation.TIER_FAILED)
+
+
+def test_an_answer_that_may_be_cut_for_another_is_not_yet_the_clients() -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0,), (1.0, 1.0), deadline_s=9.0))
+    walk.answered(0, 1.0)
+    walk.judged(0, 10.0, 1.0)
+    assert not walk.will_accept, "the deadline may bring the first tier's"
+    assert CascadeWalk("r", CascadeTerms((0.0,), (1.0, 1.0), deadline_s=9.0)).will_accept
+
+
 def test_events_out_of_place_raise_with_the_story() -> None:
     walk = CascadeWalk("request-7", THREE)
     with pytest.raises(IllegalTransition, match="request-7, generating on tier 0"):
@@ -212,15 +241,18 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
             if asked and terms.deadline_s is not None and answered:
                 assert now_s - took_s + terms.expected_s[action.tier] <= terms.deadline_s
             asked.append(action.tier)
+            will_accept = walk.will_accept
             if what == "hopeless" and walk.may_give_up and score < terms.thresholds[action.tier]:
                 given_up.append(action.tier)
                 action = walk.gave_up(action.tier, score)
             elif what in ("well", "hopeless"):
                 answered.append(action.tier)
                 action = walk.answered(action.tier, now_s)
+                assert not will_accept or (isinstance(action, Accept) and action.tier == asked[-1])
             else:
                 action = walk.failed(action.tier, "broken", now_s)
         elif isinstance(action, Judge):
+            assert 0 < terms.thresholds[action.tier] <= 100
             judged = what == "well"
             action = walk.judged(action.tier, score, now_s) if judged else walk.not_judged(action.tier, now_s)
         assert walk.state is before or walk.state in TRANSITIONS[before]
@@ -230,7 +262,7 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
     upwards = asked if asked == sorted(set(asked)) else asked[: asked.index(terms.last_tier) + 1]
     assert upwards == sorted(set(upwards))
     assert set(asked[len(upwards) :]) <= set(given_up), "only what was given up is asked for twice"
-    assert all(terms.accepts_some(tier) for tier in asked[1:])
+    assert all(terms.accepts_some(tier) for tier in asked)
     assert max(asked) <= terms.last_tier
     if isinstance(action, Accept):
         assert action.tier in answered
