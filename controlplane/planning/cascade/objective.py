@@ -48,7 +48,7 @@ class BestWithin:
     best_s: float
     """Latency when the smallest tier answers everything."""
     worst_s: float
-    """Latency when the largest does, what the first takes before it included."""
+    """Latency when the largest does."""
     penalty: float = PENALTY
 
     def __post_init__(self) -> None:

@@ -19,8 +19,11 @@ class Routed:
     """What thresholds make of a sample."""
 
     reached: NDArray[np.bool_]
-    """Shape (n, C): which requests each tier is given; everything reaches the first. None reaches another that accepts
-    none: they go on to the next."""
+    """Shape (n, C): which requests each tier is given. None reaches a tier that accepts none; they go on to the
+    next."""
+    is_judged: tuple[bool, ...]
+    """Of each tier: whether its answers need a judge. Not where any score would do: at a threshold of 0, and on the
+    last tier."""
     output_tokens: NDArray[np.int64]
     """Shape (n, C): what each tier generates for the requests that reach it; less than whole answers where the sample
     has falls (`CascadeSample.tokens`)."""
@@ -46,8 +49,8 @@ def check_thresholds(thresholds: Sequence[float], tiers: int) -> None:
 def route(sample: CascadeSample, thresholds: Sequence[float]) -> Routed:
     """Send every request up the tiers until its answer scores at least the tier's threshold; the last accepts all.
 
-    The first tier is always asked; of those between it and the last only such as accept some score, as requests in the
-    live mesh (`controlplane.protocols.cascade.walk`).
+    Only tiers that accept some score are asked, as by requests in the live mesh
+    (`controlplane.protocols.cascade.walk`): every model by itself is a routing too.
     """
     check_thresholds(thresholds, sample.tiers)
     accepted = np.ones(sample.scores.shape, np.bool_)
@@ -56,12 +59,17 @@ def route(sample: CascadeSample, thresholds: Sequence[float]) -> Routed:
     reached: NDArray[np.bool_] = np.arange(sample.tiers) <= answered_by[:, None]
     reached[:, list(skipped_tiers(thresholds))] = False
     quality = float(sample.true_quality[np.arange(sample.requests), answered_by].mean())
-    return Routed(reached, _generated(sample, thresholds), answered_by, quality)
+    return Routed(reached, judged_tiers(thresholds), _generated(sample, thresholds), answered_by, quality)
 
 
 def skipped_tiers(thresholds: Sequence[float]) -> tuple[int, ...]:
-    """Those above the first that no request reaches because they would accept none of its answers."""
-    return tuple(tier for tier, threshold in enumerate(thresholds) if tier and threshold > MAX_SCORE)
+    """Those that no request reaches because they would accept none of its answers."""
+    return tuple(tier for tier, threshold in enumerate(thresholds) if threshold > MAX_SCORE)
+
+
+def judged_tiers(thresholds: Sequence[float]) -> tuple[bool, ...]:
+    """See `Routed.is_judged`; one more than thresholds."""
+    return (*(0 < threshold <= MAX_SCORE for threshold in thresholds), False)
 
 
 def _generated(sample: CascadeSample, thresholds: Sequence[float]) -> NDArray[np.int64]:
@@ -77,10 +85,9 @@ def proportional_thresholds(sample: CascadeSample) -> tuple[float, ...]:
     for tier in range(sample.tiers - 1):
         wanted = round(sample.requests / (tier + 2))
         scores = np.sort(sample.scores[reaching, tier])
-        # Escalated are the scores below the threshold: the `wanted` lowest, or all; above the first tier all but those
-        # of 100, because a tier that accepts none would be skipped.
-        highest = MAX_SCORE if tier else ESCALATE_ALL
-        threshold = float(scores[wanted]) if wanted < len(scores) else highest
+        # Escalated are the scores below the threshold: the `wanted` lowest, or all but those of 100, because a tier
+        # that accepts none would be skipped.
+        threshold = float(scores[wanted]) if wanted < len(scores) else MAX_SCORE
         thresholds.append(threshold)
         reaching &= sample.scores[:, tier] < threshold
     return tuple(thresholds)

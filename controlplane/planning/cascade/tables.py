@@ -45,7 +45,7 @@ class TierTable:
     mean_work_s: float
     tail_work_s: float
     judge_s: float
-    """An answer of this tier is judged before it counts, unless it was given up. 0 for the last tier."""
+    """What a judgement takes: an answer is judged before it counts, unless it was given up or any score would do."""
 
     def latencies_s(self, routed: Routed, rate_per_s: float) -> NDArray[np.float64]:
         """l(f), f = 0..max, under this routing of a workload of this rate; zeros if no request reaches the tier.
@@ -69,6 +69,8 @@ class TierTable:
     def _judged_s(self, routed: Routed) -> float:
         """What judgements add: to a mean by the part of the answers that are written whole; to a p95 all of it, if any
         are, which is an upper bound."""
+        if not routed.is_judged[self.tier]:
+            return 0.0
         tokens, reached = routed.output_tokens[:, self.tier], routed.reached[:, self.tier]
         part = float((tokens == self.work.output_tokens)[reached].mean())
         return self.judge_s * (part if self.capacity.statistic == "mean" else float(part > 0))
@@ -108,7 +110,7 @@ def tier_tables(
                 work=work,
                 mean_work_s=float(of_these.mean()),
                 tail_work_s=_tail_s(of_these),
-                judge_s=judge_s if tier < sample.tiers - 1 else 0.0,
+                judge_s=judge_s,
             )
         )
     return tuple(tables)

@@ -1,31 +1,30 @@
 """A trace under a quality target: every system, the least SLO scale that it meets and the rate that it sustains."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from controlplane.planning.cascade.alternate import PlanRequest, plan
 from controlplane.planning.cascade.parallelism import capacity
 from controlplane.planning.cascade.routing import candidate_thresholds, route
+from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import Point, front
 from mesh.errors import PlanInfeasible
 from simulator.cascade.curves import StoredCurve
 from simulator.cascade.replica import alone_s
 from simulator.cascade.tier import TierModel
 from simulator.reproductions.cascadia import setup
-from simulator.reproductions.cascadia.end_to_end import Deployed, poisson_arrivals, serve
+from simulator.reproductions.cascadia.bench import Bench
+from simulator.reproductions.cascadia.run import Arriving, Run, serve_at
 from simulator.reproductions.cascadia.scores import Answers
 from simulator.reproductions.cascadia.setup import Size, tiers_of
-from simulator.reproductions.cascadia.systems import COMPARED, SYSTEMS, Bench, System, stand_alone_tier
+from simulator.reproductions.cascadia.systems import ABLATIONS, COMPARED, SYSTEMS, stand_alone_tier
 from simulator.reproductions.cascadia.tables import ScaledCurves
-from simulator.reproductions.sustainable_rate import RateSearch, sustainable_rate
+from simulator.reproductions.cascadia.throughput import in_time_per_s, saturated_per_s
 
 _GRID = 32
-_MAX_GROWTH = 16.0
-"""Of a sustained rate over the trace's own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,25 +49,15 @@ class Workload:
 
     def bench(self) -> Bench:
         """At the trace's own rate."""
-        tiers = tiers_of(self.models, self.size.is_quick)
-        everything = self.everything.sample(1.0)
-        sample = self.answers.sample(1.0)
-        source = ScaledCurves(everything, sample, tiers, self.curves, self.seed)
-        bench = Bench(sample, tiers, source, setup.GPUS, setup.JUDGE_S, self.uniform_gpus, everything)
+        bench = self.bench_of(self.answers.sample(1.0))
         return bench.at(self.load * _largest_holds_per_s(bench))
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """A system at the trace's rate."""
-
-    deployed: Deployed
-    p95_s: float
-    quality: float
-    """Measured: mean score of the accepted answers."""
-    tier_p95_s: tuple[float, ...]
-    latencies_s: NDArray[np.float64]
-    """Ascending."""
+    def bench_of(self, sample: CascadeSample) -> Bench:
+        """Of other requests on the same cascade."""
+        tiers = tiers_of(self.models, self.size.is_quick)
+        source = ScaledCurves(self.everything.sample(1.0), sample, tiers, self.curves, self.seed)
+        by_load = tuple(source.of_everything(tier) for tier in range(sample.tiers))
+        return Bench(sample, tiers, source, setup.GPUS, setup.JUDGE_S, self.uniform_gpus, by_load)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +76,10 @@ class Case:
     refused: Mapping[str, str]
     """Systems that know of no way at this rate, and what they say."""
     sustained_per_s: Mapping[str, float | None]
-    """Of the systems for which it was searched; None where even a 64th of the trace's own rate is too much."""
+    """Within the limit; of the systems for which it was searched. None where even a 64th of the trace's own rate is too
+    much."""
+    saturated_per_s: Mapping[str, float | None]
+    """With no limit; of the same systems."""
 
     def scale(self, system: str) -> float | None:
         """The least SLO scale at which 95 % of the requests are in time."""
@@ -129,45 +121,26 @@ def _measure(workload: Workload, bench: Bench, quality: float) -> Case:
     runs: dict[str, Run] = {}
     refused: dict[str, str] = {}
     sustained: dict[str, float | None] = {}
+    saturated: dict[str, float | None] = {}
     tier = stand_alone_tier(bench.sample, quality)
     alone = single_request_s(bench, tier)
+    size = workload.size
+    arriving = Arriving(size.seconds, workload.max_requests, workload.seed)
+    full = replace(arriving, seconds=size.seconds / 2)
+    searched = (*COMPARED, *(ABLATIONS if size.ablation_throughput else ()))
     for name, system in SYSTEMS.items():
         try:
-            runs[name] = _run(system, bench, quality, workload)
+            deployed = system(bench, quality)
+            runs[name] = Run.of(deployed, serve_at(bench, deployed, bench.sample.rate_per_s, arriving))
         except PlanInfeasible as error:
             refused[name] = str(error)
-        if quality in workload.throughput_targets and (workload.size.ablation_throughput or name in COMPARED):
-            sustained[name] = _sustained_per_s(system, bench, quality, workload, setup.FIXED_SLO_SCALE * alone)
+        if quality in workload.throughput_targets and name in searched:
+            limit_s = setup.FIXED_SLO_SCALE * alone
+            sustained[name] = in_time_per_s(system, bench, quality, arriving, limit_s, size.tolerance)
+            saturated[name] = saturated_per_s(system, bench, quality, full)
     by_itself = float(bench.sample.scores[:, tier].mean())
-    return Case(workload.name, quality, bench.sample.rate_per_s, alone, tier, by_itself, runs, refused, sustained)
-
-
-def _run(system: System, bench: Bench, quality: float, workload: Workload) -> Run:
-    deployed = system(bench, quality)
-    rate, seconds = bench.sample.rate_per_s, workload.size.seconds
-    if workload.max_requests is not None:
-        seconds = min(seconds, workload.max_requests / rate)
-    arrivals = poisson_arrivals(bench.sample, rate, seconds, workload.seed)
-    served = serve(bench.sample, bench.tiers, deployed, arrivals, bench.judge_s, workload.seed)
-    return Run(deployed, served.p95_s, float(served.scores.mean()), served.tier_p95_s, np.sort(served.latencies_s))
-
-
-def _sustained_per_s(system: System, bench: Bench, quality: float, workload: Workload, limit_s: float) -> float | None:
-    """The highest rate at which 95 % of the requests end within the limit; each rate is planned for by itself."""
-    own = bench.sample.rate_per_s
-
-    def attainment_at(scale: float) -> float:
-        try:
-            run = _run(system, bench.at(own * scale), quality, workload)
-        except PlanInfeasible:
-            return 0.0
-        return float((run.latencies_s <= limit_s).mean())
-
-    search = RateSearch(
-        highest_scale=_MAX_GROWTH, growth=1.6, tolerance=workload.size.tolerance, target=setup.ATTAINMENT
-    )
-    found = sustainable_rate(attainment_at, search)
-    return None if found.scale is None else found.scale * own
+    rate = bench.sample.rate_per_s
+    return Case(workload.name, quality, rate, alone, tier, by_itself, runs, refused, sustained, saturated)
 
 
 def _largest_holds_per_s(bench: Bench) -> float:

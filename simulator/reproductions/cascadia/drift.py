@@ -1,10 +1,12 @@
-"""A workload that goes from trace 1 to trace 2 to trace 3, with and without planning anew (section 4.4).
+"""A workload that goes from trace 1 to trace 2 to trace 3 (section 4.4).
 
 Time is compressed: a minute lasts `minute_s`. What passes is sampled each minute, and the drift detector of the live
-planner decides. A new plan serves the requests that come after it is up; those before it end on the old replicas.
+planner decides when a system plans anew. A new plan serves the requests that come after it is up; those before it end
+on the old replicas. The stand-alone model keeps the replicas that it was given for the first trace, and the cascade is
+also shown with its first plan kept; Cascadia and CascadeServe-like plan anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,20 +16,38 @@ from controlplane.planning.cascade.drift import DriftDetector, DriftSettings, Wo
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible
 from simulator.reproductions.cascadia import setup
+from simulator.reproductions.cascadia.bench import Bench, System
+from simulator.reproductions.cascadia.cascade_serve import cascade_serve
 from simulator.reproductions.cascadia.cases import Workload, single_request_s
 from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, serve
-from simulator.reproductions.cascadia.setup import tiers_of
-from simulator.reproductions.cascadia.systems import Bench, cascadia, stand_alone_tier
-from simulator.reproductions.cascadia.tables import ScaledCurves
+from simulator.reproductions.cascadia.systems import (
+    CASCADE_SERVE,
+    CASCADIA,
+    STAND_ALONE,
+    cascadia,
+    stand_alone,
+    stand_alone_tier,
+)
+
+KEPT = "Cascadia, first plan kept"
+DRIFTING: Mapping[str, tuple[System, bool]] = {
+    CASCADIA: (cascadia, True),
+    KEPT: (cascadia, False),
+    STAND_ALONE: (stand_alone, False),
+    CASCADE_SERVE: (cascade_serve, True),
+}
+"""What is compared, and whether it plans anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drifted:
     """One run over the whole workload."""
 
+    name: str
+    """One of `DRIFTING`."""
     scale: float
     """Rates over the traces' own."""
-    is_replanned: bool
+    target: float
     switches: tuple[tuple[float, str], ...]
     """Minute at which a new plan served, and why it was made."""
     in_time_per_s: float
@@ -49,8 +69,18 @@ class _Stream:
     seconds: float
 
 
-def run_drift(traces: Sequence[Workload], scale: float, is_replanned: bool) -> Drifted:
-    """Planned for the first trace at its rate; then replanned, or kept."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Epoch:
+    """A deployment, from when on it serves, and why it was made."""
+
+    at_s: float
+    why: str
+    deployed: Deployed
+
+
+def run_drift(traces: Sequence[Workload], scale: float, target: float, name: str) -> Drifted:
+    """Planned for the first trace at its rate; then planned anew, or kept."""
+    system, is_replanned = DRIFTING[name]
     first = traces[0]
     minute_s = first.size.minute_s
     everything = first.everything.sample(1.0)
@@ -58,17 +88,18 @@ def run_drift(traces: Sequence[Workload], scale: float, is_replanned: bool) -> D
     rates = [bench.sample.rate_per_s * scale for bench in benches]
     stream = _stream(traces, rates, minute_s)
     bench = benches[0].at(rates[0])
-    epochs = [(0.0, "", cascadia(bench, setup.DRIFT_QUALITY))]
+    epochs = [_Epoch(0.0, "", system(bench, target))]
     if is_replanned:
-        epochs += _replans(first, bench.sample, everything, stream)
-    limit_s = setup.FIXED_SLO_SCALE * single_request_s(benches[0], stand_alone_tier(bench.sample, setup.DRIFT_QUALITY))
+        epochs += _replans(first, system, target, bench.sample, stream)
+    limit_s = setup.FIXED_SLO_SCALE * single_request_s(benches[0], stand_alone_tier(bench.sample, target))
     latencies_s, scores = _serve_epochs(everything, bench, epochs, stream, first.seed)
     in_time = latencies_s <= limit_s
     of_segment = [stream.segments == number for number in range(len(traces))]
     return Drifted(
+        name=name,
         scale=scale,
-        is_replanned=is_replanned,
-        switches=tuple((at_s / minute_s, why) for at_s, why, _ in epochs[1:]),
+        target=target,
+        switches=tuple((epoch.at_s / minute_s, epoch.why) for epoch in epochs[1:]),
         in_time_per_s=float(in_time.sum() / stream.seconds),
         offered_per_s=float(len(in_time) / stream.seconds),
         p95_s=float(np.quantile(latencies_s, 0.95)),
@@ -95,15 +126,15 @@ def _stream(traces: Sequence[Workload], rates: Sequence[float], minute_s: float)
 
 
 def _replans(
-    first: Workload, planned_for: CascadeSample, everything: CascadeSample, stream: _Stream
-) -> list[tuple[float, str, Deployed]]:
-    """When which plan serves."""
+    first: Workload, system: System, target: float, planned_for: CascadeSample, stream: _Stream
+) -> list[_Epoch]:
     settings = DriftSettings()
     detector = DriftDetector(_summary(planned_for, planned_for.rate_per_s), settings)
+    everything = first.everything.sample(1.0)
     minute_s = first.size.minute_s
     rng = np.random.default_rng((first.seed, 99))
     windows: list[NDArray[np.intp]] = []
-    found: list[tuple[float, str, Deployed]] = []
+    found: list[_Epoch] = []
     for minute in range(round(stream.seconds / minute_s)):
         within = (stream.arrivals.times_s >= minute * minute_s) & (stream.arrivals.times_s < (minute + 1) * minute_s)
         rows = stream.arrivals.rows[within]
@@ -116,20 +147,13 @@ def _replans(
             continue
         recent = _rows(everything, np.concatenate(windows[-settings.windows :]), rate)
         try:
-            deployed = cascadia(_bench(first, recent), setup.DRIFT_QUALITY)
+            deployed = system(first.bench_of(recent), target)
         except PlanInfeasible:
             detector.refused()
             continue
         detector.replanned(_summary(recent, rate))
-        found.append(((minute + 1 + setup.SWITCH_MINUTES) * minute_s, why, deployed))
+        found.append(_Epoch((minute + 1 + setup.SWITCH_MINUTES) * minute_s, why, deployed))
     return found
-
-
-def _bench(first: Workload, sample: CascadeSample) -> Bench:
-    tiers = tiers_of(first.models, first.size.is_quick)
-    everything = first.everything.sample(1.0)
-    source = ScaledCurves(everything, sample, tiers, first.curves, first.seed)
-    return Bench(sample, tiers, source, setup.GPUS, setup.JUDGE_S, first.uniform_gpus, everything)
 
 
 def _rows(everything: CascadeSample, rows: NDArray[np.intp], rate_per_s: float) -> CascadeSample:
@@ -151,19 +175,19 @@ def _summary(sample: CascadeSample, rate_per_s: float) -> WorkloadSummary:
 def _serve_epochs(
     everything: CascadeSample,
     bench: Bench,
-    epochs: Sequence[tuple[float, str, Deployed]],
+    epochs: Sequence[_Epoch],
     stream: _Stream,
     seed: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    starts = [at_s for at_s, _, _ in epochs]
+    starts = [epoch.at_s for epoch in epochs]
     epoch_of = np.searchsorted(starts, stream.arrivals.times_s, side="right") - 1
     latencies_s, scores = np.zeros(len(epoch_of)), np.zeros(len(epoch_of))
     sample = replace(everything, rate_per_s=bench.sample.rate_per_s)
-    for number, (_, _, deployed) in enumerate(epochs):
+    for number, epoch in enumerate(epochs):
         here = np.flatnonzero(epoch_of == number)
         if not len(here):
             continue
         part = Arrivals(stream.arrivals.times_s[here], stream.arrivals.rows[here])
-        served = serve(sample, bench.tiers, deployed, part, bench.judge_s, seed)
+        served = serve(sample, bench.tiers, epoch.deployed, part, bench.judge_s, seed)
         latencies_s[here], scores[here] = served.latencies_s, served.scores
     return latencies_s, scores

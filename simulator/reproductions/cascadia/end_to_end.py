@@ -1,4 +1,4 @@
-"""A deployed cascade under load: requests pass its tiers in turn, and each answer but the last tier's is judged."""
+"""A deployed cascade under load: requests pass its tiers in turn, and answers that might not do are judged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.planning.cascade.parallelism import Mix
-from controlplane.planning.cascade.routing import skipped_tiers
+from controlplane.planning.cascade.routing import judged_tiers, skipped_tiers
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.policies.registry import create_policy
 from mesh.errors import PlanInfeasible
@@ -23,12 +23,9 @@ DISPATCH = "least_loaded"
 class Deployed:
     """A routing with its replicas."""
 
-    path: tuple[int, ...]
-    """The tiers that requests pass, by their column in the sample: one alone, or all."""
     thresholds: tuple[float, ...]
-    """One fewer than tiers on the path."""
     mixes: tuple[Mix, ...]
-    """Of the tiers on the path; empty where no request goes."""
+    """Of every tier; empty where no request goes."""
     quality: float
     """Expected, on the sample it was made for."""
     shares: tuple[float, ...]
@@ -53,12 +50,21 @@ class Served:
     """Arrival to accepted answer, judgements included."""
     scores: NDArray[np.float64]
     tier_p95_s: tuple[float, ...]
-    """Of each tier on the path, by the requests that reached it; 0 where none did."""
+    """Of each tier, by the requests that reached it; 0 where none did."""
+    tier_finished_s: tuple[NDArray[np.float64], ...]
+    """When each tier's answers were complete."""
 
     @property
     def p95_s(self) -> float:
         """95 % of the requests took no longer."""
         return float(np.quantile(self.latencies_s, 0.95, method="higher"))
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Requests per second of the whole that the slowest tier keeps up with: of a run with more arrivals than are
+        served, what is served. Of each tier the middle 80 % of its answers count, not how batches fill and empty."""
+        spans_s = [np.ptp(np.quantile(ends_s, (0.1, 0.9))) for ends_s in self.tier_finished_s if len(ends_s) > 1]
+        return 0.8 * len(self.latencies_s) / float(max(spans_s))
 
 
 def poisson_arrivals(sample: CascadeSample, rate_per_s: float, seconds: float, seed: int) -> Arrivals:
@@ -78,27 +84,28 @@ def serve(
     scores = np.zeros(len(ready_s))
     here = np.arange(len(ready_s))
     tails: list[float] = []
-    skipped = skipped_tiers(deployed.thresholds)
-    for stage, tier in enumerate(deployed.path):
-        if not len(here) or stage in skipped:
+    ends: list[NDArray[np.float64]] = []
+    skipped, is_judged = skipped_tiers(deployed.thresholds), judged_tiers(deployed.thresholds)
+    for number, tier in enumerate(tiers):
+        if not len(here) or number in skipped:
             tails.append(0.0)
+            ends.append(np.zeros(0))
             continue
         here = here[np.argsort(ready_s[here], kind="stable")]
         rows = arrivals.rows[here]
         trace = [
-            TraceRequest(at_s, int(sample.input_tokens[row]), int(sample.output_tokens[row, tier]))
+            TraceRequest(at_s, int(sample.input_tokens[row]), int(sample.output_tokens[row, number]))
             for at_s, row in zip(ready_s[here].tolist(), rows.tolist(), strict=True)
         ]
-        finished_s = _finished_s(tiers[tier], deployed.mixes[stage], trace, seed)
-        is_last = stage == len(deployed.path) - 1
-        if not is_last:
-            finished_s = finished_s + judge_s
-        tails.append(float(np.quantile(finished_s - ready_s[here], 0.95)))
-        ready_s[here] = finished_s
-        scores[here] = sample.scores[rows, tier]
-        if not is_last:
-            here = here[scores[here] < deployed.thresholds[stage]]
-    return Served(ready_s - arrivals.times_s, scores, tuple(tails))
+        finished_s = _finished_s(tier, deployed.mixes[number], trace, seed)
+        ends.append(finished_s)
+        answered_s = finished_s + judge_s * is_judged[number]
+        tails.append(float(np.quantile(answered_s - ready_s[here], 0.95)))
+        ready_s[here] = answered_s
+        scores[here] = sample.scores[rows, number]
+        if number < len(deployed.thresholds):
+            here = here[scores[here] < deployed.thresholds[number]]
+    return Served(ready_s - arrivals.times_s, scores, tuple(tails), tuple(ends))
 
 
 def _finished_s(tier: Tier, mix: Mix, trace: list[TraceRequest], seed: int) -> NDArray[np.float64]:

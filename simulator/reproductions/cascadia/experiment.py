@@ -12,7 +12,7 @@ from simulator.cascade.tier import TierModel
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.accuracy import Throughput, figure_2, table_1
 from simulator.reproductions.cascadia.cases import Case, Workload, latency_quality_front, measure_trace
-from simulator.reproductions.cascadia.drift import Drifted, run_drift
+from simulator.reproductions.cascadia.drift import DRIFTING, Drifted, run_drift
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, gsm8k, mtbench
 from simulator.reproductions.cascadia.setup import FULL, QUICK, Size, tiers_of
 from simulator.reproductions.cascadia.tables import measured_curves
@@ -101,17 +101,16 @@ def _measured(
         for target in workload.targets
     }
     of_drift = {
-        f"drift x {scale:g}, {'planned anew' if anew else 'plan kept'}": partial(
-            run_drift, tuple(traces.values()), scale, anew
-        )
+        f"drift x {scale:g}, target {target:g}, {name}": partial(run_drift, tuple(traces.values()), scale, target, name)
         for scale in size.drift_scales
-        for anew in (False, True)
+        for target in size.drift_targets
+        for name in DRIFTING
     }
     cases = [case for found in run.run_jobs(of_cases).values() for case in found]
     drifted = run.run_jobs(of_drift)
     small = run.run_jobs({"table 1": table_1, "figure 2": figure_2})
     middle = list(traces.values())[1]
-    fronts = {name: latency_quality_front(trace, setup.DRIFT_QUALITY) for name, trace in traces.items()}
+    fronts = {name: latency_quality_front(trace, setup.PLAN_QUALITY) for name, trace in traces.items()}
     return Measured(
         size=size,
         traces=traces,
@@ -130,7 +129,7 @@ def plan_seconds(workload: Workload, gpus: int) -> float:
     """CPU time of a plan at a rate in proportion to the GPUs, when all tables are known."""
     bench = workload.bench()
     bench = bench.at(bench.sample.rate_per_s * gpus / bench.gpus)
-    request = PlanRequest(gpus=gpus, quality=setup.DRIFT_QUALITY, judge_s=bench.judge_s)
+    request = PlanRequest(gpus=gpus, quality=setup.PLAN_QUALITY, judge_s=bench.judge_s)
     plan(bench.sample, bench.source, request)
     started_s = time.process_time()
     plan(bench.sample, bench.source, request)

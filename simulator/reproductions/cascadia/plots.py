@@ -19,7 +19,7 @@ def draw(folder: Path, measured: Measured) -> tuple[str, ...]:
     """Write the PNG files; their names in the order of the page."""
     panels = [_attainment(case) for case in measured.cases]
     draw_lines(folder / ATTAINMENT_PLOT, panels, columns=len(measured.size.targets))
-    _bars(folder / THROUGHPUT_PLOT, [case for case in measured.cases if case.sustained_per_s])
+    _bars(folder / THROUGHPUT_PLOT, [case for case in measured.cases if case.saturated_per_s])
     fronts = {name: [(point.quality, point.latency_s) for point in points] for name, points in measured.fronts.items()}
     title = f"Routings that nothing beats on {setup.GPUS} GPUs"
     draw_lines(folder / FRONT_PLOT, [Panel(title, "quality", "p95 of the slowest tier (s)", fronts, is_y_log=True)])
@@ -43,14 +43,14 @@ def _bars(path: Path, cases: list[Case]) -> None:
 
     figure = Figure(figsize=(max(6.0, 1.6 * len(cases)), 4.0), layout="constrained")
     axes = figure.subplots()
-    shown = [system for system in SYSTEMS if any(system in case.sustained_per_s for case in cases)]
+    shown = [system for system in SYSTEMS if any(system in case.saturated_per_s for case in cases)]
     width = 0.8 / max(len(shown), 1)
     for number, system in enumerate(shown):
-        heights = [case.sustained_per_s.get(system) or 0.0 for case in cases]
+        heights = [case.saturated_per_s.get(system) or 0.0 for case in cases]
         axes.bar(np.arange(len(cases)) + number * width, heights, width, label=system)
     labels = [f"{case.trace}\n{case.quality:g}" for case in cases]
     axes.set_xticks(np.arange(len(cases)) + 0.4 - width / 2, labels, fontsize="small")
-    axes.set_ylabel("requests/s")
+    axes.set_ylabel("requests/s, saturated")
     axes.grid(visible=True, axis="y", alpha=0.3)
     if shown:
         axes.legend(fontsize="small")

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from controlplane.model.cascade_record import MAX_SCORE
 from controlplane.planning.cascade.parallelism import Mix
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.cases import Case, Workload, reachable
 from simulator.reproductions.cascadia.experiment import Measured
-from simulator.reproductions.cascadia.systems import STAND_ALONE, SYSTEMS
+from simulator.reproductions.cascadia.systems import SYSTEMS
+from simulator.reproductions.cascadia.throughput import OVERLOAD
 from simulator.reproductions.page import markdown_table, show
 from simulator.reproductions.report import Section
 from simulator.reproductions.run import ReproductionRun
@@ -18,7 +20,7 @@ def sections_of(measured: Measured, run: ReproductionRun) -> tuple[Section, ...]
     return (
         Section(title="Setup", markdown=_setup(measured, run)),
         Section(title="SLO scale at 95 % attainment", markdown=_scales(cases)),
-        Section(title="Highest rate at 95 % attainment", markdown=_throughputs(measured.cases)),
+        Section(title="Throughput", markdown=_throughputs(measured.cases)),
         Section(title="Plans (tables 2 and 3)", markdown=_plans(cases)),
         Section(title="Drift", markdown=_drift(measured)),
         Section(title="Strategies (table 1 and figure 2)", markdown=_strategies(measured)),
@@ -95,13 +97,26 @@ def _scale(case: Case, system: str) -> str:
 
 
 def _throughputs(cases: Sequence[Case]) -> str:
-    rows = [
+    searched = [case for case in cases if case.sustained_per_s]
+    in_time = [
         (case.trace, show(case.quality), *(show(case.sustained_per_s.get(system)) for system in SYSTEMS))
-        for case in cases
-        if case.sustained_per_s
+        for case in searched
     ]
-    limit = f"Requests/s within {setup.FIXED_SLO_SCALE:g} times a single request's time; each rate is planned for."
-    return limit + "\n\n" + markdown_table(("workload", "target", *SYSTEMS), rows)
+    saturated = [
+        (case.trace, show(case.quality), *(show(case.saturated_per_s.get(system)) for system in SYSTEMS))
+        for case in searched
+    ]
+    header = ("workload", "target", *SYSTEMS)
+    return "\n\n".join(
+        [
+            f"Requests/s with 95 % within {setup.FIXED_SLO_SCALE:g} times a single request's time; each rate is "
+            "planned for.",
+            markdown_table(header, in_time),
+            "Saturated, in requests/s: what the deployment serves that a system makes for the highest rate which it "
+            f"holds by its own tables, when {OVERLOAD:g} times that arrives. No limit of latency.",
+            markdown_table(header, saturated),
+        ]
+    )
 
 
 def _plans(cases: Sequence[Case]) -> str:
@@ -116,7 +131,7 @@ def _plans(cases: Sequence[Case]) -> str:
         "p95 of tiers (s)",
     )
     rows = [row for case in cases for row in _plan_rows(case)]
-    return markdown_table(header, rows)
+    return "Threshold none: the tier accepts nothing and is skipped.\n\n" + markdown_table(header, rows)
 
 
 def _plan_rows(case: Case) -> Iterator[tuple[str, ...]]:
@@ -126,14 +141,16 @@ def _plan_rows(case: Case) -> Iterator[tuple[str, ...]]:
             case.trace,
             show(case.quality),
             system,
-            ", ".join(f"{threshold:.0f}" for threshold in deployed.thresholds) or "-",
+            ", ".join(_threshold(threshold) for threshold in deployed.thresholds),
             ", ".join(f"{share:.0%}" for share in deployed.shares),
             show(deployed.quality),
-            "; ".join(_mix(mix) for mix in deployed.mixes)
-            if system != STAND_ALONE
-            else f"tier {deployed.path[0] + 1}: {_mix(deployed.mixes[0])}",
+            "; ".join(_mix(mix) for mix in deployed.mixes),
             ", ".join(f"{tail:.1f}" for tail in run.tier_p95_s),
         )
+
+
+def _threshold(threshold: float) -> str:
+    return "none" if threshold > MAX_SCORE else f"{threshold:.0f}"
 
 
 def _mix(mix: Mix) -> str:
@@ -141,11 +158,12 @@ def _mix(mix: Mix) -> str:
 
 
 def _drift(measured: Measured) -> str:
-    header = ("rates", "plan", "new plans (minute: why)", "in time /s", "offered /s", "p95 (s)", "quality")
+    header = ("rates", "target", "system", "new plans (minute: why)", "in time /s", "offered /s", "p95 (s)", "quality")
     rows = [
         (
             f"x {run.scale:g}",
-            "planned anew" if run.is_replanned else "kept",
+            show(run.target),
+            run.name,
             "; ".join(f"{at:.0f}: {why}" for at, why in run.switches) or "-",
             show(run.in_time_per_s),
             show(run.offered_per_s),
@@ -158,7 +176,7 @@ def _drift(measured: Measured) -> str:
     ]
     minutes = ", ".join(str(minute) for minute in setup.DRIFT_MINUTES)
     return (
-        f"Traces 1, 2, 3 for {minutes} minutes of {measured.size.minute_s:g} s each, target {setup.DRIFT_QUALITY:g}; "
+        f"Traces 1, 2, 3 for {minutes} minutes of {measured.size.minute_s:g} s each; "
         f"{setup.WINDOW_REQUESTS} requests sampled each minute; a new plan serves {setup.SWITCH_MINUTES:g} minute "
         f"after it was made. In time: within {setup.FIXED_SLO_SCALE:g} times a single request's time on the first "
         "trace's stand-alone model.\n\n" + markdown_table((*header, "in time by trace", "quality by trace"), rows)

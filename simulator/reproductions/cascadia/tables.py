@@ -37,6 +37,10 @@ class ScaledCurves:
         """See `CurveSource`."""
         return self._sample.work(tier)
 
+    def of_everything(self, tier: int) -> tuple[ReplicaCurve, ...]:
+        """Unscaled."""
+        return self._everything.curves(tier, self._all, self._all_tokens[:, tier])
+
     def curves(
         self, tier: int, requests: NDArray[np.intp], output_tokens: NDArray[np.int64]
     ) -> tuple[ReplicaCurve, ...]:
@@ -47,7 +51,7 @@ class ScaledCurves:
         tail = float(np.quantile(of_these, TAIL) / np.quantile(of_all, TAIL))
         return tuple(
             ReplicaCurve(curve.shape, curve.rates_per_s / work, curve.p95_s * tail, curve.mean_s * work)
-            for curve in self._everything.curves(tier, self._all, self._all_tokens[:, tier])
+            for curve in self.of_everything(tier)
         )
 
 

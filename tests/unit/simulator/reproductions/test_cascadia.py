@@ -15,12 +15,15 @@ from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible, TraceError
 from simulator.cascade import curves, replica
 from simulator.cascade.curves import SimulatedCurves
-from simulator.reproductions.cascadia import accuracy, cases, experiment, setup, systems
+from simulator.reproductions.cascadia import accuracy, experiment, setup, systems, throughput
+from simulator.reproductions.cascadia.bench import Bench
 from simulator.reproductions.cascadia.cases import measure_trace, reachable
-from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, poisson_arrivals, serve
+from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, Served, poisson_arrivals, serve
+from simulator.reproductions.cascadia.run import Arriving
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
 from simulator.reproductions.cascadia.tables import ScaledCurves
 from simulator.reproductions.run import ReproductionRun, reproduce
+from simulator.reproductions.sustainable_rate import RateSearch
 
 QUESTIONS = 24
 TIERS = setup.tiers_of((setup.LLAMA_SMALL, setup.MIDDLE), quick=True)
@@ -34,9 +37,12 @@ def _answers(seed: int = 0) -> Answers:
     return Answers(scores, inputs, outputs, ("small", "large"), np.arange(QUESTIONS))
 
 
-def _bench(rate_per_s: float = 5.0) -> systems.Bench:
+def _bench(rate_per_s: float = 5.0) -> Bench:
     sample = _answers().sample(rate_per_s)
-    return systems.Bench(sample, TIERS, SimulatedCurves(sample, TIERS), 16, 0.5, (8, 8), sample)
+    source = SimulatedCurves(sample, TIERS)
+    rows = np.arange(QUESTIONS)
+    by_load = tuple(source.curves(tier, rows, sample.output_tokens[:, tier]) for tier in range(2))
+    return Bench(sample, TIERS, source, 16, 0.5, (8, 8), by_load)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,12 +98,14 @@ def test_every_claim_has_its_row_with_a_figure_or_a_reason(
     few = {model: shapes[:1] for model, shapes in setup._QUICK_SHAPES.items()}
     monkeypatch.setattr(setup, "_QUICK_SHAPES", few)
     monkeypatch.setattr(experiment, "QUICK", SHORT)
-    monkeypatch.setattr(cases, "_MAX_GROWTH", 1.0)
+    monkeypatch.setattr(throughput, "_MAX_GROWTH", 1.0)
+    monkeypatch.setattr(throughput, "_HELD", RateSearch(highest_scale=1.0, tolerance=2.0, target=0.5))
     run = ReproductionRun(data, tmp_path / "out", seed=3, quick=True, processes=1)
     report = reproduce("cascadia", run)
     published = [row.paper for row in report.rows if isinstance(row.paper, float)]
-    assert published[:14] == [4.0, 2.8, 5.0, 3.0, 2.5, 1.7, 3.3, 1.7, 1.6, 1.4, 2.1, 1.7, 3.8, 2.6]
-    assert published[14:16] == [2.2, 0.21]
+    assert published[:12] == [4.0, 2.8, 5.0, 3.0, 5.0, 3.0, 2.5, 1.7, 3.3, 1.7, 3.3, 1.7]
+    assert published[12:23] == [1.6, 1.4, 1.6, 1.4, 2.1, 1.7, 2.1, 1.7, 3.8, 2.6, 4.4]
+    assert published[23:25] == [2.2, 0.21]
     assert len({row.claim for row in report.rows}) == len(report.rows)
     assert all(row.ours is not None or row.why for row in report.rows)
     assert {path.name for path in (run.out / "plots").iterdir()} == {"attainment.png", "throughput.png", "front.png"}
@@ -138,18 +146,18 @@ def test_requests_pass_tiers_until_an_answer_is_accepted_and_each_judgement_take
         rate_per_s=1.0,
     )
     mixes = (((ReplicaShape(1), 1),), ((ReplicaShape(4), 1),))
-    deployed = Deployed((0, 1), (50.0,), mixes, 87.5, (1.0, 0.5))
+    deployed = Deployed((50.0,), mixes, 87.5, (1.0, 0.5))
     far_apart = Arrivals(np.array([0.0, 100.0]), np.array([0, 1]))
     without, judged = (serve(sample, TIERS, deployed, far_apart, judge_s) for judge_s in (0.0, 2.0))
     assert judged.scores == pytest.approx([80.0, 95.0])
     assert judged.latencies_s - without.latencies_s == pytest.approx([2.0, 2.0]), "the last tier is not judged"
     assert without.latencies_s[1] > without.latencies_s[0]
-    alone = serve(sample, TIERS, Deployed((1,), (), mixes[1:], 92.5, (1.0,)), far_apart, 2.0)
+    alone = serve(sample, TIERS, Deployed((ESCALATE_ALL,), ((), mixes[1]), 92.5, (0.0, 1.0)), far_apart, 2.0)
     assert judged.latencies_s[1] == pytest.approx(without.latencies_s[0] + 2.0 + alone.latencies_s[1])
 
 
 def test_requests_that_reach_a_tier_without_replicas_are_refused() -> None:
-    deployed = Deployed((0, 1), (100.0,), (((ReplicaShape(1), 1),), ()), 80.0, (1.0, 1.0))
+    deployed = Deployed((100.0,), (((ReplicaShape(1), 1),), ()), 80.0, (1.0, 1.0))
     with pytest.raises(PlanInfeasible, match="which has no replica"):
         serve(BENCH.sample, TIERS, deployed, poisson_arrivals(BENCH.sample, 5.0, 2.0, 0), 0.0)
 
@@ -162,7 +170,7 @@ def test_a_tier_between_that_accepts_nothing_is_skipped() -> None:
         rate_per_s=1.0,
     )
     mixes = (((ReplicaShape(1), 1),), (), ((ReplicaShape(4), 1),))
-    deployed = Deployed((0, 1, 2), (50.0, ESCALATE_ALL), mixes, 95.0, (1.0, 0.0, 1.0))
+    deployed = Deployed((50.0, ESCALATE_ALL), mixes, 95.0, (1.0, 0.0, 1.0))
     tiers = (TIERS[0], TIERS[0], TIERS[1])
     served = serve(sample, tiers, deployed, Arrivals(np.array([0.0]), np.array([0])), 0.0)
     assert served.scores == pytest.approx([95.0])
@@ -203,6 +211,34 @@ def test_cascade_serve_takes_one_shape_a_tier_and_does_not_look_at_who_is_escala
     assert all(len(mix) <= 1 for mix in deployed.mixes)
     longer = replace(BENCH.sample, output_tokens=BENCH.sample.output_tokens * 2)
     assert systems.cascade_serve(replace(BENCH, sample=longer), 70.0) == deployed
+
+
+def test_cascade_serve_is_tuned_to_the_shapes_whose_slowest_tier_is_fastest_at_the_load() -> None:
+    rates = np.array([0.1, 10.0])
+    slow = ReplicaCurve(ReplicaShape(1), rates, np.array([4.0, 9.0]), rates)
+    fast = ReplicaCurve(ReplicaShape(2), rates, np.array([1.0, 2.0]), rates)
+    sample = replace(BENCH.sample, scores=np.tile([10.0, 90.0], (QUESTIONS, 1)), rate_per_s=12.0)
+    bench = replace(BENCH, sample=sample, by_load=((slow, fast), (slow, fast)), gpus=3)
+    by_itself = systems.cascade_serve(bench, 50.0)
+    assert by_itself.thresholds == (ESCALATE_ALL,)
+    assert by_itself.mixes == ((), ((ReplicaShape(1), 3),)), "one fast replica does not hold 12 requests/s"
+    assert systems.cascade_serve(bench.at(9.0), 50.0).mixes == ((), ((ReplicaShape(2), 1),))
+    crowded = systems.cascade_serve(bench.at(90.0), 50.0)
+    assert not crowded.is_within
+    assert crowded.mixes == ((), ((ReplicaShape(1), 3),)), "the least overloaded"
+
+
+def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with() -> None:
+    quick, slow, skipped = np.linspace(0, 10, 101), np.linspace(5, 45, 51), np.zeros(0)
+    served = Served(np.ones(101), np.ones(101), (1.0, 0.0, 1.0), (quick, skipped, slow))
+    assert served.throughput_per_s == pytest.approx(101 / 40), "half of the requests in 40 s, the whole with them"
+    arriving = Arriving(20.0, 400, 0)
+    assert throughput.saturated_per_s(systems.cascadia, BENCH, 99.99, arriving) is None
+    system = systems.SYSTEMS[systems.STAND_ALONE]
+    few, many = (throughput.saturated_per_s(system, replace(BENCH, gpus=gpus), 60.0, arriving) for gpus in (4, 16))
+    assert few is not None
+    assert many is not None
+    assert many > few
 
 
 def test_uniform_parallelism_is_whole_servers_first() -> None:

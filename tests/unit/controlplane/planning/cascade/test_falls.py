@@ -129,9 +129,9 @@ def test_without_falls_tables_are_those_of_whole_answers_bit_for_bit(minimise: M
 def test_answers_that_are_given_up_do_not_wait_for_the_judge() -> None:
     sample = with_falls(random_sample(4, 150, 3, levels=40), 4)
     source = AnalyticSource(sample, TOKEN_S, SHAPES)
-    for threshold in (0.0, 40.0, ESCALATE_ALL):
+    for threshold in (0.0, 1.0, 40.0, 100.0):
         routed = route(sample, (threshold, 0.0))
-        whole = float((routed.output_tokens[:, 0] == sample.output_tokens[:, 0]).mean())
+        whole = float((routed.output_tokens[:, 0] == sample.output_tokens[:, 0]).mean()) if threshold else 0.0
         for statistic, added_s in (("mean", 9.0 * whole), ("p95", 9.0 if whole else 0.0)):
             at_once, judged = (tier_tables(sample, routed, source, 8, judge_s, statistic)[0] for judge_s in (0.0, 9.0))
             difference_s = judged.latencies_s(routed, 1.0)[2:] - at_once.latencies_s(routed, 1.0)[2:]

@@ -162,7 +162,7 @@ def enumerated_score(sample: CascadeSample, source: AnalyticSource, request: Pla
             judged = (
                 (routed.output_tokens == sample.output_tokens)[reached, tier].mean() if statistic == "mean" else 1.0
             )
-            judge_s = request.judge_s * judged if tier < sample.tiers - 1 else 0.0
+            judge_s = request.judge_s * judged if routed.is_judged[tier] else 0.0
             per_tier.append([enumerated_latency_s(curves, f, rate, statistic) + judge_s for f in range(gpus + 1)])
         latency_s = min(
             total_latency_s([per_tier[tier][f] for tier, f in enumerate(split)], routed.shares, request.minimise)

@@ -37,13 +37,24 @@ def test_a_score_equal_to_the_threshold_is_accepted() -> None:
     assert (route(sample, (100.0,)).answered_by == (sample.scores[:, 0] < 100)).all()
 
 
-def test_a_tier_between_the_first_and_the_last_that_accepts_none_is_skipped_and_the_first_is_not() -> None:
+def test_a_tier_that_accepts_none_is_skipped_and_one_that_accepts_all_is_not_judged() -> None:
     sample = random_sample(1, 50, 4)
     routed = route(sample, (ESCALATE_ALL, ESCALATE_ALL, 60.0))
-    assert routed.shares == pytest.approx((1.0, 0.0, 1.0, (sample.scores[:, 2] < 60).mean()))
+    assert routed.shares == pytest.approx((0.0, 0.0, 1.0, (sample.scores[:, 2] < 60).mean()))
+    assert routed.is_judged == (False, False, True, False)
     assert set(routed.answered_by.tolist()) == {2, 3}
     assert route(sample, (ESCALATE_ALL, 100.0, 60.0)).shares[1] == 1.0
     assert (routed.output_tokens == sample.output_tokens).all()
+    assert route(sample, (100.0, 0.0, 60.0)).is_judged == (True, False, True, False)
+
+
+@pytest.mark.parametrize("tier", range(3))
+def test_every_model_by_itself_is_a_routing(tier: int) -> None:
+    sample = random_sample(2, 50, 3)
+    routed = route(sample, ((ESCALATE_ALL,) * tier + (0.0,) * 2)[:2])
+    assert routed.shares == tuple(float(other == tier) for other in range(3))
+    assert not any(routed.is_judged[: tier + 1])
+    assert routed.quality == pytest.approx(sample.scores[:, tier].mean())
 
 
 def test_quality_counts_what_answers_are_worth_not_what_the_judge_saw() -> None:

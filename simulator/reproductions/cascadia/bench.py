@@ -1,0 +1,33 @@
+"""A workload on a cascade, and what its replicas are known to do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from controlplane.planning.cascade.replica import ReplicaCurve
+from controlplane.planning.cascade.sample import CascadeSample
+from controlplane.planning.cascade.tables import CurveSource
+from simulator.cascade.tier import Tier
+from simulator.reproductions.cascadia.end_to_end import Deployed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bench:
+    """What every system is given."""
+
+    sample: CascadeSample
+    """At the rate to plan for."""
+    tiers: Sequence[Tier]
+    source: CurveSource
+    gpus: int
+    judge_s: float
+    uniform_gpus: tuple[int, ...]
+    by_load: tuple[tuple[ReplicaCurve, ...], ...]
+    """Of each tier, in all shapes, under a mean of all workloads: what a system knows that looks at load alone."""
+
+    def at(self, rate_per_s: float) -> "Bench":
+        """The same at another rate."""
+        return replace(self, sample=replace(self.sample, rate_per_s=rate_per_s))
+
+
+System = Callable[[Bench, float], Deployed]
+"""Of a bench and a quality target. Raises `PlanInfeasible` where the system knows of no way."""

@@ -1,0 +1,46 @@
+"""A system's deployment under a load."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.reproductions.cascadia.bench import Bench
+from simulator.reproductions.cascadia.end_to_end import Deployed, Served, poisson_arrivals, serve
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """How long, and what is drawn."""
+
+    seconds: float
+    max_requests: int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What came of it."""
+
+    deployed: Deployed
+    p95_s: float
+    quality: float
+    """Measured: mean score of the accepted answers."""
+    tier_p95_s: tuple[float, ...]
+    latencies_s: NDArray[np.float64]
+    """Ascending."""
+
+    @classmethod
+    def of(cls, deployed: Deployed, served: Served) -> "Run":
+        """Of a deployment that has served."""
+        quality = float(served.scores.mean())
+        return cls(deployed, served.p95_s, quality, served.tier_p95_s, np.sort(served.latencies_s))
+
+
+def serve_at(bench: Bench, deployed: Deployed, rate_per_s: float, arriving: Arriving) -> Served:
+    """Poisson arrivals of the bench's requests. Raises `PlanInfeasible` as `serve`."""
+    seconds = arriving.seconds
+    if arriving.max_requests is not None:
+        seconds = min(seconds, arriving.max_requests / rate_per_s)
+    arrivals = poisson_arrivals(bench.sample, rate_per_s, seconds, arriving.seed)
+    return serve(bench.sample, bench.tiers, deployed, arrivals, bench.judge_s, arriving.seed)

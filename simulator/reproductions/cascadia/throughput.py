@@ -1,0 +1,54 @@
+"""What a system serves at most: with 95 % of the requests in time, and with no limit of latency at all."""
+
+from mesh.errors import PlanInfeasible
+from simulator.reproductions.cascadia import setup
+from simulator.reproductions.cascadia.bench import Bench, System
+from simulator.reproductions.cascadia.end_to_end import Deployed
+from simulator.reproductions.cascadia.run import Arriving, serve_at
+from simulator.reproductions.sustainable_rate import RateSearch, sustainable_rate
+
+OVERLOAD = 2.0
+"""Arrivals over what a deployment holds by its tables, to keep it full."""
+_MAX_GROWTH = 16.0
+"""Of a rate over the trace's own."""
+_HELD = RateSearch(highest_scale=_MAX_GROWTH, growth=1.6, tolerance=0.02, target=0.5)
+
+
+def in_time_per_s(
+    system: System, bench: Bench, quality: float, arriving: Arriving, limit_s: float, tolerance: float
+) -> float | None:
+    """The highest rate at which 95 % of the requests end within the limit; each rate is planned for by itself. None
+    where even a 64th of the bench's own rate is too much."""
+    own = bench.sample.rate_per_s
+
+    def attainment_at(scale: float) -> float:
+        try:
+            served = serve_at(bench, system(bench.at(own * scale), quality), own * scale, arriving)
+        except PlanInfeasible:
+            return 0.0
+        return float((served.latencies_s <= limit_s).mean())
+
+    search = RateSearch(highest_scale=_MAX_GROWTH, growth=1.6, tolerance=tolerance, target=setup.ATTAINMENT)
+    found = sustainable_rate(attainment_at, search)
+    return None if found.scale is None else found.scale * own
+
+
+def saturated_per_s(system: System, bench: Bench, quality: float, arriving: Arriving) -> float | None:
+    """What a deployment serves that is given more than it holds: the one that the system makes for the highest rate
+    that it holds by its own tables. None where there is no such rate."""
+    own = bench.sample.rate_per_s
+    held: dict[float, Deployed] = {}
+
+    def holds(scale: float) -> float:
+        try:
+            deployed = system(bench.at(own * scale), quality)
+        except PlanInfeasible:
+            return 0.0
+        if deployed.is_within:
+            held[scale] = deployed
+        return float(deployed.is_within)
+
+    scale = sustainable_rate(holds, _HELD).scale
+    if scale is None:
+        return None
+    return serve_at(bench, held[scale], OVERLOAD * own * scale, arriving).throughput_per_s
