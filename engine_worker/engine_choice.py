@@ -26,6 +26,10 @@ class SimulatedSettings:
     cost: LinearCost = field(default_factory=LinearCost)
     time_scale: float = 1.0
     """Multiplies every duration of the cost model."""
+    tensor_parallel: int = 1
+    """What the instance says of itself; its costs are those of `cost`, however many GPUs they stand for."""
+    pipeline_parallel: int = 1
+    """The same."""
     foretell_lengths: bool = True
     """Say how long requests will get, in place of a predictor, with the errors of `length_error`."""
     length_error: LengthErrorModel = field(default_factory=LengthErrorModel)
@@ -46,6 +50,8 @@ def _make_simulated(settings: WorkerSettings, seed: int) -> Engine:
         chosen.cost,
         length_error=chosen.length_error if chosen.foretell_lengths else None,
         time_scale=chosen.time_scale,
+        tensor_parallel=chosen.tensor_parallel,
+        pipeline_parallel=chosen.pipeline_parallel,
     )
 
 

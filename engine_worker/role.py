@@ -171,6 +171,8 @@ def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimi
         max_batch_requests=limits.max_batch_requests,
         max_step_tokens=limits.max_step_tokens,
         phase=InstancePhase(settings.phase),
+        tensor_parallel=limits.tensor_parallel,
+        pipeline_parallel=limits.pipeline_parallel,
     )
 
 

@@ -102,6 +102,8 @@ def description_message(instance: InstanceDescription) -> worker_pb2.InstanceDes
         max_batch_requests=instance.max_batch_requests,
         max_step_tokens=instance.max_step_tokens,
         phase=phase_code(instance.phase),
+        tensor_parallel=instance.tensor_parallel,
+        pipeline_parallel=instance.pipeline_parallel,
     )
 
 

@@ -56,6 +56,10 @@ class InstanceDescription:
     max_step_tokens: int
     """Token budget of one engine step (chunked prefill)."""
     phase: InstancePhase = InstancePhase.ANY
+    tensor_parallel: int = 1
+    """GPUs (or processes on a CPU) that share each layer."""
+    pipeline_parallel: int = 1
+    """Groups of these that each hold a part of the layers."""
 
 
 @dataclass(frozen=True, slots=True)

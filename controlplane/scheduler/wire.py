@@ -21,6 +21,8 @@ def instance_description(message: worker_pb2.InstanceDescription) -> InstanceDes
         max_batch_requests=message.max_batch_requests,
         max_step_tokens=message.max_step_tokens,
         phase=instance_phase(message.phase),
+        tensor_parallel=message.tensor_parallel or 1,
+        pipeline_parallel=message.pipeline_parallel or 1,
     )
 
 

@@ -17,6 +17,10 @@ class EngineLimits:
     max_model_len_tokens: int
     max_batch_requests: int
     max_step_tokens: int
+    tensor_parallel: int = 1
+    """GPUs (or processes on a CPU) that share each layer."""
+    pipeline_parallel: int = 1
+    """Groups of these that each hold a part of the layers."""
 
 
 class Engine(Protocol):

@@ -31,7 +31,8 @@ class SimulatedEngine:
     """An `Engine` (see `interface`) that takes the time of a real one and says deterministic things.
 
     `time_scale` multiplies every duration: 0.1 is ten times as fast as the cost model. Steps end at absolute
-    deadlines, so late timers do not add up. `clock` (seconds) and `sleep` are replaced in tests.
+    deadlines, so late timers do not add up. The parallel degrees are what the engine says of itself: its costs are
+    those of `cost`, however many GPUs they stand for. `clock` (seconds) and `sleep` are replaced in tests.
     """
 
     def __init__(
@@ -40,11 +41,19 @@ class SimulatedEngine:
         cost: CostModel,
         *,
         time_scale: float = 1.0,
+        tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         if time_scale <= 0:
             raise ConfigurationError(f"time_scale must be more than 0, got {time_scale}")
+        if tensor_parallel < 1 or pipeline_parallel < 1:
+            raise ConfigurationError(
+                f"parallel degrees must be at least 1, got tensor_parallel={tensor_parallel} and "
+                f"pipeline_parallel={pipeline_parallel}"
+            )
+        self._degrees = tensor_parallel, pipeline_parallel
         self._cost = _SeenCost(cost)
         self.instance = Instance(config, self._cost)
         """Open to the KV transfer agent, which shares the engine's event loop."""
@@ -65,12 +74,15 @@ class SimulatedEngine:
             raise EngineFailed("the engine was started already; make a new one")
         self._runner = asyncio.create_task(self._run(), name="simulated-engine")
         config = self.instance.config
+        tensor_parallel, pipeline_parallel = self._degrees
         return EngineLimits(
             block_tokens=config.block_tokens,
             kv_blocks=config.kv_blocks,
             max_model_len_tokens=config.max_model_len_tokens,
             max_batch_requests=config.max_batch_requests,
             max_step_tokens=config.max_step_tokens,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
         )
 
     def submit(self, request: EngineRequest) -> None:

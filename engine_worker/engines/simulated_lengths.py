@@ -25,10 +25,19 @@ class ForetellingSimulatedEngine(MovableSimulatedEngine):
         *,
         length_error: LengthErrorModel | None,
         time_scale: float = 1.0,
+        tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
         **timing: Callable[[], float] | Callable[[float], Awaitable[None]],
     ) -> None:
         """`length_error` None: say nothing."""
-        super().__init__(config, cost, time_scale=time_scale, **timing)  # type: ignore[arg-type]
+        super().__init__(
+            config,
+            cost,
+            time_scale=time_scale,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+            **timing,  # type: ignore[arg-type]
+        )
         self._length_error = length_error
         self._every_steps = 0
         self._steps = 0

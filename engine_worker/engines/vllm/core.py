@@ -73,6 +73,8 @@ class Core:
             max_model_len_tokens=config.model_config.max_model_len,
             max_batch_requests=config.scheduler_config.max_num_seqs,
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
+            tensor_parallel=config.parallel_config.tensor_parallel_size,
+            pipeline_parallel=config.parallel_config.pipeline_parallel_size,
         )
 
     def sampling_params(self, arguments: dict[str, Any]) -> SamplingParams:

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_worker.engine_choice import make_engine
 from engine_worker.engine_options import engine_settings
+from engine_worker.settings import WorkerSettings
 from engine_worker.vocabulary import Vocabulary, read_vocabulary
 from mesh.errors import ConfigurationError
 
@@ -76,6 +78,16 @@ def test_a_directory_without_tokenizer_has_no_vocabulary(tmp_path: Path) -> None
 def test_a_broken_tokenizer_is_told(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_vocabulary(write_model(tmp_path, tokenizer, {"eos_token_id": 0}))
+
+
+async def test_the_simulated_engine_says_of_itself_what_it_is_told(tmp_path: Path) -> None:
+    options = ("tensor_parallel=4", "pipeline_parallel=2")
+    engine = make_engine(WorkerSettings("m", str(tmp_path), engine="simulated", engine_option=options), 0)
+    limits = await engine.start()
+    await engine.stop()
+    assert (limits.tensor_parallel, limits.pipeline_parallel) == (4, 2)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        make_engine(WorkerSettings("m", str(tmp_path), engine="simulated", engine_option=("tensor_parallel=0",)), 0)
 
 
 def test_the_simulated_engine_imports_neither_torch_nor_vllm() -> None:

@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, generate_latest
 
+from controlplane.scheduler.wire import instance_description
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
@@ -20,8 +21,8 @@ from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
-from penstock.v1 import request_pb2, worker_pb2_grpc
-from tests.unit.engine_worker.worker.fake_engine import FakeEngine
+from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
+from tests.unit.engine_worker.worker.fake_engine import LIMITS, FakeEngine
 from tests.unit.engine_worker.worker.running_worker import SETTINGS, WAIT_S, FrontendStream
 
 
@@ -68,6 +69,21 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
         "phase": "any",
     }
     await role.stop()
+
+
+async def test_a_worker_says_how_many_gpus_its_engine_spans(context: RoleContext) -> None:
+    role = make_role(FakeEngine(replace(LIMITS, tensor_parallel=4, pipeline_parallel=2)))
+    await role.start(context)
+    await context.server.start()
+    async with open_channel(context.server.address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        described = await stub.Describe(worker_pb2.DescribeRequest(), timeout=WAIT_S)
+    await role.stop()
+    assert (described.instance.tensor_parallel, described.instance.pipeline_parallel) == (4, 2)
+    known = instance_description(described.instance)
+    assert (known.tensor_parallel, known.pipeline_parallel) == (4, 2)
+    described.instance.ClearField("tensor_parallel")
+    assert instance_description(described.instance).tensor_parallel == 1, "a worker that does not say"
 
 
 async def test_an_engine_that_cannot_start_is_cleaned_up(context: RoleContext) -> None:

@@ -223,6 +223,7 @@ async def test_describe_load_and_list(worker: RunningWorker) -> None:
     described = await worker.stub.Describe(worker_pb2.DescribeRequest())
     assert (described.instance.instance_id, described.state) == ("worker-0", worker_pb2.INSTANCE_STATE_READY)
     assert described.instance.kv_blocks == 100
+    assert (described.instance.tensor_parallel, described.instance.pipeline_parallel) == (1, 1)
     load = (await worker.stub.GetLoad(worker_pb2.GetLoadRequest())).load
     assert (load.queued_requests, load.queued_prefill_tokens) == (1, 4)
     (listed,) = (await worker.stub.ListRequests(worker_pb2.ListRequestsRequest())).requests
