@@ -14,29 +14,17 @@ import pytest
 import yaml
 from referencing import Registry, Resource
 
-from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from services.cli.cascade import set_cascade
 from services.cli.planning.export import helm_values
 from services.cli.serve import ROLES, _role_command
 from tests.deploy.compose_file import DEPLOY, load_compose, option, penstock_services
+from tests.deploy.planned_cascade import PLAN
 
 CHART = DEPLOY / "helm" / "penstock"
 KUBERNETES = "v1.33.0-local-strict"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 COMPOSED = penstock_services(load_compose())
 
-PLAN = CascadePlan(
-    name="both",
-    tiers=(
-        PlannedTier("Small", 4, (PlannedReplicas(2), PlannedReplicas(1, tp=2)), 1.0, 1.5),
-        PlannedTier("Org/Large.3", 12, (PlannedReplicas(1, tp=4, pp=3),), 0.4, 9.0),
-    ),
-    thresholds=(70.25,),
-    quality=84.0,
-    latency_p95_s=9.0,
-    rate_per_s=3.0,
-    gpus=16,
-)
 EVERYTHING = {
     "modelsClaim": "models",
     "predictorsClaim": "predictors",

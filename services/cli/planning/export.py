@@ -18,15 +18,17 @@ MAX_NAME: Final = 40
 
 
 def compose_override(plan: CascadePlan) -> str:
-    """A Compose file beside deploy/compose.yaml: a GPU worker for each replica of the plan, in place of its workers."""
+    """A Compose file beside deploy/compose.yaml: a GPU worker for each replica of the plan, on the machine's
+    GPUs from number 0 on, in place of its workers."""
     services: dict[str, Any] = {f"worker-{number}": {"profiles": ["unplanned"]} for number in range(3)}
-    port = FIRST_PORT
+    port, gpu = FIRST_PORT, 0
     for tier in plan.tiers:
         for replicas in tier.replicas:
             for _ in range(replicas.count):
                 name = f"tier-{_plain(tier.model)}-{port - FIRST_PORT}"
-                services[name] = _service(tier, replicas, name, port)
+                services[name] = _service(tier, replicas, name, port, gpu)
                 port += 1
+                gpu += replicas.tp * replicas.pp
     return _header(plan) + yaml.safe_dump({"services": services}, sort_keys=False, width=120)
 
 
@@ -51,9 +53,11 @@ def helm_values(plan: CascadePlan) -> str:
     return _header(plan) + yaml.safe_dump({"cascade": cascade, "workers": workers}, sort_keys=False, width=120)
 
 
-def _service(tier: PlannedTier, replicas: PlannedReplicas, name: str, port: int) -> dict[str, Any]:
+def _service(tier: PlannedTier, replicas: PlannedReplicas, name: str, port: int, first_gpu: int) -> dict[str, Any]:
     options = [part for option in _engine_options(replicas) for part in ("--engine-option", option)]
-    gpus = {"driver": "nvidia", "count": replicas.tp * replicas.pp, "capabilities": ["gpu"]}
+    # By number: a count of GPUs gives every container the first ones.
+    numbers = [str(first_gpu + number) for number in range(replicas.tp * replicas.pp)]
+    gpus = {"driver": "nvidia", "device_ids": numbers, "capabilities": ["gpu"]}
     return {
         "extends": {"file": "compose.yaml", "service": "worker-gpu"},
         "profiles": [],

@@ -16,20 +16,7 @@ from services.cli.planning.command import command
 from services.cli.planning.export import MAX_NAME, compose_override, helm_values
 from services.cli.planning.plan_table import plan_table
 from tests.deploy.compose_file import DEPLOY
-
-PLAN = CascadePlan(
-    name="both",
-    tiers=(
-        PlannedTier("Small", 4, (PlannedReplicas(2), PlannedReplicas(1, tp=2)), 1.0, 1.5),
-        PlannedTier("Large", 12, (PlannedReplicas(1, tp=4, pp=3),), 0.4, 9.0),
-    ),
-    thresholds=(70.0,),
-    quality=84.0,
-    latency_p95_s=9.0,
-    rate_per_s=3.0,
-    gpus=16,
-    quality_target=80.0,
-)
+from tests.deploy.planned_cascade import PLAN
 
 
 @pytest.fixture
@@ -48,11 +35,14 @@ def exported(tmp_path: Path) -> Any:
 def test_compose_has_a_worker_for_each_replica_on_its_gpus(exported: Any) -> None:
     services = exported("compose")["services"]
     tiers = {name: service for name, service in services.items() if name.startswith("tier-")}
-    assert list(tiers) == ["tier-small-0", "tier-small-1", "tier-small-2", "tier-large-3"]
-    counts = [s["deploy"]["resources"]["reservations"]["devices"][0]["count"] for s in tiers.values()]
-    assert counts == [1, 1, 2, 12]
-    large = tiers["tier-large-3"]["command"]
-    assert large[large.index("--model") + 1] == "Large"
+    assert list(tiers) == ["tier-small-0", "tier-small-1", "tier-small-2", "tier-org-large-3-3"]
+    devices = [service["deploy"]["resources"]["reservations"]["devices"][0] for service in tiers.values()]
+    assert [len(device["device_ids"]) for device in devices] == [1, 1, 2, 12]
+    numbers = [number for device in devices for number in device["device_ids"]]
+    assert numbers == [str(number) for number in range(PLAN.gpus)], "each has its own"
+    assert not any("count" in device for device in devices), "which would give every worker the first GPUs"
+    large = tiers["tier-org-large-3-3"]["command"]
+    assert large[large.index("--model") + 1] == "Org/Large.3"
     assert "tensor_parallel=4" in large
     assert "pipeline_parallel=3" in large
     ports = [service["ports"][0].rpartition(":")[0] for service in tiers.values()]
@@ -73,17 +63,17 @@ def test_prometheus_finds_every_planned_worker_by_one_name(exported: Any) -> Non
 
 def test_helm_values_have_an_entry_for_each_shape(exported: Any) -> None:
     values = exported("helm")
-    assert values["cascade"] == {"name": "both", "tiers": ["Small", "Large"], "thresholds": [70.0]}
+    assert values["cascade"] == {"name": "both", "tiers": ["Small", "Org/Large.3"], "thresholds": [70.25]}
     assert [(w["model"], w["replicas"], w["gpusPerReplica"]) for w in values["workers"]] == [
         ("Small", 2, 1),
         ("Small", 1, 2),
-        ("Large", 1, 12),
+        ("Org/Large.3", 1, 12),
     ]
     assert values["workers"][2]["engineOptions"] == ["tensor_parallel=4", "pipeline_parallel=3"]
     assert [w["name"] for w in values["workers"]] == [
         "tier0-tp1-pp1-small",
         "tier0-tp2-pp1-small",
-        "tier1-tp4-pp3-large",
+        "tier1-tp4-pp3-org-large-3",
     ]
 
 
