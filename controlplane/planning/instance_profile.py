@@ -1,14 +1,19 @@
 """What profiling an instance found: what its steps cost, how fast it answers, and the quality it gives a batch."""
 
+from typing import Annotated
+
 import msgspec
 
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.qoe import QoeFit
 from controlplane.prediction.running_tokens import DecodePoint, max_running_tokens
 from controlplane.prediction.ttft import TtftCurve
 
 PROFILES_PREFIX = "/penstock/profiles/"
-"""Where profiles stand in the state store: engine, model and device follow."""
+"""Where profiles stand in the state store: engine, model and device follow, then the shape of several GPUs."""
 VERSION = 1
+
+_Degree = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class StepCoefficients(msgspec.Struct, frozen=True):
@@ -55,7 +60,7 @@ class InstanceSizes(msgspec.Struct, frozen=True):
 
 
 class InstanceProfile(msgspec.Struct, frozen=True):
-    """Of every instance with the same engine, model and device."""
+    """Of every instance with the same engine, model, device and shape."""
 
     engine: str
     model: str
@@ -69,11 +74,27 @@ class InstanceProfile(msgspec.Struct, frozen=True):
     qoe: QoeFit
     """CascadeInfer, section 4.1, equation 1."""
     version: int = VERSION
+    tensor_parallel: _Degree = 1
+    """Of the instance that was profiled; profiles of a time when this was not noted count as one GPU."""
+    pipeline_parallel: _Degree = 1
 
     @property
     def key(self) -> str:
         """Where it stands in the state store."""
-        return PROFILES_PREFIX + "/".join((self.engine, self.model, self.device))
+        return PROFILES_PREFIX + self.name
+
+    @property
+    def name(self) -> str:
+        """ENGINE/MODEL/DEVICE, and /tp4 or /tp4-pp2 for an instance of several GPUs."""
+        names = [self.engine, self.model, self.device]
+        if self.shape.gpus > 1:
+            names.append(f"tp{self.shape.tp}" + (f"-pp{self.shape.pp}" if self.shape.pp > 1 else ""))
+        return "/".join(names)
+
+    @property
+    def shape(self) -> ReplicaShape:
+        """The GPUs that one such instance takes."""
+        return ReplicaShape(self.tensor_parallel, self.pipeline_parallel)
 
     def max_running_tokens(self, tpot_ms: float) -> int:
         """Tokens that an instance may decode at the same time within a TPOT (Arrow, section 5.3)."""

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
 from mesh.errors import ConfigurationError
 from services.cli.connection import mesh_directory, mesh_store, run, store_options
@@ -24,7 +25,7 @@ from services.cli.profiling.profile_file import (
 from services.cli.profiling.run import OnProgress, find_instance, profile_instance
 
 DEFAULTS = ProfileBounds()
-COLUMNS = ("engine", "model", "device", "step error", "QoE error", "1000 tokens prefill ms", "least decode ms")
+COLUMNS = ("engine", "model", "device", "GPUs", "step error", "QoE error", "1000 tokens prefill ms", "least decode ms")
 
 
 @click.group(invoke_without_command=True)
@@ -44,6 +45,12 @@ COLUMNS = ("engine", "model", "device", "step error", "QoE error", "1000 tokens 
     help="Write the profile here; samples stand beside it in OUT.samples.jsonl.",
 )
 @click.option("--fresh", is_flag=True, help="Measure anew what is in OUT.samples.jsonl already.")
+@click.option(
+    "--tp",
+    type=click.IntRange(1, 64),
+    help="GPUs that share each layer of the instance, for a worker that does not say; workers of this version say it.",
+)
+@click.option("--pp", type=click.IntRange(1, 64), help="Parts that its layers are cut into, likewise.")
 @click.option("--in-use", is_flag=True, help="Profile although the instance has other requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON.")
 @store_options
@@ -87,9 +94,17 @@ async def _profile(bounds: ProfileBounds, samples_path: Path, options: dict[str,
     async with mesh_store(options["store"], options["mesh"]) as store, mesh_directory(store) as directory:
         member = find_instance(directory, options["instance_id"], options["model"])
         with profile_progress(member.member_id) as progress:
-            profile = await profile_instance(member, bounds, samples_path, progress, in_use=options["in_use"])
+            profile = await profile_instance(
+                member, bounds, samples_path, progress, in_use=options["in_use"], shape=_given_shape(options)
+            )
         await store_profile(store, profile)
         return profile
+
+
+def _given_shape(options: dict[str, Any]) -> ReplicaShape | None:
+    if options["tp"] is None and options["pp"] is None:
+        return None
+    return ReplicaShape(options["tp"] or 1, options["pp"] or 1)
 
 
 async def _stored(store: str | None, mesh: str) -> list[InstanceProfile]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from controlplane.model.step_sample import StepSample
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import InstanceProfile
 from controlplane.planning.qoe import fit_and_validate
 from controlplane.prediction.running_tokens import DecodePoint
@@ -17,6 +18,7 @@ from simulator.cost.fitted.step_fit import fit_and_validate_steps
 def fit_profile(profiled: ProfiledInstance, measured: Sequence[Measured]) -> InstanceProfile:
     """Fit everything and validate it on held-out parts. Raises `ConfigurationError` for too few samples."""
     rng = np.random.default_rng(profiled.bounds.seed)
+    shape = profiled.shape or ReplicaShape(1)
     return InstanceProfile(
         engine=profiled.engine,
         model=profiled.model,
@@ -26,6 +28,8 @@ def fit_profile(profiled: ProfiledInstance, measured: Sequence[Measured]) -> Ins
         ttft=fit_ttft([point for each in measured for point in each.ttft]),
         decode_points=decode_points(each.steps for each in measured),
         qoe=fit_and_validate([sample for each in measured for sample in each.qoe], rng),
+        tensor_parallel=shape.tp,
+        pipeline_parallel=shape.pp,
     )
 
 

@@ -48,6 +48,7 @@ def profile_rows(profiles: Sequence[InstanceProfile]) -> list[tuple[str, ...]]:
             profile.engine,
             profile.model,
             profile.device,
+            f"{profile.shape.gpus} ({profile.shape})" if profile.shape.gpus > 1 else "1",
             f"{profile.step.relative_error:.1%}",
             f"{profile.qoe.relative_error:.1%} (static {profile.qoe.static_relative_error:.1%})",
             f"{profile.ttft.prefill_ms(1000):,.1f}",

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import InstanceProfile
 from engine_worker.vocabulary import read_vocabulary
 from mesh.errors import ConfigurationError, PeerUnavailable
@@ -45,22 +46,36 @@ def find_instance(directory: Directory, instance_id: str | None, model: str | No
 
 
 async def profile_instance(
-    member: Member, bounds: ProfileBounds, samples_path: Path, on_progress: OnProgress, *, in_use: bool = False
+    member: Member,
+    bounds: ProfileBounds,
+    samples_path: Path,
+    on_progress: OnProgress,
+    *,
+    in_use: bool = False,
+    shape: ReplicaShape | None = None,
 ) -> InstanceProfile:
     """Measure and fit. Raises what `measure_instance` does, and `ConfigurationError` for too few samples."""
-    return fit_profile(*await measure_instance(member, bounds, samples_path, on_progress, in_use=in_use))
+    return fit_profile(*await measure_instance(member, bounds, samples_path, on_progress, in_use=in_use, shape=shape))
 
 
 async def measure_instance(
-    member: Member, bounds: ProfileBounds, samples_path: Path, on_progress: OnProgress, *, in_use: bool = False
+    member: Member,
+    bounds: ProfileBounds,
+    samples_path: Path,
+    on_progress: OnProgress,
+    *,
+    in_use: bool = False,
+    shape: ReplicaShape | None = None,
 ) -> tuple[ProfiledInstance, list[Measured]]:
     """Measure what `samples_path` does not hold yet; returns everything.
 
-    Raises `ConfigurationError` for an instance that has other work, unless that is `in_use` on purpose.
+    `shape`: for a worker that does not say how many GPUs it spans. Raises `ConfigurationError` for an instance that has
+    other work, unless that is `in_use` on purpose, and where nobody says the shape or the worker says another.
     """
     async with worker_session(member) as session:
+        shape = known_shape(session.name, session.shape, shape)
         await _check_idle(session, in_use)
-        profiled = ProfiledInstance(session.engine, session.model, session.device, session.sizes, bounds)
+        profiled = ProfiledInstance(session.engine, session.model, session.device, session.sizes, bounds, shape)
         samples = SamplesFile(samples_path, profiled)
         planned = configurations(bounds, session.sizes)
         loop = ClosedLoop(session, bounds, _tokens(session), time.monotonic)
@@ -71,6 +86,16 @@ async def measure_instance(
                 samples.add(await loop.measure(configuration))
         on_progress(None, len(planned), len(planned))
     return profiled, [samples.measured[configuration] for configuration in planned]
+
+
+def known_shape(name: str, said: ReplicaShape | None, given: ReplicaShape | None) -> ReplicaShape:
+    """What the worker says of itself, else what its operator says. Raises `ConfigurationError` where they contradict
+    each other and where neither says anything."""
+    if said is None and given is None:
+        raise ConfigurationError(f"{name} does not say how many GPUs it spans: give penstock profile --tp and --pp")
+    if said is not None and given not in (None, said):
+        raise ConfigurationError(f"{name} says that it runs with {said}, not {given}: leave --tp and --pp out")
+    return said or given or ReplicaShape(1)
 
 
 async def _check_idle(session: WorkerSession, in_use: bool) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import InstanceSizes
 from mesh.errors import ConfigurationError
 from services.cli.profiling.closed_loop import Measured
@@ -18,6 +19,8 @@ class ProfiledInstance(msgspec.Struct, frozen=True):
     device: str
     sizes: InstanceSizes
     bounds: ProfileBounds
+    shape: ReplicaShape | None = None
+    """None: from a time when this was not noted."""
 
 
 class SamplesFile:
@@ -43,9 +46,13 @@ class SamplesFile:
             found = msgspec.json.decode(head, type=ProfiledInstance)
         except msgspec.MsgspecError as error:
             raise ConfigurationError(f"{self._path} holds no samples of a profile ({error}); remove it") from error
+        if found.shape is None:
+            # Of an instance of the same sizes: they would differ if it had been cut over other GPUs.
+            found = msgspec.structs.replace(found, shape=profiled.shape)
         if found != profiled:
             raise ConfigurationError(
-                f"{self._path} holds samples of {found.engine} {found.model} on {found.device} with {found.bounds}; "
+                f"{self._path} holds samples of {found.engine} {found.model} on {found.device} "
+                f"({found.shape or 'shape not noted'}) with {found.bounds}; "
                 "give the same options, another --out, or --fresh to measure anew"
             )
         for line in lines:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from controlplane.model.step_sample import StepSample
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import InstanceSizes
 from mesh.errors import PeerUnavailable, RequestRefused
 from mesh.membership import Member
@@ -36,6 +37,8 @@ class WorkerSession:
             instance.max_batch_requests,
             instance.max_step_tokens,
         )
+        self.shape = _shape(instance)
+        """None where the worker does not say."""
         self._stub = stub
         self._call = call
 
@@ -123,3 +126,9 @@ async def worker_session(member: Member) -> AsyncIterator[WorkerSession]:
             yield WorkerSession(stub, call, name, description)
         finally:
             call.cancel()
+
+
+def _shape(instance: worker_pb2.InstanceDescription) -> ReplicaShape | None:
+    if not instance.tensor_parallel:
+        return None
+    return ReplicaShape(instance.tensor_parallel, max(1, instance.pipeline_parallel))

@@ -1,17 +1,20 @@
 """`penstock profile`: what it plans, what it notes, and a simulated instance whose costs it finds."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
 from controlplane.model.step_sample import StepSample
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes
 from engine_worker.engines.simulated import SimulatedEngine
 from engine_worker.instance import Instance
@@ -24,11 +27,12 @@ from mesh.rpc.server import RpcServer
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import worker_pb2_grpc
+from services.cli.profile import COLUMNS
 from services.cli.profiling.fitting import decode_points
 from services.cli.profiling.lifetimes import Lifetimes
 from services.cli.profiling.plan import Configuration, ProfileBounds, configurations, draw_lengths
-from services.cli.profiling.profile_file import decode_profile, encode_profile, store_profile
-from services.cli.profiling.run import profile_instance
+from services.cli.profiling.profile_file import decode_profile, encode_profile, profile_rows, store_profile
+from services.cli.profiling.run import known_shape, profile_instance
 from services.cli.profiling.samples_file import ProfiledInstance, SamplesFile
 from services.cli.simulation.costs import CostChoice
 from simulator.cost.linear import LinearCost
@@ -42,7 +46,9 @@ COST = LinearCost(
 )
 CONFIG = InstanceConfig(kv_blocks=256, max_model_len_tokens=2048, max_batch_requests=8, max_step_tokens=512)
 TIME_SCALE = 0.05
+ONE, EIGHT = ReplicaShape(1), ReplicaShape(4, 2)
 BOUNDS = ProfileBounds(shortest_tokens=64, longest_tokens=600, largest_batch=4, most_answer_tokens=8, seconds=0.15)
+FEW = ProfileBounds(shortest_tokens=64, longest_tokens=200, largest_batch=2, most_answer_tokens=8, seconds=0.15)
 
 
 def test_buckets_double_and_batches_double_as_far_as_memory_holds_them() -> None:
@@ -100,9 +106,9 @@ def test_decode_points_are_of_steps_that_only_decode() -> None:
 
 
 @asynccontextmanager
-async def simulated_worker(cost: LinearCost = COST) -> AsyncIterator[Member]:
+async def simulated_worker(shape: ReplicaShape) -> AsyncIterator[Member]:
     """A worker on loopback whose engine runs 20 times as fast as its costs say."""
-    engine = SimulatedEngine(CONFIG, cost, time_scale=TIME_SCALE)
+    engine = SimulatedEngine(CONFIG, COST, time_scale=TIME_SCALE, tensor_parallel=shape.tp, pipeline_parallel=shape.pp)
     limits = await engine.start()
     description = replace(
         DESCRIPTION,
@@ -111,6 +117,8 @@ async def simulated_worker(cost: LinearCost = COST) -> AsyncIterator[Member]:
         max_model_len_tokens=limits.max_model_len_tokens,
         max_batch_requests=limits.max_batch_requests,
         max_step_tokens=limits.max_step_tokens,
+        tensor_parallel=limits.tensor_parallel,
+        pipeline_parallel=limits.pipeline_parallel,
     )
     instance = Instance(engine, description, SETTINGS, WorkerMetrics(CollectorRegistry()), time.monotonic)
     server = RpcServer()
@@ -127,12 +135,14 @@ async def simulated_worker(cost: LinearCost = COST) -> AsyncIterator[Member]:
         await engine.stop()
 
 
-async def profile(path: Path) -> tuple[InstanceProfile, list[Configuration]]:
+async def profile(
+    path: Path, shape: ReplicaShape = ONE, bounds: ProfileBounds = BOUNDS
+) -> tuple[InstanceProfile, list[Configuration]]:
     ran: list[Configuration] = []
-    async with simulated_worker() as member:
+    async with simulated_worker(shape) as member:
         found = await profile_instance(
             member,
-            BOUNDS,
+            bounds,
             path,
             lambda configuration, _done, _total: ran.append(configuration) if configuration else None,
         )
@@ -152,7 +162,7 @@ async def test_the_costs_of_a_simulated_instance_come_back_and_simulate_the_same
     for name, value in known.items():
         assert getattr(fitted, name) == pytest.approx(value * TIME_SCALE, rel=1e-3), name
     assert found.step.relative_error < 1e-3
-    assert (found.engine, found.device, found.sizes) == ("simulated", "simulated", SIZES)
+    assert (found.engine, found.device, found.sizes, found.shape) == ("simulated", "simulated", SIZES, ONE)
     assert len(ran) == len(configurations(BOUNDS, SIZES))
     assert found.qoe.held_out_samples > 0
     assert found.ttft.prefill_ms(400) > found.ttft.prefill_ms(100)
@@ -182,8 +192,39 @@ def test_samples_of_something_else_are_not_mixed_in(tmp_path: Path) -> None:
         SamplesFile(path, ProfiledInstance("vllm", "m", "cpu", SIZES, BOUNDS))
 
 
+async def test_a_profile_knows_the_gpus_of_its_instance(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    found, ran = await profile(path, EIGHT, FEW)
+    assert ran
+    assert (found.shape, found.shape.gpus, found.name) == (EIGHT, 8, "simulated/m/simulated/tp4-pp2")
+    assert msgspec.structs.replace(found, pipeline_parallel=1).key == "/penstock/profiles/simulated/m/simulated/tp4"
+    assert decode_profile(encode_profile(found), "here").shape == EIGHT
+    assert dict(zip(COLUMNS, profile_rows([found])[0], strict=True))["GPUs"] == "8 (TP=4,PP=2)"
+    with pytest.raises(ConfigurationError, match="TP=4,PP=2"):
+        await profile(path, ONE, FEW)  # an instance of one GPU: other samples
+    head, rest = path.read_bytes().split(b"\n", 1)
+    without = {name: value for name, value in json.loads(head).items() if name != "shape"}
+    path.write_bytes(json.dumps(without).encode() + b"\n" + rest)
+    again, ran = await profile(path, EIGHT, FEW)
+    assert (ran, again.shape, again.step) == ([], EIGHT, found.step), "old samples are fitted anew, none is measured"
+    kept = json.loads(encode_profile(found))
+    del kept["tensor_parallel"], kept["pipeline_parallel"]
+    old = decode_profile(json.dumps(kept).encode(), "here")
+    assert (old.shape, old.name) == (ONE, "simulated/m/simulated")
+    with pytest.raises(ConfigurationError, match="tensor_parallel"):
+        decode_profile(json.dumps(kept | {"tensor_parallel": 0}).encode(), "here")
+
+
+def test_the_worker_says_its_shape_and_its_operator_where_it_does_not() -> None:
+    assert known_shape("w", EIGHT, None) == known_shape("w", None, EIGHT) == known_shape("w", EIGHT, EIGHT) == EIGHT
+    with pytest.raises(ConfigurationError, match="w says that it runs with TP=4,PP=2, not TP=1"):
+        known_shape("w", EIGHT, ONE)
+    with pytest.raises(ConfigurationError, match="give penstock profile --tp and --pp"):
+        known_shape("w", None, None)
+
+
 async def test_a_profile_survives_file_and_store(tmp_path: Path) -> None:
-    found, _ = await profile(tmp_path / "samples.jsonl")
+    found, _ = await profile(tmp_path / "samples.jsonl", ONE, FEW)
     assert decode_profile(encode_profile(found), "here") == found
     host = StoreHost()
     store = EmbeddedStore(host)
