@@ -41,8 +41,11 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
         self._judging = 0
 
     async def Judge(self, request: cascade_pb2.JudgeRequest, context: Any) -> cascade_pb2.JudgeResponse:
-        """Score one answer."""
+        """Score one answer, or just take the request into account."""
         record = await self._find(request.cascade, context)
+        if request.sample_only:
+            self._samplers.offer(record, request, None)
+            return cascade_pb2.JudgeResponse()
         if self._judging >= self._max_judging:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._judging} answers are being judged; add a cascade router"
@@ -60,6 +63,7 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
             judgement = await self._cascades.chain(record).judge(judged)
         except JudgeUnavailable as error:
             self._metrics.unjudged.labels(record.name).inc()
+            self._samplers.offer(record, request, None)
             log.warning("nobody could judge an answer", extra={"request_id": request.request_id, "error": str(error)})
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise AssertionError("abort raises") from None
@@ -69,7 +73,7 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
             self._metrics.seconds.labels(record.name).observe(self._clock() - began_s)
         tier = request.tier if request.tier in record.tiers else "unknown"  # a caller's word is no label
         self._metrics.scores.labels(record.name, tier, judgement.judge).observe(judgement.score)
-        self._samplers.judged(record, request, judgement)
+        self._samplers.offer(record, request, judgement)
         if judgement.passed_over:
             self._metrics.passed_over.labels(record.name).inc()
         return cascade_pb2.JudgeResponse(

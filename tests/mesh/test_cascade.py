@@ -74,23 +74,29 @@ def apply(mesh: RunningMesh, folder: Path, small: int, large: int, threshold: fl
 
 
 def test_a_cascade_answers_by_the_tier_that_its_judge_accepts(tiers: RunningMesh) -> None:
-    set_up(tiers, 101.0, "--judge", "exact", "--judge", "confidence")
+    set_up(tiers, 50.0, "--judge", "exact", "--judge", "confidence")  # simulated answers are never right
     escalated = ask(tiers)
     assert escalated.headers["x-penstock-tier"] == LARGE
     told = escalated.json()["penstock"]
     assert [tier["model"] for tier in told["tiers"]] == [SMALL, LARGE]
     assert told["tiers"][0]["judge"] == "exact"
+    set_up(tiers, 101.0, "--judge", "exact")
+    assert [tier["model"] for tier in ask(tiers).json()["penstock"]["tiers"]] == [LARGE], "no answer would do"
     set_up(tiers, 0.0, "--judge", "exact")
-    assert ask(tiers).headers["x-penstock-tier"] == SMALL
+    unjudged = ask(tiers)
+    assert unjudged.headers["x-penstock-tier"] == SMALL
+    assert unjudged.headers["x-penstock-accepted-because"] == "accepts_all"
     assert ask(tiers, penstock={"quality": 100}).headers["x-penstock-tier"] == LARGE
 
 
 def test_with_the_router_gone_the_cascade_still_answers_and_says_so(tiers: RunningMesh) -> None:
-    set_up(tiers, 0.0, "--judge", "exact")
+    set_up(tiers, 50.0, "--judge", "exact")
     tiers.kill("cascade")
     told = ask(tiers).json()["penstock"]
-    if told["tier"] == LARGE:  # it was asked before the supervisor had the router back
-        assert told["tiers"][0]["judge"].startswith("none")
+    assert told["tier"] == LARGE
+    assert told["tiers"][0]["judge"].startswith(("none: ", "exact")), (
+        "exact: the supervisor already had the router back"
+    )
     eventually(lambda: ask(tiers).json()["penstock"]["tiers"][0]["judge"] == "exact", 30, "the router is back")
 
 

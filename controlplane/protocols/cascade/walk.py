@@ -112,7 +112,7 @@ Action: TypeAlias = Generate | Judge | Accept | Fail
 
 
 class CascadeWalk:
-    """Events in, the one next action out. The first tier to ask is asked whatever the deadline: some answer beats none."""
+    """Events in, the one next action out. The first tier is asked whatever the deadline: some answer beats none."""
 
     def __init__(self, request_id: str, terms: CascadeTerms) -> None:
         self.terms = terms
@@ -132,18 +132,21 @@ class CascadeWalk:
         return Generate(self.terms.first_tier)
 
     @property
-    def will_accept(self) -> bool:
-        """Whether the answer that is being written is the client's, whatever it will say. Not where it may be cut for
-        one that is there already."""
+    def will_accept(self) -> Because | None:
+        """Why the answer that is being written is the client's, whatever it will say. None: it may not be, or may be
+        cut for one that is there already."""
         may_be_cut = self.terms.deadline_s is not None and bool(self._answered)
-        is_taken = self.terms.accepts_all(self.tier) or self._is_falling_back
-        return self.state is WalkState.GENERATING and is_taken and not may_be_cut
+        return None if self.state is not WalkState.GENERATING or may_be_cut else self._unjudged
+
+    @property
+    def may_be_judged(self) -> bool:
+        """Whether the answer that is being written may have to be judged."""
+        return self.state is WalkState.GENERATING and self._unjudged is None
 
     @property
     def may_give_up(self) -> bool:
         """Whether the answer that is being written may be given up."""
-        is_taken = self.terms.accepts_all(self.tier) or self._is_falling_back
-        return self.state is WalkState.GENERATING and not is_taken and self.terms.deadline_s is None
+        return self.may_be_judged and self.terms.deadline_s is None
 
     def gave_up(self, tier: int, score: float) -> Generate:
         """The tier's answer is not written to its end: `score` is the most that it could have got, and below the
@@ -159,12 +162,8 @@ class CascadeWalk:
         """The tier's answer is complete."""
         self._expect(WalkState.GENERATING, tier, "answered")
         self._answered.append(tier)
-        if self._is_falling_back:
-            return self._accept(tier, Because.TIER_FAILED)
-        if tier == self.terms.last_tier:
-            return self._accept(tier, Because.LAST_TIER)
-        if self.terms.accepts_all(tier):
-            return self._accept(tier, Because.ACCEPTS_ALL)
+        if self._unjudged is not None:
+            return self._accept(tier, self._unjudged)
         if not self._fits(self._next(tier), now_s):
             return self._accept(self._best(), Because.DEADLINE)
         self._go(WalkState.JUDGING)
@@ -212,6 +211,15 @@ class CascadeWalk:
         if not self._answered or self.state in (WalkState.DONE, WalkState.FAILED):
             return None
         return self._accept(self._best(), Because.DEADLINE)
+
+    @property
+    def _unjudged(self) -> Because | None:
+        """Why the tier's answer is accepted without a judge; None: it is not."""
+        if self._is_falling_back:
+            return Because.TIER_FAILED
+        if self.tier == self.terms.last_tier:
+            return Because.LAST_TIER
+        return Because.ACCEPTS_ALL if self.terms.accepts_all(self.tier) else None
 
     def _next(self, tier: int) -> int:
         """The next tier that may be asked and of which some answer would be accepted."""

@@ -13,7 +13,7 @@ from mesh.errors import JudgeUnavailable, RpcError
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.metrics import CascadeMetrics
-from services.cascade.sampling.tiers import SampledRequest, TierClient
+from services.cascade.sampling.tiers import KnownAnswer, SampledRequest, TierClient
 from services.cascade.sampling.window import SampleWindow, Window
 
 log = logging.getLogger(__name__)
@@ -55,14 +55,14 @@ class WorkloadSampler:
         self._metrics = metrics
 
     def offer(self, sampled: SampledRequest | None) -> None:
-        """A first tier's answer was judged; None: the request is too long to be kept."""
+        """A request has come; None: it is too long to be kept."""
         if sampled is None:
             self._window.count()
         else:
             self._window.offer(sampled)
 
     async def close_window(self, now_s: float) -> None:
-        """Have the window's samples answered by the other tiers, and report."""
+        """Have the window's samples answered by every tier, and report."""
         window = self._window.close(now_s)
         if len(self._record.tiers) < 2 or not window.items:
             return
@@ -88,30 +88,29 @@ class WorkloadSampler:
         self, sampled: SampledRequest, turns: asyncio.Semaphore
     ) -> tuple[WorkloadRequest, str] | None:
         """And the judge of all its scores, "" if they are not of one; None if an answer or a score is missing."""
-        # The first tier's answer is there already, unless it was given up.
-        known = [] if sampled.given_up else [sampled]
-        output_tokens = [each.output_tokens for each in known]
-        scores = [each.score for each in known]
-        logprobs = [each.token_logprobs for each in known]
+        answers: list[KnownAnswer] = []
         judges = set()
         async with turns:
-            for model in self._record.tiers[len(known) :]:
+            for model in self._record.tiers:
+                if sampled.known is not None and sampled.known.model == model:
+                    answers.append(sampled.known)
+                    continue
                 try:
                     answer = await self._tiers.answer(sampled, model)
                     judgement = await self._chain.judge(answer.judged)
                 except (RpcError, JudgeUnavailable) as error:
                     log.info("a sample is left out", extra={"cascade": self._record.name, "error": str(error)})
                     return None
-                output_tokens.append(answer.output_tokens)
-                scores.append(judgement.score)
-                logprobs.append(answer.judged.token_logprobs)
+                answers.append(KnownAnswer(model, answer.output_tokens, judgement.score, answer.judged.token_logprobs))
                 judges.add(judgement.judge)
         by_confidence = self._record.judges[0] == ConfidenceJudge.name
         request = WorkloadRequest(
             sampled.input_tokens,
-            tuple(output_tokens),
-            tuple(scores),
-            falls=tuple(tuple(confidence_of(each).falls) for each in logprobs) if by_confidence else None,
+            tuple(answer.output_tokens for answer in answers),
+            tuple(answer.score for answer in answers),
+            falls=tuple(tuple(confidence_of(answer.token_logprobs).falls) for answer in answers)
+            if by_confidence
+            else None,
         )
         return request, judges.pop() if len(judges) == 1 else ""
 

@@ -14,7 +14,7 @@ from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import Judgement
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.sampler import SampledWorkload, WorkloadSampler, new_window
-from services.cascade.sampling.tiers import SampledRequest, TierClient
+from services.cascade.sampling.tiers import KnownAnswer, SampledRequest, TierClient
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +59,15 @@ class Samplers:
         """A cascade is gone."""
         self._samplers.pop(name, None)
 
-    def judged(self, record: CascadeRecord, request: cascade_pb2.JudgeRequest, judgement: Judgement) -> None:
-        """An answer of the first tier was judged."""
+    def offer(self, record: CascadeRecord, request: cascade_pb2.JudgeRequest, judgement: Judgement | None) -> None:
+        """A client's request has got its first answer, whichever tier gave it; what else is judged of the request does
+        not count it again. `judgement`: of that answer, if there is one. A request that the first judge had no score
+        for is counted only: the scores of other judges do not compare."""
         sampler = self._samplers.get(record.name)
-        if sampler is None or request.tier != record.tiers[0] or judgement.judge != record.judges[0]:
+        if sampler is None or not request.first_answer:
             return
-        sampler.offer(_sampled(request, judgement.score))
+        by_first = judgement is not None and judgement.judge == record.judges[0]
+        sampler.offer(_sampled(request, judgement) if by_first or request.sample_only else None)
 
     async def run(self) -> None:
         """Close windows, for ever."""
@@ -78,16 +81,16 @@ class Samplers:
                     log.exception("a window of samples is lost", extra={"cascade": name})
 
 
-def _sampled(request: cascade_pb2.JudgeRequest, score: float) -> SampledRequest | None:
-    if not request.request_json or not request.prompt_tokens or not request.completion_tokens:
+def _sampled(request: cascade_pb2.JudgeRequest, judgement: Judgement | None) -> SampledRequest | None:
+    if not request.request_json or not request.prompt_tokens:
         return None
+    known = None
+    if judgement is not None and request.completion_tokens and not request.given_up:  # that is no whole answer
+        known = KnownAnswer(request.tier, request.completion_tokens, judgement.score, tuple(request.token_logprobs))
     return SampledRequest(
         request=msgspec.json.decode(request.request_json, type=dict),
         chat=request.chat,
         prompt=request.prompt,
         input_tokens=request.prompt_tokens,
-        output_tokens=request.completion_tokens,
-        score=score,
-        token_logprobs=tuple(request.token_logprobs),
-        given_up=request.given_up,
+        known=known,
     )

@@ -15,19 +15,26 @@ LOWEST_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """A tier's whole answer to a client, scored by the first judge."""
+
+    model: str
+    output_tokens: int
+    score: float
+    token_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SampledRequest:
-    """A request that the first tier has answered and a judge has scored."""
+    """A request that came from a client."""
 
     request: Mapping[str, Any]
     """As the client sent it."""
     chat: bool
     prompt: str
     input_tokens: int
-    output_tokens: int
-    score: float
-    token_logprobs: tuple[float, ...] = ()
-    given_up: bool = False
-    """The first tier's answer was not written to its end: the tier has to be asked again."""
+    known: KnownAnswer | None = None
+    """The tier that need not be asked."""
 
 
 @dataclass(frozen=True, slots=True)

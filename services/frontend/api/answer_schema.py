@@ -87,7 +87,7 @@ class CascadeFacts(msgspec.Struct):
     tier: str
     """Whose answer this is."""
     because: str
-    """score, last_tier, deadline, judge_down or tier_failed."""
+    """score, accepts_all, last_tier, deadline, judge_down or tier_failed."""
     compromise: bool
     """Whether the cascade would have gone on, had it been able to."""
     seconds: float

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 CONFIDENCE: Final = "confidence"
 """The judge that needs the log-probabilities of the answer's tokens."""
 MAX_SAMPLED_BYTES: Final = 65_536
-"""Requests beyond are judged, but not offered as samples of the workload."""
+"""Requests beyond are counted, but not offered as samples of the workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class Ascent:
         self._answers: dict[int, TierAnswer] = {}
         self._judges: dict[int, str] = {}
         self._failures: dict[int, ApiError] = {}
+        self._is_counted = False
+        """Whether the cascade router has been told of the request, for its samples of the workload."""
         self.doing = ""
         """In words, for keep-alives."""
 
@@ -99,16 +101,20 @@ class Ascent:
             return self._walk.failed(tier, error.message, self._service.clock())
         if self._answers[tier].given_up:
             return self._gave_up(tier)
-        return self._walk.answered(tier, self._service.clock())
+        action = self._walk.answered(tier, self._service.clock())
+        if not isinstance(action, Judge):
+            self._stays_unjudged(tier)
+        return action
 
     async def _ask(self, tier: int, model_name: str, began_s: float) -> TierAnswer:
         model = await self._service.catalogue.find(model_name)
         if model is None:
             raise model_not_found(model_name)
         request = msgspec.structs.replace(self._request, model=model_name, penstock=None)
-        with_logprobs = CONFIDENCE in self._record.judges and tier < self._walk.terms.last_tier
-        # The first tier's request has the client's request id, so that it is found by it everywhere.
-        request_id = f"{self._request_id}-tier{tier}" if tier else self._request_id
+        with_logprobs = CONFIDENCE in self._record.judges and self._walk.may_be_judged
+        # The first request to a tier has the client's request id, so that it is found by it everywhere.
+        is_first = tier == self._walk.terms.first_tier
+        request_id = self._request_id if is_first else f"{self._request_id}-tier{tier}"
         if tier in self._answers:  # given up, and needed after all
             request_id += "-again"
         metrics = self._service.metrics.cascade
@@ -129,6 +135,14 @@ class Ascent:
         self._judges[tier] = CONFIDENCE
         self._service.judging.tell(self._judge_request(tier, answer))
         return self._walk.gave_up(tier, answer.confidence)
+
+    def _stays_unjudged(self, tier: int) -> None:
+        """The tier's time is complete without a judgement, and a request that had no answer before is still to be
+        counted."""
+        answer = self._answers[tier]
+        self._service.cascades.times.took(self._record.tiers[tier], answer.seconds)
+        if not self._is_counted:
+            self._service.judging.tell(self._sample_request(tier, answer))
 
     def _count_escalation(self, action: Generate) -> None:
         if action.because is not None:
@@ -160,25 +174,36 @@ class Ascent:
         return self._walk.judged(tier, score.score, now_s)
 
     def _judge_request(self, tier: int, answer: TierAnswer) -> cascade_pb2.JudgeRequest:
-        sample = b"" if tier else msgspec.json.encode(self._request)
+        request = self._sample_request(tier, answer)
+        request.sample_only = False
+        request.prompt = _prompt_text(self._request)
+        request.answer = answer.text
+        request.given_up = answer.given_up
+        if CONFIDENCE in self._record.judges:
+            request.token_logprobs.extend(answer.token_logprobs)
+        return request
+
+    def _sample_request(self, tier: int, answer: TierAnswer) -> cascade_pb2.JudgeRequest:
+        """Counts the client's request, unless that was done with an answer before."""
+        is_first, self._is_counted = not self._is_counted, True
+        sample = msgspec.json.encode(self._request) if is_first else b""
+        if len(sample) > MAX_SAMPLED_BYTES:
+            sample = b""
         return cascade_pb2.JudgeRequest(
             request_id=self._request_id,
-            prompt=_prompt_text(self._request),
-            answer=answer.text,
+            prompt=_prompt_text(self._request) if sample else "",
             tier=self._record.tiers[tier],
             cascade=self._record.name,
-            token_logprobs=answer.token_logprobs if CONFIDENCE in self._record.judges else (),
-            given_up=answer.given_up,
-            request_json=sample if len(sample) <= MAX_SAMPLED_BYTES else b"",
+            request_json=sample,
             chat=isinstance(self._request, ChatCompletionRequest),
             prompt_tokens=answer.usage.prompt_tokens,
             completion_tokens=answer.usage.completion_tokens,
+            sample_only=True,
+            first_answer=is_first,
         )
 
     def _accepted(self, accept: Accept) -> Accepted:
         answer = self._answers[accept.tier]
-        if accept.tier == len(self._record.tiers) - 1:  # never judged, so its time is known now
-            self._service.cascades.times.took(self._record.tiers[accept.tier], answer.seconds)
         seconds = self._service.clock() - self._arrived_s
         failures = {tier: error.message for tier, error in self._failures.items()}
         told_facts = told.facts(self._record, accept, self._answers, self._walk.scores, self._judges, failures, seconds)

@@ -66,8 +66,8 @@ class JudgeClient:
         return Score(answer.score, answer.judge, tuple(answer.passed_over))
 
     def tell(self, request: cascade_pb2.JudgeRequest) -> None:
-        """Have an answer judged whose score nobody waits for, unless too many are; what fails is left to the router's
-        own metrics."""
+        """Have an answer judged, or a request counted, whose score nobody waits for, unless too many are; what fails is
+        left to the router's own metrics."""
         if len(self._tasks) < MAX_TOLD:
             self._tasks.spawn(self._told(request), name=f"tell the judge of {request.request_id}")
 

@@ -248,7 +248,7 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
             elif what in ("well", "hopeless"):
                 answered.append(action.tier)
                 action = walk.answered(action.tier, now_s)
-                assert not will_accept or (isinstance(action, Accept) and action.tier == asked[-1])
+                assert will_accept is None or action == Accept(asked[-1], will_accept)
             else:
                 action = walk.failed(action.tier, "broken", now_s)
         elif isinstance(action, Judge):

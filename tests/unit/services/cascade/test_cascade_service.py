@@ -69,6 +69,20 @@ async def test_a_cascade_judges_by_the_first_judge_that_can(cascade: cascade_pb2
     assert unjudged.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_what_is_only_a_sample_is_not_judged(mesh: LocalMesh) -> None:
+    started = await mesh.start(CascadeRole(CascadeSettings(max_judging=0)), "cascade-0")
+    async with open_channel(started.address) as channel:
+        stub = cascade_pb2_grpc.CascadeStub(channel)  # type: ignore[no-untyped-call]
+        await set_up(stub, TWO)
+        request = cascade_pb2.JudgeRequest(cascade="both", tier="small", sample_only=True, first_answer=True)
+        assert (await stub.Judge(request)).judge == "", "although no more may be judged"
+        assert started.metric("penstock_cascade_judge_seconds_count", cascade="both") is None
+        request.sample_only = False
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Judge(request)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_thresholds_are_those_of_the_only_cascade_or_of_the_one_named(
     cascade: cascade_pb2_grpc.CascadeStub,
 ) -> None:

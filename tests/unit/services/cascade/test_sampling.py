@@ -91,7 +91,13 @@ class FakeJudge:
 
 def judged(prompt: str, *, tier: str = "small", body: bytes = b'{"messages": []}') -> cascade_pb2.JudgeRequest:
     return cascade_pb2.JudgeRequest(
-        prompt=prompt, tier=tier, chat=True, request_json=body, prompt_tokens=7, completion_tokens=3
+        prompt=prompt,
+        tier=tier,
+        chat=True,
+        request_json=body,
+        prompt_tokens=7,
+        completion_tokens=3,
+        first_answer=True,
     )
 
 
@@ -118,7 +124,7 @@ class Sampling:
         self.reported.append(workload)
 
     def offer(self, request: cascade_pb2.JudgeRequest, score: float = 40.0, judge: str = "first") -> None:
-        self.samplers.judged(RECORD, request, Judgement(score, judge))
+        self.samplers.offer(RECORD, request, Judgement(score, judge))
 
     def samples(self, outcome: str) -> float | None:
         labels = {"cascade": "both", "outcome": outcome}
@@ -153,7 +159,7 @@ async def test_an_answer_that_was_given_up_is_asked_for_again_and_falls_are_repo
     given_up.given_up = True
     for request in (whole, given_up):
         score = confidence_of(request.token_logprobs).score
-        sampling.samplers.judged(record, request, Judgement(score, "confidence"))
+        sampling.samplers.offer(record, request, Judgement(score, "confidence"))
     await sampling.close()
     (workload,) = sampling.reported
     first, second = sorted(workload.requests, key=lambda request: request.output_tokens)
@@ -185,17 +191,49 @@ async def test_a_workload_that_no_planner_takes_is_counted_as_lost() -> None:
     assert registry.get_sample_value("penstock_cascade_workloads_total", labels) == 1
 
 
-async def test_only_first_tiers_judged_by_the_first_judge_are_offered() -> None:
+async def test_requests_are_counted_once_and_only_those_that_the_first_judge_scored_are_taken() -> None:
     sampling = Sampling()
-    sampling.offer(judged("good", tier="medium"))
+    again = judged("good", tier="medium")
+    again.first_answer = False
+    sampling.offer(again)
     sampling.offer(judged("good"), judge="second")
     await sampling.close()
     assert sampling.reported == []
     sampling.offer(judged("good"))
+    sampling.offer(again)
     sampling.offer(judged("good", body=b""))
+    sampling.offer(judged("good"), judge="second")
+    sampling.samplers.offer(RECORD, judged("good"), None)  # nobody had a score for it
     await sampling.close()
-    assert sampling.reported[0].rate_per_s == pytest.approx(0.2), "what is too long is counted, not kept"
+    assert sampling.reported[0].rate_per_s == pytest.approx(0.4), "the others are counted, not kept"
     assert len(sampling.reported[0].requests) == 1
+
+
+async def test_where_the_first_tier_is_not_asked_it_answers_the_samples() -> None:
+    sampling = Sampling()
+    sampling.offer(judged("good", tier="medium"))
+    await sampling.close()
+    ((request,),) = [workload.requests for workload in sampling.reported]
+    assert request.scores == (90.0, 40.0, 90.0)
+    assert [model for model, _ in sampling.tiers.asked] == ["small", "large"]
+
+
+async def test_an_answer_that_is_not_judged_is_answered_by_every_tier_as_a_sample() -> None:
+    sampling = Sampling()
+    unjudged = cascade_pb2.JudgeRequest(
+        prompt="good",
+        tier="large",
+        chat=True,
+        request_json=b'{"messages": []}',
+        prompt_tokens=7,
+        sample_only=True,
+        first_answer=True,
+    )
+    sampling.samplers.offer(RECORD, unjudged, None)
+    await sampling.close()
+    ((request,),) = [workload.requests for workload in sampling.reported]
+    assert (request.scores, request.output_tokens) == ((90.0, 90.0, 90.0), (5, 6, 5))
+    assert [model for model, _ in sampling.tiers.asked] == ["small", "medium", "large"]
 
 
 async def test_sampling_can_be_switched_off_and_ends_with_the_cascade() -> None:
@@ -235,7 +273,7 @@ async def test_a_tier_is_asked_behind_every_client_and_without_what_a_sample_nee
         "temperature": 0.5,
         "seed": None,
     }
-    sampled = SampledRequest(request, True, "prompt", 5, 1, 40.0)
+    sampled = SampledRequest(request, True, "prompt", 5)
     answer = await client.answer(sampled, "large")
     assert answer == SampledAnswer(JudgedAnswer("prompt", "hi", "large", (-1.0, -3.0)), 5, 2)
     assert sent == [
@@ -261,9 +299,9 @@ async def test_a_tier_that_gives_no_answer_is_unavailable(
 
     monkeypatch.setattr(client._client, "post", post)
     with pytest.raises(PeerUnavailable, match=words):
-        await client.answer(SampledRequest({}, False, "p", 1, 1, 0.0), "large")
+        await client.answer(SampledRequest({}, False, "p", 1), "large")
     await client.close()
     nobody = TierClient(lambda: "", 5.0)
     with pytest.raises(PeerUnavailable, match="no frontend"):
-        await nobody.answer(SampledRequest({}, False, "p", 1, 1, 0.0), "large")
+        await nobody.answer(SampledRequest({}, False, "p", 1), "large")
     await nobody.close()

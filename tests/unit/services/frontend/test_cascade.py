@@ -15,7 +15,7 @@ import pytest
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.protocols.cascade.confidence import FIRST_COUNTED_TOKEN
 from penstock.v1 import cascade_pb2, request_pb2, scheduler_pb2
-from services.frontend.cascade import exchange
+from services.frontend.cascade import ascent, exchange
 from tests.unit.services.frontend.fakes import Delta, FakeRouter, Script, by_model, failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
@@ -220,6 +220,61 @@ async def test_a_further_tier_that_takes_too_long_is_cut_and_the_best_so_far_giv
         await large.wait_until(lambda: large.aborted == [f"{answer.id}-tier1"])
 
 
+async def told_of(both: Cascade, requests: int) -> list[cascade_pb2.JudgeRequest]:
+    """What the router got, once it has so much."""
+    await both.mesh.until(lambda: len(both.router.judged) >= requests)
+    return both.router.judged
+
+
+async def test_an_answer_that_any_score_would_do_for_is_not_judged_but_counted(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = msgspec.structs.replace(RECORD, thresholds=(0.0,), judges=("confidence",))
+    async with cascade(model_path, lambda _: None, record) as both:
+        answer = (await both.ask()).parse()
+        assert (answer.penstock["tier"], answer.penstock["because"]) == ("small", "accepts_all")
+        assert not answer.penstock["compromise"]
+        assert answer.penstock["tiers"][0]["judge"] is None
+        assert not both.mesh.workers[0].received[0].sampling.HasField("logprobs")
+        (told,) = await told_of(both, 1)
+        assert (told.sample_only, told.first_answer, told.answer, told.tier) == (True, True, "", "small")
+        assert (told.prompt, told.prompt_tokens) == ("Say something.", answer.usage.prompt_tokens)
+        assert msgspec.json.decode(told.request_json)["messages"][0]["content"] == USER[0]["content"]
+        assert both.mesh.service.cascades.times.expected_s(record)[0] > 0
+        monkeypatch.setattr(ascent, "MAX_SAMPLED_BYTES", 10)
+        await both.ask()
+        told = (await told_of(both, 2))[1]
+        assert (told.first_answer, told.request_json, told.prompt) == (True, b"", "")
+
+
+async def test_the_first_tier_that_is_asked_has_the_clients_request_id_and_its_answer_counts_the_request(
+    model_path: Path,
+) -> None:
+    record = msgspec.structs.replace(RECORD, tiers=("absent", "small", "large"), thresholds=(100.5, 70.0))
+    async with cascade(model_path, lambda _: 10.0, record) as both:
+        answer = (await both.ask()).parse()
+        assert [tier["model"] for tier in answer.penstock["tiers"]] == ["small", "large"]
+        assert [each.request_id for each in both.mesh.scheduler.placed] == [answer.id, f"{answer.id}-tier2"]
+        (judged,) = await told_of(both, 1)
+        assert (judged.tier, judged.first_answer, judged.sample_only) == ("small", True, False)
+        capped = (await both.ask(extra_body={"penstock": {"max_tier": "small"}})).parse()
+        assert capped.penstock["because"] == "last_tier"
+        assert [(each.first_answer, each.sample_only) for each in await told_of(both, 2)][1:] == [(True, True)]
+
+
+async def test_a_request_is_counted_once_however_many_answers_are_judged(model_path: Path) -> None:
+    record = msgspec.structs.replace(RECORD, tiers=("small", "large", "absent"), thresholds=(70.0, 5.0))
+    async with cascade(model_path, lambda _: 10.0, record) as both:
+        await both.ask()
+        first, second = await told_of(both, 2)
+        assert (first.first_answer, second.first_answer) == (True, False)
+        assert (bool(first.request_json), bool(second.request_json)) == (True, False)
+        both.mesh.workers[0].script = lambda _: [failure(request_pb2.ERROR_CODE_REFUSED, "no room")]
+        await both.ask()
+        third = (await told_of(both, 3))[2]
+        assert (third.tier, third.first_answer) == ("large", True), "no answer was before it"
+
+
 async def test_a_tier_that_fails_is_passed_over(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 90.0) as both:
         refusal = failure(request_pb2.ERROR_CODE_REFUSED, "no room")
@@ -228,8 +283,11 @@ async def test_a_tier_that_fails_is_passed_over(model_path: Path) -> None:
         assert answer.choices[0].message.content == "Something."
         assert "no room" in answer.penstock["tiers"][0]["failure"]
         both.mesh.workers[1].script = lambda _: [refusal]
+        (told,) = await told_of(both, 1)
+        assert (told.tier, told.first_answer, told.sample_only) == ("large", True, True)
         with pytest.raises(openai.APIStatusError, match="no room"):
             await both.ask()
+        assert len(both.router.judged) == 1, "what nobody answered is not counted"
 
 
 @pytest.mark.parametrize(
