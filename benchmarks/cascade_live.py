@@ -200,7 +200,7 @@ async def run(arguments: argparse.Namespace) -> list[Result]:
         say(
             f"calibrated on {sample.requests} prompts: {np.round(sample.true_quality.mean(axis=0), 1).tolist()} % right"
         )
-        tiers = [ProfiledTier(read_profile(path)) for path in arguments.profiles]
+        tiers = [ProfiledTier((read_profile(path),)) for path in arguments.profiles]
         curves = SimulatedCurves(sample, tiers, seed=arguments.seed)
         tests = generate(arguments.seed + 1, arguments.test, split="test")
         results: list[Result] = []

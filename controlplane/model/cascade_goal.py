@@ -22,7 +22,7 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     cascade: str
     gpus: int
     tiers: tuple[str, ...]
-    """MODEL@DEVICE[:DTYPE] of the catalogue, or profile:KEY for a measured one; one for each tier."""
+    """MODEL@DEVICE[:DTYPE] of the catalogue, or profile:KEY[,KEY...] for a measured one; one for each tier."""
     quality: float | None = None
     latency_s: float | None = None
     """In the sense of `minimise`."""

@@ -27,14 +27,25 @@ PROFILE = "profile:"
 NO_PROFILES: Mapping[str, InstanceProfile] = MappingProxyType({})
 
 
+def profile_keys(text: str) -> tuple[str, ...]:
+    """What profile:KEY[,KEY...] names; nothing where it is no such text."""
+    return tuple(text.removeprefix(PROFILE).split(",")) if text.startswith(PROFILE) else ()
+
+
 def parse_tier(text: str, gpus: int, profiles: Mapping[str, InstanceProfile] = NO_PROFILES) -> Tier:
-    """MODEL@DEVICE[:DTYPE], in replicas of at most `gpus`, or profile:KEY. Raises `ConfigurationError`."""
+    """MODEL@DEVICE[:DTYPE], or profile:KEY[,KEY...] with a profile for each shape; in replicas of at most `gpus`.
+
+    Raises `ConfigurationError`.
+    """
     if text.startswith(PROFILE):
-        key = text.removeprefix(PROFILE)
-        if key not in profiles:
+        keys = profile_keys(text)
+        unknown = next((key for key in keys if key not in profiles), None)
+        if unknown is not None:
             known = ", ".join(sorted(profiles)) or "none"
-            raise ConfigurationError(f"there is no profile {key!r}; profiles known: {known} (see `penstock profile`)")
-        return ProfiledTier(profiles[key])
+            raise ConfigurationError(
+                f"there is no profile {unknown!r}; profiles known: {known} (see `penstock profile`)"
+            )
+        return ProfiledTier(tuple(profiles[key] for key in keys), max_gpus=gpus).checked()
     model, _, where = text.partition("@")
     device, _, dtype = where.partition(":")
     return TierModel(model, device, dtype, max_gpus=min(gpus, MAX_REPLICA_GPUS)).checked()

@@ -45,9 +45,9 @@ def command() -> None:
     "tiers",
     multiple=True,
     required=True,
-    metavar="[NAME=]MODEL@DEVICE[:DTYPE]|NAME=profile:FILE",
+    metavar="[NAME=]MODEL@DEVICE[:DTYPE]|NAME=profile:FILE[,FILE...]",
     help="One for each model of the workload, smallest first; MODEL and DEVICE as in the catalogue, NAME as clients "
-    "and the workload call it.",
+    "and the workload call it; of several FILEs each is the profile of another shape of replica.",
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests/s, instead of the workload's.")
 @click.option("--judge-s", type=click.FloatRange(min=0), default=1.0, show_default=True, help="One judgement takes.")

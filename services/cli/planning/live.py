@@ -25,8 +25,8 @@ from services.cli.proto_json import plain
     "tiers",
     multiple=True,
     required=True,
-    help="MODEL@DEVICE[:DTYPE] of the catalogue, or profile:ENGINE/MODEL/DEVICE of a measured one; one for each tier "
-    "of the cascade, smallest first.",
+    help="MODEL@DEVICE[:DTYPE] of the catalogue, or profile:ENGINE/MODEL/DEVICE[/tpN[-ppM]] of a measured one (several "
+    "after commas: one for each shape of replica); one for each tier of the cascade, smallest first.",
 )
 @click.option("--judge-s", type=click.FloatRange(min=0), default=1.0, show_default=True, help="One judgement takes.")
 @click.option(

@@ -1,4 +1,4 @@
-"""--tier [NAME=]MODEL@DEVICE[:DTYPE]."""
+"""--tier [NAME=]MODEL@DEVICE[:DTYPE] or NAME=profile:FILE[,FILE...]."""
 
 from pathlib import Path
 
@@ -7,14 +7,13 @@ import click
 from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError
 from services.cli.profiling.profile_file import read_profile
-from simulator.cascade.make_plan import PROFILE, parse_tier
+from simulator.cascade.make_plan import parse_tier, profile_keys
 from simulator.cascade.tier import Tier
 
 
-def _profile_in(text: str) -> dict[str, InstanceProfile]:
-    """The profile in the file that `profile:FILE` names. Raises `ConfigurationError`."""
-    path = text.removeprefix(PROFILE)
-    return {path: read_profile(Path(path))} if text.startswith(PROFILE) else {}
+def _profiles_in(text: str) -> dict[str, InstanceProfile]:
+    """The profiles in the files that `profile:FILE[,FILE...]` names. Raises `ConfigurationError`."""
+    return {path: read_profile(Path(path)) for path in profile_keys(text)}
 
 
 def named_tier(text: str, gpus: int) -> tuple[str, Tier]:
@@ -23,7 +22,7 @@ def named_tier(text: str, gpus: int) -> tuple[str, Tier]:
     if not equals:
         name, rest = "", text
     try:
-        tier = parse_tier(rest, gpus, _profile_in(rest))
+        tier = parse_tier(rest, gpus, _profiles_in(rest))
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="--tier") from error
     return name or rest.partition("@")[0], tier

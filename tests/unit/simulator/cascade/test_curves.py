@@ -1,24 +1,18 @@
 """Latency tables of tiers, from simulated replicas."""
 
-import msgspec
 import numpy as np
 import pytest
 
 from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes, StepCoefficients, StepFit
-from controlplane.planning.qoe import QoeFit, QoeModel
-from controlplane.prediction.ttft import TtftCurve
 from mesh.errors import ConfigurationError
 from simulator.cascade.curves import SimulatedCurves
-from simulator.cascade.make_plan import parse_tier
 from simulator.cascade.pipeline import PipelineCost
 from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
 from simulator.cascade.tier import ReplicaModel, TierModel
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import BatchShape, PrefillChunk
 
-NO_QOE = QoeFit(QoeModel(*(0.0,) * 5), 0, 0, 0.0, 0.0)
 TIER = TierModel("Llama-3.1-8B", "H100", max_gpus=2)
 RNG = np.random.default_rng(1)
 INPUT_TOKENS = RNG.integers(50, 1500, 80)
@@ -124,18 +118,3 @@ def test_answers_that_are_given_up_are_simulated_as_short_as_they_are() -> None:
         for inputs, outputs in zip(INPUT_TOKENS.tolist(), part.tolist(), strict=True)
     ]
     assert curves.work(0).seconds(part) == pytest.approx(alone, rel=0.02)
-
-
-def test_a_measured_tier_has_the_instances_that_were_measured() -> None:
-    sizes = InstanceSizes(32, 1000, 4096, 16, 2048)
-    coefficients = StepCoefficients(fixed_ms=5.0, prefill_token_ms=0.1, decode_request_ms=0.5)
-    fit = StepFit(coefficients, 10, 10, 0.01, 0.0)
-    profile = InstanceProfile("vllm", "m", "cpu", sizes, fit, TtftCurve(5.0, 0.1, 0.0), (), NO_QOE)
-    tier = parse_tier("profile:vllm/m/cpu", 4, {"vllm/m/cpu": profile})
-    (replica,) = tier.replicas()
-    assert (replica.shape, replica.engine.kv_blocks) == (ReplicaShape(1), 1000)
-    assert replica.cost.step_ms(BatchShape((), np.array([100]), 100)) == pytest.approx(5.5)
-    other = msgspec.structs.replace(profile, step=msgspec.structs.replace(fit, coefficients=StepCoefficients(6.0)))
-    assert parse_tier("profile:x", 4, {"x": other}).key != tier.key
-    with pytest.raises(ConfigurationError, match="no profile 'y'; profiles known: x"):
-        parse_tier("profile:y", 4, {"x": other})

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
 from controlplane.planning.cascade.plan import decode_plan
@@ -17,9 +16,7 @@ from penstock.v1 import planner_pb2
 from services.cli.planning import live
 from services.cli.planning.command import command
 from services.cli.planning.tables_file import read_tables, write_tables
-from services.cli.profiling.profile_file import encode_profile
 from simulator.cascade.curves import StoredCurve
-from tests.unit.simulator.cascade.instance_profiles import profile_of
 
 TIERS = ("--tier", "small=Llama-3.2-3B@H100", "--tier", "large=Llama-3.1-8B@H100")
 
@@ -141,38 +138,6 @@ def test_a_goal_says_what_its_plans_minimise(
         cascade="both", gpus=2, tiers=["a@H100", "b@H100"], quality=80.0, judge_s=1.0, replan=True, minimise=minimise
     )
     assert asked == [("SetGoal", planner_pb2.SetGoalRequest(goal=goal))]
-
-
-def test_profiles_of_several_gpus_are_planned_with_exported_and_found_in_kept_tables(
-    workload: Path, tmp_path: Path
-) -> None:
-    files = {}
-    for name, profile in {
-        "small": profile_of("small", 5.0),
-        "wide": profile_of("large", 12.0, 4),
-        "narrow": profile_of("large", 30.0, 2),
-    }.items():
-        files[name] = tmp_path / f"{name}.json"
-        files[name].write_bytes(encode_profile(profile))
-    tiers = ("--tier", f"small=profile:{files['small']}", "--tier", f"large=profile:{files['narrow']},{files['wide']}")
-    common = ("--workload", workload, "--tables", tmp_path / "tables.json", "--quality", "80", *tiers)
-    out = tmp_path / "plan.json"
-    result = run(*common, "--gpus", "7", "--json", out)
-    assert result.exit_code == 0, result.output
-    large = decode_plan(out.read_bytes()).tiers[1]
-    assert large.gpus == sum(each.count * each.tp for each in large.replicas) >= 4
-    assert "(TP=4)" in result.output
-    exported = CliRunner().invoke(command, ["export", str(out), "--format", "helm"])
-    workers = [worker for worker in yaml.safe_load(exported.output)["workers"] if worker["model"] == "large"]
-    assert [(worker["gpusPerReplica"], worker["engineOptions"]) for worker in workers] == [
-        (each.tp, [f"tensor_parallel={each.tp}"]) for each in large.replicas
-    ]
-    again = run(*common, "--gpus", "7", "--json", "-")
-    assert decode_plan(again.stdout.strip().encode()) == decode_plan(out.read_bytes())
-    assert " 0 tables simulated" in again.stderr
-    too_few = run(*common, "--gpus", "1")
-    assert too_few.exit_code == 2
-    assert "takes 2 GPUs (TP=2)" in too_few.output
 
 
 def test_what_cannot_be_met_and_what_is_wrong_is_said(workload: Path, tmp_path: Path) -> None:
