@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from controlplane.planning.cascade.replica import ReplicaCurve
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.work import TierWork
+from mesh.errors import PlanInfeasible
 from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
 from simulator.cascade.tier import ReplicaModel, Tier
 
@@ -65,12 +66,20 @@ class SimulatedCurves:
     def curves(
         self, tier: int, requests: NDArray[np.intp], output_tokens: NDArray[np.int64]
     ) -> tuple[ReplicaCurve, ...]:
-        """See `CurveSource`."""
+        """See `CurveSource`: of the shapes whose context is long enough. Raises `PlanInfeasible` where none is."""
         input_tokens = self._sample.input_tokens[requests]
         lengths = _lengths_key(input_tokens, output_tokens)
-        return tuple(
-            self._curve(tier, replica, lengths, input_tokens, output_tokens) for replica in self._replicas[tier]
-        )
+        longest = int((input_tokens + output_tokens).max())
+        replicas = self._replicas[tier]
+        holding = [replica for replica in replicas if replica.engine.max_model_len_tokens >= longest]
+        if not holding:
+            context_tokens = max(replica.engine.max_model_len_tokens for replica in replicas)
+            raise PlanInfeasible(
+                f"the sample has a request of {longest} tokens, prompt and answer, and no replica of "
+                f"{self._tiers[tier].key} holds more than {context_tokens}: leave such requests out of the sample, or "
+                "offer the tier more GPUs a replica"
+            )
+        return tuple(self._curve(tier, replica, lengths, input_tokens, output_tokens) for replica in holding)
 
     def _curve(
         self,

@@ -15,8 +15,6 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 """Within one server of eight devices."""
 PIPELINE_PARALLEL = (1, 2, 3, 4)
 MAX_REPLICA_GPUS = 16
-MAX_CONTEXT_TOKENS = 32_768
-"""Of the simulated instances: enough for a chat, and small enough to fit wherever the weights do."""
 NODE_LINK_BYTES_PER_S = 25e9
 """Between the servers of a pipeline: a 200 Gb/s network card (Cascadia, section 4.1, has 200 GB/s of InfiniBand for a
 server of eight)."""
@@ -91,8 +89,7 @@ class TierModel:
         deployment = deployment_for(self.model, self.device, shape.tp, self.weight_dtype)
         spec, device, dtype = deployment.model, deployment.device, deployment.dtype
         stage = _stage(spec, shape.pp)
-        context_tokens = min(MAX_CONTEXT_TOKENS, spec.max_context_tokens)
-        config, _ = instance_for(stage, device, shape.tp, weight_dtype=dtype, max_model_len_tokens=context_tokens)
+        config, _ = instance_for(stage, device, shape.tp, weight_dtype=dtype)
         engine = replace(config, kv_blocks=config.kv_blocks // shape.pp)
         engine = _within(engine)
         cost: CostModel = RooflineCost(spec, device, shape.tp, dtype)

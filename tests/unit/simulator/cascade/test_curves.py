@@ -5,7 +5,7 @@ import pytest
 
 from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.cascade.sample import CascadeSample
-from mesh.errors import ConfigurationError
+from mesh.errors import ConfigurationError, PlanInfeasible
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.pipeline import PipelineCost
 from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
@@ -93,6 +93,20 @@ def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
     short = np.flatnonzero(OUTPUT_TOKENS < 20)
     of_short = again.curves(0, short, OUTPUT_TOKENS[short])
     assert np.mean([c.p95_s[0] for c in of_short]) < np.mean([c.p95_s[0] for c in first])
+
+
+def test_shapes_whose_context_is_too_short_for_a_request_are_left_out() -> None:
+    tier = TierModel("Llama-3.3-70B", "H100", max_gpus=4)
+    narrow, *wide = tier.replicas()
+    longest = narrow.engine.max_model_len_tokens
+    sample = CascadeSample(np.full((3, 1), 50.0), np.array([60, 80, longest]), np.full((3, 1), 5), 1.0)
+    curves = SimulatedCurves(sample, [tier])
+    rows = np.arange(3)
+    assert [curve.shape for curve in curves.curves(0, rows, sample.output_tokens[:, 0])] == [r.shape for r in wide]
+    assert narrow.shape in [curve.shape for curve in curves.curves(0, rows[:2], sample.output_tokens[:2, 0])]
+    endless = CascadeSample(np.full((1, 1), 50.0), np.array([500_000]), np.array([[5]]), 1.0)
+    with pytest.raises(PlanInfeasible, match=r"a request of 500005 tokens.* holds more than 131072"):
+        SimulatedCurves(endless, [tier]).curves(0, rows[:1], endless.output_tokens[:, 0])
 
 
 def test_work_follows_the_lengths_of_each_request() -> None:
