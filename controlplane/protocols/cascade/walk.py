@@ -230,8 +230,10 @@ class CascadeWalk:
         return deadline_s is None or now_s + self.terms.expected_s[tier] <= deadline_s
 
     def _best(self) -> int:
-        """The answer with the highest score; of those never judged the highest tier, which is meant to be better."""
-        return max(self._answered, key=lambda tier: (self.scores.get(tier, -1.0), tier))
+        """The answer with the highest score. All that were scored were found wanting, so one that never was counts as
+        what its tier asks for; of equals the highest tier's, which is meant to be better."""
+        asked_for = (*self.terms.thresholds, MAX_SCORE)
+        return max(self._answered, key=lambda tier: (self.scores.get(tier, asked_for[tier]), tier))
 
     def _generate(self, tier: int, because: Escalation) -> Generate:
         self._go(WalkState.GENERATING)

@@ -44,13 +44,23 @@ def test_a_tier_that_would_come_too_late_is_not_begun_and_the_best_so_far_is_tak
     walk = CascadeWalk("r", CascadeTerms((80.0, 60.0), (1.0, 5.0, 20.0), deadline_s=12.0))
     walk.answered(0, 1.0)
     walk.judged(0, 50.0, 2.0)
-    walk.answered(1, 6.0)
+    assert walk.answered(1, 6.0) == Accept(1, Because.DEADLINE), "nobody found it wanting, as the first"
     assert walk.state is WalkState.DONE
     late = CascadeWalk("r", CascadeTerms((80.0, 60.0), (1.0, 5.0, 20.0), deadline_s=30.0))
     late.answered(0, 1.0)
     late.judged(0, 50.0, 2.0)
     assert late.answered(1, 6.0) == Judge(1)
     assert late.judged(1, 40.0, 11.0) == Accept(0, Because.DEADLINE), "tier 0 scored higher"
+
+
+def test_an_answer_that_nobody_could_judge_counts_as_what_its_tier_asks_for() -> None:
+    terms = CascadeTerms((80.0, 60.0, 50.0), (0.0,) * 4, max_tier=2)
+    walk = CascadeWalk("r", terms)
+    walk.answered(0, 1.0)
+    walk.not_judged(0, 1.0)
+    walk.answered(1, 1.0)
+    walk.judged(1, 59.0, 1.0)
+    assert walk.failed(2, "gone", 2.0) == Accept(0, Because.TIER_FAILED)
 
 
 def test_with_no_time_for_a_second_tier_nobody_is_bothered_to_judge_the_first() -> None:
