@@ -1,5 +1,6 @@
 """A cascade as the mesh is configured with it: a record in the state store that frontends and judges follow."""
 
+from math import isfinite
 from typing import Literal
 
 import msgspec
@@ -49,10 +50,15 @@ class CascadeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
                 f"cascade {self.name}: {len(self.tiers)} tiers need {len(self.tiers) - 1} thresholds, "
                 f"got {len(self.thresholds)}"
             )
-        if not all(threshold >= 0 for threshold in self.thresholds):
-            raise ConfigurationError(f"cascade {self.name}: thresholds are scores from 0 on, got {self.thresholds}")
+        if not all(threshold >= 0 and isfinite(threshold) for threshold in self.thresholds):
+            raise ConfigurationError(
+                f"cascade {self.name}: thresholds are scores from 0 on, and above {MAX_SCORE:g} accept nothing; "
+                f"got {self.thresholds}"
+            )
         if self.expected_s and len(self.expected_s) != len(self.tiers):
             raise ConfigurationError(f"cascade {self.name}: expected_s needs a time for each tier, or none at all")
+        if not all(seconds >= 0 and isfinite(seconds) for seconds in self.expected_s):
+            raise ConfigurationError(f"cascade {self.name}: expected_s are times from 0 s on, got {self.expected_s}")
         if len(self.tiers) > 1 and not self.judges:
             raise ConfigurationError(f"cascade {self.name}: name at least one judge, such as confidence")
         return self
