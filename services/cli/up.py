@@ -258,7 +258,14 @@ async def _until_stopped(
     shape = shape_of(mesh.engine_options)
     running = {model.name: {f"{model.name}-{index}": shape for index in range(model.workers)} for model in mesh.models}
     follower = PlanFollower(
-        store, directory, supervisor, make_spec, running, lambda event: click.echo(event, err=True), gpus.give_back
+        store,
+        directory,
+        supervisor,
+        make_spec,
+        running,
+        on_event=lambda event: click.echo(event, err=True),
+        on_ended=gpus.give_back,
+        has_room=lambda shape, ended: gpus.has_room(shape[0] * shape[1], ended),
     )
     follow = asyncio.create_task(follower.follow())
     stop = asyncio.create_task(stop_asked.wait())

@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mesh.errors import ConfigurationError
 
@@ -33,7 +33,7 @@ class GpuPool:
         """The environment of the instance `name`. Raises `ConfigurationError` where too few are left."""
         if not self._count:
             return {}
-        if gpus > len(self._free):
+        if not self.has_room(gpus):
             raise ConfigurationError(
                 f"{name} needs {gpus} of this machine's {self._count} GPUs, of which {len(self._free)} are free: start "
                 "fewer instances, or narrower ones"
@@ -41,6 +41,11 @@ class GpuPool:
         taken, self._free = self._free[:gpus], self._free[gpus:]
         self._taken[name] = taken
         return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))}
+
+    def has_room(self, gpus: int, ended: Sequence[str] = ()) -> bool:
+        """Whether an instance could take so many once those named have ended."""
+        freed = sum(len(self._taken.get(name, ())) for name in ended)
+        return not self._count or gpus <= len(self._free) + freed
 
     def give_back(self, name: str) -> None:
         """The instance has ended."""
