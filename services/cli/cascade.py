@@ -9,6 +9,7 @@ from rich.table import Table
 
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.planning.plan_table import accepted_from
 from services.cli.proto_json import plain
 
 
@@ -93,7 +94,7 @@ def _table(cascades: list[dict[str, Any]]) -> Table:
         table.add_row(
             cascade["name"],
             " -> ".join(cascade["tiers"]),
-            ", ".join(f"{threshold:.1f}" if threshold <= 100 else "never" for threshold in cascade["thresholds"]),
+            ", ".join(map(accepted_from, cascade["thresholds"])),
             ", ".join(cascade["judges"]),
             cascade["without_judge"],
             f"plan {plan}" if plan else "an operator",

@@ -16,7 +16,7 @@ def plan_table(plan: CascadePlan) -> Table:
     )
     for name in ("tier", "accepts from", "share", "GPUs", "replicas", "p95 (s)", "mean (s)"):
         table.add_column(name, justify="left" if name in ("tier", "replicas") else "right")
-    accepts = [*(_accepts(tier, threshold) for tier, threshold in enumerate(plan.thresholds)), "all"]
+    accepts = [*map(accepted_from, plan.thresholds), "all"]
     for tier, threshold in zip(plan.tiers, accepts, strict=True):
         replicas = " + ".join(map(_replicas, tier.replicas)) or "-"
         seconds = (_seconds(tier, latency_s) for latency_s in (tier.p95_s, tier.mean_s))
@@ -24,10 +24,11 @@ def plan_table(plan: CascadePlan) -> Table:
     return table
 
 
-def _accepts(tier: int, threshold: float) -> str:
-    if threshold <= MAX_SCORE:
-        return f"{threshold:.1f}"
-    return "skipped" if tier else "never"
+def accepted_from(threshold: float) -> str:
+    """A threshold in words."""
+    if threshold > MAX_SCORE:
+        return "skipped"
+    return f"{threshold:.1f}" if threshold > 0 else "all"
 
 
 def _asked(plan: CascadePlan) -> str:

@@ -15,6 +15,7 @@ from mesh.errors import ConfigurationError, PlanInfeasible
 from penstock.v1 import planner_pb2
 from services.cli.planning import live
 from services.cli.planning.command import command
+from services.cli.planning.plan_table import accepted_from
 from services.cli.planning.tables_file import read_tables, write_tables
 from simulator.cascade.curves import StoredCurve
 
@@ -152,3 +153,8 @@ def test_what_cannot_be_met_and_what_is_wrong_is_said(workload: Path, tmp_path: 
     broken = run(*common, "--quality", "70")
     assert broken.exit_code == 2
     assert "line 1" in broken.output
+
+
+@pytest.mark.parametrize(("threshold", "words"), [(0.0, "all"), (62.04, "62.0"), (100.0, "100.0"), (100.1, "skipped")])
+def test_a_threshold_in_words(threshold: float, words: str) -> None:
+    assert accepted_from(threshold) == words
