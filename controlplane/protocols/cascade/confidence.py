@@ -43,8 +43,8 @@ class RunningConfidence:
         return self.falls[-1].score if self.falls else MAX_SCORE
 
     def add(self, logprob: float) -> None:
-        """Of the next token."""
-        self._sum += logprob
+        """Of the next token; one that is not a number says that the model is not to be trusted at all."""
+        self._sum += -math.inf if math.isnan(logprob) else min(0.0, logprob)
         self.tokens += 1
         if self.tokens >= FIRST_COUNTED_TOKEN:
             self._look()
@@ -55,7 +55,7 @@ class RunningConfidence:
             self._look()
 
     def _look(self) -> None:
-        score = MAX_SCORE * math.exp(min(0.0, self._sum / self.tokens))
+        score = MAX_SCORE * math.exp(self._sum / self.tokens)
         if score < self.score:
             self.falls.append(Fall(self.tokens, score))
 

@@ -51,3 +51,10 @@ def test_the_first_tokens_of_a_longer_answer_do_not_count_alone() -> None:
     assert confidence_of([math.log(0.3)]).score == pytest.approx(30.0)
     assert confidence_of([math.log(0.0001), 0.0, 0.0, 0.0]).score == pytest.approx(10.0)
     assert confidence_of([]).score == 100.0
+
+
+@pytest.mark.parametrize("broken", [math.nan, -math.inf])
+def test_a_probability_that_is_none_makes_the_answer_worth_nothing(broken: float) -> None:
+    assert confidence_of([-0.1, -0.1, broken, -0.1, -0.1]).score == 0.0
+    assert confidence_of([broken]).score == 0.0
+    assert confidence_of([0.0, 1e-9, 0.0]).score == 100.0, "rounded above 0"
