@@ -107,6 +107,8 @@ class WorkerRole:
             "block_tokens": str(description.block_tokens),
             "max_model_len_tokens": str(description.max_model_len_tokens),
             "phase": description.phase.value,
+            "tensor_parallel": str(description.tensor_parallel),
+            "pipeline_parallel": str(description.pipeline_parallel),
         }
 
     async def failed(self) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from controlplane.planner.metrics import PlannerMetrics, PlanOutcome
 from controlplane.planner.stages.collecting import collect
 from controlplane.planner.stages.making import LengthStatistics, make_record, quality_for
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
 from controlplane.policies.stages.record import (
     BOUNDARY_PREFIX,
@@ -198,6 +199,8 @@ class StageDesk:
 
     async def _made(self, model: str, members: Sequence[Member], statistics: LengthStatistics) -> StageRecord:
         engine = members[0].attributes.get("engine", "")
+        degrees = (members[0].attributes.get(name, "1") for name in ("tensor_parallel", "pipeline_parallel"))
+        shape = ReplicaShape(*map(int, degrees))
         mean_output = sum(outputs for _, outputs in statistics.lengths) / len(statistics.lengths)
         before = self.record(model)
         # 256 instances take a few hundred milliseconds: not on the event loop.
@@ -206,7 +209,7 @@ class StageDesk:
             model,
             [member.member_id for member in members],
             statistics,
-            quality_for(await self._profiles(), engine, model, mean_output),
+            quality_for(await self._profiles(), engine, model, mean_output, shape),
             self.setting,
             BidAskLimits().throughput_tokens_s,
             None if before is None else before.layout,

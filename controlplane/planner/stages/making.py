@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import InstanceProfile
 from controlplane.planning.population import Population
 from controlplane.planning.qoe import QoeModel
@@ -13,6 +14,7 @@ from controlplane.policies.simulation import SimulationParameters
 from controlplane.policies.stages.layout import StageLayout, assign
 from controlplane.policies.stages.record import StageRecord, StagesSetting
 
+ONE_GPU = ReplicaShape(1)
 DERIVED = "derived from datasheets, not measured: run `penstock profile` for this model and engine"
 
 
@@ -36,12 +38,20 @@ class Quality:
     profile: str
 
 
-def quality_for(profiles: Sequence[InstanceProfile], engine: str, model: str, mean_output_tokens: float) -> Quality:
+def quality_for(
+    profiles: Sequence[InstanceProfile],
+    engine: str,
+    model: str,
+    mean_output_tokens: float,
+    shape: ReplicaShape = ONE_GPU,
+) -> Quality:
     """The profile of the engine and model; where there is none, coefficients derived for an 8B model on one A100.
 
-    Of profiles of several devices the first by name counts: stages are made of equal instances.
+    Profiles of instances of this shape go before others. Of profiles of several devices the first by name counts:
+    stages are made of equal instances.
     """
-    fitting = sorted((each for each in profiles if (each.engine, each.model) == (engine, model)), key=lambda p: p.key)
+    fitting = [each for each in profiles if (each.engine, each.model) == (engine, model)]
+    fitting.sort(key=lambda profile: (profile.shape != shape, profile.key))
     if fitting:
         return Quality(fitting[0].qoe.model, fitting[0].key)
     cost = SimulationParameters()

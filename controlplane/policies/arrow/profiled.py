@@ -17,11 +17,14 @@ _CURVE = ("prefill_fixed_ms", "prefill_token_ms", "prefill_token_squared_ms")
 def profile_for(
     instances: Iterable[InstanceDescription], profiles: Iterable[InstanceProfile]
 ) -> InstanceProfile | None:
-    """The profile to predict by, None if there is none of these instances' model and engine. Of several, the slowest:
-    a policy has one curve for all instances, and an SLO is broken by being too hopeful."""
-    kinds = {(instance.model, instance.engine) for instance in instances}
+    """The profile to predict by, None if there is none of these instances' model and engine. Those of instances cut
+    over as many GPUs as these go before others. Of several, the slowest: a policy has one curve for all instances, and
+    an SLO is broken by being too hopeful."""
+    shapes = {(each.model, each.engine, each.tensor_parallel, each.pipeline_parallel) for each in instances}
+    kinds = {(model, engine) for model, engine, *_ in shapes}
     known = [profile for profile in profiles if (profile.model, profile.engine) in kinds]
-    return max(known, key=lambda profile: profile.ttft.prefill_ms(COMPARED_TOKENS), default=None)
+    alike = [each for each in known if (each.model, each.engine, each.shape.tp, each.shape.pp) in shapes]
+    return max(alike or known, key=lambda profile: profile.ttft.prefill_ms(COMPARED_TOKENS), default=None)
 
 
 def profiled(parameters: PolicyParameters, profile: InstanceProfile) -> Mapping[str, float]:

@@ -1,5 +1,8 @@
 """Which policy places."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes, StepCoefficients, StepFit
@@ -105,3 +108,7 @@ def test_of_several_profiles_the_slowest_counts_and_only_of_what_is_there() -> N
     assert profile_for(here, [fast, slow, other]) == slow
     assert profile_for(here, [other]) is None
     assert profile_for([], [fast]) is None
+    wide = msgspec.structs.replace(fast, tensor_parallel=4)
+    assert profile_for(here, [wide, slow]) == slow, "these have one GPU each"
+    assert profile_for([replace(each, tensor_parallel=4) for each in here], [wide, slow]) == wide
+    assert profile_for(here, [wide]) == wide, "better than none"

@@ -67,6 +67,8 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
         "block_tokens": "16",
         "max_model_len_tokens": "1024",
         "phase": "any",
+        "tensor_parallel": "1",
+        "pipeline_parallel": "1",
     }
     await role.stop()
 

@@ -15,6 +15,7 @@ from controlplane.planner.stages import desk as desk_module
 from controlplane.planner.stages.desk import StageDesk
 from controlplane.planner.stages.making import DERIVED, LengthStatistics, quality_for
 from controlplane.planner.stages.service import StagePlannerService
+from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.stage_partition import PartitionMethod
 from controlplane.policies.stages.record import BOUNDARY_PREFIX, BoundaryRecord, boundary_key
 from mesh.membership import Announcement, Directory, Member
@@ -24,6 +25,7 @@ from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.tasks import TaskSet
 from penstock.v1 import stages_pb2, stages_pb2_grpc
+from tests.unit.simulator.cascade.instance_profiles import profile_of
 
 WAIT_S = 10.0
 LENGTHS = tuple((50 + 37 * number % 3000, 20 + 11 * number % 500) for number in range(200))
@@ -209,3 +211,10 @@ def test_derived_quality_names_itself_and_is_positive() -> None:
     quality = quality_for([], "simulated", "m", 200.0)
     assert quality.profile == DERIVED
     assert (quality.model.coefficients > 0).all()
+
+
+def test_a_profile_of_instances_of_the_same_shape_goes_before_others() -> None:
+    narrow, wide = profile_of("m", 5.0), profile_of("m", 5.0, 4)
+    assert quality_for([narrow, wide], "vllm", "m", 200.0, ReplicaShape(4)).profile == wide.key
+    assert quality_for([wide, narrow], "vllm", "m", 200.0).profile == narrow.key
+    assert quality_for([wide], "vllm", "m", 200.0).profile == wide.key
