@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Info, ProcessCollector
 
+from mesh.errors import ConfigurationError
 from mesh.membership import Announcement, Directory, Member
 from mesh.parent_death import end_with_parent_if_asked
 from mesh.rpc.metrics import RpcMetrics
@@ -22,6 +23,7 @@ from mesh.telemetry import MetricsPort, set_up_logs
 
 log = logging.getLogger(__name__)
 
+EXIT_WRONG_SETTINGS = 2
 SERVER_GRACE_S = 1.0
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "[::]"})
 
@@ -84,7 +86,8 @@ class Role(Protocol):
 
 
 async def run_role(role: Role, settings: RoleSettings) -> int:
-    """Run `role` until SIGTERM or SIGINT (exit status 0) or until it fails (1); a second signal cuts a drain."""
+    """Run `role` until SIGTERM or SIGINT (exit status 0), until it fails (1), or not at all with settings that are
+    wrong (2); a second signal cuts a drain."""
     end_with_parent_if_asked()
     set_up_logs(role.name, settings.member_id, settings.log_level)
     stop_asked, cut_asked = _signals()
@@ -116,6 +119,9 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
         if status == 0:
             await _drain(role, settings.drain_s, cut_asked)
         return status
+    except ConfigurationError as error:
+        log.error("the role cannot run with its settings", extra={"error": str(error)})
+        return EXIT_WRONG_SETTINGS
     except Exception:
         log.exception("the role cannot run")
         return 1

@@ -50,11 +50,16 @@ def write_run_file(name: str, content: RunFile) -> None:
 
 
 def read_run_file(name: str) -> RunFile | None:
-    """The mesh called `name`, or None if there is none; the file of a dead one counts as none."""
+    """The mesh called `name`, or None if there is none; the file of a dead one counts as none.
+
+    Raises ConfigurationError if the file holds something else.
+    """
     try:
         content = msgspec.json.decode(run_file_path(name).read_bytes(), type=RunFile)
     except FileNotFoundError:
         return None
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"{run_file_path(name)} is no run file of a mesh ({error}); remove it") from error
     return content if _is_alive(content.pid) else None
 
 

@@ -9,6 +9,8 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, start_http_server
 
+from mesh.errors import ConfigurationError
+
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -45,8 +47,13 @@ class MetricsPort:
     """The Prometheus endpoint of one process, on a thread of its own: a busy event loop is still seen."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Port 0 takes a free one."""
-        server, self._thread = start_http_server(port, host, registry)
+        """Port 0 takes a free one. Raises ConfigurationError if it cannot be bound."""
+        try:
+            server, self._thread = start_http_server(port, host, registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port} for metrics ({error}); choose another --metrics-port"
+            ) from error
         self._server: WSGIServer = server
         self.address = f"{host}:{server.server_port}"
 

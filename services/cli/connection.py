@@ -1,6 +1,7 @@
 """How commands reach the processes of a running mesh."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -8,8 +9,8 @@ from typing import Any, TypeVar
 import click
 import grpc
 
-from mesh.errors import PeerUnavailable
-from mesh.membership import Directory, Member
+from mesh.errors import PeerUnavailable, StoreUnavailable
+from mesh.membership import MEMBERS_PREFIX, Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.run_file import find_store_url
 from mesh.store import open_store
@@ -17,11 +18,25 @@ from mesh.store.interface import StateStore
 
 T = TypeVar("T")
 CALL_DEADLINE_S = 3.0
+DIRECTORY_DEADLINE_S = 5.0
+MESH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def mesh_name(_: click.Context, parameter: click.Parameter, name: str) -> str:
+    """Callback of the options that name a mesh on this machine; its run file and its logs are called so."""
+    if not MESH_NAME.fullmatch(name):
+        raise click.BadParameter(
+            f"{name!r} is no name of a mesh: letters, digits, dots, dashes and underscores, 64 at most",
+            param=parameter,
+        )
+    return name
 
 
 def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The two options by which a command finds its mesh."""
-    mesh = click.option("--mesh", default="default", show_default=True, help="Name of a mesh on this machine.")
+    mesh = click.option(
+        "--mesh", callback=mesh_name, default="default", show_default=True, help="Name of a mesh on this machine."
+    )
     store = click.option("--store", help="State store of the mesh; default: PENSTOCK_STORE, then the local mesh's.")
     return store(mesh(function))
 
@@ -38,9 +53,17 @@ async def mesh_store(store: str | None, mesh: str) -> AsyncIterator[StateStore]:
 
 @asynccontextmanager
 async def mesh_directory(store: StateStore) -> AsyncIterator[Directory]:
-    """The members of the mesh as of now."""
+    """The members of the mesh as of now. Raises StoreUnavailable where a role would wait for the store to come back."""
+    await store.range(MEMBERS_PREFIX)
     directory = Directory(store)
-    await directory.start()
+    try:
+        async with asyncio.timeout(DIRECTORY_DEADLINE_S):
+            await directory.start()
+    except TimeoutError:
+        await directory.stop()
+        raise StoreUnavailable(
+            f"the state store did not list the members of the mesh within {DIRECTORY_DEADLINE_S:g} s; is it running?"
+        ) from None
     try:
         yield directory
     finally:

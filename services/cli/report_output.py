@@ -1,5 +1,6 @@
 """Where a report goes: the terminal, a JSON file, a PNG."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -35,10 +36,18 @@ def check_outputs(json_path: str | None, plot_path: Path | None) -> None:
     """Before a long run, not after it."""
     paths = [Path(json_path)] if json_path not in (None, STDOUT) else []
     for path in (*paths, *([plot_path] if plot_path else [])):
-        if not path.resolve().parent.is_dir():
-            raise click.UsageError(f"cannot write {path}: its directory does not exist")
+        check_writable(path)
     if plot_path:
         require_matplotlib()
+
+
+def check_writable(path: Path) -> None:
+    """Raises UsageError if a file cannot be written there; makes none."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise click.UsageError(f"cannot write {path}: its directory does not exist")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise click.UsageError(f"cannot write {path}: no permission")
 
 
 def write_reports(

@@ -10,6 +10,7 @@ import uvloop
 
 from mesh.role import Role, RoleSettings, run_role
 from mesh.run_file import find_store_url
+from services.cli.connection import mesh_name
 from services.cli.settings_options import settings_from, settings_options
 
 # Role: its class and its settings. A role's module is imported only when it is served.
@@ -60,7 +61,9 @@ def _role_command(name: str) -> click.Command:
 
     @click.command(name, context_settings={"auto_envvar_prefix": f"PENSTOCK_SERVE_{name.upper()}"})
     @click.option("--store", help="State store; default: PENSTOCK_STORE, then the mesh running on this machine.")
-    @click.option("--mesh", default="default", show_default=True, help="Name of the mesh on this machine.")
+    @click.option(
+        "--mesh", callback=mesh_name, default="default", show_default=True, help="Name of the mesh on this machine."
+    )
     @settings_options(RoleSettings, hide=frozenset({"store_url"}))
     @settings_options(settings_class)
     def serve(store: str | None, mesh: str, **options: Any) -> None:

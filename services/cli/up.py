@@ -14,6 +14,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
+from controlplane.policies.registry import DEFAULT_POLICY, POLICIES
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from controlplane.policies.stages.placement import Stages
 from controlplane.policies.stages.record import STAGES_KEY, StagesSetting
@@ -23,6 +24,7 @@ from mesh.parent_death import end_with_parent_if_asked
 from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
 from mesh.store import open_store
 from mesh.store.interface import StateStore
+from services.cli.connection import mesh_name
 from services.cli.supervisor.first_profile import profile_models
 from services.cli.supervisor.gpus import GpuPool, count_gpus
 from services.cli.supervisor.local_mesh import (
@@ -94,8 +96,17 @@ class UpOptions:
 )
 @click.option("--engine-option", multiple=True, help="A setting of every instance's engine, NAME=VALUE; repeatable.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
-@click.option("--port", default=8000, show_default=True, help="Port of the HTTP endpoint.")
-@click.option("--policy", default="lmetric", show_default=True, help="Placement policy to begin with.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port of the HTTP endpoint."
+)
+@click.option(
+    "--policy",
+    type=click.Choice(list(POLICIES)),
+    metavar="NAME",
+    default=DEFAULT_POLICY,
+    show_default=True,
+    help="Placement policy to begin with, as `penstock policy` lists them.",
+)
 @click.option(
     "--rescheduler",
     type=click.Choice(["off", "current", "predicted"]),
@@ -119,8 +130,20 @@ class UpOptions:
 @click.option(
     "--store-file", type=click.Path(path_type=Path), help="Keep that inner store's lasting keys in this file."
 )
-@click.option("--name", default="default", show_default=True, help="Tells several meshes on one machine apart.")
-@click.option("--ready-timeout-s", default=300.0, show_default=True, help="Give up if it does not serve by then.")
+@click.option(
+    "--name",
+    callback=mesh_name,
+    default="default",
+    show_default=True,
+    help="Tells several meshes on one machine apart.",
+)
+@click.option(
+    "--ready-timeout-s",
+    type=click.FloatRange(min=0, min_open=True, max=1e6),
+    default=300.0,
+    show_default=True,
+    help="Give up if it does not serve by then.",
+)
 def command(**options: Any) -> None:
     """Start a whole mesh on this machine and keep it running until Ctrl-C.
 
@@ -149,7 +172,7 @@ async def _up(options: UpOptions) -> int:
             for spec in processes(mesh):
                 await supervisor.add(_on_gpus(spec, gpus, shape_of(options.engine_option)))
             click.echo(f"starting {len(supervisor.pids())} processes; their logs: {log_dir}", err=True)
-            serving = await _until_serving(store, mesh, options.ready_timeout_s, stop_asked)
+            serving = await _until_serving(store, mesh, supervisor, options.ready_timeout_s, stop_asked)
             if serving and options.profile:
                 await profile_models(
                     store, [model.name for model in mesh.models], log_dir, lambda line: click.echo(line, err=True)
@@ -180,7 +203,7 @@ def _check_port_is_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigurationError(
-                f"cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another --port or --host"
             ) from None
 
 
@@ -202,6 +225,11 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
     phases = PhaseCounts(options.prefill, options.decode)
     names = options.models or (DEFAULT_DEMO_MODEL,)
     models = tuple(parse_model(name, _any_workers(options), phases) for name in names)
+    if len({model.name for model in models}) < len(models):
+        raise ConfigurationError(
+            f"--model {' --model '.join(names)}: a name stands twice; give it once, with :COUNT behind it for several "
+            "instances"
+        )
     return LocalMesh(
         models=models,
         engine=options.engine,
@@ -226,21 +254,27 @@ def _any_workers(options: UpOptions) -> int:
     return 0 if options.prefill or options.decode else DEFAULT_WORKERS
 
 
-async def _until_serving(store: StateStore, mesh: LocalMesh, timeout_s: float, stop_asked: asyncio.Event) -> bool:
-    """True once every instance can be reached through the endpoint; False if asked to stop before, or too late."""
+async def _until_serving(
+    store: StateStore, mesh: LocalMesh, supervisor: Supervisor, timeout_s: float, stop_asked: asyncio.Event
+) -> bool:
+    """True once every instance can be reached through the endpoint; False if asked to stop before, too late, or when
+    a process is given up."""
     directory = Directory(store)
     await directory.start()
     workers = sum(model.instances for model in mesh.models)
     ready = asyncio.create_task(wait_until_serving(directory, workers))
-    stop = asyncio.create_task(stop_asked.wait())
-    await asyncio.wait((ready, stop), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    ready.cancel()
+    ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(supervisor.wait_given_up())]
+    await asyncio.wait((ready, *ends), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    is_ready, given_up = ready.done(), ends[1].done()
+    for task in (ready, *ends):
+        task.cancel()
     await directory.stop()
-    if ready.done():
+    if is_ready:
         ready.result()
         return True
-    if not stop_asked.is_set():
+    if given_up:
+        click.echo("the mesh cannot serve without a process that was given up; see the reason above", err=True)
+    elif not stop_asked.is_set():
         click.echo(f"the mesh was not serving within {timeout_s:g} s; see the logs", err=True)
     return False
 

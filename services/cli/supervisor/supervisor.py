@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mesh.parent_death import PARENT_VARIABLE
+from mesh.role import EXIT_WRONG_SETTINGS
 from mesh.tasks import TaskSet
+from services.cli.supervisor.last_words import last_reason
 from services.cli.supervisor.restarts import RestartHistory
 
 log = logging.getLogger(__name__)
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 # These end first, in this order: no new requests, then the engines; the control plane afterwards and all at once.
 STOP_ORDER = ("frontend", "worker")
 KILL_AFTER_S = 10.0
+LOG_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class _Running:
     process: asyncio.subprocess.Process | None = None
     history: RestartHistory = field(default_factory=RestartHistory)
     stopping: bool = False
+    log_begins_at: int = 0
+    """Where in the log file the present process began to write."""
 
 
 class Supervisor:
@@ -49,6 +54,7 @@ class Supervisor:
         self._on_event = on_event
         self._running: dict[str, _Running] = {}
         self._tasks = TaskSet("supervisor")
+        self._gave_up = asyncio.Event()
         log_dir.mkdir(parents=True, exist_ok=True)
 
     async def add(self, spec: ProcessSpec) -> None:
@@ -59,6 +65,11 @@ class Supervisor:
         self._running[spec.name] = entry
         await self._start(entry)
         self._tasks.spawn(self._watch(entry), name=spec.name)
+
+    async def wait_given_up(self) -> None:
+        """Return once a process has been given up: it ended too often, or said at its first start that its settings
+        are wrong."""
+        await self._gave_up.wait()
 
     async def remove(self, name: str, kill_after_s: float = KILL_AFTER_S) -> None:
         """Let a process drain and end; kill it after `kill_after_s`. Unknown names are an error (KeyError)."""
@@ -106,7 +117,8 @@ class Supervisor:
         spec = entry.spec
         command = (sys.executable, "-m", "services.cli.main", "serve", spec.role, *spec.arguments)
         environment = {**os.environ, **spec.environment, PARENT_VARIABLE: str(os.getpid())}
-        with (self._log_dir / f"{spec.name}.log").open("ab") as log_file:
+        with self._log_path(spec.name).open("ab") as log_file:
+            entry.log_begins_at = log_file.tell()
             # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which then drains them.
             entry.process = await asyncio.create_subprocess_exec(
                 *command, stdout=log_file, stderr=log_file, env=environment, start_new_session=True
@@ -125,15 +137,31 @@ class Supervisor:
                 self._on_event(f"{name} was drained and has ended; it is not started again")
                 del self._running[name]
                 return
-            delay_s = entry.history.next_delay_s(asyncio.get_running_loop().time())
+            delay_s = self._pause_s(entry, status)
             if delay_s is None:
-                log_path = self._log_dir / f"{name}.log"
-                self._on_event(f"{name} keeps ending (status {status}) and is given up; see {log_path}")
+                self._gave_up.set()
                 return
-            self._on_event(f"{name} ended (status {status}); starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             if not entry.stopping:
                 await self._start(entry)
+
+    def _pause_s(self, entry: _Running, status: int) -> float | None:
+        """Seconds until a process that ended is started again, or None if it is given up; says which, and why."""
+        name, log_path = entry.spec.name, self._log_path(entry.spec.name)
+        reason = _reason_of_end(log_path, entry.log_begins_at)
+        told = f"status {status}: {reason}" if reason else f"status {status}"
+        if status == EXIT_WRONG_SETTINGS and not entry.history.restarts_s:
+            self._on_event(f"{name} cannot run with its settings ({told}) and is given up; see {log_path}")
+            return None
+        delay_s = entry.history.next_delay_s(asyncio.get_running_loop().time())
+        if delay_s is None:
+            self._on_event(f"{name} keeps ending ({told}) and is given up; see {log_path}")
+        else:
+            self._on_event(f"{name} ended ({told}); starting it again in {delay_s:g} s")
+        return delay_s
+
+    def _log_path(self, name: str) -> Path:
+        return self._log_dir / f"{name}.log"
 
     @staticmethod
     def _kill_group(process: asyncio.subprocess.Process) -> None:
@@ -142,3 +170,14 @@ class Supervisor:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             log.debug("process group is gone already", extra={"pid": process.pid})
+
+
+def _reason_of_end(log_path: Path, begins_at: int) -> str:
+    """What the process whose log begins there said last of why it ended; "" if it said nothing."""
+    try:
+        with log_path.open("rb") as log_file:
+            end = log_file.seek(0, os.SEEK_END)
+            log_file.seek(max(begins_at, end - LOG_TAIL_BYTES))
+            return last_reason(log_file.read(LOG_TAIL_BYTES).decode(errors="replace"))
+    except OSError as error:
+        return f"its log cannot be read: {error}"

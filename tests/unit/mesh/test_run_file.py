@@ -61,3 +61,9 @@ def test_only_the_owner_removes_its_file() -> None:
     write_run_file("default", running(os.getppid()))
     remove_run_file("default", os.getpid())
     assert run_file_path("default").exists()
+
+
+def test_a_file_that_holds_something_else_is_named() -> None:
+    run_file_path("m").write_text("garbage")
+    with pytest.raises(ConfigurationError, match="remove it"):
+        read_run_file("m")

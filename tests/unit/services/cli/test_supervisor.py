@@ -62,3 +62,13 @@ async def test_a_drained_worker_stays_away_and_a_killed_one_comes_back(
     os.kill(supervisor.pids()["w"], signal.SIGTERM)
     assert "drained" in await events.next_line()
     assert supervisor.pids() == {}
+
+
+async def test_wrong_settings_are_given_up_at_once_with_the_reason(supervisor: Supervisor, events: Events) -> None:
+    await supervisor.add(ProcessSpec("w", "worker", (*WORKER, "--engine-option", "foo=1")))
+    async with asyncio.timeout(WAIT_S):
+        await supervisor.wait_given_up()
+    told = await events.next_line()
+    assert "is given up" in told
+    assert "'foo' is not a setting here" in told
+    assert supervisor.pids() == {}

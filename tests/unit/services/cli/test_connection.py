@@ -1,0 +1,53 @@
+"""A command whose mesh cannot be reached says so instead of waiting for it as a role would."""
+
+import asyncio
+
+import click
+import pytest
+
+from mesh.errors import StoreUnavailable
+from mesh.store.embedded import EmbeddedStore
+from mesh.store.host import StoreHost
+from mesh.store.interface import DEFAULT_TIMEOUT_S, Listing
+from services.cli import connection
+from services.cli.connection import mesh_directory, mesh_name
+
+
+class _SilentAfter(EmbeddedStore):
+    """Lists so often, then does not answer any more."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__(StoreHost(None))
+        self._answers = answers
+
+    async def range(self, prefix: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Listing:
+        if self._answers == 0:
+            raise StoreUnavailable("no state store at there:1; is it running?")
+        self._answers -= 1
+        return await super().range(prefix, timeout_s=timeout_s)
+
+
+async def _members(store: EmbeddedStore) -> int:
+    async with asyncio.timeout(20.0), mesh_directory(store) as directory:
+        return len(directory.members("worker"))
+
+
+async def test_a_store_that_answers_lists_the_members() -> None:
+    assert await _members(_SilentAfter(answers=2)) == 0
+
+
+async def test_an_unreachable_store_is_an_error_at_once() -> None:
+    with pytest.raises(StoreUnavailable, match="is it running"):
+        await _members(_SilentAfter(answers=0))
+
+
+async def test_a_store_that_goes_away_meanwhile_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "DIRECTORY_DEADLINE_S", 0.01)
+    with pytest.raises(StoreUnavailable, match="did not list the members"):
+        await _members(_SilentAfter(answers=1))
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "", "-x", "a b", "x" * 65])
+def test_names_that_are_no_file_names_are_refused(name: str) -> None:
+    with pytest.raises(click.BadParameter, match="no name of a mesh"):
+        mesh_name(click.Context(click.Command("c")), click.Option(["--mesh"]), name)
