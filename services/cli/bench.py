@@ -6,11 +6,12 @@ from typing import Any
 import click
 
 from mesh.errors import TraceError
+from services.cli.finite_range import POSITIVE
 from services.cli.replay import remarks
 from services.cli.replay.pool import parse_endpoint
 from services.cli.replay.run import Replay, ReplayPlan, TraceSurvey, allow_open_files, survey
 from services.cli.report_output import check_outputs, output_options, say, write_reports
-from services.cli.trace_options import POSITIVE, Span, recipe_of, slo_of, trace_options
+from services.cli.trace_options import Span, no_requests, recipe_of, slo_of, trace_options
 from simulator.report.plot import draw_cdfs
 from simulator.report.report import encode_report, summarise
 from simulator.traces.prompt import TokenRange
@@ -108,5 +109,5 @@ def _survey(plan: ReplayPlan) -> TraceSurvey:
     except (TraceError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--trace") from error
     if found.requests == 0:
-        raise click.UsageError("no request of the trace arrives within --clip")
+        raise click.BadParameter(no_requests(plan.recipe), param_hint="--trace")
     return found

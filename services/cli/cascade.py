@@ -9,6 +9,7 @@ from rich.table import Table
 
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.finite_range import FiniteRange
 from services.cli.planning.plan_table import accepted_from
 from services.cli.proto_json import plain
 
@@ -41,7 +42,7 @@ def command(ctx: click.Context, /, store: str | None, mesh: str, as_json: bool) 
     "--threshold",
     "thresholds",
     multiple=True,
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Score from which on a tier's answer is accepted; one for each tier but the last. Above 100: never.",
 )
 @click.option(
@@ -60,7 +61,10 @@ def command(ctx: click.Context, /, store: str | None, mesh: str, as_json: bool) 
     help="What to do with an answer that no judge could score.",
 )
 @click.option(
-    "--expected-s", multiple=True, type=float, help="What a tier's answer takes, for deadlines; default: as measured."
+    "--expected-s",
+    multiple=True,
+    type=FiniteRange(min=0),
+    help="What a tier's answer takes, for deadlines; default: as measured.",
 )
 @click.pass_obj
 def set_cascade(mesh_of: tuple[str | None, str], /, **fields: Any) -> None:

@@ -76,6 +76,11 @@ def main() -> None:
     except PenstockError as error:
         click.echo(f"penstock: {error}", err=True)
         sys.exit(EXIT_FAILED)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        click.echo(f"penstock: cannot read or write {error.filename}: {error.strerror}", err=True)
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

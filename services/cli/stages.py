@@ -10,6 +10,7 @@ from mesh.errors import RpcError
 from mesh.membership import Directory
 from penstock.v1 import stages_pb2, stages_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.finite_range import FiniteRange
 from services.cli.proto_json import plain
 
 SHOWN_MOVES = 8
@@ -22,7 +23,7 @@ REFINEMENTS = ("quality", "quantity", "memory", "frozen")
 @click.option("--method", type=click.Choice(METHODS), help="With on: how a plan is sought.")
 @click.option("--refinement", type=click.Choice(REFINEMENTS), help="With on: what boundaries are moved by.")
 @click.option("--fewest-lengths", type=click.IntRange(1), help="With on: ended requests that a plan needs.")
-@click.option("--replan-s", type=click.FloatRange(1), help="With on: seconds between plans.")
+@click.option("--replan-s", type=FiniteRange(1), help="With on: seconds between plans.")
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(

@@ -1,15 +1,16 @@
 """The options by which commands choose a trace and shape its load."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from services.cli.finite_range import POSITIVE, FiniteRange
 from simulator.report.report import Slo
 from simulator.traces.source import TraceRecipe
 
 Command = Callable[..., None]
-POSITIVE = click.FloatRange(min=0, min_open=True, max=1e6)
 
 
 class Span(click.ParamType[tuple[float, float]]):
@@ -53,7 +54,7 @@ _OPTIONS = (
     click.option("--max-requests", type=click.IntRange(min=1), help="Stop after so many."),
     click.option(
         "--shared-prefix",
-        type=click.FloatRange(0, 1),
+        type=FiniteRange(0, 1),
         default=0.0,
         help="Share of each prompt taken from a common prefix, where the trace tells none.",
     ),
@@ -103,3 +104,10 @@ def recipe_of(options: dict[str, Any]) -> TraceRecipe:
 def slo_of(options: dict[str, Any]) -> Slo:
     """The limits that the options set."""
     return Slo(ttft_ms=options["slo_ttft_ms"], tpot_ms=options["slo_tpot_ms"])
+
+
+def no_requests(recipe: TraceRecipe) -> str:
+    """What to say of a trace of which nothing is left to run."""
+    if (recipe.clip_start_s, recipe.clip_end_s) == (0.0, math.inf):
+        return f"{recipe.source} has no requests"
+    return f"no request of {recipe.source} arrives within --clip"

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.progress import track
 
 from services.cli.connection import store_options
+from services.cli.finite_range import POSITIVE
 from services.cli.profiling.plan import ProfileBounds
 from services.cli.report_output import STDOUT
-from services.cli.trace_options import POSITIVE, Span
+from services.cli.trace_options import Span
 from services.cli.validation.bounds import is_kept
 from services.cli.validation.live import LiveMesh, LivePlan, live_cases
 from services.cli.validation.own_mesh import own_mesh

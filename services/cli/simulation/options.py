@@ -1,5 +1,6 @@
 """The options that describe a simulated cluster."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,11 +8,12 @@ import click
 
 from controlplane.model.instance import InstancePhase
 from mesh.errors import ConfigurationError, TraceError
+from services.cli.finite_range import POSITIVE, FiniteRange
 from services.cli.report_output import say
 from services.cli.simulation.costs import cost_options, costs_of, instance_of
 from services.cli.simulation.plan import PolicyChoice, SimulationPlan, planned_requests
 from services.cli.simulation.rescheduling import ReschedulerChoice
-from services.cli.trace_options import recipe_of
+from services.cli.trace_options import no_requests, recipe_of
 from simulator.cluster.config import ClusterConfig, Failure, InstanceSpec, KvLinkConfig
 from simulator.instance.config import InstanceConfig
 from simulator.traces.request import TraceRequest
@@ -42,14 +44,14 @@ _OPTIONS = (
     ),
     click.option(
         "--report-interval-ms",
-        type=click.FloatRange(min=0, max=1e6),
+        type=FiniteRange(min=0, max=1e6),
         default=50.0,
         show_default=True,
         help="Between two load reports of an instance; 0: just in time for each placement.",
     ),
     click.option(
         "--report-delay-ms",
-        type=click.FloatRange(min=0, max=1e6),
+        type=FiniteRange(min=0, max=1e6),
         default=1.0,
         show_default=True,
         help="From an instance to the scheduler.",
@@ -79,14 +81,14 @@ _OPTIONS = (
     click.option(
         "--kv-bandwidth",
         "kv_gib_per_s",
-        type=click.FloatRange(min=0, min_open=True, max=1e6),
+        type=POSITIVE,
         default=KvLinkConfig().bandwidth_gib_per_s,
         show_default=True,
         help="GiB/s of an instance's link for KV, sending and receiving together.",
     ),
     click.option(
         "--kv-latency-ms",
-        type=click.FloatRange(min=0, max=1e6),
+        type=FiniteRange(min=0, max=1e6),
         default=KvLinkConfig().latency_ms,
         show_default=True,
         help="Before the bytes of a KV transfer flow.",
@@ -162,7 +164,7 @@ def read_requests(plan: SimulationPlan) -> list[TraceRequest]:
     except (TraceError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--trace") from error
     if not requests:
-        raise click.UsageError("no request of the trace arrives within --clip")
+        raise click.BadParameter(no_requests(plan.recipe), param_hint="--trace")
     say([f"{len(requests):,} requests within {requests[-1].arrival_s:,.1f} s"])
     if shortened:
         limit = plan.cluster.instance.max_model_len_tokens
@@ -174,7 +176,10 @@ def _failure(text: str) -> Failure:
     number, _, times = text.partition("@")
     at_s, _, back_after_s = times.partition("+")
     try:
-        return Failure(int(number), float(at_s), float(back_after_s) if back_after_s else None)
+        times_s = (float(at_s), float(back_after_s) if back_after_s else None)
+        if not all(math.isfinite(time_s) for time_s in times_s if time_s is not None):
+            raise ValueError("not a finite number")
+        return Failure(int(number), *times_s)
     except ValueError as error:
         raise ConfigurationError(
             f"--fail {text!r} is not of the form INSTANCE@SECONDS or INSTANCE@SECONDS+BACK"

@@ -148,7 +148,7 @@ def test_the_plot_is_written(trace: str, tmp_path: Path) -> None:
         (["--trace", "nowhere.csv"], "cannot read the trace nowhere.csv"),
         (["--trace", "synthetic", "--clip", "5:2"], "START below END"),
         (["--trace", "synthetic", "--clip", "soon"], "START:END"),
-        (["--trace", "synthetic", "--clip", "0:0.000001"], "no request of the trace"),
+        (["--trace", "synthetic", "--clip", "0:0.000001"], "arrives within --clip"),
         (["--trace", "synthetic", "--rate-scale", "0"], "--rate-scale"),
         (["--trace", "synthetic", "--length-scale", "1000000"], "beyond any context"),
         (["--trace", "synthetic", "--vocab", "500:3"], "START below END"),

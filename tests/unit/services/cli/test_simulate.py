@@ -103,3 +103,22 @@ def test_an_unreadable_trace_is_a_usage_error(tmp_path: Path) -> None:
 def test_policy_parameters_are_read_from_the_name() -> None:
     choice = PolicyChoice.parse("linear:lambda=0.5")
     assert (choice.name, choice.parameters) == ("linear", {"lambda": 0.5})
+
+
+@pytest.mark.parametrize("option", ["--rate-scale", "--report-interval-ms", "--kv-bandwidth", "--slo-ttft-ms"])
+def test_nan_is_no_number_of_an_option(option: str) -> None:
+    result = simulate(*SMALL, option, "nan")
+    assert result.exit_code == 2
+    assert "not a finite number" in result.output
+
+
+def test_a_failure_at_no_time_is_refused() -> None:
+    result = simulate(*SMALL, "--fail", "0@nan")
+    assert isinstance(result.exception, ConfigurationError)
+
+
+def test_an_empty_trace_is_told_from_a_clip_without_requests(tmp_path: Path) -> None:
+    trace = tmp_path / "header.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    assert "has no requests" in simulate("--trace", str(trace)).output
+    assert "arrives within --clip" in simulate("--trace", "synthetic", "--clip", "0:0.000001").output
