@@ -47,8 +47,8 @@ class WholeAnswer:
     usage: Usage
 
 
-class AnswerFormat(Protocol):
-    """Of one request."""
+class StreamFormat(Protocol):
+    """Of one streamed answer."""
 
     def first_events(self) -> bytes:
         """What a stream begins with, before any token."""
@@ -58,6 +58,10 @@ class AnswerFormat(Protocol):
 
     def usage_event(self, usage: Usage) -> bytes:
         """The last chunk, where the client asked for it."""
+
+
+class AnswerFormat(StreamFormat, Protocol):
+    """Of one request."""
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""

@@ -1,17 +1,29 @@
 """An answer onto the wire, as ASGI messages."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 from starlette.types import Send
 
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
-from services.frontend.answers.format import AnswerFormat, WholeAnswer, WholeChoice
+from services.frontend.answers.format import AnswerFormat, StreamFormat, WholeAnswer, WholeChoice
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.sse import DONE_EVENT, event
+from services.frontend.api.answer_schema import Usage
 from services.frontend.api.errors import ApiError, error_body
 
 _EVENTS: Final = "text/event-stream; charset=utf-8"
+
+
+class PieceSource(Protocol):
+    """An answer that is still being written."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    async def next(self) -> Sequence[ChoicePiece]:
+        """What has become visible; may be empty. Raises ApiError if the generation failed."""
 
 
 class AnswerSender:
@@ -25,10 +37,13 @@ class AnswerSender:
         self.started = False
         """Whether the status has been sent."""
 
-    async def stream(self, reader: AnswerReader, form: AnswerFormat, include_usage: bool) -> None:
-        """Events as they come; waits for a client that reads slowly. Raises ApiError if the generation fails."""
+    async def stream(self, reader: PieceSource, form: StreamFormat, usage: Callable[[], Usage] | None) -> None:
+        """Events as they come; waits for a client that reads slowly. Raises ApiError if the generation fails.
+
+        `usage`: of the whole stream, asked for at its end; None: the client does not want it.
+        """
         pieces = await reader.next()
-        await self._start(_EVENTS, {"cache-control": "no-cache"})
+        await self._start_events()
         body = form.first_events()
         while True:
             for piece in pieces:
@@ -39,8 +54,8 @@ class AnswerSender:
                 await self._send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
             pieces = await reader.next()
-        if include_usage:
-            body += form.usage_event(reader.usage())
+        if usage is not None:
+            body += form.usage_event(usage())
         await self._end(body + DONE_EVENT)
 
     async def whole(self, reader: AnswerReader, form: AnswerFormat, choices: int) -> None:
@@ -61,8 +76,7 @@ class AnswerSender:
 
     async def stream_at_once(self, answer: WholeAnswer, form: AnswerFormat, include_usage: bool) -> None:
         """The events of an answer that is all there."""
-        if not self.started:
-            await self._start(_EVENTS, {"cache-control": "no-cache"})
+        await self._start_events()
         piece = ChoicePiece(0, answer.text, answer.positions, answer.finish)
         usage = form.usage_event(answer.usage) if include_usage else b""
         await self._end(form.first_events() + form.event(piece) + usage + DONE_EVENT)
@@ -73,8 +87,7 @@ class AnswerSender:
 
     async def keep_alive(self, comment: bytes) -> None:
         """Tell a stream's client that its answer is still being worked on."""
-        if not self.started:
-            await self._start(_EVENTS, {"cache-control": "no-cache"})
+        await self._start_events()
         await self._send({"type": "http.response.body", "body": comment, "more_body": True})
 
     async def fail(self, error: ApiError) -> None:
@@ -84,6 +97,10 @@ class AnswerSender:
     async def _send_whole(self, body: bytes) -> None:
         await self._start("application/json", {"content-length": str(len(body))})
         await self._end(body)
+
+    async def _start_events(self) -> None:
+        if not self.started:
+            await self._start(_EVENTS, {"cache-control": "no-cache"})
 
     async def _start(self, content_type: str, headers: Mapping[str, str]) -> None:
         self.started = True

@@ -90,10 +90,10 @@ class CascadeFacts(msgspec.Struct):
     """score, accepts_all, last_tier, deadline, judge_down or tier_failed."""
     compromise: bool
     """Whether the cascade would have gone on, had it been able to."""
-    seconds: float
-    """From the request's arrival."""
+    seconds: float | None
+    """From the request's arrival; null in a stream's chunks while the answer is being written."""
     tiers: list[TierFacts]
-    """All that were asked, lowest first."""
+    """All that were asked, lowest first; while the answer is being written, those before."""
 
 
 class ChatCompletion(msgspec.Struct):
@@ -136,7 +136,7 @@ class ChatCompletionChunk(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     """Only with `stream_options.include_usage`; set on the last chunk."""
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
-    """Only of a cascade."""
+    """Only of a cascade: in the first chunk as far as it is known, and whole from the last token on."""
 
 
 class CompletionLogprobs(msgspec.Struct):

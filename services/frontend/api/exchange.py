@@ -6,6 +6,7 @@ Raw ASGI because whatever wraps a response costs per chunk: one middleware doubl
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Final
 
 from starlette.responses import Response
@@ -16,9 +17,10 @@ from services.frontend.answers.format import AnswerHeader
 from services.frontend.answers.format_choice import answer_format
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.sender import AnswerSender
-from services.frontend.api.errors import ApiError, deadline_exceeded, error_response, internal_error
+from services.frontend.api.errors import ApiError, error_response, internal_error
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.api_keys import ApiKey
+from services.frontend.generating import Client, generating
 from services.frontend.generation import Generation
 from services.frontend.http_server import abort_connection
 from services.frontend.models import ServedModel
@@ -113,6 +115,15 @@ class Exchange(Response, ABC):
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         """Answer the admitted request. Raises ApiError."""
 
+    @property
+    def _include_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        options = self._request.stream_options
+        return options is not None and bool(options.include_usage)
+
+    def _client(self, scope: Scope) -> Client:
+        return Client(self._left_s, partial(abort_connection, scope))
+
     def _left_s(self) -> float:
         return self._arrived_s + self._service.settings.request_deadline_s - self._service.clock()
 
@@ -141,23 +152,8 @@ class ModelExchange(Exchange):
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         service = self._service
         plan = await plan_request(self._request, self._request_id, self._model, service.settings.max_choices)
-        generation = Generation(plan, self._arrived_s, service.generation_bounds, lambda: self._drop_slow_client(scope))
-        service.running[self._request_id] = generation
-        outcome = "aborted"
-        try:
-            await generation.start(service.pool, service.placement, service.metrics, service.clock)
-            deadline = asyncio.get_running_loop().call_later(self._left_s(), self._expire, generation, scope)
-            try:
-                await self._answer(sender, generation)
-            finally:
-                deadline.cancel()
-            outcome = "finished"
-        except ApiError as error:
-            outcome = error.code or error.type
-            raise
-        finally:
-            generation.close(outcome == "finished", outcome)
-            del service.running[self._request_id]
+        async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
+            await self._answer(sender, run.generation)
 
     async def _answer(self, sender: AnswerSender, generation: Generation) -> None:
         model_text = self._model.text
@@ -170,37 +166,24 @@ class ModelExchange(Exchange):
         reader = AnswerReader(generation, texts, metrics.ttft, metrics.inter_token, self._service.clock)
         sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
         sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
-        options = self._request.stream_options
-        include_usage = options is not None and bool(options.include_usage)
-        form = answer_format(self._request, self._header(generation.plan, include_usage), generation.plan)
+        form = answer_format(self._request, self._header(generation.plan), generation.plan)
         try:
             if self._request.stream:
-                await sender.stream(reader, form, include_usage)
+                await sender.stream(reader, form, reader.usage if self._include_usage else None)
             else:
                 await sender.whole(reader, form, len(texts))
         finally:
             self._count_tokens(reader)
 
-    def _header(self, plan: GenerationPlan, include_usage: bool) -> AnswerHeader:
+    def _header(self, plan: GenerationPlan) -> AnswerHeader:
         return AnswerHeader(
             request_id=plan.request_id,
             created_unix_s=int(self._service.unix_time()),
             model=plan.model.name,
             text=plan.model.text,
             logprobs=plan.prompts[0].sampling.HasField("logprobs"),
-            include_usage=include_usage,
+            include_usage=self._include_usage,
         )
-
-    def _expire(self, generation: Generation, scope: Scope) -> None:
-        reads = generation.mailbox.is_awaited
-        generation.mailbox.fail(deadline_exceeded(self._service.settings.request_deadline_s))
-        if not reads:  # stuck in sending: the client takes nothing, not even an error
-            abort_connection(scope)
-
-    def _drop_slow_client(self, scope: Scope) -> None:
-        log.warning("aborting: the client does not read its answer", extra={"request_id": self._request_id})
-        self._service.metrics.slow_clients.inc()
-        abort_connection(scope)
 
     def _count_tokens(self, reader: AnswerReader) -> None:
         usage, metrics = reader.usage(), self._service.metrics.of(self._model.name)

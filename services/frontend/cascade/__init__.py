@@ -2,9 +2,13 @@
 
 cascades       the cascades in force, and how long their tiers take
 judging        asks the cascade router for a score
-tier_answer    one tier's whole answer
+judge_request  what the router is sent of a request
+tier_answer    one tier's answer, read as it comes
+hints          what a request asks of its cascade
 ascent         a request's way up, driven by the state machine of controlplane.protocols.cascade
 told           what the client is told of it
-exchange       the answer over HTTP, keep-alives included
+keep_alives    tell a streaming client meanwhile that its answer is being worked on
+live_stream    an answer that is sure to be accepted, sent while it is being written
+exchange       the answer over HTTP
 metrics        what is counted of it
 """

@@ -1,28 +1,27 @@
-"""A cascade's answer over HTTP: nothing of a tier's answer is sent before it is accepted."""
+"""A cascade's answer over HTTP: nothing of a tier's answer is sent before it is sure to be accepted."""
 
-import asyncio
-from typing import Final
-
+import msgspec
 from starlette.types import Scope
 
 from controlplane.model.cascade_record import CascadeRecord
-from services.frontend.answers.format import AnswerHeader, WholeAnswer
+from services.frontend.answers.format import AnswerFormat, AnswerHeader, WholeAnswer
 from services.frontend.answers.format_choice import answer_format
 from services.frontend.answers.sender import AnswerSender
-from services.frontend.answers.sse import comment
+from services.frontend.api.answer_schema import CascadeFacts
 from services.frontend.api.exchange import INSTANCE_HEADER, POLICY_HEADER, Exchange
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.api_keys import ApiKey
 from services.frontend.cascade import told
 from services.frontend.cascade.ascent import Accepted, Ascent
+from services.frontend.cascade.hints import terms_of
+from services.frontend.cascade.keep_alives import KeepAlives
+from services.frontend.cascade.live_stream import LiveStream
+from services.frontend.plan import GenerationPlan
 from services.frontend.service import FrontendService
-
-KEEP_ALIVE_S: Final = 5.0
-"""A streaming client that has got nothing for so long gets a comment, which its reader skips."""
 
 
 class CascadeExchange(Exchange):
-    """Tiers in turn, judged; then the accepted answer."""
+    """Tiers in turn, judged; then the accepted answer, as it comes if the client streams."""
 
     def __init__(
         self,
@@ -36,58 +35,65 @@ class CascadeExchange(Exchange):
         """Raises ApiError (400) for what the cascade cannot do."""
         super().__init__(service, request, request_id, record.name, key, arrived_s)
         self._record = record
-        self._ascent = Ascent(service, record, request, request_id, arrived_s, self._left_s)
+        self._terms = terms_of(request, record, service.cascades.times, arrived_s)
+        self._created_unix_s = int(service.unix_time())
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
-        accepted = await self._wait(sender)
+        ascent = Ascent(
+            self._service,
+            self._record,
+            self._request,
+            self._request_id,
+            self._arrived_s,
+            self._terms,
+            self._client(scope),
+        )
+        if not self._request.stream:
+            await self._send_at_once(sender, await ascent.run(None))
+            return
+
+        def announce(facts: CascadeFacts, instance_id: str, policy: str) -> None:
+            self._announce(sender, facts, instance_id, policy)
+
+        async with KeepAlives(sender, lambda: ascent.doing) as keep_alives:
+            live = LiveStream(sender, keep_alives, self._form, announce, self._include_usage)
+            accepted = await ascent.run(live)
+        if not live.began:
+            await self._send_at_once(sender, accepted)
+
+    async def _send_at_once(self, sender: AnswerSender, accepted: Accepted) -> None:
         answer = accepted.answer
         assert answer.finish is not None, "an answer that was given up is not accepted"
-        sender.headers |= told.headers(accepted.facts)
-        sender.headers[INSTANCE_HEADER] = answer.instance_id
-        sender.headers[POLICY_HEADER] = answer.policy
-        options = self._request.stream_options
-        form = answer_format(self._request, self._header(accepted), answer.plan)
-        whole = WholeAnswer(
-            answer.text,
-            answer.positions if self._wants_logprobs else (),
-            answer.finish,
-            told.summed([each.usage for each in accepted.answers]),
-        )
-        # The whole answer goes out at once, so this is its first token's time too.
-        self._service.metrics.of(self._record.name).ttft.observe(self._service.clock() - self._arrived_s)
+        self._announce(sender, accepted.facts, answer.instance_id, answer.policy)
+        positions = answer.positions if self._wants_logprobs else ()
+        whole = WholeAnswer(answer.text, positions, answer.finish, accepted.usage)
+        form = self._form(answer.plan, accepted.facts)
         if self._request.stream:
-            await sender.stream_at_once(whole, form, options is not None and bool(options.include_usage))
+            await sender.stream_at_once(whole, form, self._include_usage)
         else:
             await sender.whole_at_once(whole, form)
 
-    async def _wait(self, sender: AnswerSender) -> Accepted:
-        """Until an answer is accepted; a stream's client is told meanwhile that it is still being worked on."""
-        ascent = asyncio.ensure_future(self._ascent.run())
-        try:
-            while not (await asyncio.wait((ascent,), timeout=KEEP_ALIVE_S))[0]:
-                if self._request.stream:
-                    await sender.keep_alive(comment(self._ascent.doing))
-            return ascent.result()
-        finally:
-            if not ascent.done():
-                ascent.cancel()
-                await asyncio.wait((ascent,))
+    def _announce(self, sender: AnswerSender, facts: CascadeFacts, instance_id: str, policy: str) -> None:
+        """The client's first token is about to be sent."""
+        sender.headers |= told.headers(facts)
+        sender.headers[INSTANCE_HEADER] = instance_id
+        sender.headers[POLICY_HEADER] = policy
+        self._service.metrics.of(self._record.name).ttft.observe(self._service.clock() - self._arrived_s)
+
+    def _form(self, plan: GenerationPlan, facts: CascadeFacts | msgspec.UnsetType) -> AnswerFormat:
+        header = AnswerHeader(
+            request_id=self._request_id,
+            created_unix_s=self._created_unix_s,
+            model=self._record.name,
+            text=plan.model.text,
+            logprobs=self._wants_logprobs,
+            include_usage=self._include_usage,
+            cascade=facts,
+        )
+        return answer_format(self._request, header, plan)
 
     @property
     def _wants_logprobs(self) -> bool:
         if isinstance(self._request, ChatCompletionRequest):
             return bool(self._request.logprobs)
         return self._request.logprobs is not None
-
-    def _header(self, accepted: Accepted) -> AnswerHeader:
-        options = self._request.stream_options
-        plan = accepted.answer.plan
-        return AnswerHeader(
-            request_id=self._request_id,
-            created_unix_s=int(self._service.unix_time()),
-            model=self._record.name,
-            text=plan.model.text,
-            logprobs=self._wants_logprobs,
-            include_usage=options is not None and bool(options.include_usage),
-            cascade=accepted.facts,
-        )

@@ -27,6 +27,9 @@ class CascadeMetrics:
             "tier",
             "because",
         )
+        self.broken_off = counter(
+            "broken_off", "Answers that failed after their client had begun to get them", "cascade", "tier"
+        )
         self.unjudged = counter("unjudged", "Answers of tiers that nobody could judge", "cascade")
         self.tier_ttft = histogram("tier_ttft_seconds", "From a tier's being asked to its first token", _TTFT_BUCKETS_S)
         self.tier_seconds = histogram(

@@ -1,8 +1,8 @@
-"""One tier's whole answer."""
+"""One tier's answer, read as it comes."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 from prometheus_client import Histogram
@@ -11,8 +11,8 @@ from controlplane.protocols.cascade.confidence import RunningConfidence
 from services.frontend.answers.choice import ChoicePiece, ChoiceText, Finish, TokenPosition
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.api.answer_schema import Usage
-from services.frontend.api.errors import deadline_exceeded
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.generating import Client, generating
 from services.frontend.generation import Generation
 from services.frontend.models import ServedModel
 from services.frontend.plan import GenerationPlan, plan_request
@@ -47,80 +47,117 @@ class TierAnswer:
         return [position.logprobs.chosen.logprob for position in self.positions]
 
 
-async def ask_tier(
-    service: FrontendService,
-    request: ChatCompletionRequest | CompletionRequest,
-    request_id: str,
-    model: ServedModel,
-    began_s: float,
-    left_s: Callable[[], float],
-    ttft: Histogram,
-    with_logprobs: bool,
-    give_up_below: float,
-) -> TierAnswer:
-    """Let a model answer. Raises ApiError, as any request to the model would.
+@dataclass(frozen=True, slots=True)
+class TierQuestion:
+    """What a tier is asked."""
 
-    `ttft` gets the time from `began_s` to the first token. `with_logprobs`: record those of the chosen tokens although
-    the client did not ask for any. The answer is given up once the model's confidence in it falls below
-    `give_up_below`; 0: never.
-    """
-    if with_logprobs:
-        request = _with_logprobs(request)
-    plan = await plan_request(request, request_id, model, max_choices=1)
-    generation = Generation(plan, began_s, service.generation_bounds, lambda: None)
-    service.running[request_id] = generation
-    outcome = "aborted"
-    try:
-        await generation.start(service.pool, service.placement, service.metrics, service.clock)
-        expire = asyncio.get_running_loop().call_later(
-            left_s(), generation.mailbox.fail, deadline_exceeded(service.settings.request_deadline_s)
+    request: ChatCompletionRequest | CompletionRequest
+    request_id: str
+    model: ServedModel
+    began_s: float
+    ttft: Histogram
+    """Gets the time from `began_s` to the first token."""
+    inter_token: Histogram
+    with_logprobs: bool
+    """Record those of the chosen tokens although the client did not ask for any."""
+
+
+class TierReader:
+    """A tier's answer as it comes. What was shown is kept."""
+
+    def __init__(self, service: FrontendService, generation: Generation, question: TierQuestion) -> None:
+        (relay,) = generation.relays
+        model_text = question.model.text
+        endings = model_text.eos_token_ids.union(question.request.stop_token_ids or ())
+        text = ChoiceText(0, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
+        self._clock = service.clock
+        self._began_s = question.began_s
+        self._reader = AnswerReader(generation, [text], question.ttft, question.inter_token, service.clock)
+        self._waiting: list[ChoicePiece] = []
+        self._pieces: list[ChoicePiece] = []
+        self._confidence = RunningConfidence()
+        self._last_s = question.began_s
+        self.plan = generation.plan
+        self.instance_id = generation.instance_ids[0]
+        self.policy = generation.policies[0]
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has ended."""
+        return self._reader.done
+
+    @property
+    def confidence(self) -> float:
+        """The model's, so far; 100 before anything was shown."""
+        return self._confidence.score
+
+    async def begin(self) -> None:
+        """Wait until there is something to show, which `next` then brings. Raises ApiError if nothing ever is."""
+        while not self._waiting:
+            self._waiting = await self._read()
+
+    async def next(self) -> list[ChoicePiece]:
+        """See `PieceSource`."""
+        shown, self._waiting = self._waiting or await self._read(), []
+        return shown
+
+    def usage(self) -> Usage:
+        """So far."""
+        return self._reader.usage()
+
+    def answer(self) -> TierAnswer:
+        """So far; not before something was shown."""
+        return TierAnswer(
+            plan=self.plan,
+            text="".join(piece.text for piece in self._pieces),
+            positions=tuple(position for piece in self._pieces for position in piece.positions),
+            finish=self._pieces[-1].finish,
+            usage=self.usage(),
+            instance_id=self.instance_id,
+            policy=self.policy,
+            seconds=self._last_s - self._began_s,
+            confidence=self._confidence.score,
         )
-        try:
-            answer = await _read(service, generation, model, request, began_s, ttft, give_up_below)
-        finally:
-            expire.cancel()
-        outcome = "given up" if answer.given_up else "finished"
-        return answer
-    finally:
-        generation.close(outcome == "finished", outcome)
-        del service.running[request_id]
 
-
-async def _read(
-    service: FrontendService,
-    generation: Generation,
-    model: ServedModel,
-    request: ChatCompletionRequest | CompletionRequest,
-    began_s: float,
-    ttft: Histogram,
-    give_up_below: float,
-) -> TierAnswer:
-    (relay,) = generation.relays
-    endings = model.text.eos_token_ids.union(request.stop_token_ids or ())
-    text = ChoiceText(0, model.text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
-    metrics = service.metrics.of(model.name)
-    reader = AnswerReader(generation, [text], ttft, metrics.inter_token, service.clock)
-    pieces: list[ChoicePiece] = []
-    confidence = RunningConfidence()
-    while not reader.done and not (pieces and confidence.score < give_up_below):
-        shown = await reader.next()
+    async def _read(self) -> list[ChoicePiece]:
+        shown = await self._reader.next()
+        self._last_s = self._clock()
         for position in (position for piece in shown for position in piece.positions):
-            confidence.add(position.logprobs.chosen.logprob)
-        pieces += shown
-    usage = reader.usage()
-    metrics.generated_tokens.inc(usage.completion_tokens)
-    metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)
-    return TierAnswer(
-        plan=generation.plan,
-        text="".join(piece.text for piece in pieces),
-        positions=tuple(position for piece in pieces for position in piece.positions),
-        finish=pieces[-1].finish,
-        usage=usage,
-        instance_id=generation.instance_ids[0],
-        policy=generation.policies[0],
-        seconds=service.clock() - began_s,
-        confidence=confidence.score,
-    )
+            self._confidence.add(position.logprobs.chosen.logprob)
+        self._pieces += shown
+        return shown
+
+
+Read: TypeAlias = Callable[[TierReader], Awaitable[None]]
+
+
+def read_until(give_up_below: float) -> Read:
+    """Reads the whole answer, or gives it up once the model's confidence in it falls below this score; 0: never."""
+
+    async def read(reader: TierReader) -> None:
+        await reader.begin()
+        while not reader.done and reader.confidence >= give_up_below:
+            await reader.next()
+
+    return read
+
+
+async def ask_tier(service: FrontendService, question: TierQuestion, client: Client, read: Read) -> TierAnswer:
+    """Let a model answer, as far as `read` wants it. Raises ApiError, as any request to the model would."""
+    request = _with_logprobs(question.request) if question.with_logprobs else question.request
+    plan = await plan_request(request, question.request_id, question.model, max_choices=1)
+    async with generating(service, plan, question.began_s, client) as run:
+        reader = TierReader(service, run.generation, question)
+        try:
+            await read(reader)
+        finally:
+            usage, metrics = reader.usage(), service.metrics.of(question.model.name)
+            metrics.generated_tokens.inc(usage.completion_tokens)
+            metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)
+        answer = reader.answer()
+        if answer.given_up:
+            run.ends_as = "given up"
+    return answer
 
 
 def _with_logprobs(request: ChatCompletionRequest | CompletionRequest) -> ChatCompletionRequest | CompletionRequest:

@@ -18,15 +18,16 @@ def facts(
     scores: dict[int, float],
     judges: dict[int, str],
     failures: dict[int, str],
-    seconds: float,
+    seconds: float | None,
 ) -> CascadeFacts:
-    """Which tier answered and why, and what every tier that was asked came to."""
+    """Which tier answers and why, and what every tier that was asked came to. `seconds`: None while it is being
+    written."""
     asked = sorted({*answers, *failures})
     return CascadeFacts(
         tier=record.tiers[accepted.tier],
         because=accepted.because.value,
         compromise=accepted.is_compromise,
-        seconds=round(seconds, 6),
+        seconds=None if seconds is None else round(seconds, 6),
         tiers=[
             TierFacts(
                 model=record.tiers[tier],
@@ -43,12 +44,12 @@ def facts(
 
 
 def headers(told: CascadeFacts) -> dict[str, str]:
-    """The same in short, for answers whose headers are sent after the accepted answer is known."""
+    """The same in short, as far as it is known, for answers whose headers are sent with them."""
     scores = ",".join(f"{tier.model}={tier.score:.1f}" for tier in told.tiers if tier.score is not None)
     return {
         TIER_HEADER: told.tier,
         BECAUSE_HEADER: told.because,
-        SECONDS_HEADER: f"{told.seconds:.3f}",
+        **({SECONDS_HEADER: f"{told.seconds:.3f}"} if told.seconds is not None else {}),
         **({SCORES_HEADER: scores} if scores else {}),
     }
 

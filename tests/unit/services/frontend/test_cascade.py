@@ -2,9 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,64 +9,11 @@ import msgspec
 import openai
 import pytest
 
-from controlplane.model.cascade_record import CascadeRecord
 from controlplane.protocols.cascade.confidence import FIRST_COUNTED_TOKEN
 from penstock.v1 import cascade_pb2, request_pb2, scheduler_pb2
-from services.frontend.cascade import ascent, exchange
-from tests.unit.services.frontend.fakes import Delta, FakeRouter, Script, by_model, failure, tokens
-from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
-
-EOS = 1
-USER: Any = [{"role": "user", "content": "Say something."}]
-RECORD = CascadeRecord("both", ("small", "large"), (70.0,), judges=("fake",))
-Score = Callable[[cascade_pb2.JudgeRequest], float | None]
-
-
-@dataclass
-class Cascade:
-    mesh: MeshOfFakes
-    router: FakeRouter
-
-    async def ask(self, **options: Any) -> Any:
-        """The raw response."""
-        create = self.mesh.client().chat.completions.with_raw_response.create
-        return await create(**{"model": "both", "messages": USER, **options})
-
-
-def saying(mesh: MeshOfFakes, text: str) -> Script:
-    """With the log-probabilities of an unsure model, where they are asked for."""
-
-    def script(request: request_pb2.GenerateRequest) -> list[Delta]:
-        deltas = tokens(*([token_id] for token_id in [*mesh.ids(text), EOS]))
-        if request.sampling.HasField("logprobs"):
-            for delta in deltas:
-                chosen = request_pb2.TokenLogprob(token_id=delta.token_ids[0], logprob=math.log(0.5))
-                delta.logprobs.append(request_pb2.PositionLogprobs(chosen=chosen))
-        return deltas
-
-    return script
-
-
-@asynccontextmanager
-async def cascade(
-    model_path: Path, score: Score, record: CascadeRecord = RECORD, *, large_step_s: float = 0.0
-) -> AsyncIterator[Cascade]:
-    """Two tiers, one worker each."""
-    async with mesh_of_fakes(model_path) as mesh:
-        mesh.scheduler.choose = by_model({"small": "worker-small", "large": "worker-large"})
-        await mesh.add_worker(saying(mesh, "Hm."), instance_id="worker-small", model="small")
-        await mesh.add_worker(
-            saying(mesh, "Something."), instance_id="worker-large", model="large", step_s=large_step_s
-        )
-        router = FakeRouter(score)
-        await router.start()
-        mesh.directory.join(router.member)
-        await mesh.store.put(record.key, msgspec.json.encode(record))
-        await mesh.until(lambda: record.name in mesh.service.cascades.records)
-        try:
-            yield Cascade(mesh, router)
-        finally:
-            await router.stop()
+from services.frontend.cascade import judge_request, keep_alives
+from tests.unit.services.frontend.cascade_of_fakes import RECORD, USER, Cascade, cascade, saying
+from tests.unit.services.frontend.fakes import Script, by_model, failure
 
 
 async def test_an_answer_that_scores_enough_is_the_small_models(model_path: Path) -> None:
@@ -111,22 +55,23 @@ async def test_an_answer_that_scores_too_little_is_the_large_models_and_all_toke
 async def test_a_streaming_client_gets_keep_alives_and_then_the_accepted_answer(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "KEEP_ALIVE_S", 0.02)
-    async with cascade(model_path, lambda _: 0.0, large_step_s=0.05) as both:
+    monkeypatch.setattr(keep_alives, "KEEP_ALIVE_S", 0.02)
+    async with cascade(model_path, lambda _: 70.0) as both:
+        both.mesh.worker.step_s = 0.05
         body = {"model": "both", "messages": USER, "stream": True, "stream_options": {"include_usage": True}}
         async with both.mesh.http() as http:
             text = (await http.post("/v1/chat/completions", json=body)).text
-        assert ": large is answering" in text
+        assert ": small is answering" in text
         events = [msgspec.json.decode(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-        said = "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
-        assert said == "Something."
+        said = [e["choices"][0]["delta"].get("content") for e in events if e["choices"]]
+        assert said == ["", "Hm."], "at once: it might not have been accepted"
         assert events[-2]["choices"][0]["finish_reason"] == "stop"
-        assert events[-2]["penstock"]["tier"] == "large"
+        assert all(event["penstock"]["tier"] == "small" for event in events)
         assert events[-1]["usage"]["completion_tokens"] > 0
         assert text.endswith("data: [DONE]\n\n")
         stream = await both.mesh.client().chat.completions.create(model="both", messages=USER, stream=True)
         chunks = [chunk async for chunk in stream]
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Something."
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hm."
 
 
 async def test_confidence_needs_no_question_to_the_client_for_logprobs(model_path: Path) -> None:
@@ -241,7 +186,7 @@ async def test_an_answer_that_any_score_would_do_for_is_not_judged_but_counted(
         assert (told.prompt, told.prompt_tokens) == ("Say something.", answer.usage.prompt_tokens)
         assert msgspec.json.decode(told.request_json)["messages"][0]["content"] == USER[0]["content"]
         assert both.mesh.service.cascades.times.expected_s(record)[0] > 0
-        monkeypatch.setattr(ascent, "MAX_SAMPLED_BYTES", 10)
+        monkeypatch.setattr(judge_request, "MAX_SAMPLED_BYTES", 10)
         await both.ask()
         told = (await told_of(both, 2))[1]
         assert (told.first_answer, told.request_json, told.prompt) == (True, b"", "")

@@ -1,0 +1,40 @@
+"""What a request asks of its cascade."""
+
+from controlplane.model.cascade_record import CascadeRecord
+from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge, thresholds_for
+from mesh.errors import ConfigurationError
+from services.frontend.api.errors import bad_request, unavailable
+from services.frontend.api.schema import CascadeHints, ChatCompletionRequest, CompletionRequest
+from services.frontend.cascade.cascades import TierTimes
+
+
+def terms_of(
+    request: ChatCompletionRequest | CompletionRequest, record: CascadeRecord, times: TierTimes, arrived_s: float
+) -> CascadeTerms:
+    """Raises ApiError (400) for hints that this cascade cannot follow, and for several answers."""
+    hints = request.penstock or CascadeHints()
+    if (request.n or 1) > 1 or (isinstance(request, CompletionRequest) and _prompts(request) > 1):
+        raise bad_request(f"`{record.name}` is a cascade, which gives one answer to one prompt.", "n")
+    max_tier = None
+    if hints.max_tier is not None:
+        if hints.max_tier not in record.tiers:
+            raise bad_request(
+                f"`{hints.max_tier}` is no tier of `{record.name}`; its tiers are {', '.join(record.tiers)}.",
+                "penstock.max_tier",
+            )
+        max_tier = record.tiers.index(hints.max_tier)
+    try:
+        return CascadeTerms(
+            thresholds=thresholds_for(record.thresholds, hints.quality),
+            expected_s=times.expected_s(record),
+            deadline_s=None if hints.latency_s is None else arrived_s + hints.latency_s,
+            max_tier=max_tier,
+            without_judge=WithoutJudge(record.without_judge),
+        )
+    except ConfigurationError as error:
+        raise unavailable(f"The cascade `{record.name}` cannot be served: {error}.") from error
+
+
+def _prompts(request: CompletionRequest) -> int:
+    prompt = request.prompt
+    return len(prompt) if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else 1

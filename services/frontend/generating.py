@@ -1,0 +1,72 @@
+"""A generation for as long as someone reads it: started, bounded by its client, and taken back whatever happens."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from services.frontend.api.errors import ApiError, deadline_exceeded
+from services.frontend.generation import Generation
+from services.frontend.plan import GenerationPlan
+from services.frontend.service import FrontendService
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who waits for the answer."""
+
+    left_s: Callable[[], float]
+    """Until its request's deadline."""
+    cut: Callable[[], None]
+    """Close its connection: it takes nothing, not even an error."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A generation under way."""
+
+    generation: Generation
+    ends_as: str = "finished"
+    """What the scheduler is told if nothing fails; anything but this is no success."""
+
+
+@asynccontextmanager
+async def generating(
+    service: FrontendService, plan: GenerationPlan, started_s: float, client: Client
+) -> AsyncIterator[Run]:
+    """Place the request and let it be read. Raises ApiError if it cannot be placed. At its deadline the reader gets an
+    ApiError, or is cut off if it is busy sending."""
+
+    def on_overflow() -> None:
+        log.warning("aborting: the client does not read its answer", extra={"request_id": plan.request_id})
+        service.metrics.slow_clients.inc()
+        client.cut()
+
+    generation = Generation(plan, started_s, service.generation_bounds, on_overflow)
+    run = Run(generation)
+    service.running[plan.request_id] = generation
+    outcome = "aborted"
+    try:
+        await generation.start(service.pool, service.placement, service.metrics, service.clock)
+        deadline = asyncio.get_running_loop().call_later(client.left_s(), _expire, service, generation, client)
+        try:
+            yield run
+        finally:
+            deadline.cancel()
+        outcome = run.ends_as
+    except ApiError as error:
+        outcome = error.code or error.type
+        raise
+    finally:
+        generation.close(outcome == "finished", outcome)
+        del service.running[plan.request_id]
+
+
+def _expire(service: FrontendService, generation: Generation, client: Client) -> None:
+    reads = generation.mailbox.is_awaited
+    generation.mailbox.fail(deadline_exceeded(service.settings.request_deadline_s))
+    if not reads:  # stuck in sending
+        client.cut()
