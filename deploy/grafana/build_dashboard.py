@@ -193,7 +193,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Answers by why they were accepted",
                 "reqps",
-                (("{{cascade}} {{because}}", rate(f"{FRONTEND}_cascade_answers", "cascade, because")),),
+                (
+                    ("{{cascade}} {{because}}", rate(f"{FRONTEND}_cascade_answers", "cascade, because")),
+                    ("{{cascade}} broke off on {{tier}}", rate(f"{FRONTEND}_cascade_broken_off", "cascade, tier")),
+                ),
             ),
             Panel(
                 "Escalations by tier gone on to, and why",
@@ -293,6 +296,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ("frontend places without the scheduler", f"sum({FRONTEND}_fallback_in_force)"),
                     ("lost with their worker", f"sum(rate({FRONTEND}_worker_losses_total[30s]))"),
                     ("could not be placed", f"sum(rate({SCHEDULER}_refusals_total[30s]))"),
+                    ("broke off {{cascade}}", rate(f"{FRONTEND}_cascade_broken_off", "cascade")),
                     ("no judge could be had {{cascade}}", rate(f"{FRONTEND}_cascade_unjudged", "cascade")),
                 ),
             ),
