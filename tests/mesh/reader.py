@@ -14,12 +14,12 @@ JOIN_S = 60
 class Reader:
     """One streamed greedy completion, read on a thread."""
 
-    def __init__(self, mesh: RunningMesh, prompt: str, tokens: int = TOKENS) -> None:
+    def __init__(self, mesh: RunningMesh, prompt: str, tokens: int = TOKENS, model: str = "demo-large") -> None:
         self._tokens = tokens
         self._raw = OpenAI(
             base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=JOIN_S
         ).completions.with_raw_response.create(
-            model="demo-large",
+            model=model,
             prompt=prompt,
             max_tokens=tokens,
             stream=True,
@@ -42,6 +42,11 @@ class Reader:
                 self.usage = chunk.usage or self.usage
         except Exception as error:  # noqa: BLE001  whatever it is, the test shows it
             self.error = error
+
+    @property
+    def reads(self) -> bool:
+        """Whether the stream goes on."""
+        return self._thread.is_alive()
 
     def whole_text(self) -> str:
         """Everything, once the stream has ended."""

@@ -1,6 +1,8 @@
 """A real mesh with a cascade over two models, and a plan that changes how many instances each has."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import httpx
 import pytest
 
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
-from tests.mesh.reader import Reader
+from tests.mesh.reader import TOKENS, Reader
 from tests.mesh.running_mesh import RunningMesh, eventually
 
 SMALL, LARGE = "demo-small", "demo-large"
@@ -114,6 +116,25 @@ def test_a_plan_starts_and_drains_instances_without_cutting_a_stream(tiers: Runn
     eventually(lambda: instances(tiers) == [f"{LARGE}-0", f"{SMALL}-0", f"{SMALL}-1"], 60, "the others were drained")
     alone = [reader.whole_text() for reader in [Reader(tiers, f"stream {number} " * 20) for number in range(12)]]
     assert texts == alone, "the text is that of undisturbed streams"
+
+
+def test_an_instance_that_dies_while_a_cascades_answer_streams_costs_no_token(
+    tiers: RunningMesh, tmp_path: Path
+) -> None:
+    set_up(tiers, 0.0, "--judge", "exact")
+    apply(tiers, tmp_path, small=2, large=1, threshold=0.0)
+    eventually(lambda: instances(tiers) == [f"{LARGE}-0", f"{SMALL}-0", f"{SMALL}-1"], 60, "the planned instances run")
+    pids = {instance: tiers.pid(instance) for instance in (f"{SMALL}-0", f"{SMALL}-1")}
+    prompt = "a long story " * 20
+    reader = Reader(tiers, prompt, model="both")
+    eventually(lambda: reader.text, 20, "the answer streams")
+    os.kill(pids[reader.instance], signal.SIGKILL)
+    assert reader.reads, "it has not ended before"
+    text = reader.whole_text()
+    body = {"model": "both", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    whole = httpx.post(f"{tiers.url}/v1/completions", json=body, timeout=60).json()
+    assert whole["penstock"]["because"] == "accepts_all"
+    assert text == whole["choices"][0]["text"], "of an answer that was neither streamed nor disturbed"
 
 
 def test_a_plan_for_other_tiers_is_refused_and_the_old_one_stays(tiers: RunningMesh, tmp_path: Path) -> None:
