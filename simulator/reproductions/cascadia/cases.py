@@ -79,7 +79,7 @@ class Case:
     """Within the limit; of the systems for which it was searched. None where even a 64th of the trace's own rate is too
     much."""
     saturated_per_s: Mapping[str, float | None]
-    """With no limit; of the same systems."""
+    """With no limit, the ablations too."""
 
     def scale(self, system: str) -> float | None:
         """The least SLO scale at which 95 % of the requests are in time."""
@@ -126,18 +126,21 @@ def _measure(workload: Workload, bench: Bench, quality: float) -> Case:
     alone = single_request_s(bench, tier)
     size = workload.size
     arriving = Arriving(size.seconds, workload.max_requests, workload.seed)
-    full = replace(arriving, seconds=size.seconds / 2)
-    searched = (*COMPARED, *(ABLATIONS if size.ablation_throughput else ()))
+    searched = replace(arriving, max_requests=size.throughput_requests)
+    saturating = (*COMPARED, *(ABLATIONS if size.ablation_throughput else ()))
     for name, system in SYSTEMS.items():
         try:
             deployed = system(bench, quality)
             runs[name] = Run.of(deployed, serve_at(bench, deployed, bench.sample.rate_per_s, arriving))
         except PlanInfeasible as error:
             refused[name] = str(error)
-        if quality in workload.throughput_targets and name in searched:
+        if quality not in workload.throughput_targets:
+            continue
+        if name in COMPARED:
             limit_s = setup.FIXED_SLO_SCALE * alone
-            sustained[name] = in_time_per_s(system, bench, quality, arriving, limit_s, size.tolerance)
-            saturated[name] = saturated_per_s(system, bench, quality, full)
+            sustained[name] = in_time_per_s(system, bench, quality, searched, limit_s, size.tolerance)
+        if name in saturating:
+            saturated[name] = saturated_per_s(system, bench, quality, searched)
     by_itself = float(bench.sample.scores[:, tier].mean())
     rate = bench.sample.rate_per_s
     return Case(workload.name, quality, rate, alone, tier, by_itself, runs, refused, sustained, saturated)

@@ -10,6 +10,7 @@ from simulator.reproductions.cascadia.cases import Case
 from simulator.reproductions.cascadia.drift import KEPT
 from simulator.reproductions.cascadia.experiment import Measured
 from simulator.reproductions.cascadia.systems import (
+    ABLATIONS,
     CASCADE_SERVE,
     CASCADIA,
     END_TO_END,
@@ -79,6 +80,8 @@ def _ablations(cases: Sequence[Case]) -> Iterator[ReportRow]:
 
 def _throughput(cases: Sequence[Case], system: str, paper: tuple[float, float], reason: str) -> Iterator[ReportRow]:
     for words, is_saturated in (("saturated", True), ("at 95 % within 5 times a single request", False)):
+        if not is_saturated and system in ABLATIONS:
+            continue
         found = throughput_ratios(cases, system, is_saturated=is_saturated)
         claim = f"throughput {words}, Cascadia over {system}"
         yield from _pair(claim, paper, found, reason if found else why.QUICK)

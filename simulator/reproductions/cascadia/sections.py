@@ -7,7 +7,7 @@ from controlplane.planning.cascade.parallelism import Mix
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.cases import Case, Workload, reachable
 from simulator.reproductions.cascadia.experiment import Measured
-from simulator.reproductions.cascadia.systems import SYSTEMS
+from simulator.reproductions.cascadia.systems import ABLATIONS, COMPARED, SYSTEMS
 from simulator.reproductions.cascadia.throughput import OVERLOAD
 from simulator.reproductions.page import markdown_table, show
 from simulator.reproductions.report import Section
@@ -99,22 +99,26 @@ def _scale(case: Case, system: str) -> str:
 def _throughputs(cases: Sequence[Case]) -> str:
     searched = [case for case in cases if case.sustained_per_s]
     in_time = [
-        (case.trace, show(case.quality), *(show(case.sustained_per_s.get(system)) for system in SYSTEMS))
+        (case.trace, show(case.quality), *(show(case.sustained_per_s.get(system)) for system in COMPARED))
         for case in searched
     ]
     saturated = [
-        (case.trace, show(case.quality), *(show(case.saturated_per_s.get(system)) for system in SYSTEMS))
+        (
+            case.trace,
+            show(case.quality),
+            *(show(case.saturated_per_s.get(system)) for system in (*COMPARED, *ABLATIONS)),
+        )
         for case in searched
     ]
-    header = ("workload", "target", *SYSTEMS)
+    header = ("workload", "target")
     return "\n\n".join(
         [
             f"Requests/s with 95 % within {setup.FIXED_SLO_SCALE:g} times a single request's time; each rate is "
             "planned for.",
-            markdown_table(header, in_time),
+            markdown_table((*header, *COMPARED), in_time),
             "Saturated, in requests/s: what the deployment serves that a system makes for the highest rate which it "
             f"holds by its own tables, when {OVERLOAD:g} times that arrives. No limit of latency.",
-            markdown_table(header, saturated),
+            markdown_table((*header, *COMPARED, *ABLATIONS), saturated),
         ]
     )
 

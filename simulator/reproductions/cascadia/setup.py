@@ -64,8 +64,10 @@ class Size:
     targets: tuple[float, ...]
     throughput_targets: tuple[float, ...]
     """Those for which the highest rate is searched as well."""
+    throughput_requests: int
+    """In a run of those, at most."""
     ablation_throughput: bool
-    """Search it for the ablations too."""
+    """Saturate the ablations too."""
     other_targets: tuple[float, ...]
     """Of the workloads with two tiers."""
     other_requests: int
@@ -81,8 +83,8 @@ class Size:
 
 
 TARGETS = (90.0, 85.0, 80.0, 70.0)
-FULL = Size(120.0, TARGETS, TARGETS, True, TARGETS, 12_000, 0.04, 20.0, (1.0, 1.5), (85.0, 70.0), is_quick=False)
-QUICK = Size(30.0, (85.0, 70.0), (85.0,), False, (85.0,), 1000, 0.25, 4.0, (1.0,), (85.0,), is_quick=True)
+FULL = Size(120.0, TARGETS, TARGETS, 8000, True, TARGETS, 12_000, 0.08, 20.0, (1.0, 1.5), (85.0, 70.0), is_quick=False)
+QUICK = Size(30.0, (85.0, 70.0), (85.0,), 8000, False, (85.0,), 1000, 0.25, 4.0, (1.0,), (85.0,), is_quick=True)
 
 LOADS = (0.6, 0.8, 1.0)
 """Rates of traces 1 to 3, as parts of what the largest model alone holds on all GPUs."""

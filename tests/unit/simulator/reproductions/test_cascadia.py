@@ -104,8 +104,7 @@ def test_every_claim_has_its_row_with_a_figure_or_a_reason(
     report = reproduce("cascadia", run)
     published = [row.paper for row in report.rows if isinstance(row.paper, float)]
     assert published[:12] == [4.0, 2.8, 5.0, 3.0, 5.0, 3.0, 2.5, 1.7, 3.3, 1.7, 3.3, 1.7]
-    assert published[12:23] == [1.6, 1.4, 1.6, 1.4, 2.1, 1.7, 2.1, 1.7, 3.8, 2.6, 4.4]
-    assert published[23:25] == [2.2, 0.21]
+    assert published[12:21] == [1.6, 1.4, 2.1, 1.7, 3.8, 2.6, 4.4, 2.2, 0.21]
     assert len({row.claim for row in report.rows}) == len(report.rows)
     assert all(row.ours is not None or row.why for row in report.rows)
     assert {path.name for path in (run.out / "plots").iterdir()} == {"attainment.png", "throughput.png", "front.png"}
