@@ -238,6 +238,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ("first judge passed over {{cascade}}", rate(f"{CASCADE}_judge_passed_over", "cascade")),
                     ("no judge at all {{cascade}}", rate(f"{CASCADE}_unjudged", "cascade")),
                     ("frontend got no score {{cascade}}", rate(f"{FRONTEND}_cascade_unjudged", "cascade")),
+                    ("missing from the samples {{cascade}}", rate(f"{FRONTEND}_cascade_untold", "cascade")),
                 ),
             ),
             Panel("Answers being judged", "none", (("{{instance}}", f"{CASCADE}_judging"),)),

@@ -110,7 +110,7 @@ class FrontendRole:
             pool=pool,
             placement=placement,
             cascades=Cascades(context.store),
-            judging=JudgeClient(settings.judge_deadline_s, clock),
+            judging=JudgeClient(settings.judge_deadline_s, metrics.cascade.untold),
             gate=AdmissionGate(queue, clock, metrics),
             keys=KeyRing.load(settings.api_keys_file) if settings.api_keys_file else None,
             clock=clock,

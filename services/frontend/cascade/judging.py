@@ -1,18 +1,21 @@
 """Asks the cascade router for a score."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
 import grpc
+from prometheus_client import Counter
 
 from mesh.errors import JudgeUnavailable
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.client import open_channel
 from mesh.tasks import TaskSet
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
+
+log = logging.getLogger(__name__)
 
 CASCADE_ROLE: Final = "cascade"
 MAX_TOLD: Final = 256
@@ -31,9 +34,10 @@ class Score:
 class JudgeClient:
     """Calls the routers of the mesh in turn."""
 
-    def __init__(self, deadline_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, deadline_s: float, untold: Counter) -> None:
+        """`untold` counts, by cascade, what no router could be told."""
         self._deadline_s = deadline_s
-        self._clock = clock
+        self._untold = untold
         self._members: dict[str, Member] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._turns = count()
@@ -66,14 +70,18 @@ class JudgeClient:
         return Score(answer.score, answer.judge, tuple(answer.passed_over))
 
     def tell(self, request: cascade_pb2.JudgeRequest) -> None:
-        """Have an answer judged, or a request counted, whose score nobody waits for, unless too many are; what fails is
-        left to the router's own metrics."""
+        """Have an answer judged, or a request counted, whose score nobody waits for, unless too many are."""
         if len(self._tasks) < MAX_TOLD:
             self._tasks.spawn(self._told(request), name=f"tell the judge of {request.request_id}")
+        else:
+            self._untold.labels(request.cascade).inc()
 
     async def _told(self, request: cascade_pb2.JudgeRequest) -> None:
-        with suppress(JudgeUnavailable):
+        try:
             await self.judge(request, None)
+        except JudgeUnavailable as error:
+            self._untold.labels(request.cascade).inc()
+            log.info("no router was told", extra={"request_id": request.request_id, "error": str(error)})
 
     async def stop(self) -> None:
         """Close every connection."""

@@ -31,6 +31,9 @@ class CascadeMetrics:
             "broken_off", "Answers that failed after their client had begun to get them", "cascade", "tier"
         )
         self.unjudged = counter("unjudged", "Answers of tiers that nobody could judge", "cascade")
+        self.untold = counter(
+            "untold", "Requests missing from the samples of the workload: no cascade router took them", "cascade"
+        )
         self.tier_ttft = histogram("tier_ttft_seconds", "From a tier's being asked to its first token", _TTFT_BUCKETS_S)
         self.tier_seconds = histogram(
             "tier_seconds", "From a tier's being asked to the end of its answer", _ANSWER_BUCKETS_S

@@ -220,6 +220,8 @@ class FakeRouter(cascade_pb2_grpc.CascadeServicer):
     ) -> cascade_pb2.JudgeResponse:
         """As the test says."""
         self.judged.append(request)
+        if request.sample_only:
+            return cascade_pb2.JudgeResponse()
         score = self.score(request)
         if score is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "fake: down")

@@ -190,6 +190,9 @@ async def test_an_answer_that_any_score_would_do_for_is_not_judged_but_counted(
         await both.ask()
         told = (await told_of(both, 2))[1]
         assert (told.first_answer, told.request_json, told.prompt) == (True, b"", "")
+        both.mesh.directory.leave(both.router.member)
+        await both.ask()
+        await both.mesh.until(lambda: both.mesh.metric("cascade_untold_total", cascade="both") == 1)
 
 
 async def test_the_first_tier_that_is_asked_has_the_clients_request_id_and_its_answer_counts_the_request(
