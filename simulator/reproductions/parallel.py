@@ -1,9 +1,13 @@
 """Independent pieces of work in a bounded number of processes."""
 
 import multiprocessing
+import os
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import TypeVar
+
+from mesh.parent_death import end_with_parent
 
 Result = TypeVar("Result")
 OnDone = Callable[[str, int, int], None]
@@ -25,7 +29,7 @@ def run_jobs(
     # Not fork: the terminal's progress bar has a thread.
     context = multiprocessing.get_context("spawn")
     results: dict[str, Result] = {}
-    pool = ProcessPoolExecutor(min(processes, len(jobs)), context)
+    pool = ProcessPoolExecutor(min(processes, len(jobs)), context, _end_with_parent, (os.getpid(),))
     try:
         names: dict[Future[Result], str] = {pool.submit(job): name for name, job in jobs.items()}
         pending = set(names)
@@ -38,6 +42,12 @@ def run_jobs(
     finally:
         pool.shutdown(cancel_futures=True)
     return {name: results[name] for name in jobs}
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    """Jobs take minutes: those of a killed run would go on for nobody."""
+    if sys.platform == "linux":
+        end_with_parent(parent_pid)
 
 
 def _one_by_one(jobs: Mapping[str, Callable[[], Result]], on_done: OnDone | None) -> dict[str, Result]:

@@ -1,5 +1,9 @@
 import os
+import signal
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +42,26 @@ def test_at_most_so_many_processes_and_none_of_them_this_one() -> None:
 def test_an_error_comes_out(processes: int) -> None:
     with pytest.raises(ValueError, match="cannot be done"):
         run_jobs({"good": partial(_square, 2), "bad": _fail}, processes)
+
+
+def _hold_open(fifo: Path, number: int) -> None:
+    with fifo.open("w") as pipe:
+        pipe.write(str(number))
+        pipe.flush()
+        signal.pause()
+
+
+def _run_for_ever(fifo: Path) -> None:
+    run_jobs({str(n): partial(_hold_open, fifo, n) for n in range(2)}, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to tell")
+def test_jobs_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    code = f"from pathlib import Path; from {__name__} import _run_for_ever; _run_for_ever(Path({str(fifo)!r}))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as run, fifo.open() as held:
+        assert {held.read(1), held.read(1)} == {"0", "1"}, "both jobs run"
+        run.kill()
+        assert held.read() == "", "the end of the pipe: nobody holds it any more"
