@@ -1,4 +1,5 @@
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from simulator.reproductions.parallel import run_jobs
+
+HANG_S = 30.0
 
 
 def _square(number: int) -> int:
@@ -64,4 +67,5 @@ def test_jobs_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as run, fifo.open() as held:
         assert {held.read(1), held.read(1)} == {"0", "1"}, "both jobs run"
         run.kill()
+        assert select.select([held], [], [], HANG_S)[0], "a job goes on"
         assert held.read() == "", "the end of the pipe: nobody holds it any more"
