@@ -56,6 +56,13 @@ class CascadeTerms:
         """The first one that is asked."""
         return next(tier for tier in range(self.tiers) if self.accepts_some(tier))
 
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """Those that are asked as long as none fails: no tier above one that accepts everything, none that accepts
+        nothing."""
+        top = next(tier for tier in range(self.tiers) if self.accepts_all(tier))
+        return tuple(tier for tier in range(top + 1) if self.accepts_some(tier))
+
     def accepts_some(self, tier: int) -> bool:
         """Whether any score would do; a tier that accepts none is not asked."""
         return tier == self.last_tier or self.thresholds[tier] <= MAX_SCORE

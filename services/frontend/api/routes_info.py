@@ -9,6 +9,7 @@ from services.frontend.answers.sse import encode
 from services.frontend.api.answer_schema import Model, ModelFacts, ModelList
 from services.frontend.api.errors import model_not_found, unavailable
 from services.frontend.api.openapi import answer_docs
+from services.frontend.cascade.hints import terms_in_force
 from services.frontend.models import ServedModel
 from services.frontend.service import FrontendService
 
@@ -48,12 +49,13 @@ def info_routes(service: FrontendService, registry: CollectorRegistry) -> APIRou
 
 
 def _models(service: FrontendService) -> list[Model]:
-    """The models, and the cascades all of whose tiers are among them."""
+    """The models, and the cascades of which all tiers are among them that their thresholds let requests reach."""
     served = {model.name: model for model in service.catalogue.served()}
     models = [_model(model) for model in served.values()]
     for name, record in sorted(service.cascades.records.items()):
+        reached = {record.tiers[tier] for tier in terms_in_force(record, service.cascades.times).reached}
         tiers = [served[tier] for tier in record.tiers if tier in served]
-        if len(tiers) == len(record.tiers):
+        if reached <= served.keys():
             context_tokens = max(tier.max_model_len_tokens for tier in tiers)
             vocabulary = ModelFacts(min(tier.text.vocabulary_size for tier in tiers), list(record.tiers))
             models.append(Model(name, max(tier.created_unix_s for tier in tiers), context_tokens, vocabulary))

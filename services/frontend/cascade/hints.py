@@ -8,6 +8,11 @@ from services.frontend.api.schema import CascadeHints, ChatCompletionRequest, Co
 from services.frontend.cascade.cascades import TierTimes
 
 
+def terms_in_force(record: CascadeRecord, times: TierTimes) -> CascadeTerms:
+    """Those of a request without hints."""
+    return CascadeTerms(record.thresholds, times.expected_s(record), without_judge=WithoutJudge(record.without_judge))
+
+
 def terms_of(
     request: ChatCompletionRequest | CompletionRequest, record: CascadeRecord, times: TierTimes, arrived_s: float
 ) -> CascadeTerms:

@@ -164,6 +164,13 @@ def test_a_first_tier_that_accepts_nothing_is_not_asked_either() -> None:
     assert CascadeWalk("r", CascadeTerms((100.1, 60.0), (0.0,) * 3, max_tier=0)).first == Generate(0)
 
 
+def test_requests_reach_tiers_that_accept_something_up_to_one_that_accepts_all() -> None:
+    assert THREE.reached == (0, 1, 2)
+    assert CascadeTerms((100.1, 60.0), (0.0,) * 3).reached == (1, 2)
+    assert CascadeTerms((80.0, 0.0), (0.0,) * 3).reached == (0, 1)
+    assert CascadeTerms((100.1, 60.0), (0.0,) * 3, max_tier=1).reached == (1,)
+
+
 def test_an_answer_that_any_score_would_do_for_is_not_judged() -> None:
     walk = CascadeWalk("r", CascadeTerms((80.0, 0.0), (0.0,) * 3))
     assert not walk.will_accept

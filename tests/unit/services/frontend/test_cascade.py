@@ -277,6 +277,17 @@ async def test_cascades_are_listed_among_the_models_while_their_tiers_are_served
             await both.ask()
 
 
+@pytest.mark.parametrize(
+    ("thresholds", "is_listed"), [((70.0, 0.0), True), ((100.5, 0.0), True), ((70.0, 70.0), False)]
+)
+async def test_a_tier_that_no_request_reaches_need_not_be_served(
+    model_path: Path, thresholds: tuple[float, ...], is_listed: bool
+) -> None:
+    record = msgspec.structs.replace(RECORD, tiers=("small", "large", "absent"), thresholds=thresholds)
+    async with cascade(model_path, lambda _: 10.0, record) as both:
+        assert ("both" in [model.id for model in (await both.mesh.client().models.list()).data]) == is_listed
+
+
 async def test_a_client_that_leaves_takes_its_tier_along(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0, large_step_s=5.0) as both:
         asking = asyncio.create_task(both.ask())
