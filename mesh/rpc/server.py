@@ -18,13 +18,15 @@ class RpcServer:
 
     def __init__(self, bind: str = "127.0.0.1:0", *, metrics: RpcMetrics | None = None) -> None:
         """`bind` is host:port; port 0 takes a free one. Raises ConfigurationError if it cannot be bound."""
-        host, _, port = bind.rpartition(":")
+        host = bind.rpartition(":")[0]
         interceptors = [metrics] if metrics else []
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         try:
             bound = self._server.add_insecure_port(bind)
         except RuntimeError as error:
-            raise ConfigurationError(f"cannot listen on {bind}: is another process using port {port}?") from error
+            raise ConfigurationError(
+                f"cannot listen on {bind}: is the address one of this machine, and its port free?"
+            ) from error
         self.address = f"{host}:{bound}"
         self._services: list[str] = []
         self._health = health.aio.HealthServicer()

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeVar, Union
 
 import click
 
+from services.cli.finite_range import FiniteRange
+
 Settings = TypeVar("Settings")
 Command = Callable[..., Any]
 
@@ -18,7 +20,8 @@ Command = Callable[..., Any]
 def settings_options(cls: type[Any], *, hide: frozenset[str] = frozenset()) -> Callable[[Command], Command]:
     """Decorate a click command with one option for each field of `cls` but those in `hide`.
 
-    A field's docstring becomes its help and its default the option's; a field without a default is required.
+    A field's docstring becomes its help and its default the option's; a field without a default is required. Numbers
+    are finite and not negative, since they count or measure something, and ports are ports.
     Understands bool, int, float, str, Path, Literals, `X | None` and tuples of these; a field that is a
     settings dataclass itself contributes its own fields under their own names.
     """
@@ -68,7 +71,7 @@ def _option(field: dataclasses.Field[Any], annotation: Any, help_text: str) -> C
     if annotation is bool:
         flag = f"{flag}/--no-{flag[2:]}"
     else:
-        attributes = {"type": _click_type(annotation), "multiple": multiple}
+        attributes = {"type": _click_type(field.name, annotation), "multiple": multiple}
     if field.default is not dataclasses.MISSING:
         attributes |= {"default": field.default, "show_default": field.default not in (None, "", ())}
     elif field.default_factory is not dataclasses.MISSING:
@@ -87,10 +90,14 @@ def _unwrap(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def _click_type(annotation: Any) -> Any:
+def _click_type(name: str, annotation: Any) -> Any:
+    if annotation is int:
+        return click.IntRange(0, 65535 if name == "port" or name.endswith("_port") else None)
+    if annotation is float:
+        return FiniteRange(min=0)
     if typing.get_origin(annotation) is Literal:
         return click.Choice(typing.get_args(annotation))
-    if isinstance(annotation, type) and issubclass(annotation, (int, float, str)):
+    if isinstance(annotation, type) and issubclass(annotation, str):
         return annotation
     return click.Path(path_type=annotation)
 

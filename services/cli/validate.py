@@ -11,7 +11,7 @@ from rich.progress import track
 from services.cli.connection import store_options
 from services.cli.finite_range import POSITIVE
 from services.cli.profiling.plan import ProfileBounds
-from services.cli.report_output import STDOUT
+from services.cli.report_output import STDOUT, check_outputs
 from services.cli.trace_options import Span
 from services.cli.validation.bounds import is_kept
 from services.cli.validation.live import LiveMesh, LivePlan, live_cases
@@ -26,6 +26,7 @@ from simulator.validation.throughput import summary, throughput_case, throughput
 
 EXIT_TOO_FAR = 1
 
+_COUNT = click.IntRange(min=1)
 SUITES = ("vllm", "tensorrt-llm", "splitwise")
 
 
@@ -47,9 +48,15 @@ SUITES = ("vllm", "tensorrt-llm", "splitwise")
 @click.option("--rate-scale", type=POSITIVE, default=0.25, show_default=True, help="How dense its arrivals are.")
 @click.option("--length-scale", type=POSITIVE, default=0.25, show_default=True, help="How long its requests are.")
 @click.option("--rounds", type=click.IntRange(1, 64), default=4, show_default=True, help="Turns of profile and replay.")
-@click.option("--longest", default=2048, show_default=True, help="Longest request of the profile, tokens.")
-@click.option("--largest-batch", default=16, show_default=True, help="Requests in flight of the profile.")
-@click.option("--seconds", default=5.0, show_default=True, help="For each configuration of the profile, all rounds.")
+@click.option("--longest", type=_COUNT, default=2048, show_default=True, help="Longest request of the profile, tokens.")
+@click.option("--largest-batch", type=_COUNT, default=16, show_default=True, help="Requests in flight of the profile.")
+@click.option(
+    "--seconds",
+    type=POSITIVE,
+    default=5.0,
+    show_default=True,
+    help="For each configuration of the profile, all rounds.",
+)
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
@@ -86,6 +93,7 @@ def command(
     """
     if data is None and options["url"] is None and options["engine"] is None:
         raise click.UsageError("--data, --live or --engine says what to compare with")
+    check_outputs(json_path, None)
     cases = _published_cases(ProfileFolder(data), suites or SUITES) if data is not None else []
     cases += _live_cases(options)
     if json_path == STDOUT:

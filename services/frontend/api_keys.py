@@ -60,6 +60,8 @@ class KeyRing:
 def new_key_line(name: str, requests_per_min: float | None = None, concurrency: int | None = None) -> tuple[str, str]:
     """A fresh key, shown once to its owner, and the line for the file. Raises ConfigurationError for a name with
     other characters than letters, digits, dot, dash and underscore."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{name!r} is no key name; use letters, digits, dot, dash, underscore, 64 at most")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     fields = [name, hashlib.sha256(key.encode()).hexdigest()]
     if requests_per_min is not None or concurrency is not None:

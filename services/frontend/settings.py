@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from mesh.errors import ConfigurationError
+
+_AT_LEAST_ONE = ("max_running_requests", "max_body_bytes", "max_choices", "max_pending_tokens")
+_LONGER_THAN_NOTHING = ("request_deadline_s", "placement_deadline_s", "judge_deadline_s", "stall_s")
+
 
 @dataclass(frozen=True, slots=True)
 class FrontendSettings:
@@ -40,3 +45,12 @@ class FrontendSettings:
     """Tokens of each choice that wait for a client that does not read; beyond it the request is aborted."""
     tokenizer_cache_characters: int = 16 * 1024 * 1024
     """Text whose tokens are remembered, per model."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError for settings with which no request could be served."""
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name in _LONGER_THAN_NOTHING:
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")

@@ -88,6 +88,29 @@ class CostChoice:
             raise ConfigurationError("--profile has its own model and device: give it without --model and --device")
         if (self.model is None) != (self.device is None):
             raise ConfigurationError("--model and --device go together: costs follow from both")
+        if idle := self._idle_options():
+            raise ConfigurationError(f"{idle} would change nothing here: {self._where_costs_come_from()}")
+
+    def _idle_options(self) -> str:
+        """Those given that have no say in these costs."""
+        catalogue = self.model is not None
+        roofline = catalogue and self.tables is None
+        given = {
+            "--tp": self.tensor_parallel != 1 and not catalogue,
+            "--weights": bool(self.weight_dtype) and not catalogue,
+            "--levelled-attention": not self.heterogeneity and not roofline,
+            "--tables-of": bool(self.tables_source) and self.tables is None,
+        }
+        return ", ".join(option for option, is_idle in given.items() if is_idle)
+
+    def _where_costs_come_from(self) -> str:
+        if self.profile is not None:
+            return "the costs are those that --profile has measured"
+        if self.tables is not None:
+            return "the costs are those of --tables"
+        if self.model is not None:
+            return "the costs are derived from --model and --device; --tables names a folder of measured ones"
+        return "without --model and --device the costs are those of an 8B model on an A100"
 
     def create(self) -> CostModel:
         """The cost model. Raises `ConfigurationError`."""

@@ -35,6 +35,9 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Accepted only if false."""
 
 
+_ROLES_THAT_SPEAK = frozenset({"system", "developer", "user"})
+
+
 class TextPart(msgspec.Struct, kw_only=True):
     """One part of a message; only text can be served."""
 
@@ -51,6 +54,11 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[Any] | None = None
     function_call: dict[str, Any] | None = None
     refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        """Only an assistant's turn may be without content: it may have been a refusal or a call of a tool."""
+        if self.content is None and self.role in _ROLES_THAT_SPEAK:
+            raise ValueError(f"a message of role `{self.role}` needs `content`")
 
 
 class CascadeHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -57,3 +57,24 @@ def test_help_comes_from_the_field() -> None:
     text = parse("--help").output
     assert "What it is called." in text
     assert "How deep." in text
+
+
+@pytest.mark.parametrize("value", ["-1", "65536", "x"])
+def test_a_port_is_a_port(value: str) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Listening:
+        http_port: int = 0
+
+    @click.command()
+    @settings_options(Listening)
+    def command(**_: Any) -> None:
+        pass
+
+    assert CliRunner().invoke(command, ["--http-port", value]).exit_code == 2
+    assert CliRunner().invoke(command, ["--http-port", "65535"]).exit_code == 0
+
+
+@pytest.mark.parametrize(("option", "value"), [("--ratio", "nan"), ("--ratio", "inf"), ("--ratio", "-1")])
+def test_what_measures_is_finite_and_not_negative(option: str, value: str) -> None:
+    assert parse("--name", "x", option, value).exit_code == 2
+    assert parse("--name", "x", "--depth", "-1").exit_code == 2

@@ -122,3 +122,19 @@ def test_an_empty_trace_is_told_from_a_clip_without_requests(tmp_path: Path) -> 
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     assert "has no requests" in simulate("--trace", str(trace)).output
     assert "arrives within --clip" in simulate("--trace", "synthetic", "--clip", "0:0.000001").output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--tp", "2"),
+        ("--weights", "fp8"),
+        ("--levelled-attention",),
+        ("--tables-of", "vidur"),
+        ("--model", "Llama-3.1-8B", "--device", "H100", "--tables-of", "vidur"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(options: tuple[str, ...]) -> None:
+    result = simulate(*SMALL, *options)
+    assert isinstance(result.exception, ConfigurationError)
+    assert "would change nothing" in str(result.exception)

@@ -105,3 +105,9 @@ async def test_keys_are_asked_for_and_limits_hold(model_path: Path, tmp_path: Pa
         with pytest.raises(openai.RateLimitError) as limited:
             await client.completions.create(model="demo", prompt="x")
         assert 1 <= int(limited.value.response.headers["retry-after"]) <= 11
+
+
+@pytest.mark.parametrize("name", ["a:b", "../..", "", "a b"])
+def test_a_key_has_a_name_that_fits_into_its_line(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="no key name"):
+        new_key_line(name)

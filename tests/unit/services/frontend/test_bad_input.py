@@ -49,6 +49,8 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"messages": []}, 400, "messages", "invalid_value"),
     ({"messages": "hi"}, 400, "messages", "invalid_value"),
     ({"messages": [{"content": "hi"}]}, 400, "messages[...].role", "missing_required_parameter"),
+    ({"messages": [{"role": "user"}]}, 400, "messages[0]", "invalid_value"),
+    ({"messages": [{"role": "system", "content": None}, *USER]}, 400, "messages[0]", "invalid_value"),
     ({"messages": [{"role": "forbidden", "content": "x"}]}, 400, "messages", None),
     ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "messages", "context_length_exceeded"),
     ({"max_tokens": 4096}, 400, "messages", "context_length_exceeded"),
