@@ -26,8 +26,10 @@ from mesh.store import open_store
 from mesh.store.interface import StateStore
 from services.cli.connection import mesh_name
 from services.cli.supervisor.first_profile import profile_models
+from services.cli.supervisor.fleet import Fleet, Patience
 from services.cli.supervisor.gpus import GpuPool, count_gpus
 from services.cli.supervisor.local_mesh import (
+    DRAIN_S,
     LocalMesh,
     ModelSpec,
     PhaseCounts,
@@ -38,7 +40,7 @@ from services.cli.supervisor.local_mesh import (
 )
 from services.cli.supervisor.plan_follower import PlanFollower
 from services.cli.supervisor.readiness import wait_until_serving
-from services.cli.supervisor.replicas import Shape, shape_of
+from services.cli.supervisor.replicas import Shape, gpus_of, shape_of
 from services.cli.supervisor.state_server import StateServer
 from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
 
@@ -68,6 +70,7 @@ class UpOptions:
     store_file: Path | None
     name: str
     ready_timeout_s: float
+    drain_s: float
 
 
 @click.command()
@@ -142,7 +145,15 @@ class UpOptions:
     type=click.FloatRange(min=0, min_open=True, max=1e6),
     default=300.0,
     show_default=True,
-    help="Give up if it does not serve by then.",
+    help="Give up if it does not serve by then, or on an instance that a plan adds.",
+)
+@click.option(
+    "--drain-s",
+    envvar="PENSTOCK_SERVE_WORKER_DRAIN_S",
+    type=click.FloatRange(min=0, max=1e6),
+    default=DRAIN_S,
+    show_default=True,
+    help="What an instance that is drained gives its requests that cannot move to another.",
 )
 def command(**options: Any) -> None:
     """Start a whole mesh on this machine and keep it running until Ctrl-C.
@@ -179,7 +190,7 @@ async def _up(options: UpOptions) -> int:
                 )
             if serving:
                 _say_how_to_use(mesh, http_url, time.monotonic() - started_s)
-                await _until_stopped(store, mesh, supervisor, gpus, stop_asked)
+                await _until_stopped(options, store, mesh, supervisor, gpus, stop_asked)
             return 0 if serving or stop_asked.is_set() else 1
         finally:
             click.echo("stopping; Ctrl-C again cuts running requests", err=True)
@@ -238,6 +249,7 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
         http_host=options.host,
         http_port=options.port,
         predictor_artefacts=_predictor_artefacts(options, models),
+        drain_s=options.drain_s,
     )
 
 
@@ -280,7 +292,12 @@ async def _until_serving(
 
 
 async def _until_stopped(
-    store: StateStore, mesh: LocalMesh, supervisor: Supervisor, gpus: GpuPool, stop_asked: asyncio.Event
+    options: UpOptions,
+    store: StateStore,
+    mesh: LocalMesh,
+    supervisor: Supervisor,
+    gpus: GpuPool,
+    stop_asked: asyncio.Event,
 ) -> None:
     """Run as many instances as the plan in force says, until asked to stop."""
 
@@ -290,17 +307,9 @@ async def _until_stopped(
     directory = Directory(store)
     await directory.start()
     shape = shape_of(mesh.engine_options)
-    running = {model.name: {f"{model.name}-{index}": shape for index in range(model.workers)} for model in mesh.models}
-    follower = PlanFollower(
-        store,
-        directory,
-        supervisor,
-        make_spec,
-        running,
-        on_event=lambda event: click.echo(event, err=True),
-        on_ended=gpus.give_back,
-        has_room=lambda shape, ended: gpus.has_room(shape[0] * shape[1], ended),
-    )
+    fleet = Fleet(supervisor, directory, gpus, make_spec, Patience(options.ready_timeout_s, mesh.drain_s))
+    fleet.adopt({each.name: {f"{each.name}-{index}": shape for index in range(each.workers)} for each in mesh.models})
+    follower = PlanFollower(options.name, store, fleet, lambda event: click.echo(event, err=True))
     follow = asyncio.create_task(follower.follow())
     stop = asyncio.create_task(stop_asked.wait())
     try:
@@ -318,7 +327,7 @@ def _on_gpus(spec: ProcessSpec, gpus: GpuPool, shape: Shape) -> ProcessSpec:
     """An instance with GPUs of its own; other processes as they are. Raises `ConfigurationError`."""
     if spec.role != "worker":
         return spec
-    return replace(spec, environment=gpus.take(spec.name, shape[0] * shape[1]))
+    return replace(spec, environment=gpus.take(spec.name, gpus_of(shape)))
 
 
 def _say_how_to_use(mesh: LocalMesh, http_url: str, seconds: float) -> None:

@@ -11,6 +11,9 @@ from services.cli.supervisor.supervisor import ProcessSpec
 DEMO_MODELS = Path(__file__).resolve().parents[3] / "demo" / "models"
 DEMO_PREDICTORS = DEMO_MODELS.parent / "predictors"
 MAX_WORKERS = 64
+DRAIN_S = 600.0
+"""What a worker that is asked to end gives requests that cannot move to another: as long as frontends let a request
+run, so that none is cut. The supervisor waits as long for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class LocalMesh:
     http_port: int
     predictor_artefacts: tuple[Path, ...] = ()
     """Folders that the length predictor serves and watches."""
+    drain_s: float = DRAIN_S
+    """What every worker is told."""
 
 
 def parse_model(text: str, default_workers: int, phases: PhaseCounts | None = None) -> ModelSpec:
@@ -112,7 +117,7 @@ def worker_process(mesh: LocalMesh, model: str, name: str, shape: Shape) -> Proc
     known = next((spec for spec in mesh.models if spec.name == model), None) or parse_model(model, 1)
     options = tuple(part for option in shaped(mesh.engine_options, shape) for part in ("--engine-option", option))
     model_options = ("--model", known.name, "--model-path", str(known.path))
-    return _process(mesh, "worker", name, "--engine", mesh.engine, *options, *model_options)
+    return _worker(mesh, name, "--engine", mesh.engine, *options, *model_options)
 
 
 def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
@@ -125,11 +130,15 @@ def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
     for model in mesh.models:
         options = (*engine, "--model", model.name, "--model-path", str(model.path))
         for index in range(model.workers):
-            specs.append(_process(mesh, "worker", f"{model.name}-{index}", *options))
+            specs.append(_worker(mesh, f"{model.name}-{index}", *options))
         for phase, count in (("prefill", model.phases.prefill), ("decode", model.phases.decode)):
             for index in range(count):
-                specs.append(_process(mesh, "worker", f"{model.name}-{phase}-{index}", *options, "--phase", phase))
+                specs.append(_worker(mesh, f"{model.name}-{phase}-{index}", *options, "--phase", phase))
     return tuple(specs)
+
+
+def _worker(mesh: LocalMesh, name: str, *options: str) -> ProcessSpec:
+    return _process(mesh, "worker", name, *options, "--drain-s", f"{mesh.drain_s:g}")
 
 
 def _process(mesh: LocalMesh, role: str, name: str, *options: str) -> ProcessSpec:

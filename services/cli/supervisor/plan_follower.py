@@ -1,149 +1,204 @@
-"""Starts and drains instances as the plan in force says."""
+"""Starts and drains instances as the plans in force say."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from controlplane.model.cascade_goal import PLANS_PREFIX
+from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
+from controlplane.model.deployment_record import DeploymentRecord
 from controlplane.planning.cascade.plan import CascadePlan
 from mesh.errors import ConfigurationError
-from mesh.membership import Directory
 from mesh.store.interface import StateStore
 from mesh.store.stored_folder import StoredFolder
-from services.cli.supervisor.replicas import Change, Shape, change_of
-from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
+from services.cli.supervisor.deployment_notice import DeploymentNotice
+from services.cli.supervisor.failed_starts import FailedStarts
+from services.cli.supervisor.fleet import Fleet
+from services.cli.supervisor.replicas import Shape, Standing, wanted_by
+from services.cli.supervisor.shortfall import STARTING, deployment_record
+from services.cli.supervisor.steps import Situation, Start, TierShape, next_steps
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 120.0
-"""An instance that is no longer planned has so long to move or finish what it runs."""
-READY_TIMEOUT_S = 300.0
+LINGER_S = 60.0
+"""A tier that a plan leaves out keeps one instance so long, for requests that came under the thresholds before."""
+LOOK_S = 0.5
+"""Between two looks at the processes, while there is a plan."""
 
 
 class PlanFollower:
-    """One change at a time; a plan that comes meanwhile is followed after, and only the latest."""
+    """Brings the fleet towards the sum of all plans in force, step by step, and says what is missing until it is there.
 
-    def __init__(
-        self,
-        store: StateStore,
-        directory: Directory,
-        supervisor: Supervisor,
-        make_spec: Callable[[str, str, Shape], ProcessSpec],
-        running: dict[str, dict[str, Shape]],
-        on_event: Callable[[str], None],
-        on_ended: Callable[[str], None],
-        has_room: Callable[[Shape, Sequence[str]], bool],
-    ) -> None:
-        """`make_spec` makes the process of (model, name, shape) and raises `ConfigurationError` where it cannot be run
-        here; `running`: by model, what was started at the beginning; `on_ended`: an instance is gone for good;
-        `has_room`: whether there are GPUs for an instance of this shape once those named have ended."""
-        self._directory = directory
-        self._supervisor = supervisor
-        self._make_spec = make_spec
-        self._running = running
+    Another plan supersedes at once; what is under way then is judged anew.
+    """
+
+    def __init__(self, name: str, store: StateStore, fleet: Fleet, on_event: Callable[[str], None]) -> None:
+        """`name`: the supervisor's, under which it tells of its progress."""
+        self._name = name
+        self._fleet = fleet
+        fleet.on_change = self.wake
         self._on_event = on_event
-        self._on_ended = on_ended
-        self._has_room = has_room
-        self._plans: dict[str, CascadePlan] = {}
         self._news = asyncio.Event()
-        self._folder = StoredFolder(store, PLANS_PREFIX, CascadePlan, CascadePlan.checked, self._on_plan)
+        self._failed = FailedStarts()
+        self._unserved: set[TierShape] = set()
+        """What has failed since its tier was served last."""
+        self._former: dict[str, Shape] = {}
+        self._drained: Counter[TierShape] = Counter()
+        self._lingers_until_s: dict[str, float] = {}
+        self._in_force: dict[str, tuple[int, CascadePlan]] = {}
+        self._notice = DeploymentNotice(store)
+        self._plans = StoredFolder(store, PLANS_PREFIX, CascadePlan, CascadePlan.checked, self._on_change)
+        self._cascades = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, CascadeRecord.checked, self._on_change)
+
+    def wake(self) -> None:
+        """Something may have to be done."""
+        self._news.set()
 
     async def follow(self) -> None:
         """For ever."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._folder.follow())
-            group.create_task(self._work())
+        unsubscribe = self._fleet.directory.subscribe(lambda _: self.wake())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._plans.follow())
+                group.create_task(self._cascades.follow())
+                group.create_task(self._notice.keep())
+                group.create_task(self._work())
+        finally:
+            unsubscribe()
+            await self._fleet.stop()
 
-    async def reach(self, plan: CascadePlan) -> None:
-        """Start and end instances until those of the plan run. Where GPUs are short, what frees some comes first."""
-        pending: list[tuple[str, Change]] = []
-        for tier in plan.tiers:
-            self._forget_ended(tier.model)
-            change = change_of(tier, self._running.setdefault(tier.model, {}))
-            if not change.start and not change.end:
-                continue
-            self._on_event(
-                f"plan of {plan.name}: {tier.model} gets {len(change.start)} new instances and loses {len(change.end)}"
-            )
-            pending.append((tier.model, change))
-        pending.sort(key=lambda each: bool(each[1].start))
-        while pending:
-            left = [(model, await self._advance(model, change)) for model, change in pending]
-            if left == pending:
-                break
-            pending = [(model, change) for model, change in left if change.start or change.end]
-        for model, change in pending:
-            await self._start(model, change.start)  # which says what is missing
+    def put_in_force(self, plans: Mapping[str, tuple[int, CascadePlan]]) -> None:
+        """From now on these hold, by cascade, with their revisions. What failed under others is tried afresh."""
+        if plans == self._in_force:
+            return
+        before = wanted_by(plan for _, plan in self._in_force.values())
+        self._in_force = dict(plans)
+        self._failed.forget()
+        self._unserved.clear()
+        self._drained.clear()
+        wanted = wanted_by(plan for _, plan in plans.values())
+        until_s = self._fleet.clock() + LINGER_S
+        for model, counts in wanted.items():
+            if counts:
+                self._lingers_until_s.pop(model, None)
+            elif before.get(model, True):
+                self._lingers_until_s[model] = until_s
+        named = ", ".join(f"{cascade} (revision {revision})" for cascade, (revision, _) in plans.items()) or "none"
+        self._on_event(f"plans in force: {named}")
+
+    async def turn(self) -> DeploymentRecord:
+        """Look, do what can be begun now, and say how far it is."""
+        sight = self._fleet.look()
+        for key, why in sight.failed:
+            self._note_failure(key, why)
+        for key in sight.drained:
+            self._note_drained(key)
+        for replica in self._fleet.replicas:
+            if replica.standing is Standing.SERVING:
+                self._former[replica.model] = replica.shape
+                self._unserved = {key for key in self._unserved if key[0] != replica.model}
+        for step in next_steps(self._situation()):
+            if isinstance(step, Start):
+                await self._start(step.model, step.shape)
+            else:
+                self._on_event(f"{step.name} is ended; what runs on it is moved or finished first")
+                self._fleet.end(step.name)
+        return self._told()
 
     async def _work(self) -> None:
         while True:
-            await self._news.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if self._in_force else None):
+                    await self._news.wait()
             self._news.clear()
-            plans, self._plans = self._plans, {}
-            for plan in plans.values():
-                await self.reach(plan)
+            await self.turn()
 
-    async def _advance(self, model: str, change: Change) -> Change:
-        """Do what there are GPUs for; returns what remains."""
-        start, end = change.start, change.end
-        makes_room = change.starts_first and self._needs_room_of(start[0][1], end)
-        if makes_room:
-            self._on_event(f"nobody serves {model} until {start[0][0]} does: there are no GPUs for old and new at once")
-        if end and (makes_room or not change.starts_first):
-            await self._end(model, end)
-            end = ()
-        fitting = 0
-        while fitting < len(start) and self._has_room(start[fitting][1], ()):
-            await self._start(model, start[fitting : fitting + 1])
-            fitting += 1
-        if end and self._running[model].keys() - set(end):
-            await self._end(model, end)
-            end = ()
-        return Change(start[fitting:], end, starts_first=bool(end))
-
-    def _needs_room_of(self, shape: Shape, names: tuple[str, ...]) -> bool:
-        """Whether an instance of this shape can be started once these have ended, and not before."""
-        return not self._has_room(shape, ()) and self._has_room(shape, names)
-
-    def _forget_ended(self, model: str) -> None:
-        """Those that an operator has drained."""
-        alive = self._supervisor.names()
-        for name in [name for name in self._running.get(model, {}) if name not in alive]:
-            del self._running[model][name]
-            self._on_ended(name)
-
-    async def _start(self, model: str, instances: tuple[tuple[str, Shape], ...]) -> None:
-        for name, shape in instances:
-            try:
-                await self._supervisor.add(self._make_spec(model, name, shape))
-            except ConfigurationError as error:
-                self._on_event(f"{name} is planned, but cannot be started here: {error}")
-                continue
-            self._running[model][name] = shape
-            try:
-                async with asyncio.timeout(READY_TIMEOUT_S):
-                    await self._joined(name)
-            except TimeoutError:
-                self._on_event(f"{name} was started, but did not join within {READY_TIMEOUT_S:g} s; see its log")
-
-    async def _end(self, model: str, names: tuple[str, ...]) -> None:
-        for name in names:
-            if name in self._supervisor.names():
-                await self._supervisor.remove(name, DRAIN_S)
-            self._running[model].pop(name, None)
-            self._on_ended(name)
-
-    async def _joined(self, name: str) -> None:
-        joined = asyncio.Event()
-        unsubscribe = self._directory.subscribe(
-            lambda change: joined.set() if change.member.member_id == name else None
-        )
+    async def _start(self, model: str, shape: Shape) -> None:
         try:
-            await joined.wait()
-        finally:
-            unsubscribe()
+            name = await self._fleet.start(model, shape)
+        except ConfigurationError as error:
+            self._note_failure((model, shape), str(error))
+            return
+        stands_in = shape not in self._wanted().get(model, {})
+        why = "until one as planned can be" if stands_in else "as planned"
+        self._on_event(f"{name} is started {why}, {_in_words(*shape)}")
 
-    def _on_plan(self, name: str, plan: CascadePlan | None) -> None:
-        if plan is not None:
-            self._plans[name] = plan
-            self._news.set()
+    def _note_failure(self, key: TierShape, why: str) -> None:
+        self._unserved.add(key)
+        failure = self._failed.note(key, why, self._fleet.clock())
+        if key[0] in self._wanted():
+            self._on_event(f"{why}; it is tried again in {failure.again_s - failure.last_s:g} s at the earliest")
+
+    def _note_drained(self, key: TierShape) -> None:
+        """An operator's word holds until the next plan, if the instance was one that stays."""
+        model, shape = key
+        staying = [each for each in self._fleet.replicas if each.standing is not Standing.ENDING]
+        left = sum((each.model, each.shape) == key for each in staying)
+        if self._wanted().get(model, Counter())[shape] > left:
+            self._drained[key] += 1
+
+    def _wanted(self) -> Mapping[str, Counter[Shape]]:
+        """Without what operators have drained since."""
+        wanted = wanted_by(plan for _, plan in self._in_force.values())
+        taken = self._taken_away(wanted)
+        return {
+            model: Counter({shape: count - taken[model, shape] for shape, count in counts.items()}) + Counter()
+            for model, counts in wanted.items()
+        }
+
+    def _taken_away(self, wanted: Mapping[str, Counter[Shape]]) -> Counter[TierShape]:
+        """Of what is wanted, by operators."""
+        found: Counter[TierShape] = Counter()
+        for (model, shape), count in self._drained.items():
+            found[model, shape] = min(count, wanted.get(model, Counter())[shape])
+        return +found
+
+    def _situation(self) -> Situation:
+        now_s = self._fleet.clock()
+        return Situation(
+            replicas=self._fleet.replicas,
+            wanted=self._wanted(),
+            free=self._fleet.gpus.free,
+            room_of=self._fleet.gpus.room_of,
+            failed=frozenset(self._unserved),
+            held=self._failed.held(now_s),
+            spent=self._failed.spent,
+            former=self._former,
+            lingering=frozenset(model for model, until_s in self._lingers_until_s.items() if now_s < until_s),
+        )
+
+    def _told(self) -> DeploymentRecord:
+        record = deployment_record(
+            self._name,
+            {cascade: revision for cascade, (revision, _) in self._in_force.items()},
+            self._situation(),
+            self._failed.reasons(),
+            self._taken_away(wanted_by(plan for _, plan in self._in_force.values())),
+        )
+        if self._notice.say(record):
+            self._say(record)
+        return record
+
+    def _say(self, record: DeploymentRecord) -> None:
+        if record.is_reached and record.plans:
+            self._on_event("all instances run as planned")
+        for each in record.missing:
+            if each.why != STARTING:
+                shape = _in_words(each.tp, each.pp)
+                self._on_event(f"NOT as planned: {each.model} lacks {each.count} ({shape}): {each.why}")
+
+    def _on_change(self, _name: str, _record: object) -> None:
+        """A plan counts while its cascade is set up with the same tiers."""
+        plans: dict[str, tuple[int, CascadePlan]] = {}
+        for name, plan in sorted(self._plans.records.items()):
+            cascade = self._cascades.records.get(name)
+            if cascade is not None and cascade.tiers == tuple(tier.model for tier in plan.tiers):
+                plans[name] = (cascade.plan_revision, plan)
+        self.put_in_force(plans)
+        self.wake()
+
+
+def _in_words(tp: int, pp: int) -> str:
+    return f"TP={tp}" + (f", PP={pp}" if pp > 1 else "")

@@ -1,38 +1,59 @@
-"""Which instances of a model to start and which to end, so that a plan's replicas run (pure)."""
+"""Instances as a plan counts them: their shapes, and how far each has come (pure)."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from controlplane.planning.cascade.plan import PlannedTier
+from controlplane.planning.cascade.plan import CascadePlan
 
 Shape = tuple[int, int]
 """(tensor, pipeline) parallel."""
 
 
+class Standing(StrEnum):
+    """How far an instance has come. STARTING -> SERVING -> ENDING; STARTING and SERVING fall to FAILED."""
+
+    STARTING = "starting"
+    """Its process runs, or is about to be started again, and has not joined the mesh."""
+    SERVING = "serving"
+    FAILED = "failed"
+    """It did not join in time, or kept ending. It serves nobody and still holds its GPUs."""
+    ENDING = "ending"
+    """It finishes or moves what runs on it and still holds its GPUs."""
+
+
 @dataclass(frozen=True, slots=True)
-class Change:
-    """From the instances that run to those that are planned."""
+class Replica:
+    """One instance of a planned model."""
 
-    start: tuple[tuple[str, Shape], ...]
-    """(name, shape), names new."""
-    end: tuple[str, ...]
-    starts_first: bool
-    """Ending those first would leave nobody to serve the model meanwhile."""
+    name: str
+    model: str
+    shape: Shape
+    standing: Standing
 
 
-def change_of(tier: PlannedTier, running: Mapping[str, Shape]) -> Change:
-    """Instances whose shape is planned stay; of too many, those started last end first."""
-    wanted = Counter({(each.tp, each.pp): each.count for each in tier.replicas})
-    kept: list[str] = []
-    for name, shape in running.items():
-        if wanted[shape] > 0:
-            wanted[shape] -= 1
-            kept.append(name)
-    end = tuple(name for name in running if name not in kept)
-    numbers = (number for number in range(len(running) + wanted.total() + 1) if f"{tier.model}-{number}" not in running)
-    start = tuple((f"{tier.model}-{next(numbers)}", shape) for shape in wanted.elements())
-    return Change(start, end, starts_first=bool(start) and not kept)
+def gpus_of(shape: Shape) -> int:
+    """How many GPUs an engine of this shape spans."""
+    tp, pp = shape
+    return tp * pp
+
+
+def wanted_by(plans: Iterable[CascadePlan]) -> Mapping[str, Counter[Shape]]:
+    """Replicas by model and shape, smallest tiers first: the sum over all plans, since each plan was made for load and
+    GPUs of its own. A model that plans know and give nothing has an empty counter."""
+    wanted: dict[str, Counter[Shape]] = {}
+    for plan in plans:
+        for tier in plan.tiers:
+            counts = wanted.setdefault(tier.model, Counter())
+            for each in tier.replicas:
+                counts[each.tp, each.pp] += each.count
+    return wanted
+
+
+def new_name(model: str, taken: Collection[str]) -> str:
+    """For another instance of the model: the first that nobody has."""
+    return next(name for number in range(len(taken) + 1) if (name := f"{model}-{number}") not in taken)
 
 
 def shape_of(engine_options: Sequence[str]) -> Shape:

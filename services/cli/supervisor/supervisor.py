@@ -41,6 +41,8 @@ class _Running:
     stopping: bool = False
     log_begins_at: int = 0
     """Where in the log file the present process began to write."""
+    given_up: str = ""
+    """Why it is not started again."""
 
 
 class Supervisor:
@@ -84,6 +86,8 @@ class Supervisor:
                 self._on_event(f"{name} did not end within {kill_after_s:g} s and is killed")
                 self._kill_group(process)
                 await process.wait()
+            # What the engine has left behind would keep memory of the GPUs that the next one gets.
+            self._kill_group(process)
         self._running.pop(name, None)
 
     async def stop(self, kill_after_s: float = KILL_AFTER_S) -> None:
@@ -104,6 +108,10 @@ class Supervisor:
     def names(self) -> frozenset[str]:
         """Of all that is kept running."""
         return frozenset(self._running)
+
+    def given_up(self) -> dict[str, str]:
+        """Those that are not started again although nobody asked them to end, with the last reason, by name."""
+        return {name: entry.given_up for name, entry in self._running.items() if entry.given_up}
 
     def pids(self) -> dict[str, int]:
         """Process ids of those that run now, by name."""
@@ -151,10 +159,12 @@ class Supervisor:
         reason = _reason_of_end(log_path, entry.log_begins_at)
         told = f"status {status}: {reason}" if reason else f"status {status}"
         if status == EXIT_WRONG_SETTINGS and not entry.history.restarts_s:
+            entry.given_up = f"it cannot run with its settings ({told}); see {log_path}"
             self._on_event(f"{name} cannot run with its settings ({told}) and is given up; see {log_path}")
             return None
         delay_s = entry.history.next_delay_s(asyncio.get_running_loop().time())
         if delay_s is None:
+            entry.given_up = f"it kept ending ({told}); see {log_path}"
             self._on_event(f"{name} keeps ending ({told}) and is given up; see {log_path}")
         else:
             self._on_event(f"{name} ended ({told}); starting it again in {delay_s:g} s")

@@ -1,148 +1,250 @@
-"""Instances as planned, on as many GPUs as there are."""
+"""Plans are followed on as many GPUs as there are, whatever joins, fails, hangs or is drained meanwhile."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import msgspec
+import pytest
 
-from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
-from mesh.membership import Directory
+from controlplane.model.cascade_goal import PLANS_PREFIX
+from controlplane.model.cascade_record import CascadeRecord
+from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentRecord
+from controlplane.planning.cascade.plan import CascadePlan, encode_plan
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
-from services.cli.supervisor.gpus import GpuPool
-from services.cli.supervisor.plan_follower import PlanFollower
-from services.cli.supervisor.replicas import Shape
-from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
+from services.cli.supervisor.failed_starts import FIRST_BACKOFF_S, MAX_BACKOFF_S
+from services.cli.supervisor.plan_follower import LINGER_S
+from services.cli.supervisor.supervisor import KILL_AFTER_S
+from tests.unit.services.cli.machine import DRAIN_S, ONE, READY_S, TWO, Machine, planned
 
-Instances = dict[str, dict[str, Shape]]
-"""By model."""
-SHAPES = st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (3, 1)])
+WAIT_S = 20.0
 
 
-class Machine:
-    """Starts and ends at once what the supervisor would, on so many GPUs; both the supervisor and the directory."""
-
-    def __init__(self, gpus: int, running: Instances) -> None:
-        self.pool = GpuPool(gpus)
-        self.running = running
-        self.events: list[str] = []
-        self.unserved: set[str] = set()
-        """Models that had no instance at some time."""
-        self._names = {name for of_model in running.values() for name in of_model}
-        for of_model in running.values():
-            for name, (tp, pp) in of_model.items():
-                self.pool.take(name, tp * pp)
-
-    async def add(self, spec: ProcessSpec) -> None:
-        self._names.add(spec.name)
-
-    async def remove(self, name: str, _kill_after_s: float) -> None:
-        self._names.remove(name)
-        model = name.rpartition("-")[0]
-        if not any(other.startswith(f"{model}-") for other in self._names):
-            self.unserved.add(model)
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._names)
-
-    def subscribe(self, heard: Callable[[Any], None]) -> Callable[[], None]:
-        for name in self._names:
-            heard(SimpleNamespace(member=SimpleNamespace(member_id=name)))
-        return lambda: None
-
-    def spec(self, _model: str, name: str, shape: Shape) -> ProcessSpec:
-        return ProcessSpec(name, "worker", (), self.pool.take(name, shape[0] * shape[1]))
-
-    def reach(self, wanted: dict[str, Counter[Shape]]) -> None:
-        """Follow a plan for so many instances of each model and shape."""
-        tiers = tuple(
-            PlannedTier(model, 99, tuple(PlannedReplicas(n, *shape) for shape, n in shapes.items()), 0.0, 1.0)
-            for model, shapes in wanted.items()
-        )
-        plan = CascadePlan("both", tiers, (50.0,) * (len(tiers) - 1), 1.0, 1.0, 1.0, 999)
-        host = StoreHost()
-        follower = PlanFollower(
-            EmbeddedStore(host),
-            cast(Directory, self),
-            cast(Supervisor, self),
-            self.spec,
-            self.running,
-            on_event=self.events.append,
-            on_ended=self.pool.give_back,
-            has_room=lambda shape, ended: self.pool.has_room(shape[0] * shape[1], ended),
-        )
-        asyncio.run(asyncio.wait_for(follower.reach(plan), 20))
-        host.close()
-
-    def shapes(self) -> dict[str, Counter[Shape]]:
-        """What runs."""
-        return {model: Counter(of_model.values()) for model, of_model in self.running.items()}
+@pytest.fixture
+async def store() -> AsyncIterator[EmbeddedStore]:
+    host = StoreHost()
+    opened = EmbeddedStore(host)
+    yield opened
+    await opened.close()
+    host.close()
 
 
-def gpus_of(shapes: Counter[Shape]) -> int:
-    return sum(tp * pp * count for (tp, pp), count in shapes.items())
+def why(record: DeploymentRecord) -> dict[str, str]:
+    return {missing.model: missing.why for missing in record.missing}
 
 
-def instances(wanted: dict[str, Counter[Shape]]) -> Instances:
-    return {
-        model: {f"{model}-{number}": shape for number, shape in enumerate(shapes.elements())}
-        for model, shapes in wanted.items()
-    }
+async def test_a_gpu_goes_from_a_tier_that_shrinks_to_one_that_grows(store: EmbeddedStore) -> None:
+    machine = Machine(4, store, small=[ONE], large=[ONE, ONE, ONE])
+    machine.plan(planned("both", small={ONE: 2}, large={ONE: 2}))
+    record = await machine.turn()
+    assert why(record) == {"small": "it waits for 1 GPUs"}
+    assert record.leaving == ("large-2",)
+    assert machine.kill_after_s == {"large-2": DRAIN_S + KILL_AFTER_S}, "its worker gives its requests as long"
+    await machine.ends("large-2")
+    assert why(await machine.turn()) == {"small": "starting"}
+    machine.joins("small-1")
+    assert (await machine.turn()).is_reached
+    assert machine.events[-1] == "all instances run as planned"
 
 
-def test_narrow_instances_make_room_for_a_wide_one() -> None:
-    machine = Machine(4, instances({"a": Counter({(1, 1): 4})}))
-    machine.reach({"a": Counter({(4, 1): 1})})
-    assert machine.shapes() == {"a": Counter({(4, 1): 1})}
-    assert not machine.pool.has_room(1)
-    assert machine.events == [
-        "plan of both: a gets 1 new instances and loses 4",
-        "nobody serves a until a-4 does: there are no GPUs for old and new at once",
-    ]
+async def test_the_old_instance_serves_until_its_substitute_has_joined(store: EmbeddedStore) -> None:
+    machine = Machine(4, store, large=[ONE, ONE])
+    machine.plan(planned("both", large={TWO: 1}))
+    await machine.turn()
+    assert machine.starting == {"large-2"}
+    record = await machine.turn(after_s=READY_S)
+    assert why(record) == {"large": "large-2 was not in the mesh for 300 s; see its log; it is tried again"}
+    assert machine.serving == {("large", ONE): 2}
+    assert machine.kill_after_s == {"large-2": KILL_AFTER_S}, "nothing runs on it"
+    await machine.ends("large-2")
+    await machine.turn()
+    assert not machine.starting
+    await machine.turn(after_s=FIRST_BACKOFF_S)
+    assert machine.starting == {"large-2"}, "it is tried again"
+    machine.joins("large-2")
+    await machine.turn()
+    assert set(machine.kill_after_s) == {"large-0", "large-1"}
 
 
-def test_where_there_is_room_the_old_instance_serves_until_the_new_one_does() -> None:
-    machine = Machine(6, instances({"a": Counter({(2, 1): 1})}))
-    machine.reach({"a": Counter({(4, 1): 1})})
-    assert machine.shapes() == {"a": Counter({(4, 1): 1})}
-    assert not machine.unserved
+async def test_a_substitute_that_never_starts_leaves_the_tier_with_an_instance(store: EmbeddedStore) -> None:
+    """Two GPUs, both in use: old and new do not fit together."""
+    machine = Machine(2, store, large=[TWO])
+    machine.plan(planned("both", large={ONE: 2}))
+    exchanges = 0
+    for _ in range(40):
+        record = await machine.turn(after_s=61.0)
+        for name in list(machine.kill_after_s):
+            exchanges += machine.kill_after_s[name] > KILL_AFTER_S
+            await machine.ends(name)
+        for each in machine.fleet.replicas:
+            if each.name in machine.starting:
+                if each.shape == TWO:
+                    machine.joins(each.name)
+                else:
+                    machine.keeps_ending(each.name)
+    assert machine.serving == {("large", TWO): 1}
+    assert exchanges == 3, "it is not tried at that price for ever"
+    assert not record.is_reached
+    assert "nothing makes room for it once more: apply another plan, or this one again" in why(record)["large"]
+    assert any(
+        event.startswith("NOT as planned: large lacks 2 (TP=1): large-0 was given up") for event in machine.events
+    )
+    machine.plan(planned("both", large={ONE: 2}))
+    await machine.settle()
+    assert machine.serving == {("large", ONE): 2}
 
 
-def test_a_tier_that_grows_waits_for_one_that_shrinks() -> None:
-    machine = Machine(4, instances({"a": Counter({(1, 1): 1}), "b": Counter({(1, 1): 3})}))
-    machine.reach({"a": Counter({(1, 1): 3}), "b": Counter({(1, 1): 1})})
-    assert machine.shapes() == {"a": Counter({(1, 1): 3}), "b": Counter({(1, 1): 1})}
-    assert not machine.unserved
+async def test_pauses_between_tries_double_up_to_a_bound(store: EmbeddedStore) -> None:
+    machine = Machine(2, store, small=[ONE])
+    machine.broken = {"large"}
+    machine.plan(planned("both", small={ONE: 1}, large={ONE: 1}))
+    tries: list[float] = []
+    for _ in range(2000):
+        before = len(machine.events)
+        await machine.turn(after_s=1.0)
+        tries += [machine.now_s for event in machine.events[before:] if event.startswith("no model large here; ")]
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert pauses[:4] == [FIRST_BACKOFF_S * 2.0**n for n in range(4)]
+    assert max(pauses) == pauses[-1] == MAX_BACKOFF_S
+    machine.broken = set()
+    await machine.turn(after_s=MAX_BACKOFF_S)
+    assert machine.starting == {"large-0"}
 
 
-def test_what_runs_goes_on_where_this_machine_is_too_small_for_what_is_planned() -> None:
-    machine = Machine(2, instances({"a": Counter({(2, 1): 1})}))
-    machine.reach({"a": Counter({(4, 1): 1})})
-    assert machine.shapes() == {"a": Counter({(2, 1): 1})}
-    assert "a-1 needs 4 of this machine's 2 GPUs" in machine.events[-1]
+async def test_an_instance_that_was_given_up_is_replaced(store: EmbeddedStore) -> None:
+    machine = Machine(2, store, small=[ONE, ONE])
+    machine.plan(planned("both", small={ONE: 2}))
+    assert (await machine.turn()).is_reached
+    machine.keeps_ending("small-1")
+    record = await machine.turn()
+    assert why(record) == {"small": "small-1 was given up: it kept ending (status 1); it is tried again"}
+    await machine.turn(after_s=FIRST_BACKOFF_S)
+    assert machine.starting == {"small-1"}
 
 
-@given(
-    before=st.lists(st.tuples(st.sampled_from("abc"), SHAPES), max_size=6),
-    after=st.lists(st.tuples(st.sampled_from("abc"), SHAPES), max_size=6),
-    spare=st.integers(0, 3),
-)
-@settings(max_examples=150, deadline=None)
-def test_every_plan_that_fits_is_reached(
-    before: list[tuple[str, Shape]], after: list[tuple[str, Shape]], spare: int
+async def test_a_former_incarnation_under_the_same_name_is_no_sign_of_life(store: EmbeddedStore) -> None:
+    machine = Machine(2, store, small=[ONE])
+    machine.joined["small-1"] = "killed, and its lease still runs"
+    machine.plan(planned("both", small={ONE: 2}))
+    assert why(await machine.turn()) == {"small": "starting"}
+    assert why(await machine.turn()) == {"small": "starting"}
+    machine.joins("small-1")
+    assert (await machine.turn()).is_reached
+
+
+async def test_cascades_that_share_a_model_do_not_undo_each_other(store: EmbeddedStore) -> None:
+    machine = Machine(0, store, small=[ONE])
+    machine.plan(planned("one", small={ONE: 2}), planned("two", small={ONE: 1}, large={ONE: 1}))
+    record = await machine.settle()
+    assert machine.serving == {("small", ONE): 3, ("large", ONE): 1}
+    assert set(record.plans) == {"one", "two"}
+    machine.plan(planned("two", small={ONE: 1}, large={ONE: 1}))
+    await machine.settle()
+    assert machine.serving == {("small", ONE): 1, ("large", ONE): 1}
+
+
+async def test_a_tier_that_is_left_out_keeps_an_instance_for_a_while(store: EmbeddedStore) -> None:
+    machine = Machine(0, store, small=[ONE], large=[ONE, ONE])
+    machine.plan(planned("both", small={ONE: 1}, large={ONE: 2}))
+    assert (await machine.turn()).is_reached
+    machine.plan(planned("both", small={ONE: 2}, large={}))
+    await machine.turn()
+    assert set(machine.kill_after_s) == {"large-1"}
+    await machine.turn(after_s=LINGER_S - 1)
+    assert set(machine.kill_after_s) == {"large-1"}
+    machine.plan(planned("both", small={ONE: 3}, large={}))
+    await machine.turn(after_s=1.0)
+    assert set(machine.kill_after_s) == {"large-0", "large-1"}, "it was left out before already"
+
+
+async def test_a_newer_plan_supersedes_at_once(store: EmbeddedStore) -> None:
+    machine = Machine(2, store, small=[ONE], large=[ONE])
+    machine.plan(planned("both", small={ONE: 2}, large={}))
+    await machine.turn()
+    machine.plan(planned("both", small={ONE: 1}, large={ONE: 1}))
+    assert (await machine.turn()).is_reached
+    assert not machine.kill_after_s
+
+
+async def test_an_instance_that_an_operator_drained_stays_away_until_the_next_plan(store: EmbeddedStore) -> None:
+    machine = Machine(2, store, small=[ONE, ONE])
+    plan = planned("both", small={ONE: 2})
+    machine.plan(plan)
+    await machine.turn()
+    machine.drains_by_itself("small-0")
+    record = await machine.turn()
+    assert why(record) == {"small": "an operator has drained it; applying the plan again brings it back"}
+    assert why(await machine.turn(after_s=MAX_BACKOFF_S)) == why(record)
+    assert machine.gpus.free == 1
+    machine.plan(plan)
+    await machine.turn()
+    assert machine.starting == {"small-0"}
+
+
+async def test_more_than_the_machine_has_is_said(store: EmbeddedStore) -> None:
+    machine = Machine(2, store, small=[ONE])
+    machine.plan(planned("both", small={ONE: 1}, large={TWO: 1}))
+    assert why(await machine.turn()) == {"large": "the plans want 3 GPUs together, and there are 2 here for them"}
+    assert machine.serving == {("small", ONE): 1}
+
+
+async def test_instances_of_models_without_a_plan_are_left_alone(store: EmbeddedStore) -> None:
+    machine = Machine(0, store, small=[ONE], other=[ONE, ONE])
+    machine.plan(planned("both", small={ONE: 2}))
+    await machine.settle()
+    assert machine.serving == {("small", ONE): 2, ("other", ONE): 2}
+
+
+async def put(store: EmbeddedStore, plan: CascadePlan) -> int:
+    """As the planner does."""
+    revision = await store.put(PLANS_PREFIX + plan.name, encode_plan(plan))
+    tiers = tuple(tier.model for tier in plan.tiers)
+    record = CascadeRecord(plan.name, tiers, plan.thresholds, plan_revision=revision)
+    await store.put(record.key, msgspec.json.encode(record))
+    return revision
+
+
+async def published(store: EmbeddedStore, is_it: Callable[[DeploymentRecord], bool]) -> DeploymentRecord:
+    """What the follower says, once it is that."""
+    async with asyncio.timeout(WAIT_S):
+        async for event in store.watch(DEPLOYMENTS_PREFIX, 0):
+            if event.kind == "put":
+                record = msgspec.json.decode(event.value, type=DeploymentRecord)
+                if is_it(record):
+                    return record
+    raise AssertionError("the store was closed")
+
+
+async def test_plans_come_from_the_store_and_progress_is_kept_there_while_the_supervisor_lives(
+    store: EmbeddedStore,
 ) -> None:
-    def by_model(pairs: list[tuple[str, Shape]]) -> dict[str, Counter[Shape]]:
-        return {model: Counter(shape for of, shape in pairs if of == model) for model in "abc"}
+    machine = Machine(2, store, small=[ONE])
+    following = asyncio.create_task(machine.follower.follow())
+    try:
+        revision = await put(store, planned("both", small={ONE: 2}))
+        told = await published(store, lambda record: record.plans == {"both": revision})
+        assert (told.supervisor, why(told)) == ("here", {"small": "starting"})
+        machine.joins("small-1")
+        machine.follower.wake()
+        assert (await published(store, lambda record: record.is_reached)).plans == {"both": revision}
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    assert (await store.range(DEPLOYMENTS_PREFIX)).entries == ()
 
-    old, new = by_model(before), by_model(after)
-    gpus = max(1, *(sum(map(gpus_of, shapes.values())) for shapes in (old, new))) + spare
-    machine = Machine(gpus, instances(old))
-    machine.reach(new)
-    assert machine.shapes() == new
-    assert not [event for event in machine.events if "cannot be started" in event]
-    kept = {model for model in "abc" if (old[model] & new[model])}
-    assert not machine.unserved & kept
+
+async def test_the_plan_of_a_cascade_that_was_removed_counts_no_more(store: EmbeddedStore) -> None:
+    machine = Machine(0, store, small=[ONE])
+    following = asyncio.create_task(machine.follower.follow())
+    try:
+        await put(store, planned("one", small={ONE: 2}))
+        await put(store, planned("two", small={ONE: 1}))
+        told = await published(store, lambda record: len(record.plans) == 2 and len(machine.processes) == 3)
+        assert why(told) == {"small": "starting"}
+        await store.delete(CascadeRecord("one", ("small",), ()).key)
+        told = await published(store, lambda record: set(record.plans) == {"two"})
+        assert (told.missing, told.leaving) == ((), ("small-1", "small-2"))
+    finally:
+        following.cancel()
+        await asyncio.wait([following])

@@ -1,57 +1,34 @@
-"""From the instances that run to those that are planned; and which GPUs they get."""
+"""Which replicas plans want, what they are called and in which shape they run; and which GPUs they get."""
 
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from controlplane.planning.cascade.plan import PlannedReplicas, PlannedTier
+from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from mesh.errors import ConfigurationError
 from services.cli.supervisor.gpus import GpuPool
-from services.cli.supervisor.replicas import change_of, shape_of, shaped
-
-SHAPES = st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2)])
+from services.cli.supervisor.replicas import new_name, shape_of, shaped, wanted_by
 
 
-def tier(*replicas: tuple[int, int, int]) -> PlannedTier:
-    return PlannedTier("m", 99, tuple(PlannedReplicas(count, tp, pp) for count, tp, pp in replicas), 1.0, 1.0)
+def plan(name: str, *tiers: PlannedTier) -> CascadePlan:
+    return CascadePlan(name, tiers, (0.0,) * (len(tiers) - 1), 1.0, 1.0, 1.0, 99)
 
 
-def test_nothing_changes_where_what_runs_is_planned() -> None:
-    change = change_of(tier((2, 1, 1)), {"m-0": (1, 1), "m-1": (1, 1)})
-    assert (change.start, change.end) == ((), ())
+def test_cascades_that_share_a_model_each_have_their_replicas() -> None:
+    one = plan(
+        "one",
+        PlannedTier("small", 4, (PlannedReplicas(2), PlannedReplicas(1, tp=2)), 1.0, 1.0),
+        PlannedTier("large", 0, (), 0.0, 0.0),
+    )
+    two = plan("two", PlannedTier("small", 1, (PlannedReplicas(1),), 1.0, 1.0))
+    assert wanted_by([one, two]) == {"small": Counter({(1, 1): 3, (2, 1): 1}), "large": Counter()}
+    assert list(wanted_by([one])) == ["small", "large"]
+    assert wanted_by([]) == {}
 
 
-def test_instances_are_added_and_the_last_are_ended() -> None:
-    assert change_of(tier((3, 1, 1)), {"m-0": (1, 1)}).start == (("m-1", (1, 1)), ("m-2", (1, 1)))
-    assert change_of(tier((1, 1, 1)), {"m-0": (1, 1), "m-1": (1, 1), "m-2": (1, 1)}).end == ("m-1", "m-2")
-    assert change_of(tier(), {"m-0": (1, 1)}).end == ("m-0",)
-
-
-def test_another_shape_is_started_first_where_nobody_else_would_serve() -> None:
-    change = change_of(tier((1, 2, 1)), {"m-0": (1, 1)})
-    assert (change.start, change.end, change.starts_first) == ((("m-1", (2, 1)),), ("m-0",), True)
-    assert not change_of(tier((1, 2, 1), (1, 1, 1)), {"m-0": (1, 1), "m-1": (1, 1)}).starts_first
-
-
-@given(
-    running=st.lists(SHAPES, max_size=6),
-    planned=st.lists(st.tuples(st.integers(1, 3), SHAPES), max_size=4, unique=True),
-)
-def test_after_the_change_exactly_what_is_planned_runs(
-    running: list[tuple[int, int]], planned: list[tuple[int, tuple[int, int]]]
-) -> None:
-    wanted: Counter[tuple[int, int]] = Counter()
-    for count, shape in planned:
-        wanted[shape] = count
-    replicas = tier(*((count, *shape) for shape, count in wanted.items()))
-    now = {f"m-{number}": shape for number, shape in enumerate(running)}
-    change = change_of(replicas, now)
-    after = {name: shape for name, shape in now.items() if name not in change.end} | dict(change.start)
-    assert Counter(after.values()) == wanted
-    assert not {name for name, _ in change.start} & set(now)
-    assert change_of(replicas, after).start == ()
+def test_a_new_instance_gets_the_first_name_that_is_free() -> None:
+    assert new_name("m", ()) == "m-0"
+    assert new_name("m", {"m-0", "m-2", "frontend"}) == "m-1"
 
 
 def test_shapes_are_read_from_and_written_into_engine_settings() -> None:
@@ -72,8 +49,18 @@ def test_instances_get_gpus_of_their_own_and_give_them_back() -> None:
         pool.take("c", 2)
     pool.give_back("a")
     pool.give_back("a")
+    assert pool.free == 3
     assert pool.take("c", 3) == {"CUDA_VISIBLE_DEVICES": "0,1,3"}
+    assert (pool.free, pool.room_of((2, 2))) == (0, 4)
 
 
-def test_a_machine_without_gpus_runs_on_its_cpu() -> None:
-    assert GpuPool(0).take("a", 8) == {}
+def test_a_machine_without_gpus_has_places_on_its_cpu_whatever_the_shape() -> None:
+    pool = GpuPool(0, cpu_places=2)
+    assert pool.take("a", 8) == {}
+    assert (pool.free, pool.room_of((2, 2))) == (1, 1)
+    pool.take("b", 1)
+    pool.take("c", 1)  # whoever asks is served, only plans are bounded
+    assert pool.free == 0
+    pool.give_back("b")
+    pool.give_back("c")
+    assert pool.free == 1

@@ -1,0 +1,62 @@
+"""Keeps what a supervisor says of its instances in the state store, for as long as it lives."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+import msgspec
+
+from controlplane.model.deployment_record import DeploymentRecord
+from mesh.errors import StoreError
+from mesh.membership import LEASE_TTL_S, RETRY_S
+from mesh.store.interface import StateStore
+from mesh.store.lease import Lease
+
+log = logging.getLogger(__name__)
+
+
+class DeploymentNotice:
+    """One record under a lease of its own."""
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._record: DeploymentRecord | None = None
+        self._news = asyncio.Event()
+
+    def say(self, record: DeploymentRecord) -> bool:
+        """Have it written soon; True where it differs from the last."""
+        if record == self._record:
+            return False
+        self._record = record
+        self._news.set()
+        return True
+
+    async def keep(self) -> None:
+        """For ever; when cancelled the record is taken back."""
+        while True:
+            await self._news.wait()
+            lease: Lease | None = None
+            try:
+                lease = await self._store.grant_lease(LEASE_TTL_S)
+                await self._write_until_lost(lease)
+            except StoreError as error:
+                log.warning("the state store cannot be reached; trying again", extra={"error": str(error)})
+                await asyncio.sleep(RETRY_S)
+            finally:
+                if lease is not None and lease.loss is None:
+                    with suppress(StoreError):
+                        await lease.revoke()
+            self._news.set()
+
+    async def _write_until_lost(self, lease: Lease) -> None:
+        lost = asyncio.create_task(lease.wait_lost())
+        try:
+            while not lost.done():
+                self._news.clear()
+                if self._record is not None:
+                    await self._store.put(self._record.key, msgspec.json.encode(self._record), lease=lease)
+                news = asyncio.create_task(self._news.wait())
+                await asyncio.wait((lost, news), return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+        finally:
+            lost.cancel()

@@ -1,0 +1,102 @@
+"""What of a tier's instances stays, goes and is missing, by the plan (pure)."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from services.cli.supervisor.replicas import Replica, Shape, Standing, gpus_of
+
+
+@dataclass(frozen=True)
+class TierStanding:
+    """One model's instances against the replicas that are wanted of it."""
+
+    model: str
+    wanted: Mapping[Shape, int]
+    replicas: tuple[Replica, ...]
+    """In the order in which they were started."""
+
+    @cached_property
+    def kept(self) -> tuple[Replica, ...]:
+        """Those whose shape is wanted, as many as are wanted: serving ones before others, older before younger."""
+        open_places = Counter(self.wanted)
+        kept: list[Replica] = []
+        for replica in (*self.serving, *self._in(Standing.STARTING)):
+            if open_places[replica.shape] > 0:
+                open_places[replica.shape] -= 1
+                kept.append(replica)
+        return tuple(kept)
+
+    @cached_property
+    def surplus(self) -> tuple[Replica, ...]:
+        """Those that serve or start and are to go, the oldest first."""
+        names = {replica.name for replica in self.kept}
+        return tuple(replica for replica in (*self.serving, *self._in(Standing.STARTING)) if replica.name not in names)
+
+    @cached_property
+    def missing(self) -> Counter[Shape]:
+        """Wanted, and neither serving nor starting."""
+        return Counter(self.wanted) - Counter(replica.shape for replica in self.kept)
+
+    @cached_property
+    def serving(self) -> tuple[Replica, ...]:
+        """Those that requests can be placed on."""
+        return self._in(Standing.SERVING)
+
+    @cached_property
+    def failed(self) -> tuple[Replica, ...]:
+        """Those that hold GPUs for nothing."""
+        return self._in(Standing.FAILED)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether anything serves or may soon."""
+        return bool(self.kept or self.surplus)
+
+    @property
+    def is_at_risk(self) -> bool:
+        """Whether it is served by such alone as are to go, while nothing that is to stay is on its way."""
+        return bool(self.serving) and not self.kept and bool(self.missing)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether exactly what is wanted serves, and nothing else holds GPUs."""
+        return not self.missing and len(self.replicas) == len(self.kept) == len(self.serving)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a process is starting or ending."""
+        return any(replica.standing in (Standing.STARTING, Standing.ENDING) for replica in self.replicas)
+
+    def covered(self, lingers: bool) -> tuple[Replica, ...]:
+        """Those of the surplus that nobody misses: the others that serve have as many GPUs as are wanted.
+
+        A wanted tier keeps one that serves, and so does one that `lingers`. Of a tier that nobody serves yet, one that
+        is starting stays: it may serve sooner than what replaces it.
+        """
+        wanted_gpus = sum(gpus_of(shape) * count for shape, count in self.wanted.items())
+        serving_gpus = sum(gpus_of(replica.shape) for replica in self.serving)
+        left = len(self.serving)
+        needs_one = lingers or bool(self.wanted)
+        ended: list[Replica] = []
+        for replica in reversed([each for each in self.surplus if each.standing is Standing.SERVING]):
+            gpus = gpus_of(replica.shape)
+            if serving_gpus - gpus >= wanted_gpus and (left > 1 or not needs_one):
+                serving_gpus, left = serving_gpus - gpus, left - 1
+                ended.append(replica)
+        hopes = 1 if self.wanted and not self.serving else 0
+        idle = [each for each in self.surplus if each.standing is Standing.STARTING]
+        return (*ended, *idle[hopes:])
+
+    def _in(self, standing: Standing) -> tuple[Replica, ...]:
+        return tuple(replica for replica in self.replicas if replica.standing is standing)
+
+
+def tier_standings(replicas: Iterable[Replica], wanted: Mapping[str, Mapping[Shape, int]]) -> tuple[TierStanding, ...]:
+    """Of every model that is planned; instances of others are nobody's business."""
+    by_model: dict[str, list[Replica]] = {model: [] for model in wanted}
+    for replica in replicas:
+        if replica.model in by_model:
+            by_model[replica.model].append(replica)
+    return tuple(TierStanding(model, wanted[model], tuple(found)) for model, found in by_model.items())
