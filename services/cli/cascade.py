@@ -1,12 +1,14 @@
 """`penstock cascade`: show, set and remove cascades."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from mesh.membership import Member
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
 from services.cli.finite_range import FiniteRange
@@ -70,8 +72,10 @@ def command(ctx: click.Context, /, store: str | None, mesh: str, as_json: bool) 
 def set_cascade(mesh_of: tuple[str | None, str], /, **fields: Any) -> None:
     """Create or replace the cascade NAME, for requests to come; those under way keep what they began with."""
     cascade = cascade_pb2.CascadeDescription(**fields)
-    run(_call(*mesh_of, "SetCascade", cascade_pb2.SetCascadeRequest(cascade=cascade)))
+    workers = run(_set(*mesh_of, cascade))
     click.echo(f"clients can ask for {cascade.name}: {' -> '.join(cascade.tiers)}")
+    if unserved := unserved_tiers(cascade.tiers, workers):
+        click.echo(f"WARNING: no instance serves {', '.join(unserved)} now; tiers are names of models", err=True)
 
 
 @command.command("remove")
@@ -81,6 +85,21 @@ def remove(mesh_of: tuple[str | None, str], /, name: str) -> None:
     """Remove the cascade NAME; requests under way are answered."""
     run(_call(*mesh_of, "RemoveCascade", cascade_pb2.RemoveCascadeRequest(name=name)))
     click.echo(f"{name} is gone; its models can still be asked for by their own names")
+
+
+def unserved_tiers(tiers: Iterable[str], workers: Iterable[Member]) -> list[str]:
+    """Those that no worker serves: mistyped, or yet to come."""
+    served = {worker.attributes.get("model") for worker in workers}
+    return [tier for tier in tiers if tier not in served]
+
+
+async def _set(store: str | None, mesh: str, cascade: cascade_pb2.CascadeDescription) -> tuple[Member, ...]:
+    """Returns the workers of the mesh."""
+    async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
+        router = only_member(directory, "cascade")
+        request = cascade_pb2.SetCascadeRequest(cascade=cascade)
+        await call(router, cascade_pb2_grpc.CascadeStub, "SetCascade", request)
+        return directory.members("worker")
 
 
 async def _call(store: str | None, mesh: str, method: str, request: Any) -> dict[str, Any]:

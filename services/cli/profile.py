@@ -14,6 +14,7 @@ from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
 from mesh.errors import ConfigurationError
 from services.cli.connection import mesh_directory, mesh_store, run, store_options
+from services.cli.finite_range import POSITIVE
 from services.cli.profiling.plan import Configuration, ProfileBounds
 from services.cli.profiling.profile_file import (
     decode_profile,
@@ -35,7 +36,7 @@ COLUMNS = ("engine", "model", "device", "GPUs", "step error", "QoE error", "1000
 @click.option("--longest", default=DEFAULTS.longest_tokens, show_default=True, help="Longest request, tokens.")
 @click.option("--largest-batch", default=DEFAULTS.largest_batch, show_default=True, help="Requests in flight.")
 @click.option("--answer", default=DEFAULTS.most_answer_tokens, show_default=True, help="Longest answer, tokens.")
-@click.option("--seconds", default=DEFAULTS.seconds, show_default=True, help="For each configuration.")
+@click.option("--seconds", type=POSITIVE, default=DEFAULTS.seconds, show_default=True, help="For each configuration.")
 @click.option("--seed", default=DEFAULTS.seed, show_default=True, help="Lengths and held-out parts follow from it.")
 @click.option(
     "--out",

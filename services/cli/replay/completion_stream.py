@@ -148,4 +148,4 @@ def _error_message(body: bytes) -> str:
         event = _Event()
     if event.error is not None and event.error.message:
         return event.error.message
-    return body[:200].decode("utf-8", "replace").strip() or "no body"
+    return " ".join(body[:200].decode("utf-8", "replace").split()) or "no body"

@@ -112,7 +112,7 @@ async def served_model(pool: ConnectionPool, wanted: str | None, api_key: str, d
     except TimeoutError:
         raise DeadlineExceeded(f"{pool.endpoint.authority} did not list its models within {deadline_s:g} s") from None
     if sink.status != 200:
-        said = sink.body[:200].decode("utf-8", "replace")
+        said = " ".join(sink.body[:200].decode("utf-8", "replace").split())
         raise RpcError(f"{pool.endpoint.authority}/v1/models answered HTTP {sink.status}: {said}")
     try:
         models = {entry.id: entry for entry in msgspec.json.decode(sink.body, type=_ModelList).data}

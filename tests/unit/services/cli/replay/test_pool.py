@@ -109,6 +109,22 @@ async def test_a_list_of_models_that_is_none_is_refused() -> None:
         pool.close()
 
 
+async def test_another_servers_page_is_told_in_one_line() -> None:
+    page = b"<html>\n  <h1>Not Found</h1>\n</html>\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        pool = ConnectionPool(parse_endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        with pytest.raises(RpcError, match="answered HTTP 404: <html> <h1>Not Found</h1> </html>$"):
+            await served_model(pool, None, "", 10.0)
+        pool.close()
+
+
 @pytest.mark.parametrize(
     ("url", "endpoint"),
     [
