@@ -13,6 +13,7 @@ from mesh.membership import MEMBERS_PREFIX, Directory, Member
 from mesh.store.interface import StateStore
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.planning.deployments import deployment_status, read_deployments
 from services.cli.prediction_status import gather_prediction
 from services.cli.proto_json import plain
 from services.cli.stages import gather_stages
@@ -48,6 +49,7 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
             gather_prediction(directory),
         )
         stages = await gather_stages(directory)
+        deployments = await read_deployments(opened)
         return {
             "roles": roles,
             "instances": _instances(directory, snapshot),
@@ -56,6 +58,7 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
             "frontends": frontends,
             "prediction": prediction,
             "stages": stages,
+            "deployments": [deployment_status(record) for record in deployments],
             "synced": snapshot.get("synced", False),
         }
 

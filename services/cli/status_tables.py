@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from services.cli.planning.deployments import lines_of_deployment
 from services.cli.prediction_status import prediction_lines
 from services.cli.rescheduler import order_line
 from services.cli.stages import stage_lines
@@ -28,6 +29,10 @@ def print_status(status: dict[str, Any]) -> None:
         console.print(escape(line), soft_wrap=True)
     for line in prediction_lines(status["prediction"]):
         console.print(line, soft_wrap=True)
+    for deployment in status["deployments"]:
+        style = "default" if deployment["is_reached"] else "red"
+        for line in lines_of_deployment(deployment):
+            console.print(f"[{style}]{escape(line)}[/]", soft_wrap=True)
     for frontend in status["frontends"]:
         console.print(_frontend_line(frontend))
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from controlplane.planning.cascade.plan import decode_plan
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.planning.deployments import deployment_lines, deployments_of, read_deployments
 from services.cli.planning.minimise_option import latency_options
 from services.cli.planning.plan_table import plan_table
 from services.cli.proto_json import plain
@@ -46,8 +47,8 @@ def goal(store: str | None, mesh: str, **fields: Any) -> None:
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(store: str | None, mesh: str, as_json: bool) -> None:
-    """Show goals, plans in force, and what the planner made of the last workload."""
-    listed = run(_call(store, mesh, "ListPlans", planner_pb2.ListPlansRequest()))["plans"]
+    """Show goals, plans in force, whether their instances run, and what the planner made of the last workload."""
+    listed = run(_plans(store, mesh))
     if as_json:
         click.echo(json.dumps(listed, indent=2))
         return
@@ -56,6 +57,8 @@ def show(store: str | None, mesh: str, as_json: bool) -> None:
     for status in listed:
         if status["plan_json"]:
             Console().print(plan_table(decode_plan(status["plan_json"].encode())))
+            for line in deployment_lines(status["deployments"]):
+                click.echo(f"{status['cascade']}: {line}")
         click.echo(f"{status['cascade']}: {status['verdict']}")
 
 
@@ -71,6 +74,18 @@ def apply(plan: Path, store: str | None, mesh: str) -> None:
     made = decode_plan(plan.read_bytes())
     answer = run(_call(store, mesh, "ApplyPlan", planner_pb2.ApplyPlanRequest(plan_json=plan.read_text())))
     click.echo(f"{made.name}: plan {answer['revision']} is in force")
+
+
+async def _plans(store: str | None, mesh: str) -> list[dict[str, Any]]:
+    """What the planner says of every cascade, and supervisors of its instances."""
+    listed: list[dict[str, Any]] = (await _call(store, mesh, "ListPlans", planner_pb2.ListPlansRequest()))["plans"]
+    async with mesh_store(store, mesh) as opened:
+        records = await read_deployments(opened)
+    for status in listed:
+        plan = decode_plan(status["plan_json"].encode()) if status["plan_json"] else None
+        models = [tier.model for tier in plan.tiers] if plan else []
+        status["deployments"] = deployments_of(status["cascade"], models, status["revision"], records)
+    return listed
 
 
 async def _call(store: str | None, mesh: str, method: str, request: Any) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""What supervisors say of the instances that plans want: how far they have come, and what is missing and why."""
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentRecord
+from mesh.store.interface import StateStore
+
+log = logging.getLogger(__name__)
+
+
+async def read_deployments(store: StateStore) -> list[DeploymentRecord]:
+    """Of all supervisors that follow a plan now. Raises `StoreError`."""
+    found: list[DeploymentRecord] = []
+    for entry in (await store.range(DEPLOYMENTS_PREFIX)).entries:
+        try:
+            record = msgspec.json.decode(entry.value, type=DeploymentRecord)
+        except msgspec.MsgspecError as error:
+            log.warning("a deployment record cannot be read", extra={"key": entry.key, "error": str(error)})
+            continue
+        if record.plans:
+            found.append(record)
+    return found
+
+
+def deployment_status(record: DeploymentRecord) -> dict[str, Any]:
+    """For `--json`: what runs against all plans that the supervisor follows."""
+    return {**msgspec.to_builtins(record), "is_reached": record.is_reached}
+
+
+def deployments_of(
+    cascade: str, models: Collection[str], revision: int, records: Sequence[DeploymentRecord]
+) -> list[dict[str, Any]]:
+    """The same of this cascade's plan and its models alone; `is_reached` only once this `revision` is."""
+    found: list[dict[str, Any]] = []
+    for record in records:
+        if cascade in record.plans:
+            followed = record.plans[cascade]
+            of_models = msgspec.structs.replace(
+                record,
+                plans={cascade: followed},
+                missing=tuple(each for each in record.missing if each.model in models),
+                leaving=tuple(name for name in record.leaving if name.rpartition("-")[0] in models),  # MODEL-NUMBER
+            )
+            status = deployment_status(of_models)
+            found.append({**status, "is_reached": of_models.is_reached and followed in (0, revision)})
+    return found
+
+
+def deployment_lines(deployments: Sequence[dict[str, Any]]) -> list[str]:
+    """The same for people."""
+    if not deployments:
+        return ["nobody here starts and drains its instances: see penstock plan export"]
+    return [line for deployment in deployments for line in lines_of_deployment(deployment)]
+
+
+def lines_of_deployment(deployment: dict[str, Any]) -> list[str]:
+    """Of one supervisor."""
+    where = f"instances of penstock up {deployment['supervisor']}"
+    if deployment["is_reached"]:
+        return [f"{where}: as planned"]
+    lines = [f"{where}: NOT as planned"]
+    for missing in deployment["missing"]:
+        pipeline = f", PP={missing['pp']}" if missing["pp"] > 1 else ""
+        lines.append(f"  lacks {missing['count']} {missing['model']} (TP={missing['tp']}{pipeline}): {missing['why']}")
+    if deployment["leaving"]:
+        lines.append(f"  not planned and not yet gone: {', '.join(deployment['leaving'])}")
+    return lines
