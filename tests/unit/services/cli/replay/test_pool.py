@@ -120,7 +120,7 @@ async def test_another_servers_page_is_told_in_one_line() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         pool = ConnectionPool(parse_endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-        with pytest.raises(RpcError, match="answered HTTP 404: <html> <h1>Not Found</h1> </html>$"):
+        with pytest.raises(RpcError, match=r"answered HTTP 404: <html> <h1>Not Found</h1> </html>$"):
             await served_model(pool, None, "", 10.0)
         pool.close()
 
