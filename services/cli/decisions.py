@@ -7,6 +7,7 @@ import click
 import msgspec
 
 from controlplane.recording.replay import Replayed, replay
+from mesh.errors import ConfigurationError
 
 SHOWN_DIFFERENCES = 10
 
@@ -18,10 +19,12 @@ def command(file: Path, as_json: bool) -> None:
     """Run FILE, which `penstock serve scheduler --record FILE` has written, through the same policies again.
 
     They are those of `penstock simulate` too, over the same table of the cluster. The exit status is 1 if any decision
-    comes out otherwise, or is made over another snapshot.
+    comes out otherwise, or is made over another snapshot, and 2 if there is none to compare.
     """
     with file.open("rb") as lines:
         outcome = replay(lines)
+    if outcome.decisions == 0:
+        raise ConfigurationError(f"{file} holds no decision to compare: record while requests are served")
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(outcome) | {"decisions": outcome.decisions}, indent=2))
     else:
