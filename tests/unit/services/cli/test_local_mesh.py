@@ -6,13 +6,16 @@ from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
 from mesh.errors import ConfigurationError
 from services.cli.supervisor.local_mesh import (
     DEMO_MODELS,
+    DRAIN_S,
     LocalMesh,
     ModelSpec,
     PhaseCounts,
     demo_predictors,
     parse_model,
     processes,
+    worker_process,
 )
+from services.frontend.settings import FrontendSettings
 from services.predictor.artefact import load_artefact
 
 
@@ -52,6 +55,16 @@ def test_a_mesh_has_every_role_once_and_all_its_workers(checkpoint: Path) -> Non
     assert others == ["cascade", "frontend", "monitor", "planner", "predictor", "scheduler"]
     for spec in specs:
         assert ("kv_blocks=9" in spec.arguments) == (spec.role == "worker")
+
+
+def test_every_worker_is_told_how_long_to_drain_and_by_default_no_request_outlives_it(checkpoint: Path) -> None:
+    model = ModelSpec("a", checkpoint, 1, PhaseCounts(1, 1))
+    mesh = LocalMesh((model,), "simulated", (), "embedded:", "127.0.0.1", 8000)
+    workers = [spec for spec in processes(mesh) if spec.role == "worker"]
+    assert len(workers) == 3
+    for spec in (*workers, worker_process(mesh, "a", "a-7", (1, 1))):
+        assert spec.arguments[spec.arguments.index("--drain-s") + 1] == "600"
+    assert FrontendSettings().request_deadline_s <= DRAIN_S
 
 
 def test_instances_for_one_phase_stand_beside_the_others(checkpoint: Path) -> None:

@@ -72,3 +72,7 @@ async def test_wrong_settings_are_given_up_at_once_with_the_reason(supervisor: S
     assert "is given up" in told
     assert "'foo' is not a setting here" in told
     assert supervisor.pids() == {}
+    assert "'foo' is not a setting here" in supervisor.given_up()["w"]
+    await supervisor.remove("w")
+    assert supervisor.given_up() == {}
+    assert not supervisor.names()
