@@ -16,6 +16,14 @@ Minimise = Literal["slowest_tier", "end_to_end"]
 tiers that it passes, with their judgements."""
 
 
+MODEL_JUDGE_S = 1.0
+
+
+def judgement_s(judge: str) -> float:
+    """What a judgement is taken to take where nobody says: nothing by what is computed at once, a second by a model."""
+    return 0.0 if judge in ("confidence", "exact") else MODEL_JUDGE_S
+
+
 class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A quality to reach as fast as possible, or a latency to answer within as well as possible."""
 
@@ -26,7 +34,8 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     quality: float | None = None
     latency_s: float | None = None
     """In the sense of `minimise`."""
-    judge_s: float = 1.0
+    judge_s: float | None = None
+    """What a judgement takes; None: as the cascade's first judge does (`judgement_s`)."""
     replan: bool = True
     """Plan anew when the workload has moved; otherwise only at the first workload."""
     minimise: Minimise = "slowest_tier"
@@ -40,7 +49,7 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         """Itself. Raises `ConfigurationError` for what no plan can be made for."""
         if not self.cascade or "/" in self.cascade:
             raise ConfigurationError(f"a goal needs the name of a cascade, got {self.cascade!r}")
-        if self.gpus < 1 or not self.tiers or self.judge_s < 0:
+        if self.gpus < 1 or not self.tiers or (self.judge_s is not None and self.judge_s < 0):
             raise ConfigurationError(f"the goal of {self.cascade} needs gpus >= 1, a tier at least and judge_s >= 0")
         if (self.quality is None) == (self.latency_s is None):
             raise ConfigurationError(f"the goal of {self.cascade} is either a quality or a latency")

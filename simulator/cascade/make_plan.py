@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controlplane.model.cascade_goal import CascadeGoal
+from controlplane.model.cascade_goal import MODEL_JUDGE_S, CascadeGoal
 from controlplane.planning.cascade.alternate import PlanRequest, plan
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan
 from controlplane.planning.cascade.workload import read_workload
@@ -63,13 +63,18 @@ def make_plan(
     Raises `PlanInfeasible`, and `ConfigurationError` or `TraceError` for a goal or a workload that make no sense.
     """
     models, sample = read_workload(workload)
+    if len(goal.tiers) != len(models):
+        raise ConfigurationError(
+            f"the goal of {goal.cascade} names {len(goal.tiers)} tiers, the workload has {len(models)} "
+            f"({', '.join(models)}): name one for each"
+        )
     tiers = [parse_tier(text, goal.gpus, profiles) for text in goal.tiers]
     source = SimulatedCurves(sample, tiers, seed=seed, known=tables)
     request = PlanRequest(
         gpus=goal.gpus,
         quality=goal.quality,
         latency_s=goal.latency_s,
-        judge_s=goal.judge_s,
+        judge_s=MODEL_JUDGE_S if goal.judge_s is None else goal.judge_s,
         minimise=goal.minimise,
     )
     made = cascade_plan(

@@ -16,7 +16,7 @@ def goal_from(message: planner_pb2.CascadeGoal) -> CascadeGoal:
         tiers=tuple(message.tiers),
         quality=message.quality if message.HasField("quality") else None,
         latency_s=message.latency_s if message.HasField("latency_s") else None,
-        judge_s=message.judge_s,
+        judge_s=message.judge_s if message.HasField("judge_s") else None,
         replan=message.replan,
         minimise=_minimise(message.minimise),
     ).checked()
