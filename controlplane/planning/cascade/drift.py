@@ -1,25 +1,34 @@
 """When the workload has moved so far that the plan must be made anew (Cascadia, section 4.4)."""
 
+import math
 from dataclasses import dataclass
 
 from mesh.errors import ConfigurationError
 
+MIN_REQUESTS = 20
+"""Fewer sampled requests say nothing of lengths and scores."""
+CHANCE = 2.0
+"""Rates that differ by less than so many standard deviations of what is counted may be the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSummary:
-    """What a window of requests looked like."""
+    """What a window of requests looked like; kept with the plan that was made for it."""
 
     rate_per_s: float
-    input_tokens: float
-    """Mean."""
-    output_tokens: float
-    """Mean, of the smallest tier's whole answers."""
-    score: float
-    """Mean score of the smallest tier's answers, 0 to 100: the lower, the more complex the requests."""
     requests: int
+    """Those sampled: their means follow."""
+    input_tokens: float | None
+    """None: no request was sampled."""
+    output_tokens: tuple[float | None, ...]
+    """Of each tier's whole answers, smallest first; None: the tier has not answered."""
+    scores: tuple[float | None, ...]
+    """Of each tier's answers, 0 to 100: the lower, the more complex the requests."""
     written_tokens: float | None = None
-    """Mean, of what the smallest tier writes of an answer until it gives it up, by the threshold in force; None: it
-    gives none up."""
+    """What the smallest tier writes of an answer until it gives it up, by the threshold in force; None: it gives none
+    up, or has not answered."""
+    seconds: float | None = None
+    """All requests, sampled or not, were counted for so long; None: not known, so the rate is as good as the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +43,8 @@ class DriftSettings:
     """So many windows in a row must have moved: one burst is none."""
     pause_windows: int = 2
     """After a new plan, so many windows are watched but not counted."""
-    min_requests: int = 20
-    """A window with fewer says nothing."""
+    min_requests: int = MIN_REQUESTS
+    """A window with fewer sampled requests says nothing of lengths and scores."""
 
     def __post_init__(self) -> None:
         if self.ratio <= 1 or self.score_points <= 0 or self.windows < 1 or self.pause_windows < 0:
@@ -45,22 +54,74 @@ class DriftSettings:
 
 
 def moved(planned_for: WorkloadSummary, now: WorkloadSummary, settings: DriftSettings) -> str:
-    """What has moved, in words; empty if nothing has."""
-    compared = [
-        ("the request rate", planned_for.rate_per_s, now.rate_per_s),
-        ("the mean prompt", planned_for.input_tokens, now.input_tokens),
-        ("the mean answer", planned_for.output_tokens, now.output_tokens),
-    ]
+    """What has moved, in words; empty if nothing has.
+
+    The rate is judged by all requests that came, however few were sampled; lengths and scores by a sample of some size,
+    and those of a tier by the smallest tier that has answered both times.
+    """
+    return _rate_moved(planned_for, now, settings) or _content_moved(planned_for, now, settings)
+
+
+def _rate_moved(planned_for: WorkloadSummary, now: WorkloadSummary, settings: DriftSettings) -> str:
+    before, after = planned_for.rate_per_s, now.rate_per_s
+    if not _differ(before, after, settings.ratio):
+        return ""
+    if now.seconds is None:
+        if now.requests < settings.min_requests:
+            return ""
+    elif _may_be_chance(before, planned_for.seconds, after, now.seconds):
+        return ""
+    return f"the request rate went from {before:.4g} to {after:.4g}"
+
+
+def _may_be_chance(before: float, before_seconds: float | None, after: float, seconds: float) -> bool:
+    """Arrivals scatter: of 10 expected in a window 14 may come. Poisson counts, made alike by Anscombe's square root,
+    whose standard deviation is 1/2."""
+    roots = math.sqrt(after * seconds + 3 / 8) - math.sqrt(before * seconds + 3 / 8)
+    deviation = 0.5 * math.sqrt(1.0 + (seconds / before_seconds if before_seconds else 0.0))
+    return abs(roots) < CHANCE * deviation
+
+
+def _content_moved(planned_for: WorkloadSummary, now: WorkloadSummary, settings: DriftSettings) -> str:
+    if now.requests < settings.min_requests or planned_for.input_tokens is None or now.input_tokens is None:
+        return ""
+    compared = [("the mean prompt", planned_for.input_tokens, now.input_tokens)]
+    tier = _smallest_seen(planned_for, now)
+    if tier is not None:
+        compared.append(("the mean answer", *tier.output_tokens))
     if planned_for.written_tokens is not None and now.written_tokens is not None:
         # The smallest tier's load is what it writes; whole answers tell how long those of the tiers above are.
         compared.append(("what is written of an answer", planned_for.written_tokens, now.written_tokens))
     for name, before, after in compared:
-        low, high = sorted((before, after))
-        if high > low * settings.ratio:
+        if _differ(before, after, settings.ratio):
             return f"{name} went from {before:.4g} to {after:.4g}"
-    if abs(planned_for.score - now.score) > settings.score_points:
-        return f"the smallest tier's mean score went from {planned_for.score:.0f} to {now.score:.0f}"
+    if tier is not None and abs(tier.scores[0] - tier.scores[1]) > settings.score_points:
+        which = "the smallest tier" if tier.number == 0 else f"tier {tier.number + 1}"
+        return f"{which}'s mean score went from {tier.scores[0]:.0f} to {tier.scores[1]:.0f}"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenTwice:
+    """A tier that has answered both times; (before, after)."""
+
+    number: int
+    output_tokens: tuple[float, float]
+    scores: tuple[float, float]
+
+
+def _smallest_seen(planned_for: WorkloadSummary, now: WorkloadSummary) -> _SeenTwice | None:
+    both = zip(planned_for.output_tokens, now.output_tokens, planned_for.scores, now.scores, strict=False)
+    for number, (tokens_before, tokens_after, score_before, score_after) in enumerate(both):
+        if tokens_before is None or tokens_after is None or score_before is None or score_after is None:
+            continue
+        return _SeenTwice(number, (tokens_before, tokens_after), (score_before, score_after))
+    return None
+
+
+def _differ(before: float, after: float, ratio: float) -> bool:
+    low, high = sorted((before, after))
+    return high > low * ratio
 
 
 class DriftDetector:
@@ -68,28 +129,43 @@ class DriftDetector:
 
     def __init__(self, planned_for: WorkloadSummary, settings: DriftSettings) -> None:
         self.planned_for = planned_for
+        self.moved_windows = 0
+        """In a row, until now."""
+        self.moved_now = ""
+        """What has moved in the last window, in words."""
+        self.was_paused = False
+        """The last window was watched and not compared: a decision was made just before."""
         self._settings = settings
-        self._moved_windows = 0
         self._pause = settings.pause_windows
+        self._is_by_rate = False
 
     def seen(self, window: WorkloadSummary) -> str:
         """Why to plan anew now; empty: not yet, or nothing has moved."""
-        if window.requests < self._settings.min_requests:
+        is_small = window.requests < self._settings.min_requests
+        self.moved_now, self.was_paused = "", bool(self._pause)
+        if is_small and window.seconds is None:
             return ""
         if self._pause:
             self._pause -= 1
             return ""
-        why = moved(self.planned_for, window, self._settings)
-        self._moved_windows = self._moved_windows + 1 if why else 0
-        return why if self._moved_windows >= self._settings.windows else ""
+        rate = _rate_moved(self.planned_for, window, self._settings)
+        self.moved_now = why = rate or _content_moved(self.planned_for, window, self._settings)
+        if why:
+            self.moved_windows += 1
+            self._is_by_rate = bool(rate)
+        elif not is_small or self._is_by_rate:  # a small one does not tell that lengths and scores are back
+            self.moved_windows = 0
+        return why if self.moved_windows >= self._settings.windows else ""
 
     def replanned(self, planned_for: WorkloadSummary) -> None:
         """A plan for this workload is in force."""
         self.planned_for = planned_for
-        self._moved_windows = 0
-        self._pause = self._settings.pause_windows
+        self._wait()
 
     def refused(self) -> None:
         """No new plan could be made: keep the old one, and wait as after a new one before asking again."""
-        self._moved_windows = 0
+        self._wait()
+
+    def _wait(self) -> None:
+        self.moved_windows = 0
         self._pause = self._settings.pause_windows

@@ -59,6 +59,11 @@ class TierFalls:
         at[falls_below] = self.tokens[(self.first + before)[falls_below]]
         return at
 
+    def written(self, whole: NDArray[np.int64], scores: NDArray[np.float64], threshold: float) -> NDArray[np.int64]:
+        """Tokens generated of each answer, shape (n,), if those that cannot reach the threshold any more are given up;
+        `whole`: of whole answers. An answer's score decides: its last fall may be rounded otherwise."""
+        return np.where(scores >= threshold, whole, np.minimum(whole, self.given_up_at(threshold)))
+
 
 def tier_falls(answers: Sequence[AnswerFalls]) -> TierFalls:
     """Of one tier's answers."""

@@ -89,6 +89,4 @@ class CascadeSample:
         whole: NDArray[np.int64] = self.output_tokens[:, tier]
         if tier >= len(self._tier_falls):
             return whole
-        given_up_at = np.minimum(whole, self._tier_falls[tier].given_up_at(threshold))
-        # The score decides: a last fall may be rounded otherwise.
-        return np.where(self.scores[:, tier] >= threshold, whole, given_up_at)
+        return self._tier_falls[tier].written(whole, self.scores[:, tier], threshold)

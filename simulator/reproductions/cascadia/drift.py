@@ -166,8 +166,8 @@ def _summary(sample: CascadeSample, rate_per_s: float) -> WorkloadSummary:
     return WorkloadSummary(
         rate_per_s=rate_per_s,
         input_tokens=float(sample.input_tokens.mean()),
-        output_tokens=float(sample.output_tokens[:, 0].mean()),
-        score=float(sample.scores[:, 0].mean()),
+        output_tokens=tuple(sample.output_tokens.mean(axis=0).tolist()),
+        scores=tuple(sample.scores.mean(axis=0).tolist()),
         requests=sample.requests,
     )
 

@@ -1,13 +1,16 @@
 """When to plan anew."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from controlplane.planning.cascade.drift import DriftDetector, DriftSettings, WorkloadSummary
+from controlplane.planning.cascade.drift import DriftDetector, DriftSettings, WorkloadSummary, moved
 from mesh.errors import ConfigurationError
 
-USUAL = WorkloadSummary(rate_per_s=4.0, input_tokens=1000, output_tokens=200, score=70, requests=50)
+USUAL = WorkloadSummary(
+    rate_per_s=4.0, requests=50, input_tokens=1000.0, output_tokens=(200.0, 300.0), scores=(70.0, 90.0)
+)
 SETTINGS = DriftSettings(windows=2, pause_windows=0)
 
 
@@ -17,25 +20,67 @@ SETTINGS = DriftSettings(windows=2, pause_windows=0)
         ({"rate_per_s": 8.0}, "rate"),
         ({"rate_per_s": 2.0}, "rate"),
         ({"input_tokens": 2000.0}, "prompt"),
-        ({"output_tokens": 90.0}, "answer"),
-        ({"score": 50.0}, "score"),
+        ({"output_tokens": (90.0, 300.0)}, "answer"),
+        ({"scores": (50.0, 90.0)}, "score"),
     ],
 )
-def test_a_shift_that_lasts_is_named(change: dict[str, float], what: str) -> None:
+def test_a_shift_that_lasts_is_named(change: dict[str, Any], what: str) -> None:
     detector = DriftDetector(USUAL, SETTINGS)
-    moved = replace(USUAL, **change)
-    assert detector.seen(moved) == ""
-    assert what in detector.seen(moved)
+    shifted = replace(USUAL, **change)
+    assert detector.seen(shifted) == ""
+    assert what in detector.seen(shifted)
 
 
 def test_small_changes_and_single_bursts_are_not_drift() -> None:
     detector = DriftDetector(USUAL, SETTINGS)
     burst = replace(USUAL, rate_per_s=40.0)
-    for window in (replace(USUAL, rate_per_s=5.0, score=65.0), burst, USUAL, burst, USUAL):
+    for window in (replace(USUAL, rate_per_s=5.0, scores=(65.0, 90.0)), burst, USUAL, burst, USUAL):
         assert detector.seen(window) == ""
 
 
-def test_windows_with_few_requests_say_nothing() -> None:
+WINDOW_S = 300.0
+
+
+def counted(requests: int, **changes: Any) -> WorkloadSummary:
+    """A window in which so many came, all of them sampled up to 50."""
+    return replace(USUAL, rate_per_s=requests / WINDOW_S, seconds=WINDOW_S, requests=min(50, requests), **changes)
+
+
+@pytest.mark.parametrize("came", [3, 0])
+def test_a_rate_that_falls_to_next_to_nothing_is_seen_however_few_are_sampled(came: int) -> None:
+    detector = DriftDetector(counted(2400), SETTINGS)
+    assert detector.seen(counted(came)) == ""
+    assert "the request rate went from 8 to" in detector.seen(counted(came))
+
+
+@pytest.mark.parametrize(("planned_for", "came"), [(3, 5), (3, 0), (15, 20), (20, 15), (60, 75)])
+def test_rates_that_may_differ_by_chance_have_not_moved(planned_for: int, came: int) -> None:
+    detector = DriftDetector(counted(planned_for), SETTINGS)
+    for _ in range(4):
+        assert detector.seen(counted(came)) == ""
+
+
+def test_a_small_window_neither_counts_nor_ends_a_shift_of_scores_but_ends_one_of_the_rate() -> None:
+    quiet, harder, burst = counted(15), counted(30, scores=(40.0, 90.0)), counted(90)
+    usual = counted(20)
+    detector = DriftDetector(usual, SETTINGS)
+    assert [bool(detector.seen(window)) for window in (harder, quiet, harder)] == [False, False, True]
+    detector = DriftDetector(usual, SETTINGS)
+    assert [bool(detector.seen(window)) for window in (burst, quiet, burst)] == [False, False, False]
+
+
+def test_scores_are_compared_on_the_smallest_tier_that_answered_both_times() -> None:
+    first_gone = replace(USUAL, output_tokens=(None, 300.0), scores=(None, 90.0))
+    settings = replace(SETTINGS, windows=1)
+    assert moved(USUAL, first_gone, settings) == ""
+    assert moved(USUAL, replace(first_gone, scores=(None, 70.0)), settings) == "tier 2's mean score went from 90 to 70"
+    assert "the mean answer" in moved(USUAL, replace(first_gone, output_tokens=(None, 100.0)), settings)
+    nobody = replace(USUAL, output_tokens=(None, None), scores=(None, None))
+    assert moved(USUAL, nobody, settings) == ""
+    assert "prompt" in moved(USUAL, replace(nobody, input_tokens=10.0), settings)
+
+
+def test_windows_with_few_requests_and_no_count_of_them_say_nothing() -> None:
     detector = DriftDetector(USUAL, SETTINGS)
     for _ in range(5):
         assert detector.seen(replace(USUAL, rate_per_s=40.0, requests=3)) == ""
@@ -44,15 +89,15 @@ def test_windows_with_few_requests_say_nothing() -> None:
 @pytest.mark.parametrize("made", [True, False])
 def test_after_a_decision_there_is_a_pause(made: bool) -> None:
     detector = DriftDetector(USUAL, DriftSettings(windows=1, pause_windows=2))
-    moved = replace(USUAL, rate_per_s=8.0)
+    shifted = replace(USUAL, rate_per_s=8.0)
     for _ in range(2):
-        assert detector.seen(moved) == ""
-    assert detector.seen(moved)
+        assert detector.seen(shifted) == ""
+    assert detector.seen(shifted)
     if made:
-        detector.replanned(moved)
+        detector.replanned(shifted)
     else:
         detector.refused()
-    again = USUAL if made else moved
+    again = USUAL if made else shifted
     assert [bool(detector.seen(again)) for _ in range(3)] == [False, False, True]
 
 

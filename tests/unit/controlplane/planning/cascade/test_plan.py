@@ -10,7 +10,6 @@ from controlplane.planning.cascade.alternate import PlanRequest, plan
 from controlplane.planning.cascade.objective import BestWithin, FastestWithin
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
-from controlplane.planning.cascade.routing import route
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import Point, front
 from mesh.errors import ConfigurationError, PlanInfeasible

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.planning.cascade import workload
-from controlplane.planning.cascade.workload import read_workload, write_workload
+from controlplane.planning.cascade.workload import (
+    WorkloadRequest,
+    WorkloadWindow,
+    read_window,
+    read_workload,
+    write_window,
+    write_workload,
+)
 from mesh.errors import ConfigurationError, TraceError
 from tests.unit.controlplane.planning.cascade.analytic_source import random_sample, with_falls
 
@@ -81,8 +88,42 @@ def test_other_lines_are_refused_by_number(lines: list[bytes], words: str) -> No
 
 
 def test_values_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="rescale"):
+    with pytest.raises(TraceError, match=r"line 2 .*rescale"):
         read_workload([HEADER, REQUEST.replace(b"90", b"900")])
+    with pytest.raises(TraceError, match=r"line 2 .*at least one input"):
+        read_workload([HEADER, REQUEST.replace(b"[3, 4]", b"[3, 0]")])
+    with pytest.raises(TraceError, match=r"line 1 .*not below 0"):
+        read_workload([HEADER.replace(b"2.0", b"-2.0"), REQUEST])
+
+
+def test_a_window_may_lack_answers_and_requests_but_a_workload_may_not() -> None:
+    absent = WorkloadRequest(10, (None, 4), (None, 90.0), falls=(None, ()))
+    for window in (
+        WorkloadWindow(("small", "large"), 0.0, ()),
+        WorkloadWindow(
+            ("small", "large"), 2.0, (absent, WorkloadRequest(7, (1, 4), (50.0, 90.0), falls=(((1, 50.0),), ())))
+        ),
+    ):
+        lines = write_window(window)
+        assert read_window(lines) == window
+        with pytest.raises(TraceError, match="no requests|lacks the answer of a model"):
+            read_workload(lines)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "words"),
+    [
+        (b'{"input_tokens": 10, "output_tokens": [null, 4], "scores": [50, 90]}', "no values at all"),
+        (b'{"input_tokens": 10, "output_tokens": [null, null], "scores": [null, null]}', "no model has answered"),
+        (
+            b'{"input_tokens": 10, "output_tokens": [null, 4], "scores": [null, 90], "falls": [[], []]}',
+            "no values at all",
+        ),
+    ],
+)
+def test_a_model_answers_wholly_or_not_at_all(request_line: bytes, words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        read_window([HEADER, request_line])
 
 
 @given(st.lists(st.binary(max_size=40), max_size=5))

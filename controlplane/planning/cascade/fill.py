@@ -1,0 +1,62 @@
+"""Stands in for the answers of tiers that were not there to give them, by those to the most alike requests."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from controlplane.planning.cascade.drift import DriftSettings
+from controlplane.planning.cascade.workload import WorkloadRequest
+
+_SCALE = DriftSettings()
+"""One unit apart are requests that differ as much as workloads must to count as moved."""
+
+
+def filled(
+    requests: Sequence[WorkloadRequest], tier: int, donors: Sequence[WorkloadRequest]
+) -> tuple[WorkloadRequest, ...]:
+    """The requests, with this tier's score, tokens and falls in those that lack them taken all together from the most
+    alike donor: nearest in input tokens and in the scores known on both. Of equally near ones the first. Donors must
+    have the tier, and there must be one at least.
+
+    Why not the tier's mean: a plan decides by scores on several tiers at once which requests stop where. What is hard
+    for one tier is hard for the next, and long answers are long on both; means would make every request as hard as any
+    other for the tier that is gone. Why take an answer as a whole: its score, its length and its falls belong together.
+    What it cannot know is whether the tier has changed since: whoever plans with them says how old the answers are.
+    """
+    return tuple(
+        request if request.scores[tier] is not None else _with_answer(request, tier, _nearest(request, donors))
+        for request in requests
+    )
+
+
+def _with_answer(request: WorkloadRequest, tier: int, donor: WorkloadRequest) -> WorkloadRequest:
+    falls = None
+    if request.falls is not None and donor.falls is not None:
+        falls = _put(request.falls, tier, donor.falls[tier])
+    return msgspec.structs.replace(
+        request,
+        output_tokens=_put(request.output_tokens, tier, donor.output_tokens[tier]),
+        scores=_put(request.scores, tier, donor.scores[tier]),
+        falls=falls,
+    )
+
+
+def _put(values: tuple[object, ...], place: int, value: object) -> tuple[object, ...]:
+    return (*values[:place], value, *values[place + 1 :])
+
+
+def _nearest(request: WorkloadRequest, donors: Sequence[WorkloadRequest]) -> WorkloadRequest:
+    return min(donors, key=lambda donor: _distance(request, donor))
+
+
+def _distance(one: WorkloadRequest, other: WorkloadRequest) -> float:
+    """Squared. Scores count as their mean over the tiers known on both, so that one tier more or fewer does not make a
+    request more alike; without any the scores count as one unit apart."""
+    lengths = math.log(one.input_tokens / other.input_tokens) / math.log(_SCALE.ratio)
+    known = [
+        ((mine - theirs) / _SCALE.score_points) ** 2
+        for mine, theirs in zip(one.scores, other.scores, strict=True)
+        if mine is not None and theirs is not None
+    ]
+    return lengths**2 + (sum(known) / len(known) if known else 1.0)

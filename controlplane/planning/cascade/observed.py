@@ -1,0 +1,61 @@
+"""What live sampling has seen of a workload: requests that may lack the answers of tiers without instances."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from controlplane.planning.cascade.drift import WorkloadSummary
+from controlplane.planning.cascade.falls import tier_falls
+from controlplane.planning.cascade.workload import WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedWindow:
+    """A while of a cascade's workload."""
+
+    rate_per_s: float
+    """Of all requests, 0 if none came."""
+    seconds: float | None
+    """So long they were counted; None: not known."""
+    requests: tuple[WorkloadRequest, ...]
+    """Those sampled."""
+
+    @property
+    def offered(self) -> int | None:
+        """How many came; None: not known."""
+        return None if self.seconds is None else round(self.rate_per_s * self.seconds)
+
+
+def summary_of(window: ObservedWindow, tiers: int, threshold: float) -> WorkloadSummary:
+    """What drift is measured by, of as many tiers; `threshold` is the first tier's."""
+    requests = window.requests
+    return WorkloadSummary(
+        rate_per_s=window.rate_per_s,
+        requests=len(requests),
+        input_tokens=_mean([request.input_tokens for request in requests]),
+        output_tokens=tuple(_mean([request.output_tokens[tier] for request in requests]) for tier in range(tiers)),
+        scores=tuple(_mean([request.scores[tier] for request in requests]) for tier in range(tiers)),
+        written_tokens=_written_tokens(requests, threshold),
+        seconds=window.seconds,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of those that there are; None if there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _written_tokens(requests: Sequence[WorkloadRequest], threshold: float) -> float | None:
+    """Mean, of the smallest tier's answers."""
+    known = [
+        (request.falls[0], request.output_tokens[0], request.scores[0])
+        for request in requests
+        if request.falls is not None and request.falls[0] is not None
+    ]
+    if not known:
+        return None
+    falls = tier_falls([of_answer or () for of_answer, _, _ in known])
+    whole, scores = np.array([tokens for _, tokens, _ in known]), np.array([score for _, _, score in known])
+    return float(falls.written(whole, scores, threshold).mean())
