@@ -18,6 +18,8 @@ class PlanOutcome(StrEnum):
     """It contradicts itself or the cascade."""
     FAILED = "failed"
     """There is none that meets the goal, or it could not be made or stored."""
+    OUTDATED = "outdated"
+    """The goal, the plan in force or the cascade was changed while it was being made."""
 
 
 class PlannerMetrics:

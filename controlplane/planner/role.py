@@ -29,16 +29,22 @@ class PlannerRole:
             windows=settings.drift_windows,
             pause_windows=settings.drift_pause_windows,
         )
-        self._process = PlanProcess(settings.seed)
+        self._process = PlanProcess(settings.seed, settings.plan_deadline_s)
         self._tasks = TaskSet(self.name)
         self._failure: asyncio.Future[None] | None = None
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
-        """Follow the goals and serve the contract."""
+        """Serve the contract."""
         self._failure = asyncio.get_running_loop().create_future()
         metrics = PlannerMetrics(context.registry)
-        desk = CascadeDesk(context.store, self._process.make, self._drift, self._tasks, metrics)
-        self._tasks.spawn(desk.follow(), name="follow goals and cascades", on_error=self._on_failed)
+        desk = CascadeDesk(
+            context.store,
+            self._process.make,
+            self._drift,
+            self._tasks,
+            metrics,
+            routers=lambda: [member.member_id for member in context.directory.members("cascade")],
+        )
         context.server.add(planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(desk), "penstock.v1.Planner")
         stages = StageDesk(context.store, context.directory, context.member_id, metrics)
         stages.start(self._tasks, self._on_failed)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import grpc
 
 from controlplane.planner.cascade.desk import CascadeDesk
+from controlplane.planner.cascade.report import WorkloadReport
 from controlplane.planner.cascade.wire import goal_from, status_message
 from mesh.errors import ConfigurationError, PlanInfeasible, StoreError, TraceError
 from penstock.v1 import planner_pb2, planner_pb2_grpc
@@ -37,7 +38,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     ) -> planner_pb2.ReportWorkloadResponse:
         """See the contract."""
         try:
-            verdict = self._desk.report(request.cascade, tuple(request.lines))
+            verdict = await _stored(self._desk.report(_report_from(request)), context)
         except (TraceError, ConfigurationError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from None
@@ -46,11 +47,16 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     async def SetGoal(self, request: planner_pb2.SetGoalRequest, context: Any) -> planner_pb2.SetGoalResponse:
         """See the contract."""
         try:
-            goal = goal_from(request.goal)
+            revision = await _stored(self._desk.set_goal(goal_from(request.goal)), context)
         except ConfigurationError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from None
-        return planner_pb2.SetGoalResponse(revision=await _stored(self._desk.set_goal(goal), context))
+        return planner_pb2.SetGoalResponse(revision=revision)
+
+    async def RemoveGoal(self, request: planner_pb2.RemoveGoalRequest, context: Any) -> planner_pb2.RemoveGoalResponse:
+        """See the contract."""
+        removed = await _stored(self._desk.remove_goal(request.cascade), context)
+        return planner_pb2.RemoveGoalResponse(removed=removed)
 
     async def ApplyPlan(self, request: planner_pb2.ApplyPlanRequest, context: Any) -> planner_pb2.ApplyPlanResponse:
         """See the contract."""
@@ -65,6 +71,17 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
         """See the contract."""
         statuses = await _stored(self._desk.statuses(), context)
         return planner_pb2.ListPlansResponse(plans=map(status_message, statuses))
+
+
+def _report_from(request: planner_pb2.ReportWorkloadRequest) -> WorkloadReport:
+    return WorkloadReport(
+        cascade=request.cascade,
+        lines=tuple(request.lines),
+        judge=request.judge,
+        router=request.router,
+        window_s=request.window_s,
+        offered=request.offered,
+    )
 
 
 async def _stored(work: Awaitable[T], context: Any) -> T:

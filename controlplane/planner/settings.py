@@ -15,5 +15,7 @@ class PlannerSettings:
     """So many windows in a row must have moved."""
     drift_pause_windows: int = 2
     """So many windows after a plan are not counted."""
+    plan_deadline_s: float = 600.0
+    """What making a plan may take; then its process is ended and the plan in force stays."""
     seed: int = 0
     """Of the simulations that latency tables come from."""

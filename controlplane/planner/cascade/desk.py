@@ -3,23 +3,25 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import BrokenExecutor
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
-from controlplane.model.cascade_goal import GOALS_PREFIX, PLANS_PREFIX, CascadeGoal
-from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
+from controlplane.model.cascade_goal import CascadeGoal, judgement_s
 from controlplane.planner.cascade.history import WorkloadHistory
+from controlplane.planner.cascade.plan_case import PlanCase
+from controlplane.planner.cascade.report import WorkloadReport
+from controlplane.planner.cascade.routers import RouterWindows
+from controlplane.planner.cascade.stored import CascadeStore, StoredCascade
 from controlplane.planner.metrics import UNKNOWN_CASCADE, PlannerMetrics, PlanOutcome
 from controlplane.planning.cascade.drift import DriftSettings
-from controlplane.planning.cascade.plan import CascadePlan, decode_plan, encode_plan
-from controlplane.planning.cascade.workload import read_workload
-from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
-from mesh.errors import PenstockError, PlanInfeasible, StoreError
+from controlplane.planning.cascade.left_out import with_left_out
+from controlplane.planning.cascade.plan import CascadePlan, decode_plan
+from controlplane.planning.cascade.workload import read_window
+from controlplane.planning.instance_profile import InstanceProfile
+from mesh.errors import ConfigurationError, PenstockError, PlanInfeasible
 from mesh.store.interface import StateStore
-from mesh.store.stored_folder import StoredFolder
 from mesh.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ log = logging.getLogger(__name__)
 MakePlan = Callable[[CascadeGoal, tuple[bytes, ...], Mapping[str, InstanceProfile]], Awaitable[CascadePlan]]
 """From a goal, a workload and the profiles in the state store, by ENGINE/MODEL/DEVICE.
 
-Takes its time, in another process. Raises `PlanInfeasible`, `ConfigurationError`, `TraceError`."""
+Takes its time, in another process, and ends it after a deadline. Raises `PlanInfeasible`, `ConfigurationError`,
+`TraceError`, `DeadlineExceeded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,22 @@ class CascadeStatus:
     plans: int
 
 
+@dataclass(slots=True)
+class _Watched:
+    """What this planner remembers of a cascade."""
+
+    history: WorkloadHistory
+    routers: RouterWindows = field(default_factory=RouterWindows)
+    is_planning: bool = False
+    why: str = ""
+    """It is planned for."""
+    goal_revision: int = 0
+    """Of the goal that the verdict is about."""
+
+
 class CascadeDesk:
-    """Of all cascades with a goal. One plan is made at a time; a workload that comes meanwhile is looked at after."""
+    """Of all cascades. One plan is made at a time, and one at most waits for each cascade; workloads that come
+    meanwhile are taken down. What there is to decide by is read from the state store when it is decided."""
 
     def __init__(
         self,
@@ -55,67 +72,82 @@ class CascadeDesk:
         metrics: PlannerMetrics,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        routers: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._store = store
+        """`routers`: the cascade routers that are announced in the mesh."""
+        self._stored = CascadeStore(store)
         self._make = make
         self._drift = drift
         self._tasks = tasks
         self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
-        self._histories: dict[str, WorkloadHistory] = {}
-        self._planning = asyncio.Lock()
-        self._goals = StoredFolder(store, GOALS_PREFIX, CascadeGoal, CascadeGoal.checked, self._on_goal)
-        self._records = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, CascadeRecord.checked)
+        self._routers = routers
+        self._watched: dict[str, _Watched] = {}
+        self._turn = asyncio.Lock()
 
-    async def follow(self) -> None:
-        """Follow goals and cascades, for ever."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._goals.follow())
-            group.create_task(self._records.follow())
-
-    def report(self, cascade: str, lines: tuple[bytes, ...]) -> str:
-        """A sampled workload came in; says what is made of it. Raises `TraceError` for one that cannot be read."""
-        models, sample = read_workload(lines)
-        self._metrics.workloads.labels(self._label(cascade)).inc()
-        history = self._histories.get(cascade)
-        if history is None or history.models != models:
-            history = self._histories[cascade] = WorkloadHistory(models, self._drift)
-        why = history.seen(sample)
-        goal = self._goals.records.get(cascade)
-        if goal is None:
-            history.verdict = "no goal is set, so nothing is planned: penstock plan goal"
-        elif not why:
-            history.verdict = "the workload is as planned for"
-        elif history.plans and not goal.replan:
-            history.verdict = f"{why}, but planning anew is switched off"
-        else:
-            history.verdict = f"{why}: planning"
-            self._tasks.spawn(self._plan(cascade, goal, history, why), name=f"plan {cascade}")
-        return history.verdict
+    async def report(self, report: WorkloadReport) -> str:
+        """A sampled workload came in; says what is made of it. Raises `TraceError` for one that cannot be read, and
+        `StoreError`."""
+        window = read_window(report.lines)
+        stored = await self._stored.cascade(report.cascade)
+        self._metrics.workloads.labels(_label(stored)).inc()
+        refusal = report.refusal(window, stored)
+        if refusal:
+            if stored.record is None:
+                self._watched.pop(report.cascade, None)
+            return refusal
+        assert stored.record is not None  # or it would have been refused
+        watched = self._watched_with(stored.record.name, window.models, stored.record.judges[0])
+        combined = watched.routers.reported(
+            report.router, report.observed(window), self._routers() if report.router else (), self._clock()
+        )
+        if combined is None:
+            return f"taken down; waiting for the windows of {', '.join(watched.routers.waiting_for)}"
+        _follow(watched, stored)
+        finding = watched.history.seen(combined)
+        watched.history.verdict = self._decided(watched, stored, finding.why, finding.says)
+        return watched.history.verdict
 
     async def set_goal(self, goal: CascadeGoal) -> int:
-        """Write it; returns the revision. Raises `ConfigurationError` and `StoreError`."""
-        return await self._store.put(goal.checked().key, msgspec.json.encode(goal))
+        """Write it; returns the revision. Raises `ConfigurationError` for one that no plan can be made for, and
+        `StoreError`."""
+        record = (await self._stored.cascade(goal.checked().cascade)).record
+        if record is None and goal.judge_s is None:
+            raise ConfigurationError(
+                f"there is no cascade {goal.cascade} yet, so its judge is not known: say what a judgement takes "
+                "(--judge-s), or set the cascade up first (penstock cascade set)"
+            )
+        if record is not None and len(record.tiers) != len(goal.tiers):
+            raise ConfigurationError(
+                f"the goal of {goal.cascade} names {len(goal.tiers)} tiers, the cascade has {len(record.tiers)} "
+                f"({', '.join(record.tiers)}): name one for each"
+            )
+        return await self._stored.set_goal(goal)
+
+    async def remove_goal(self, cascade: str) -> bool:
+        """No more plans for it; the one in force stays. False: it has no goal. Raises `StoreError`."""
+        removed = await self._stored.remove_goal(cascade)
+        if removed:
+            log.warning("goal removed", extra={"cascade": cascade})
+        return removed
 
     async def apply(self, plan: CascadePlan) -> int:
         """Put a plan into force: thresholds at once, replicas as whoever runs them follows. Returns the revision.
 
         Raises `PlanInfeasible` for a plan that contradicts itself or the cascade of its name, and `StoreError`.
         """
+        label = UNKNOWN_CASCADE
         try:
-            record = self._cascade_of(plan)
+            label = _label(await self._stored.cascade(plan.name))
+            revision = await self._stored.apply(plan)
         except PlanInfeasible:
-            self._count(plan.name, PlanOutcome.REFUSED)
+            self._metrics.plans.labels(label, PlanOutcome.REFUSED).inc()
             raise
-        try:
-            revision = await self._store.put(PLANS_PREFIX + plan.name, encode_plan(plan))
-            planned = msgspec.structs.replace(record, thresholds=plan.thresholds, plan_revision=revision)
-            await self._store.put(record.key, msgspec.json.encode(planned))
-        except StoreError:
-            self._count(plan.name, PlanOutcome.FAILED)
+        except Exception:
+            self._metrics.plans.labels(label, PlanOutcome.FAILED).inc()
             raise
-        self._count(plan.name, PlanOutcome.APPLIED)
+        self._metrics.plans.labels(label, PlanOutcome.APPLIED).inc()
         self._metrics.applied.labels(plan.name).set(self._wall_clock())
         log.warning("plan applied", extra={"cascade": plan.name, "revision": revision, "thresholds": plan.thresholds})
         return revision
@@ -125,98 +157,146 @@ class CascadeDesk:
         try:
             plan = decode_plan(plan_json)
         except PlanInfeasible:
-            self._count("", PlanOutcome.REFUSED)
+            self._metrics.plans.labels(UNKNOWN_CASCADE, PlanOutcome.REFUSED).inc()
             raise
         return await self.apply(plan)
 
-    def _cascade_of(self, plan: CascadePlan) -> CascadeRecord:
-        """What the plan is for. Raises `PlanInfeasible` where it contradicts it or itself."""
-        plan.checked()
-        record = self._records.records.get(plan.name)
-        models = tuple(tier.model for tier in plan.tiers)
-        if record is None:
-            raise PlanInfeasible(
-                f"there is no cascade {plan.name}, which the plan is for: set it up first (penstock cascade set)"
-            )
-        if record.tiers != models:
-            raise PlanInfeasible(
-                f"the plan for {plan.name} is for the tiers {', '.join(models)}, the cascade has "
-                f"{', '.join(record.tiers)}"
-            )
-        return record
-
     async def plan_of(self, cascade: str) -> tuple[int, str]:
         """(revision, JSON) of the plan in force; (0, "") while there is none. Raises `StoreError`."""
-        entry = await self._store.get(PLANS_PREFIX + cascade)
-        return (0, "") if entry is None else (entry.mod_revision, entry.value.decode())
+        return await self._stored.plan_json(cascade)
 
     async def statuses(self) -> tuple[CascadeStatus, ...]:
         """Of every cascade that has a goal, a plan or a workload. Raises `StoreError`."""
-        plans = await self._store.range(PLANS_PREFIX)
-        by_name = {entry.key.removeprefix(PLANS_PREFIX): entry for entry in plans.entries}
-        names = sorted({*self._goals.records, *by_name, *self._histories})
-        statuses: list[CascadeStatus] = []
-        for name in names:
-            history, entry = self._histories.get(name), by_name.get(name)
-            statuses.append(
-                CascadeStatus(
-                    cascade=name,
-                    goal=self._goals.records.get(name),
-                    revision=entry.mod_revision if entry else 0,
-                    plan_json=entry.value.decode() if entry else "",
-                    verdict=history.verdict if history else "no workload yet",
-                    workloads=history.workloads if history else 0,
-                    plans=history.plans if history else 0,
-                )
+        for name in list(self._watched):
+            if (await self._stored.cascade(name)).record is None:
+                self._watched.pop(name, None)
+        names = sorted({*await self._stored.names(), *self._watched})
+        return tuple([await self._status(name) for name in names])
+
+    async def _status(self, name: str) -> CascadeStatus:
+        stored, watched = await self._stored.cascade(name), self._watched.get(name)
+        revision, plan_json = await self._stored.plan_json(name)
+        verdict = watched.history.verdict if watched is not None else "no workload yet"
+        if stored.goal is not None and watched is not None and watched.goal_revision != stored.goal_revision:
+            verdict = "another goal was set: planning begins with the next workload"
+        return CascadeStatus(
+            cascade=name,
+            goal=stored.goal,
+            revision=revision,
+            plan_json=plan_json,
+            verdict=verdict,
+            workloads=watched.history.workloads if watched is not None else 0,
+            plans=watched.history.plans if watched is not None else 0,
+        )
+
+    def _watched_with(self, cascade: str, models: tuple[str, ...], judge: str) -> _Watched:
+        """Anew for other models, or the scores of another judge."""
+        watched = self._watched.get(cascade)
+        if watched is None or (watched.history.models, watched.history.judge) != (models, judge):
+            watched = self._watched[cascade] = _Watched(WorkloadHistory(models, judge, self._drift))
+        return watched
+
+    def _decided(self, watched: _Watched, stored: StoredCascade, why: str, says: str) -> str:
+        """What is made of a window, in words."""
+        if stored.goal is None:
+            return "no goal is set, so nothing is planned: penstock plan goal"
+        if watched.is_planning:
+            return f"{why or says}; a plan is being made"
+        if not why:
+            return says
+        if not stored.goal.replan and not stored.reason_to_plan:
+            return f"{why}, but planning anew is switched off"
+        watched.is_planning = True
+        self._tasks.spawn(self._plan(stored.goal.cascade, watched), name=f"plan {stored.goal.cascade}")
+        return f"{why}: planning"
+
+    async def _plan(self, cascade: str, watched: _Watched) -> None:
+        """Never raises, but when it is cancelled: what goes wrong is the verdict."""
+        watched.why = watched.history.finding.why
+        try:
+            async with self._turn:
+                await self._plan_in_turn(cascade, watched)
+        except PenstockError as error:
+            self._refuse(cascade, watched, str(error))
+        # A bug in planning one cascade must not leave its operator without a word.
+        except Exception as error:
+            log.exception("planning has failed", extra={"cascade": cascade})
+            self._refuse(cascade, watched, f"{type(error).__name__}: {error}")
+        finally:
+            watched.is_planning = False
+
+    async def _plan_in_turn(self, cascade: str, watched: _Watched) -> None:
+        history = watched.history
+        try:
+            # Waiting for one's turn may have taken minutes.
+            stored = await self._stored.cascade(cascade)
+            _follow(watched, stored)
+            if stored.goal is None or not history.finding.why or not self._is_current(watched, stored):
+                history.verdict = history.finding.says or "the goal or the cascade has gone: nothing is planned"
+                return
+            watched.why = history.finding.why
+            plan, notes = await self._made(stored.goal, history)
+            now = await self._stored.cascade(cascade)
+        except Exception:
+            self._metrics.plans.labels(cascade, PlanOutcome.FAILED).inc()
+            raise
+        if now.is_other_than(stored) or not self._is_current(watched, now):
+            self._metrics.plans.labels(cascade, PlanOutcome.OUTDATED).inc()
+            raise PlanInfeasible(
+                "the goal, the plan in force or the cascade was changed while it was being made; the next workload is "
+                "planned for"
             )
-        return tuple(statuses)
+        revision = await self.apply(plan)
+        history.planned(plan)
+        history.verdict = "; ".join((f"{watched.why}: planned anew, revision {revision}", *notes))
+        log.warning("planned", extra={"cascade": cascade, "why": watched.why, "revision": revision, "notes": notes})
 
-    async def _plan(self, cascade: str, goal: CascadeGoal, history: WorkloadHistory, why: str) -> None:
-        async with self._planning:
-            began_s = self._clock()
-            try:
-                plan = await self._make(goal, history.workload(), await self._profiles())
-            except (PenstockError, BrokenExecutor) as error:
-                self._count(cascade, PlanOutcome.FAILED)
-                self._refuse(cascade, history, why, error)
-                return
-            finally:
-                self._metrics.planning_seconds.observe(self._clock() - began_s)
-            try:
-                revision = await self.apply(plan)
-            except PenstockError as error:
-                self._refuse(cascade, history, why, error)
-                return
-            history.planned(plan.thresholds)
-            history.verdict = f"{why}: planned anew, revision {revision}"
-            log.warning("planned", extra={"cascade": cascade, "why": why, "revision": revision})
+    async def _made(self, goal: CascadeGoal, history: WorkloadHistory) -> tuple[CascadePlan, tuple[str, ...]]:
+        """And what is to be said of it."""
+        began_s = self._clock()
+        try:
+            case = history.case()
+            plan = await self._make(_goal_of(goal, case, history.judge), case.lines(), await self._stored.profiles())
+        finally:
+            self._metrics.planning_seconds.observe(self._clock() - began_s)
+        plan = with_left_out(plan, case.models)
+        workload = case.summary(plan.thresholds[0] if plan.thresholds else 0.0)
+        return msgspec.structs.replace(plan, judge=history.judge, workload=workload), case.notes
 
-    async def _profiles(self) -> dict[str, InstanceProfile]:
-        """Those that can be read: one of another version is as good as none."""
-        profiles: dict[str, InstanceProfile] = {}
-        for entry in (await self._store.range(PROFILES_PREFIX)).entries:
-            try:
-                profile = msgspec.json.decode(entry.value, type=InstanceProfile)
-            except msgspec.MsgspecError as error:
-                log.warning("a profile cannot be read", extra={"key": entry.key, "error": str(error)})
-                continue
-            profiles[entry.key.removeprefix(PROFILES_PREFIX)] = profile
-        return profiles
+    def _is_current(self, watched: _Watched, stored: StoredCascade) -> bool:
+        """Whether the workload is still one of the cascade as it stands."""
+        record, history = stored.record, watched.history
+        return (
+            record is not None
+            and self._watched.get(record.name) is watched
+            and (record.tiers, record.judges[:1]) == (history.models, (history.judge,))
+        )
 
-    def _refuse(self, cascade: str, history: WorkloadHistory, why: str, error: Exception) -> None:
-        history.refused()
-        history.verdict = f"{why}, but there is no new plan, the old one stays: {error}"
-        log.error("no plan could be made", extra={"cascade": cascade, "why": why, "error": str(error)})
+    def _refuse(self, cascade: str, watched: _Watched, said: str) -> None:
+        watched.history.refused()
+        watched.history.verdict = f"{watched.why}, but there is no new plan, the old one stays: {said}"
+        log.error("no plan could be made", extra={"cascade": cascade, "why": watched.why, "error": said})
 
-    def _count(self, cascade: str, outcome: PlanOutcome) -> None:
-        self._metrics.plans.labels(self._label(cascade), outcome).inc()
 
-    def _label(self, cascade: str) -> str:
-        return cascade if cascade in self._records.records else UNKNOWN_CASCADE
+def _follow(watched: _Watched, stored: StoredCascade) -> None:
+    watched.goal_revision = stored.goal_revision
+    watched.history.follow(stored.plan, stored.reason_to_plan)
 
-    def _on_goal(self, name: str, goal: CascadeGoal | None) -> None:
-        """Another goal asks for another plan, whether or not the workload has moved."""
-        history = self._histories.get(name)
-        if history is not None:
-            self._histories[name] = WorkloadHistory(history.models, self._drift)
-        log.warning("goal changed", extra={"cascade": name, "goal": str(goal)})
+
+def _goal_of(goal: CascadeGoal, case: PlanCase, judge: str) -> CascadeGoal:
+    """For the tiers that are planned. Raises `ConfigurationError` for a goal with more or fewer tiers than the cascade:
+    that may have changed since."""
+    if len(goal.tiers) != len(case.models):
+        raise ConfigurationError(
+            f"the goal names {len(goal.tiers)} tiers, the cascade has {len(case.models)} ({', '.join(case.models)}): "
+            "set a goal with one for each (penstock plan goal)"
+        )
+    return msgspec.structs.replace(
+        goal,
+        tiers=tuple(goal.tiers[tier] for tier in case.planned),
+        judge_s=judgement_s(judge) if goal.judge_s is None else goal.judge_s,
+    )
+
+
+def _label(stored: StoredCascade) -> str:
+    return UNKNOWN_CASCADE if stored.record is None else stored.record.name

@@ -2,84 +2,149 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
+from controlplane.planner.cascade.plan_case import PlanCase, SeenBefore, plan_case
 from controlplane.planning.cascade.drift import DriftDetector, DriftSettings, WorkloadSummary
-from controlplane.planning.cascade.falls import AnswerFalls
-from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.planning.cascade.workload import write_workload
+from controlplane.planning.cascade.observed import ObservedWindow, summary_of
+from controlplane.planning.cascade.plan import CascadePlan
+from controlplane.planning.cascade.workload import WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a window says."""
+
+    why: str
+    """To plan now; empty: no need, or no way."""
+    says: str = ""
+    """In words, where there is no reason to plan."""
 
 
 class WorkloadHistory:
-    """The windows of the recent past: as many as must have moved for a new plan, which is then made for them."""
+    """The windows of the recent past: as many as must have moved for a new plan, which is then made for them.
 
-    def __init__(self, models: tuple[str, ...], settings: DriftSettings) -> None:
+    Of one cascade with the same models and the same first judge: scores of different judges do not compare. Windows
+    with few requests are no ground for lengths and scores; they count for the rate only.
+    """
+
+    def __init__(self, models: tuple[str, ...], judge: str, settings: DriftSettings) -> None:
         self.models = models
+        self.judge = judge
         self.verdict = "no workload yet"
         self.workloads = 0
         self.plans = 0
+        self.finding = Finding("", "no workload yet")
+        """Of the last window."""
         self._settings = settings
-        self._windows: deque[CascadeSample] = deque(maxlen=settings.windows)
+        self._last: ObservedWindow | None = None
+        self._windows: deque[tuple[WorkloadRequest, ...]] = deque(maxlen=settings.windows)
+        """With enough requests to plan for."""
+        self._seen: list[deque[tuple[int, tuple[WorkloadRequest, ...]]]] = [
+            deque(maxlen=settings.windows) for _ in models
+        ]
+        """By tier: windows in which it has answered enough requests, by their numbers, with those requests."""
+        self._plan: CascadePlan | None = None
+        self._reason = ""
         self._detector: DriftDetector | None = None
-        self._threshold = 0.0
-        """Of the first tier, by the plan in force."""
 
-    def seen(self, window: CascadeSample) -> str:
-        """Why to plan now; empty: no need."""
+    def follow(self, plan: CascadePlan | None, reason: str) -> None:
+        """This plan is in force; `reason`: why it does not count for the goal, empty if it does."""
+        if plan == self._plan and reason == self._reason and (self._detector is None) == bool(reason):
+            return
+        is_other = plan != self._plan
+        self._plan, self._reason = plan, reason
+        self._detector = None
+        if plan is not None and not reason:
+            self._detector = DriftDetector(plan.workload or _rate_of(plan), self._settings)
+            if is_other:
+                self.finding = Finding("", "another plan has come into force; the next workload is compared with it")
+
+    def seen(self, window: ObservedWindow) -> Finding:
+        """What it says."""
         self.workloads += 1
-        self._windows.append(window)
-        if self._detector is not None:
-            return self._detector.seen(summary_of(window, self._threshold))
-        if window.requests < self._settings.min_requests:
-            return ""
-        return "it is the first workload"
+        self._last = window
+        requests = window.requests
+        if len(requests) >= self._settings.min_requests:
+            self._windows.append(requests)
+        for tier, before in enumerate(self._seen):
+            answered = tuple(request for request in requests if request.scores[tier] is not None)
+            if len(answered) >= self._settings.min_requests:
+                before.append((self.workloads, answered))
+        self.finding = self._first(window) if self._detector is None else self._compared(window, self._detector)
+        return self.finding
 
-    def workload(self) -> tuple[bytes, ...]:
-        """The windows in lines, at the rate of the last."""
-        windows = list(self._windows)
-        merged = CascadeSample(
-            scores=np.concatenate([window.scores for window in windows]),
-            input_tokens=np.concatenate([window.input_tokens for window in windows]),
-            output_tokens=np.concatenate([window.output_tokens for window in windows]),
-            rate_per_s=windows[-1].rate_per_s,
-            falls=_falls(windows),
-        )
-        return tuple(write_workload(self.models, merged))
+    def case(self) -> PlanCase:
+        """What to plan for: the last windows with enough requests, at the rate of the last. Raises `PlanInfeasible`
+        where a tier is unknown that the plan in force counts on."""
+        assert self._last is not None, "planned for without a workload"
+        deployed = {} if self._plan is None else {tier.model: tier.gpus for tier in self._plan.tiers}
+        requests = tuple(request for window in self._windows for request in window)
+        seen = [
+            SeenBefore(
+                model,
+                tuple(request for _, answered in before for request in answered),
+                self.workloads - before[-1][0] if before else 0,
+                deployed.get(model) == 0,
+            )
+            for model, before in zip(self.models, self._seen, strict=True)
+        ]
+        return plan_case(replace(self._last, requests=requests), seen)
 
-    def planned(self, thresholds: Sequence[float]) -> None:
-        """A plan for the workload, with these thresholds, is in force."""
+    def planned(self, plan: CascadePlan) -> None:
+        """This plan for the workload is in force."""
         self.plans += 1
-        self._threshold = thresholds[0] if thresholds else 0.0
-        planned_for = summary_of(self._windows[-1], self._threshold)
-        if self._detector is None:
-            self._detector = DriftDetector(planned_for, self._settings)
-        else:
-            self._detector.replanned(planned_for)
+        self.follow(plan, "")
 
     def refused(self) -> None:
         """No plan could be made: the old one stays."""
         if self._detector is not None:
             self._detector.refused()
 
+    def _first(self, window: ObservedWindow) -> Finding:
+        """Of a workload that no plan stands for."""
+        if not window.rate_per_s:
+            return Finding("", "no requests came, so there is nothing to plan for")
+        if len(window.requests) < self._settings.min_requests:
+            return Finding("", f"too few requests to plan for ({self._counted(window)})")
+        return Finding(self._reason or "it is the first workload")
 
-def _falls(windows: Sequence[CascadeSample]) -> tuple[tuple[AnswerFalls, ...], ...] | None:
-    """Of all requests; None where a window has none: then answers are taken to be written whole, which is safe."""
-    merged: list[tuple[AnswerFalls, ...]] = []
-    for window in windows:
-        if window.falls is None:
-            return None
-        merged += window.falls
-    return tuple(merged)
+    def _compared(self, window: ObservedWindow, detector: DriftDetector) -> Finding:
+        """With what the plan in force is for."""
+        is_small = len(window.requests) < self._settings.min_requests
+        threshold = self._plan.thresholds[0] if self._plan is not None and self._plan.thresholds else 0.0
+        summary = summary_of(window, len(self.models), threshold)
+        if detector.planned_for.input_tokens is None and not is_small:
+            # The plan does not say what it is for but for its rate: so it is for what comes first.
+            planned_for = detector.planned_for
+            detector.planned_for = replace(summary, rate_per_s=planned_for.rate_per_s, seconds=planned_for.seconds)
+        why = detector.seen(summary)
+        if why and not window.rate_per_s:
+            return Finding(
+                "", f"no requests come any more: the plan for {detector.planned_for.rate_per_s:.4g} a second is kept"
+            )
+        if why and not self._windows:
+            return Finding(
+                "", f"{why}, but there are too few requests to plan for ({self._counted(window)}): the plan is kept"
+            )
+        return Finding(why, "" if why else self._unmoved(window, detector, is_small))
+
+    def _unmoved(self, window: ObservedWindow, detector: DriftDetector, is_small: bool) -> str:
+        if detector.moved_now:
+            windows = f"{detector.moved_windows} of {self._settings.windows} windows"
+            return f"{detector.moved_now}, in {windows} that it takes to plan anew"
+        if detector.was_paused:
+            return "a plan was made or refused just before: the workload is watched, and compared later"
+        if is_small:
+            return f"the rate is as planned for; too few requests to compare more ({self._counted(window)})"
+        return "the workload is as planned for"
+
+    def _counted(self, window: ObservedWindow) -> str:
+        came = "" if window.offered in (None, len(window.requests)) else f"; {window.offered} came"
+        return f"{len(window.requests)} of {self._settings.min_requests}{came}"
 
 
-def summary_of(window: CascadeSample, threshold: float) -> WorkloadSummary:
-    """What drift is measured by; `threshold` is the first tier's."""
-    return WorkloadSummary(
-        rate_per_s=window.rate_per_s,
-        input_tokens=float(window.input_tokens.mean()),
-        output_tokens=float(window.output_tokens[:, 0].mean()),
-        score=float(window.scores[:, 0].mean()),
-        requests=window.requests,
-        written_tokens=None if window.falls is None else float(window.tokens(0, threshold).mean()),
-    )
+def _rate_of(plan: CascadePlan) -> WorkloadSummary:
+    """All that a plan says that does not say what it is for."""
+    nothing: Sequence[None] = (None,) * len(plan.tiers)
+    return WorkloadSummary(plan.rate_per_s, 0, None, tuple(nothing), tuple(nothing))

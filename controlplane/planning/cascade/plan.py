@@ -6,6 +6,7 @@ import msgspec
 
 from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.alternate import Planned
+from controlplane.planning.cascade.drift import WorkloadSummary
 from controlplane.planning.cascade.latency import total_latency_s
 from controlplane.planning.cascade.routing import check_thresholds
 from mesh.errors import ConfigurationError, PlanInfeasible
@@ -64,6 +65,10 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_mean_s: float | None = None
     """Of a request from end to end, over all tiers that it passes; None in plans of a time when means were not
     measured."""
+    judge: str = ""
+    """By whose scores the thresholds were chosen; empty in plans that do not say."""
+    workload: WorkloadSummary | None = None
+    """What it was planned for, as drift is measured; None in plans that do not say."""
 
     @property
     def latency_s(self) -> float:
@@ -93,6 +98,10 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise PlanInfeasible(f"plan {self.name}: {tier.model}'s replicas take {taken} of its {tier.gpus} GPUs")
             if tier.share > 0 and not tier.replicas:
                 raise PlanInfeasible(f"plan {self.name}: requests reach {tier.model}, which has no replica")
+        if self.workload is not None and not (
+            len(self.workload.scores) == len(self.workload.output_tokens) == len(self.tiers)
+        ):
+            raise PlanInfeasible(f"plan {self.name}: its workload is not one of its {len(self.tiers)} tiers")
         if len({tier.model for tier in self.tiers}) < len(self.tiers):
             raise PlanInfeasible(f"plan {self.name}: a model stands for two tiers")
         return self
