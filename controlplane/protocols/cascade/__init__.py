@@ -1,5 +1,7 @@
 """One request's way up a cascade of models: answered, judged, accepted or sent on (Cascadia, section 3.3, figure 4).
 
-walk      the state machine: what happened in, what to do next out
-terms     what holds for one request: tiers, thresholds, deadline, how far it may go
+walk           the state machine: what happened in, what to do next out
+terms          what holds for one request: tiers, thresholds, deadline, how far it may go
+confidence     how sure a model is of its answer, told while it is being written
+expected_time  what a tier is expected to take
 """

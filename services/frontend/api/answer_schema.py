@@ -65,7 +65,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class TierFacts(msgspec.Struct):
-    """What a tier of a cascade came to."""
+    """What came of asking a tier of a cascade."""
 
     model: str
     score: float | None
@@ -73,12 +73,15 @@ class TierFacts(msgspec.Struct):
     judge: str | None
     """Who gave the score, or why nobody did."""
     seconds: float | None
-    """Its answer took; null where it gave none."""
+    """It took, until it was cut where it was; null where it failed."""
+    prompt_tokens: int
     completion_tokens: int
     failure: str | None = None
     """Why it gave no answer."""
     given_up: bool = False
     """Its answer was not written to its end, because it could not score enough any more."""
+    cut: bool = False
+    """Its answer was not there by the request's deadline."""
 
 
 class CascadeFacts(msgspec.Struct):
@@ -93,7 +96,7 @@ class CascadeFacts(msgspec.Struct):
     seconds: float | None
     """From the request's arrival; null in a stream's chunks while the answer is being written."""
     tiers: list[TierFacts]
-    """All that were asked, lowest first; while the answer is being written, those before."""
+    """All that were asked, in turn, one that was asked again twice; while the answer is being written, those before."""
 
 
 class ChatCompletion(msgspec.Struct):

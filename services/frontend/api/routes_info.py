@@ -53,7 +53,7 @@ def _models(service: FrontendService) -> list[Model]:
     served = {model.name: model for model in service.catalogue.served()}
     models = [_model(model) for model in served.values()]
     for name, record in sorted(service.cascades.records.items()):
-        reached = {record.tiers[tier] for tier in terms_in_force(record, service.cascades.times).reached}
+        reached = {record.tiers[tier] for tier in terms_in_force(record).reached}
         tiers = [served[tier] for tier in record.tiers if tier in served]
         if reached <= served.keys():
             context_tokens = max(tier.max_model_len_tokens for tier in tiers)

@@ -1,16 +1,19 @@
 """What a request asks of its cascade."""
 
+from dataclasses import replace
+
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge, thresholds_for
 from mesh.errors import ConfigurationError
 from services.frontend.api.errors import bad_request, unavailable
 from services.frontend.api.schema import CascadeHints, ChatCompletionRequest, CompletionRequest
-from services.frontend.cascade.cascades import TierTimes
+from services.frontend.cascade.tier_times import TierTimes
 
 
-def terms_in_force(record: CascadeRecord, times: TierTimes) -> CascadeTerms:
+def terms_in_force(record: CascadeRecord) -> CascadeTerms:
     """Those of a request without hints."""
-    return CascadeTerms(record.thresholds, times.expected_s(record), without_judge=WithoutJudge(record.without_judge))
+    unknown_s = (0.0,) * len(record.tiers)
+    return CascadeTerms(record.thresholds, unknown_s, without_judge=WithoutJudge(record.without_judge))
 
 
 def terms_of(
@@ -29,13 +32,13 @@ def terms_of(
             )
         max_tier = record.tiers.index(hints.max_tier)
     try:
-        return CascadeTerms(
+        terms = replace(
+            terms_in_force(record),
             thresholds=thresholds_for(record.thresholds, hints.quality),
-            expected_s=times.expected_s(record),
             deadline_s=None if hints.latency_s is None else arrived_s + hints.latency_s,
             max_tier=max_tier,
-            without_judge=WithoutJudge(record.without_judge),
         )
+        return replace(terms, expected_s=times.expected_s(record, terms, arrived_s))
     except ConfigurationError as error:
         raise unavailable(f"The cascade `{record.name}` cannot be served: {error}.") from error
 
