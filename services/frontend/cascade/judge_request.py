@@ -31,7 +31,7 @@ class JudgeRequests:
         """Asks for the score of a tier's answer."""
         request = self.to_count(tier, answer)
         request.sample_only = False
-        request.prompt = _prompt_text(self._request)
+        request.prompt = _prompt_text(self._request, answer)
         request.answer = answer.text
         request.given_up = answer.given_up
         if CONFIDENCE in self._record.judges:
@@ -46,7 +46,7 @@ class JudgeRequests:
             sample = b""
         return cascade_pb2.JudgeRequest(
             request_id=self._request_id,
-            prompt=_prompt_text(self._request) if sample else "",
+            prompt=_prompt_text(self._request, answer) if sample else "",
             tier=self._record.tiers[tier],
             cascade=self._record.name,
             request_json=sample,
@@ -58,11 +58,12 @@ class JudgeRequests:
         )
 
 
-def _prompt_text(request: ChatCompletionRequest | CompletionRequest) -> str:
-    """As a judge reads it: the question alone where there is only one message, else the conversation."""
+def _prompt_text(request: ChatCompletionRequest | CompletionRequest, answer: TierAnswer) -> str:
+    """As a judge reads it: the question alone where there is only one message, else the conversation; of token ids the
+    text that they are to the tier that answered."""
     if isinstance(request, CompletionRequest):
-        prompt = request.prompt[0] if isinstance(request.prompt, list) and request.prompt else request.prompt
-        return prompt if isinstance(prompt, str) else str(prompt)
+        prompt = request.prompt[0] if isinstance(request.prompt, list) else request.prompt
+        return prompt if isinstance(prompt, str) else answer.plan.model.text.decode(answer.plan.prompts[0].token_ids)
     texts = [
         (message.role, message.content or "")
         if isinstance(message.content, str | None)

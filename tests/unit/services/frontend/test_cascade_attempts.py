@@ -122,3 +122,25 @@ async def test_what_a_tier_had_written_when_it_failed_counts(model_path: Path) -
         assert small["seconds"] is None
         assert answer.usage.completion_tokens == 5 + large["completion_tokens"]
         assert answer.usage.prompt_tokens == 2 * prompt_tokens(both)
+
+
+# -- what judges are told
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("judged", [False, True])
+async def test_a_prompt_of_token_ids_is_judged_and_sampled_as_its_text(
+    model_path: Path, nested: bool, judged: bool
+) -> None:
+    record = RECORD if judged else msgspec.structs.replace(RECORD, thresholds=(0.0,))
+    async with cascade(model_path, lambda _: 90.0, record) as both:
+        ids = [*both.mesh.ids("<s>"), *both.mesh.ids("Say something.")]
+        prompt: Any = [ids] if nested else ids
+        await both.mesh.client().completions.create(model="both", prompt=prompt)
+        await both.mesh.until(lambda: len(both.router.judged) == 1)
+        (told,) = both.router.judged
+        assert (told.prompt, told.sample_only) == ("Say something.", not judged)
+        assert msgspec.json.decode(told.request_json)["prompt"] == prompt
+        await both.mesh.client().completions.create(model="both", prompt=["Say something else."])
+        await both.mesh.until(lambda: len(both.router.judged) == 2)
+        assert both.router.judged[1].prompt == "Say something else."
