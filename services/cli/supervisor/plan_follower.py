@@ -10,7 +10,7 @@ from controlplane.model.cascade_goal import PLANS_PREFIX
 from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
 from controlplane.model.deployment_record import DeploymentRecord
 from controlplane.planning.cascade.plan import CascadePlan
-from mesh.errors import ConfigurationError
+from mesh.errors import ConfigurationError, PlanInfeasible
 from mesh.store.interface import StateStore
 from mesh.store.stored_folder import StoredFolder
 from services.cli.supervisor.deployment_notice import DeploymentNotice
@@ -49,7 +49,7 @@ class PlanFollower:
         self._lingers_until_s: dict[str, float] = {}
         self._in_force: dict[str, tuple[int, CascadePlan]] = {}
         self._notice = DeploymentNotice(store)
-        self._plans = StoredFolder(store, PLANS_PREFIX, CascadePlan, CascadePlan.checked, self._on_change)
+        self._plans = StoredFolder(store, PLANS_PREFIX, CascadePlan, _check, self._on_change)
         self._cascades = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, CascadeRecord.checked, self._on_change)
 
     def wake(self) -> None:
@@ -85,8 +85,9 @@ class PlanFollower:
                 self._lingers_until_s.pop(model, None)
             elif before.get(model, True):
                 self._lingers_until_s[model] = until_s
-        named = ", ".join(f"{cascade} (revision {revision})" for cascade, (revision, _) in plans.items()) or "none"
-        self._on_event(f"plans in force: {named}")
+        if all(revision for revision, _ in plans.values()):
+            named = ", ".join(f"{cascade} (revision {revision})" for cascade, (revision, _) in plans.items())
+            self._on_event(f"plans that are followed: {named or 'none'}")
 
     async def turn(self) -> DeploymentRecord:
         """Look, do what can be begun now, and say how far it is."""
@@ -194,10 +195,23 @@ class PlanFollower:
         plans: dict[str, tuple[int, CascadePlan]] = {}
         for name, plan in sorted(self._plans.records.items()):
             cascade = self._cascades.records.get(name)
-            if cascade is not None and cascade.tiers == tuple(tier.model for tier in plan.tiers):
+            if cascade is None or cascade.tiers != tuple(tier.model for tier in plan.tiers):
+                continue
+            followed = self._in_force.get(name)
+            if followed is not None and followed[1] == plan and not cascade.plan_revision:
+                plans[name] = followed  # only thresholds have changed
+            else:
                 plans[name] = (cascade.plan_revision, plan)
         self.put_in_force(plans)
         self.wake()
+
+
+def _check(plan: CascadePlan) -> None:
+    """Raises `ConfigurationError` for a plan that contradicts itself: it never takes the place of a good one."""
+    try:
+        plan.checked()
+    except PlanInfeasible as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _in_words(tp: int, pp: int) -> str:

@@ -32,7 +32,7 @@ def planned(cascade: str, **tiers: dict[Shape, int]) -> CascadePlan:
         1.0,
         1.0,
         1.0,
-        99,
+        99 * len(tiers),
     )
 
 

@@ -234,6 +234,37 @@ async def test_plans_come_from_the_store_and_progress_is_kept_there_while_the_su
     assert (await store.range(DEPLOYMENTS_PREFIX)).entries == ()
 
 
+async def test_a_plan_that_contradicts_itself_is_not_followed(store: EmbeddedStore) -> None:
+    machine = Machine(0, store, small=[ONE])
+    following = asyncio.create_task(machine.follower.follow())
+    try:
+        await put(store, planned("both", small={ONE: 1}))
+        await published(store, lambda record: record.is_reached and "both" in record.plans)
+        await put(store, planned("both", small={ONE: 100}))
+        await put(store, planned("more", small={ONE: 1}))
+        told = await published(store, lambda record: "more" in record.plans and bool(record.missing))
+        assert [missing.count for missing in told.missing] == [1], "the old one stays"
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
+async def test_thresholds_of_an_operator_leave_the_instances_as_planned(store: EmbeddedStore) -> None:
+    machine = Machine(0, store, small=[ONE])
+    following = asyncio.create_task(machine.follower.follow())
+    try:
+        revision = await put(store, planned("both", small={ONE: 1}, large={}))
+        await published(store, lambda record: record.is_reached and "both" in record.plans)
+        own = CascadeRecord("both", ("small", "large"), (77.0,))
+        await store.put(own.key, msgspec.json.encode(own))
+        await put(store, planned("more", small={ONE: 1}))
+        told = await published(store, lambda record: "more" in record.plans)
+        assert told.plans["both"] == revision
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
 async def test_the_plan_of_a_cascade_that_was_removed_counts_no_more(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
     following = asyncio.create_task(machine.follower.follow())
