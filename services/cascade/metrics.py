@@ -39,7 +39,8 @@ class CascadeMetrics:
         )
         self.samples = Counter(
             "penstock_cascade_samples",
-            "Requests that all tiers were asked: kept, or left out because a tier or the first judge failed",
+            "Requests that all tiers were asked: kept, incomplete as a tier has no instance, or left out as a "
+            "tier or the first judge failed",
             ("cascade", "outcome"),
             registry=registry,
         )

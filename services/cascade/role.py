@@ -41,7 +41,7 @@ class CascadeRole:
         self._tiers = TierClient(find_frontend, settings.sample_deadline_s, settings.mesh_api_key)
         sampling = SamplingSettings(settings.sample_window_s, settings.sample_requests)
         metrics = CascadeMetrics(context.registry)
-        report = PlannerLink(context.directory, metrics).report
+        report = PlannerLink(context.directory, context.member_id, metrics).report
         samplers = Samplers(sampling, self._tiers, report, time.monotonic, metrics)
         judges = partial(
             make_judge,

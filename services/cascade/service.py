@@ -47,6 +47,7 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
             self._samplers.offer(record, request, None)
             return cascade_pb2.JudgeResponse()
         if self._judging >= self._max_judging:
+            self._samplers.offer(record, request, None)  # it came, whether or not it is judged
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._judging} answers are being judged; add a cascade router"
             )

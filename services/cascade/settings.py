@@ -14,7 +14,8 @@ class CascadeSettings:
     sample_window_s: float = 300.0
     """Every so many seconds the planner is told what the workload looks like."""
     sample_requests: int = 50
-    """Requests of each window that all tiers are asked, behind every client's; 0: no sampling."""
+    """Requests of each window that all tiers are asked, behind every client's, 20 at least to be planned for; 0: no
+    sampling."""
     sample_deadline_s: float = 120.0
     """What a tier may take to answer one."""
     judge_api_key: str = ""

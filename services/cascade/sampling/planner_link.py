@@ -3,10 +3,8 @@
 import logging
 
 import grpc
-import numpy as np
 
-from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.planning.cascade.workload import write_workload
+from controlplane.planning.cascade.workload import WorkloadWindow, write_window
 from mesh.membership import Directory
 from mesh.rpc.client import open_channel
 from penstock.v1 import planner_pb2, planner_pb2_grpc
@@ -19,10 +17,11 @@ REPORT_DEADLINE_S = 10.0
 
 
 class PlannerLink:
-    """Calls some planner of the mesh; a workload that no planner takes is lost, and said so: the next one follows."""
+    """Calls the mesh's first planner; a workload that no planner takes is lost, and said so: the next one follows."""
 
-    def __init__(self, directory: Directory, metrics: CascadeMetrics) -> None:
+    def __init__(self, directory: Directory, router: str, metrics: CascadeMetrics) -> None:
         self._directory = directory
+        self._router = router
         self._metrics = metrics
 
     async def report(self, workload: SampledWorkload) -> None:
@@ -35,10 +34,10 @@ class PlannerLink:
         if not planners:
             log.warning("no planner is running: a sampled workload is lost", extra={"cascade": workload.record.name})
             return False
-        request = planner_pb2.ReportWorkloadRequest(
-            cascade=workload.record.name, lines=_lines(workload), judge=workload.judge
-        )
-        async with open_channel(planners[0].address) as channel:
+        # All routers tell the same planner: it adds up what they have seen.
+        planner = min(planners, key=lambda member: member.member_id)
+        request = report_of(workload, self._router)
+        async with open_channel(planner.address) as channel:
             stub = planner_pb2_grpc.PlannerStub(channel)  # type: ignore[no-untyped-call]
             try:
                 answer = await stub.ReportWorkload(request, timeout=REPORT_DEADLINE_S)
@@ -52,13 +51,15 @@ class PlannerLink:
         return True
 
 
-def _lines(workload: SampledWorkload) -> list[bytes]:
-    requests = workload.requests
-    sample = CascadeSample(
-        scores=np.array([request.scores for request in requests]),
-        input_tokens=np.array([request.input_tokens for request in requests], np.int64),
-        output_tokens=np.array([request.output_tokens for request in requests], np.int64),
-        rate_per_s=workload.rate_per_s,
-        falls=tuple(request.falls or () for request in requests) if requests[0].falls is not None else None,
+def report_of(workload: SampledWorkload, router: str) -> planner_pb2.ReportWorkloadRequest:
+    """As this router, of that name in the mesh, has seen it."""
+    record = workload.record
+    lines = write_window(WorkloadWindow(record.tiers, workload.rate_per_s, workload.requests))
+    return planner_pb2.ReportWorkloadRequest(
+        cascade=record.name,
+        lines=lines,
+        judge=workload.judge,
+        router=router,
+        window_s=workload.window_s,
+        offered=workload.offered,
     )
-    return write_workload(workload.record.tiers, sample)

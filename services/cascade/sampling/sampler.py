@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.planning.cascade.falls import AnswerFalls
 from controlplane.planning.cascade.workload import WorkloadRequest
 from controlplane.protocols.cascade.confidence import confidence_of
-from mesh.errors import JudgeUnavailable, RpcError
+from mesh.errors import JudgeUnavailable, NoInstance, RpcError
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.metrics import CascadeMetrics
@@ -24,15 +25,23 @@ CONCURRENT = 2
 
 @dataclass(frozen=True, slots=True)
 class SampledWorkload:
-    """A window's requests on every tier."""
+    """A window's requests on every tier that has an instance."""
 
     record: CascadeRecord
-    rate_per_s: float
+    offered: int
+    """All that came."""
+    window_s: float
     requests: tuple[WorkloadRequest, ...]
+    """Those sampled; none is news too."""
     judge: str
     """Whose scores these are: those of other judges are left out, they do not compare."""
     left_out: int
     """Samples that a tier or a judge failed."""
+
+    @property
+    def rate_per_s(self) -> float:
+        """Of all that came."""
+        return self.offered / self.window_s if self.window_s > 0 else 0.0
 
 
 class WorkloadSampler:
@@ -62,13 +71,10 @@ class WorkloadSampler:
             self._window.offer(sampled)
 
     async def close_window(self, now_s: float) -> None:
-        """Have the window's samples answered by every tier, and report."""
+        """Have the window's samples answered by every tier, and report; also that no request came."""
         window = self._window.close(now_s)
-        if len(self._record.tiers) < 2 or not window.items:
-            return
-        workload = await self._complete(window)
-        if workload.requests:
-            await self._report(workload)
+        if len(self._record.tiers) >= 2:
+            await self._report(await self._complete(window))
 
     async def _complete(self, window: Window[SampledRequest]) -> SampledWorkload:
         turns = asyncio.Semaphore(CONCURRENT)
@@ -76,19 +82,22 @@ class WorkloadSampler:
         first = self._record.judges[0]
         kept = [request for request, judge in filter(None, completed) if judge == first]
         left_out = len(completed) - len(kept)
-        self._metrics.samples.labels(self._record.name, "kept").inc(len(kept))
+        incomplete = sum(not request.is_complete for request in kept)
+        self._metrics.samples.labels(self._record.name, "kept").inc(len(kept) - incomplete)
+        self._metrics.samples.labels(self._record.name, "incomplete").inc(incomplete)
         self._metrics.samples.labels(self._record.name, "left_out").inc(left_out)
         if left_out:
             log.warning(
                 "samples left out", extra={"cascade": self._record.name, "left_out": left_out, "of": len(completed)}
             )
-        return SampledWorkload(self._record, window.rate_per_s, tuple(kept), first, left_out)
+        return SampledWorkload(self._record, window.offered, window.seconds, tuple(kept), first, left_out)
 
     async def _on_every_tier(
         self, sampled: SampledRequest, turns: asyncio.Semaphore
     ) -> tuple[WorkloadRequest, str] | None:
-        """And the judge of all its scores, "" if they are not of one; None if an answer or a score is missing."""
-        answers: list[KnownAnswer] = []
+        """And the judge of all its scores, "" if they are not of one; None if an answer or a score is missing, except
+        those of tiers without an instance: a plan that gives a tier no GPUs must not be the last one."""
+        answers: list[KnownAnswer | None] = []
         judges = set()
         async with turns:
             for model in self._record.tiers:
@@ -98,21 +107,28 @@ class WorkloadSampler:
                 try:
                     answer = await self._tiers.answer(sampled, model)
                     judgement = await self._chain.judge(answer.judged)
+                except NoInstance:
+                    answers.append(None)
+                    continue
                 except (RpcError, JudgeUnavailable) as error:
                     log.info("a sample is left out", extra={"cascade": self._record.name, "error": str(error)})
                     return None
                 answers.append(KnownAnswer(model, answer.output_tokens, judgement.score, answer.judged.token_logprobs))
                 judges.add(judgement.judge)
+        if sampled.known is not None:
+            judges.add(self._record.judges[0])
         by_confidence = self._record.judges[0] == ConfidenceJudge.name
         request = WorkloadRequest(
             sampled.input_tokens,
-            tuple(answer.output_tokens for answer in answers),
-            tuple(answer.score for answer in answers),
-            falls=tuple(tuple(confidence_of(answer.token_logprobs).falls) for answer in answers)
-            if by_confidence
-            else None,
+            tuple(answer.output_tokens if answer else None for answer in answers),
+            tuple(answer.score if answer else None for answer in answers),
+            falls=tuple(map(_falls_of, answers)) if by_confidence else None,
         )
         return request, judges.pop() if len(judges) == 1 else ""
+
+
+def _falls_of(answer: KnownAnswer | None) -> AnswerFalls | None:
+    return tuple(confidence_of(answer.token_logprobs).falls) if answer is not None else None
 
 
 def new_window(size: int, began_s: float, seed: int) -> SampleWindow[SampledRequest]:

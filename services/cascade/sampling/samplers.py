@@ -9,6 +9,7 @@ from itertools import count
 import msgspec
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.planning.cascade.drift import MIN_REQUESTS
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import Judgement
@@ -26,6 +27,15 @@ class SamplingSettings:
     window_s: float
     requests: int
     """0: none."""
+
+    def warning(self) -> str:
+        """What makes all sampling useless, in words; empty if nothing does."""
+        if 0 < self.requests < MIN_REQUESTS:
+            return (
+                f"{self.requests} requests of a window are too few to plan for: no cascade will be planned; sample "
+                f"{MIN_REQUESTS} at least (--sample-requests), or 0 to sample none"
+            )
+        return ""
 
 
 class Samplers:
@@ -46,6 +56,8 @@ class Samplers:
         self._metrics = metrics
         self._samplers: dict[str, WorkloadSampler] = {}
         self._seeds = count()
+        if settings.warning():
+            log.error(settings.warning())
 
     def begin(self, record: CascadeRecord, chain: JudgeChain) -> None:
         """A cascade came into force, or another came under its name."""

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from mesh.errors import PeerUnavailable
+from mesh.errors import NoInstance, PeerUnavailable
 from services.cascade.judges.interface import JudgedAnswer
 
 LOWEST_PRIORITY = 2**31 - 1
@@ -70,6 +70,14 @@ class _Usage(msgspec.Struct):
     completion_tokens: int
 
 
+class _Refusal(msgspec.Struct):
+    code: str | None = None
+
+
+class _Refused(msgspec.Struct):
+    error: _Refusal
+
+
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage
@@ -84,7 +92,7 @@ class TierClient:
         self._client = httpx.AsyncClient(timeout=deadline_s, headers=headers)
 
     async def answer(self, sampled: SampledRequest, model: str) -> SampledAnswer:
-        """Raises `PeerUnavailable` where the tier gives none."""
+        """Raises `NoInstance` where the tier has nobody to give one, and `PeerUnavailable` where it gives none."""
         url = self._find_frontend()
         if not url:
             raise PeerUnavailable("no frontend is there to reach the tiers through")
@@ -94,6 +102,8 @@ class TierClient:
         except httpx.HTTPError as error:
             raise PeerUnavailable(f"{url}: {str(error) or type(error).__name__}") from error
         if response.status_code != httpx.codes.OK:
+            if _is_nobody_there(response):
+                raise NoInstance(f"{model} has no instance")
             raise PeerUnavailable(f"{url} answers {response.status_code} for {model}: {response.text[:200]}")
         try:
             answer = msgspec.json.decode(response.content, type=_Answer)
@@ -107,6 +117,15 @@ class TierClient:
     async def close(self) -> None:
         """Close its connections."""
         await self._client.aclose()
+
+
+def _is_nobody_there(response: httpx.Response) -> bool:
+    """A model that a frontend has never seen an instance of is one that it does not know."""
+    try:
+        code = msgspec.json.decode(response.content, type=_Refused).error.code
+    except msgspec.MsgspecError:
+        return False
+    return code in ("no_instance", "model_not_found")
 
 
 def _body(sampled: SampledRequest, model: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from controlplane.model.cascade_record import CASCADES_PREFIX
 from mesh.rpc.client import open_channel
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cascade.role import CascadeRole
+from services.cascade.sampling.samplers import Samplers
 from services.cascade.settings import CascadeSettings
 from tests.unit.controlplane.local_mesh import LocalMesh, local_mesh
 
@@ -69,7 +70,7 @@ async def test_a_cascade_judges_by_the_first_judge_that_can(cascade: cascade_pb2
     assert unjudged.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_what_is_only_a_sample_is_not_judged(mesh: LocalMesh) -> None:
+async def test_what_is_only_a_sample_is_not_judged(mesh: LocalMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     started = await mesh.start(CascadeRole(CascadeSettings(max_judging=0)), "cascade-0")
     async with open_channel(started.address) as channel:
         stub = cascade_pb2_grpc.CascadeStub(channel)  # type: ignore[no-untyped-call]
@@ -78,9 +79,12 @@ async def test_what_is_only_a_sample_is_not_judged(mesh: LocalMesh) -> None:
         assert (await stub.Judge(request)).judge == "", "although no more may be judged"
         assert started.metric("penstock_cascade_judge_seconds_count", cascade="both") is None
         request.sample_only = False
+        counted: list[object] = []
+        monkeypatch.setattr(Samplers, "offer", lambda _, record, request, judgement: counted.append(judgement))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Judge(request)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert counted == [None], "it came, although nobody judges it"
 
 
 async def test_thresholds_are_those_of_the_only_cascade_or_of_the_one_named(

@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,15 +14,17 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_record import CascadeRecord
-from controlplane.planning.cascade.workload import read_workload
+from controlplane.planning.cascade.drift import MIN_REQUESTS
+from controlplane.planning.cascade.workload import read_window, read_workload
 from controlplane.protocols.cascade.confidence import confidence_of
-from mesh.errors import JudgeUnavailable, PeerUnavailable
+from mesh.errors import JudgeUnavailable, NoInstance, PeerUnavailable
+from mesh.membership import Member
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.judges.interface import JudgedAnswer, Judgement
 from services.cascade.metrics import CascadeMetrics
-from services.cascade.sampling.planner_link import PlannerLink, _lines
+from services.cascade.sampling.planner_link import PlannerLink, report_of
 from services.cascade.sampling.sampler import SampledWorkload
 from services.cascade.sampling.samplers import Samplers, SamplingSettings
 from services.cascade.sampling.tiers import LOWEST_PRIORITY, SampledAnswer, SampledRequest, TierClient
@@ -55,14 +58,18 @@ def test_each_item_has_the_same_chance() -> None:
 
 
 class FakeTiers:
-    """Tiers that answer with as many tokens as their name has letters; one prompt breaks the large one."""
+    """Tiers that answer with as many tokens as their name has letters, if they have an instance; one prompt breaks the
+    large one."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.logprobs: tuple[float, ...] = ()
+        self.drained: set[str] = set()
 
     async def answer(self, sampled: SampledRequest, model: str) -> SampledAnswer:
         self.asked.append((model, sampled.prompt))
+        if model in self.drained:
+            raise NoInstance("drained")
         if model == "large" and sampled.prompt == "broken":
             raise PeerUnavailable("gone")
         answer = JudgedAnswer(sampled.prompt, "answer", model, self.logprobs)
@@ -161,14 +168,14 @@ async def test_an_answer_that_was_given_up_is_asked_for_again_and_falls_are_repo
         score = confidence_of(request.token_logprobs).score
         sampling.samplers.offer(record, request, Judgement(score, "confidence"))
     await sampling.close()
-    (workload,) = sampling.reported
+    (workload,) = (each for each in sampling.reported if each.record == record)
     first, second = sorted(workload.requests, key=lambda request: request.output_tokens)
     assert first.output_tokens == (3, len("large"))
     assert second.output_tokens == (len("small"), len("large"))
     at_four = (4, pytest.approx(100 * math.exp(-1)))
     assert first.falls == (((3, pytest.approx(100 * math.exp(-2 / 3))),), (at_four,))
     assert second.falls == ((at_four,), (at_four,))
-    models, sample = read_workload(_lines(workload))
+    models, sample = read_workload(report_of(workload, "cascade-0").lines)
     assert (models, sample.falls is None) == (record.tiers, False)
 
 
@@ -182,11 +189,82 @@ async def test_samples_that_a_tier_or_the_first_judge_fails_are_left_out_and_cou
     assert (sampling.samples("kept"), sampling.samples("left_out")) == (1, 3)
 
 
+@pytest.mark.parametrize("drained", [{"small"}, {"large"}, {"medium", "large"}, {"small", "medium", "large"}])
+async def test_a_tier_without_instances_is_missing_and_the_workload_is_reported_with_the_others(
+    drained: set[str],
+) -> None:
+    sampling = Sampling()
+    sampling.tiers.drained = drained
+    for _ in range(3):
+        sampling.offer(judged("good", tier="small"))
+    await sampling.close()
+    (workload,) = sampling.reported
+    expected = (40.0, *(None if tier in drained else 90.0 for tier in ("medium", "large")))
+    assert [request.scores for request in workload.requests] == [expected] * 3, "small has answered the client"
+    assert (sampling.samples("incomplete"), sampling.samples("left_out")) == (3 * bool(drained - {"small"}), 0)
+    report = report_of(workload, "cascade-0")
+    assert read_window(report.lines).requests == workload.requests
+    assert (report.router, report.window_s, report.offered, report.judge) == ("cascade-0", 10.0, 3, "first")
+
+
+async def test_falls_of_a_tier_without_instances_are_missing_too() -> None:
+    sampling = Sampling()
+    record = msgspec.structs.replace(RECORD, name="sure", tiers=("small", "large"), judges=("confidence",))
+    sampling.samplers.begin(record, JudgeChain([ConfidenceJudge()], 5.0, lambda: 0.0))
+    sampling.tiers.logprobs, sampling.tiers.drained = (0.0, -4.0), {"small"}
+    request = judged("whole", tier="large")
+    request.token_logprobs.extend([0.0, 0.0, -2.0])
+    score = confidence_of(request.token_logprobs).score
+    sampling.samplers.offer(record, request, Judgement(score, "confidence"))
+    await sampling.close()
+    (workload,) = (each for each in sampling.reported if each.record == record)
+    (sample,) = workload.requests
+    assert (sample.scores, sample.output_tokens) == ((None, score), (None, 3))
+    assert sample.falls is not None
+    assert sample.falls[0] is None
+    assert read_window(report_of(workload, "").lines).requests == (sample,)
+
+
+async def test_windows_without_requests_and_without_samples_are_reported() -> None:
+    sampling = Sampling()
+    await sampling.close()
+    sampling.offer(judged("good", body=b""))
+    await sampling.close()
+    reports = [report_of(workload, "cascade-0") for workload in sampling.reported]
+    assert [(report.offered, report.window_s) for report in reports] == [(0, 10.0), (1, 10.0)]
+    assert [read_window(report.lines).rate_per_s for report in reports] == [0.0, 0.1]
+
+
+@pytest.mark.parametrize(("requests", "is_too_few"), [(0, False), (MIN_REQUESTS - 1, True), (MIN_REQUESTS, False)])
+def test_samples_too_small_to_plan_for_are_warned_of_at_the_start(
+    requests: int, is_too_few: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    Sampling(requests)
+    assert ("too few to plan for" in caplog.text) == is_too_few
+
+
+async def test_all_routers_tell_the_same_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refused(address: str) -> Any:
+        asked.append(address)
+        raise ConnectionError("enough seen")
+
+    monkeypatch.setattr("services.cascade.sampling.planner_link.open_channel", refused)
+    planners = [Member("planner", f"planner-{n}", "", f"host-{n}:1", "") for n in (0, 1)]
+    workload = SampledWorkload(RECORD, 10, 10.0, (), "first", 0)
+    for order in (planners, planners[::-1]):
+        directory: Any = SimpleNamespace(members=lambda _, order=order: order)
+        with pytest.raises(ConnectionError):
+            await PlannerLink(directory, "cascade-0", CascadeMetrics(CollectorRegistry())).report(workload)
+    assert asked == ["host-0:1", "host-0:1"]
+
+
 async def test_a_workload_that_no_planner_takes_is_counted_as_lost() -> None:
     registry = CollectorRegistry()
     directory: Any = FakeDirectory()
-    workload = SampledWorkload(RECORD, 1.0, (), "first", 0)
-    await PlannerLink(directory, CascadeMetrics(registry)).report(workload)
+    workload = SampledWorkload(RECORD, 10, 10.0, (), "first", 0)
+    await PlannerLink(directory, "cascade-0", CascadeMetrics(registry)).report(workload)
     labels = {"cascade": "both", "outcome": "lost"}
     assert registry.get_sample_value("penstock_cascade_workloads_total", labels) == 1
 
@@ -198,7 +276,8 @@ async def test_requests_are_counted_once_and_only_those_that_the_first_judge_sco
     sampling.offer(again)
     sampling.offer(judged("good"), judge="second")
     await sampling.close()
-    assert sampling.reported == []
+    assert [(len(workload.requests), workload.offered) for workload in sampling.reported] == [(0, 1)]
+    sampling.reported.clear()
     sampling.offer(judged("good"))
     sampling.offer(again)
     sampling.offer(judged("good", body=b""))
@@ -282,6 +361,21 @@ async def test_a_tier_is_asked_behind_every_client_and_without_what_a_sample_nee
             {"messages": [], "model": "large", "temperature": 0.5, "priority": LOWEST_PRIORITY, "logprobs": True},
         )
     ]
+    await client.close()
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, "no_instance"), (404, "model_not_found")])
+async def test_a_tier_that_nobody_serves_has_no_instance(
+    monkeypatch: pytest.MonkeyPatch, status: int, code: str
+) -> None:
+    client = TierClient(lambda: "http://frontend/v1", 5.0)
+
+    async def post(url: str, json: dict[str, Any]) -> httpx.Response:
+        return httpx.Response(status, json={"error": {"message": "none", "type": "server_error", "code": code}})
+
+    monkeypatch.setattr(client._client, "post", post)
+    with pytest.raises(NoInstance, match="large has no instance"):
+        await client.answer(SampledRequest({}, False, "p", 1), "large")
     await client.close()
 
 
