@@ -56,6 +56,12 @@ def instances(mesh: RunningMesh) -> list[str]:
     return sorted(instance["instance_id"] for instance in mesh.status()["instances"])
 
 
+def is_as_planned(mesh: RunningMesh) -> bool:
+    (shown,) = json.loads(mesh.cli("plan", "show", "--json").stdout)
+    (deployment,) = shown["deployments"]
+    return bool(deployment["is_reached"])
+
+
 def apply(mesh: RunningMesh, folder: Path, small: int, large: int, threshold: float = 50.0) -> None:
     plan = CascadePlan(
         name="both",
@@ -114,6 +120,9 @@ def test_a_plan_starts_and_drains_instances_without_cutting_a_stream(tiers: Runn
     texts = [reader.whole_text() for reader in readers]
     assert all(texts)
     eventually(lambda: instances(tiers) == [f"{LARGE}-0", f"{SMALL}-0", f"{SMALL}-1"], 60, "the others were drained")
+    eventually(lambda: is_as_planned(tiers), 30, "the supervisor says so")
+    assert "instances of penstock up default: as planned" in tiers.cli("plan", "show").stdout
+    assert "instances of penstock up default: as planned" in tiers.cli("status").stdout
     alone = [reader.whole_text() for reader in [Reader(tiers, f"stream {number} " * 20) for number in range(12)]]
     assert texts == alone, "the text is that of undisturbed streams"
 
@@ -141,6 +150,7 @@ def test_a_plan_for_other_tiers_is_refused_and_the_old_one_stays(tiers: RunningM
     plan = CascadePlan("both", (PlannedTier("other", 1, (PlannedReplicas(1),), 1.0, 1.0),), (), 1.0, 1.0, 1.0, 1)
     path = tmp_path / "plan.json"
     path.write_bytes(encode_plan(plan))
+    eventually(lambda: is_as_planned(tiers), 30, "whatever was killed before is back")
     before = tiers.cli("plan", "show", "--json").stdout
     refused = tiers.cli("plan", "apply", str(path))
     assert refused.returncode == 1

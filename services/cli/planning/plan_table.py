@@ -34,7 +34,9 @@ def accepted_from(threshold: float) -> str:
 def _asked(plan: CascadePlan) -> str:
     if plan.quality_target is not None:
         return f"quality {plan.quality_target:g} at the least {IN_WORDS[plan.minimise]}"
-    return f"{IN_WORDS[plan.minimise]} within {plan.latency_target_s:g} s"
+    if plan.latency_target_s is not None:
+        return f"{IN_WORDS[plan.minimise]} within {plan.latency_target_s:g} s"
+    return "no target"
 
 
 def _latencies(plan: CascadePlan) -> str:

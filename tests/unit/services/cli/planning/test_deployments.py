@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentRecord, MissingReplicas
+from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from services.cli.planning.deployments import (
@@ -14,6 +15,7 @@ from services.cli.planning.deployments import (
     deployments_of,
     read_deployments,
 )
+from services.cli.planning.plan_table import plan_table
 
 SHORT = DeploymentRecord(
     "here",
@@ -67,3 +69,8 @@ def test_people_read_what_is_missing_and_why() -> None:
         "instances of penstock up here: as planned"
     ]
     assert "penstock plan export" in deployment_lines([])[0]
+
+
+def test_a_plan_without_a_target_is_shown_too() -> None:
+    plan = CascadePlan("both", (PlannedTier("m", 1, (PlannedReplicas(1),), 1.0, 1.0),), (), 1.0, 1.0, 2.0, 1)
+    assert plan_table(plan).title == "both: no target at 2 requests/s on 1 GPUs"
