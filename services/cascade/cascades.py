@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
 from mesh.errors import ConfigurationError
@@ -15,6 +16,11 @@ from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.samplers import Samplers
 
 log = logging.getLogger(__name__)
+
+
+class _InUse(NamedTuple):
+    judges: tuple[str, ...]
+    chain: JudgeChain
 
 
 class Cascades:
@@ -36,7 +42,7 @@ class Cascades:
         self._tasks = tasks
         self._samplers = samplers
         self._metrics = metrics
-        self._chains: dict[str, JudgeChain] = {}
+        self._in_use: dict[str, _InUse] = {}
         self._folder = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, self.check, self._on_change)
 
     @property
@@ -52,7 +58,7 @@ class Cascades:
 
     def chain(self, record: CascadeRecord) -> JudgeChain:
         """The judges of a cascade that is in force."""
-        return self._chains[record.name]
+        return self._in_use[record.name].chain
 
     def check(self, record: CascadeRecord) -> None:
         """Raises `ConfigurationError` for a cascade that cannot be served."""
@@ -70,17 +76,25 @@ class Cascades:
 
     async def close(self) -> None:
         """Close all judges."""
-        chains, self._chains = list(self._chains.values()), {}
-        await asyncio.gather(*(chain.close() for chain in chains))
+        in_use, self._in_use = list(self._in_use.values()), {}
+        await asyncio.gather(*(each.chain.close() for each in in_use))
 
     def _on_change(self, name: str, record: CascadeRecord | None) -> None:
-        former = self._chains.pop(name, None)
+        former = self._in_use.pop(name, None)
         if former is not None:
             self._samplers.end(name)
-            self._tasks.spawn(former.close(), name=f"close the former judges of {name}")
         if record is not None:
-            judges = [self._make_judge(text) for text in record.judges]
-            self._chains[name] = JudgeChain(judges, self._judge_deadline_s, self._clock)
-            self._samplers.begin(record, self._chains[name])
+            if former is not None and former.judges == record.judges:
+                chain, former = former.chain, None  # its judgements go on, and a judge that rests goes on resting
+            else:
+                chain = self._new_chain(record)
+            self._in_use[name] = _InUse(record.judges, chain)
+            self._samplers.begin(record, chain)
+        if former is not None:
+            self._tasks.spawn(former.chain.close_when_unused(), name=f"close the former judges of {name}")
         self._metrics.show_thresholds(self.records)
         log.warning("cascade changed", extra={"cascade": name, "record": str(record)})
+
+    def _new_chain(self, record: CascadeRecord) -> JudgeChain:
+        judges = [self._make_judge(text) for text in record.judges]
+        return JudgeChain(judges, self._judge_deadline_s, self._clock)
