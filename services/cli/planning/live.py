@@ -8,39 +8,63 @@ import click
 from rich.console import Console
 
 from controlplane.planning.cascade.plan import decode_plan
+from mesh.errors import ConfigurationError
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.finite_range import FiniteRange
 from services.cli.planning.deployments import deployment_lines, deployments_of, read_deployments
 from services.cli.planning.minimise_option import latency_options
 from services.cli.planning.plan_table import plan_table
 from services.cli.proto_json import plain
 
+_OPTIONS = {"gpus": "--gpus", "tiers": "--tier", "quality": "--quality", "latency_s": "--latency-s"}
+"""What makes a goal, by name."""
+
 
 @click.command("goal")
 @click.argument("cascade")
-@click.option("--gpus", type=click.IntRange(1, 4096), required=True, help="Of all tiers together.")
-@click.option("--quality", type=click.FloatRange(0, 100), help="Reach this mean score as fast as possible.")
+@click.option("--gpus", type=click.IntRange(1, 4096), help="Of all tiers together. Needed, as --tier is.")
+@click.option("--quality", type=FiniteRange(0, 100), help="Reach this mean score as fast as possible.")
 @latency_options
 @click.option(
     "--tier",
     "tiers",
     multiple=True,
-    required=True,
     help="MODEL@DEVICE[:DTYPE] of the catalogue, or profile:ENGINE/MODEL/DEVICE[/tpN[-ppM]] of a measured one (several "
     "after commas: one for each shape of replica); one for each tier of the cascade, smallest first.",
 )
-@click.option("--judge-s", type=click.FloatRange(min=0), default=1.0, show_default=True, help="One judgement takes.")
+@click.option(
+    "--judge-s",
+    type=FiniteRange(min=0),
+    help="One judgement takes.  [default: 0 with the judges confidence and exact, else 1]",
+)
 @click.option(
     "--replan/--no-replan", default=True, show_default=True, help="Plan anew whenever the workload has moved."
 )
+@click.option("--remove", is_flag=True, help="Have CASCADE planned no more; the plan in force stays.")
 @store_options
-def goal(store: str | None, mesh: str, **fields: Any) -> None:
+def goal(store: str | None, mesh: str, remove: bool, **fields: Any) -> None:
     """Say what the plans of CASCADE are to reach. Planning begins with the next sampled workload."""
+    if remove:
+        _remove_goal(store, mesh, **fields)
+        return
+    missing = [option for option in ("gpus", "tiers") if not fields[option]]
+    if missing:
+        raise click.UsageError(f"a goal needs {' and '.join(_OPTIONS[option] for option in missing)}")
     request = planner_pb2.SetGoalRequest(
         goal=planner_pb2.CascadeGoal(**{name: value for name, value in fields.items() if value is not None})
     )
     run(_call(store, mesh, "SetGoal", request))
     click.echo(f"{fields['cascade']} is planned from the next workload on; watch it with: penstock plan show")
+
+
+def _remove_goal(store: str | None, mesh: str, cascade: str, **fields: Any) -> None:
+    if any(fields[option] for option in _OPTIONS):
+        raise click.UsageError(f"--remove goes without {', '.join(_OPTIONS.values())}")
+    answer = run(_call(store, mesh, "RemoveGoal", planner_pb2.RemoveGoalRequest(cascade=cascade)))
+    if not answer["removed"]:
+        raise ConfigurationError(f"{cascade} has no goal; see penstock plan show")
+    click.echo(f"{cascade} is planned no more; the plan in force stays")
 
 
 @click.command("show")

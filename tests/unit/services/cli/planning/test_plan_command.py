@@ -136,9 +136,29 @@ def test_a_goal_says_what_its_plans_minimise(
     )
     assert result.exit_code == 0, result.output
     goal = planner_pb2.CascadeGoal(
-        cascade="both", gpus=2, tiers=["a@H100", "b@H100"], quality=80.0, judge_s=1.0, replan=True, minimise=minimise
+        cascade="both", gpus=2, tiers=["a@H100", "b@H100"], quality=80.0, replan=True, minimise=minimise
     )
+    assert not goal.HasField("judge_s"), "the planner knows the judge"
     assert asked == [("SetGoal", planner_pb2.SetGoalRequest(goal=goal))]
+
+
+def test_a_goal_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, removed = [], True
+
+    async def answered(_store: str | None, _mesh: str, method: str, request: object) -> dict[str, object]:
+        asked.append((method, request))
+        return {"removed": removed}
+
+    monkeypatch.setattr(live, "_call", answered)
+    result = CliRunner().invoke(command, ["goal", "both", "--remove"])
+    assert (result.exit_code, asked) == (0, [("RemoveGoal", planner_pb2.RemoveGoalRequest(cascade="both"))])
+    assert "the plan in force stays" in result.output
+    removed = False
+    assert isinstance(CliRunner().invoke(command, ["goal", "both", "--remove"]).exception, ConfigurationError)
+    for options, words in ((("--remove", "--gpus", "2"), "goes without"), (("--gpus", "2"), "a goal needs --tier")):
+        refused = CliRunner().invoke(command, ["goal", "both", *options])
+        assert refused.exit_code == 2
+        assert words in refused.output
 
 
 def test_what_cannot_be_met_and_what_is_wrong_is_said(workload: Path, tmp_path: Path) -> None:
