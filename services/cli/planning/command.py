@@ -14,6 +14,7 @@ from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import front
 from controlplane.planning.cascade.workload import read_workload
 from mesh.errors import ConfigurationError, TraceError
+from services.cli.finite_range import FiniteRange
 from services.cli.planning import live
 from services.cli.planning.export import compose_override, helm_values
 from services.cli.planning.front_plot import draw_front
@@ -38,7 +39,7 @@ def command() -> None:
     help="Sampled requests with their judge scores on every tier (docs/cascade.md has the form).",
 )
 @click.option("--gpus", type=click.IntRange(1, 4096), required=True, help="Of all tiers together.")
-@click.option("--quality", type=click.FloatRange(0, 100), help="Reach this mean score as fast as possible.")
+@click.option("--quality", type=FiniteRange(0, 100), help="Reach this mean score as fast as possible.")
 @latency_options
 @click.option(
     "--tier",
@@ -49,8 +50,8 @@ def command() -> None:
     help="One for each model of the workload, smallest first; MODEL and DEVICE as in the catalogue, NAME as clients "
     "and the workload call it; of several FILEs each is the profile of another shape of replica.",
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests/s, instead of the workload's.")
-@click.option("--judge-s", type=click.FloatRange(min=0), default=1.0, show_default=True, help="One judgement takes.")
+@click.option("--rate", type=FiniteRange(min=0, min_open=True), help="Requests/s, instead of the workload's.")
+@click.option("--judge-s", type=FiniteRange(min=0), default=1.0, show_default=True, help="One judgement takes.")
 @click.option("--name", default="penstock-cascade", show_default=True, help="The virtual model.")
 @click.option(
     "--tables",

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from controlplane.model.cascade_goal import Minimise
+from services.cli.finite_range import FiniteRange
 
 _BY_WORD: dict[str, Minimise] = {"slowest-tier": "slowest_tier", "end-to-end": "end_to_end"}
 
@@ -18,7 +19,7 @@ def latency_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --minimise and --latency-s to a command, as `minimise` and `latency_s`."""
     command = click.option(
         "--latency-s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         help="Answer as well as possible within this latency, which is the one that --minimise names: p95 of the "
         "slowest tier, or the mean from end to end.",
     )(command)
