@@ -81,9 +81,9 @@ class Cascades:
 
     def _on_change(self, name: str, record: CascadeRecord | None) -> None:
         former = self._in_use.pop(name, None)
-        if former is not None:
+        if record is None:
             self._samplers.end(name)
-        if record is not None:
+        else:
             if former is not None and former.judges == record.judges:
                 chain, former = former.chain, None  # its judgements go on, and a judge that rests goes on resting
             else:

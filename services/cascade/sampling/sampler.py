@@ -63,6 +63,10 @@ class WorkloadSampler:
         self._window = window
         self._metrics = metrics
 
+    def is_for(self, record: CascadeRecord, chain: JudgeChain) -> bool:
+        """Whether it samples what a sampler of this cascade would."""
+        return chain is self._chain and (record.tiers, record.judges) == (self._record.tiers, self._record.judges)
+
     def offer(self, sampled: SampledRequest | None) -> None:
         """A request has come; None: it is too long to be kept."""
         if sampled is None:

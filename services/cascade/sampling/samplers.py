@@ -39,7 +39,7 @@ class SamplingSettings:
 
 
 class Samplers:
-    """One for each cascade; a cascade that changes begins a new window."""
+    """One for each cascade; a cascade of other models or judges begins a new window."""
 
     def __init__(
         self,
@@ -60,8 +60,9 @@ class Samplers:
             log.error(settings.warning())
 
     def begin(self, record: CascadeRecord, chain: JudgeChain) -> None:
-        """A cascade came into force, or another came under its name."""
-        if self._settings.requests:
+        """A cascade came into force, or another came under its name. Other thresholds do not change what is sampled."""
+        former = self._samplers.get(record.name)
+        if self._settings.requests and (former is None or not former.is_for(record, chain)):
             window = new_window(self._settings.requests, self._clock(), next(self._seeds))
             self._samplers[record.name] = WorkloadSampler(
                 record, chain, self._tiers, self._report, window, self._metrics

@@ -122,10 +122,10 @@ class Sampling:
             lambda: self.now_s,
             CascadeMetrics(self.registry),
         )
-        chain = JudgeChain(
+        self.chain = JudgeChain(
             [FakeJudge("first", {"good": 90.0, "broken": 90.0}), FakeJudge("second", {"odd": 10.0})], 5.0, lambda: 0.0
         )
-        self.samplers.begin(RECORD, chain)
+        self.samplers.begin(RECORD, self.chain)
 
     async def _report(self, workload: SampledWorkload) -> None:
         self.reported.append(workload)
@@ -313,6 +313,18 @@ async def test_an_answer_that_is_not_judged_is_answered_by_every_tier_as_a_sampl
     ((request,),) = [workload.requests for workload in sampling.reported]
     assert (request.scores, request.output_tokens) == ((90.0, 90.0, 90.0), (5, 6, 5))
     assert [model for model, _ in sampling.tiers.asked] == ["small", "medium", "large"]
+
+
+async def test_other_thresholds_do_not_end_the_window_but_other_judges_do() -> None:
+    sampling = Sampling()
+    sampling.offer(judged("good"))
+    sampling.samplers.begin(msgspec.structs.replace(RECORD, thresholds=(0.0, 9.0), plan_revision=7), sampling.chain)
+    sampling.offer(judged("good"))
+    await sampling.close()
+    sampling.offer(judged("good"))
+    sampling.samplers.begin(RECORD, JudgeChain([FakeJudge("first", {})], 5.0, lambda: 0.0))
+    await sampling.close()
+    assert [workload.offered for workload in sampling.reported] == [2, 0]
 
 
 async def test_sampling_can_be_switched_off_and_ends_with_the_cascade() -> None:
