@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.cli.supervisor.replicas import Replica, Shape
+from services.cli.supervisor.replicas import Replica, Shape, Standing
 from services.cli.supervisor.tier_standing import TierStanding, tier_standings
 
 TierShape = tuple[str, Shape]
@@ -61,7 +61,12 @@ Step = Start | End
 def next_steps(now: Situation) -> tuple[Step, ...]:
     """All that can be begun at once; empty: the plan is reached, or something under way or held has to be awaited."""
     tiers = tier_standings(now.replicas, now.wanted)
-    ends = [End(each.name) for tier in tiers for each in (*tier.failed, *tier.covered(tier.model in now.lingering))]
+    bridges = _bridges(now, tiers)
+    ends = [
+        End(each.name)
+        for tier in tiers
+        for each in (*tier.failed, *tier.covered(lingers=bridges or tier.model in now.lingering))
+    ]
     starts = _Starts(now, tiers).choose()
     if ends or starts or any(tier.is_under_way or _lingers(tier, now) for tier in tiers):
         return (*ends, *starts)
@@ -145,6 +150,17 @@ class _Starts:
 def _may_cost(tier: TierStanding, now: Situation) -> Iterator[Shape]:
     """Missing shapes for which a serving instance may be ended."""
     return (shape for shape in tier.missing if (tier.model, shape) not in now.held | now.spent)
+
+
+def _bridges(now: Situation, tiers: tuple[TierStanding, ...]) -> bool:
+    """Whether tiers that are left out go on serving for one that nobody serves yet, whose requests may come to them.
+    Not where GPUs are needed."""
+    unserved = any(tier.wanted and not tier.serving for tier in tiers)
+    going = (Standing.FAILED, Standing.ENDING)
+    free_soon = now.free + sum(
+        now.room_of(each.shape) for tier in tiers for each in tier.replicas if each.standing in going
+    )
+    return unserved and all(now.room_of(shape) <= free_soon for tier in tiers for shape in tier.missing)
 
 
 def _lingers(tier: TierStanding, now: Situation) -> bool:

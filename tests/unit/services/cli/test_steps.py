@@ -210,6 +210,20 @@ def test_a_tier_that_is_left_out_lingers_with_one_instance() -> None:
     assert (world.shapes("small"), world.shapes("large")) == ([ONE, ONE], [])
 
 
+def test_a_tier_that_is_left_out_serves_on_until_those_that_are_planned_do() -> None:
+    world = World(2, {"small": Counter({ONE: 1}), "large": Counter()}).serve("large", ONE)
+    assert world.step() == (Start("small", ONE),)
+    world.fail("small-0")
+    assert world.step() == (End("small-0"),), "large may be all that answers"
+    world.gone("small-0")
+    world.settle()
+    assert world.reached()
+    wanted = {"small": Counter({ONE: 1}), "large": Counter(), "medium": Counter({TWO: 1})}
+    world = World(3, wanted).serve("large", ONE)
+    world.step()
+    assert world.step() == (End("large-0"),), "medium needs its GPU"
+
+
 def test_others_wait_for_gpus_that_spare_a_tier_its_exchange() -> None:
     wanted = {"small": Counter({ONE: 3}), "large": Counter({TWO: 1}), "medium": Counter({ONE: 1})}
     world = World(6, wanted).serve("small", ONE).serve("large", ONE).serve("medium", ONE, FOUR)
