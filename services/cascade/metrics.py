@@ -30,12 +30,12 @@ class CascadeMetrics:
         )
         self.passed_over = Counter(
             "penstock_cascade_judge_passed_over_total",
-            "Judgements for which the first judge gave no score: another one, or none, stood in",
+            "Answers that the first judge gave no score for: another one stood in, or none",
             ("cascade",),
             registry=registry,
         )
         self.unjudged = Counter(
-            "penstock_cascade_unjudged_total", "Answers that no judge scored", ("cascade",), registry=registry
+            "penstock_cascade_unjudged_total", "Answers that no judge gave a score for", ("cascade",), registry=registry
         )
         self.samples = Counter(
             "penstock_cascade_samples",

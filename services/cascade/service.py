@@ -8,6 +8,7 @@ import grpc
 import msgspec
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.errors import ConfigurationError, JudgeUnavailable, StoreError
 from mesh.store.interface import StateStore
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
@@ -64,9 +65,10 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
             judgement = await self._cascades.chain(record).judge(judged)
         except JudgeUnavailable as error:
             self._metrics.unjudged.labels(record.name).inc()
+            self._metrics.passed_over.labels(record.name).inc()
             self._samplers.offer(record, request, None)
             log.warning("nobody could judge an answer", extra={"request_id": request.request_id, "error": str(error)})
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), (NO_SCORE,))
             raise AssertionError("abort raises") from None
         finally:
             self._judging -= 1

@@ -4,4 +4,5 @@ walk           the state machine: what happened in, what to do next out
 terms          what holds for one request: tiers, thresholds, deadline, how far it may go
 confidence     how sure a model is of its answer, told while it is being written
 expected_time  what a tier is expected to take
+no_score       how a router that is well says that no judge gave a score
 """

@@ -1,5 +1,6 @@
 """Asks the cascade router for a score."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Final
 import grpc
 from prometheus_client import Counter
 
+from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.errors import JudgeUnavailable
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.client import open_channel
@@ -20,6 +22,16 @@ log = logging.getLogger(__name__)
 CASCADE_ROLE: Final = "cascade"
 MAX_TOLD: Final = 256
 """Judgements under way that nobody waits for: they only count and sample."""
+
+_ANOTHER_MAY: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        # It does not know the cascade yet.
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +68,26 @@ class JudgeClient:
             self._close(member.member_id)
 
     async def judge(self, request: cascade_pb2.JudgeRequest, left_s: float | None) -> Score:
-        """Within `left_s`, if it is given, or the client's own deadline. Raises `JudgeUnavailable`."""
-        if not self._members:
-            raise JudgeUnavailable("no cascade router is running")
-        members = list(self._members.values())
-        member = members[next(self._turns) % len(members)]
-        stub = cascade_pb2_grpc.CascadeStub(self._channel(member))  # type: ignore[no-untyped-call]
-        deadline_s = self._deadline_s if left_s is None else max(0.001, min(left_s, self._deadline_s))
-        try:
-            answer = await stub.Judge(request, timeout=deadline_s)
-        except grpc.aio.AioRpcError as error:
-            raise JudgeUnavailable(f"{member.member_id}: {error.code().name}: {error.details()}") from error
-        return Score(answer.score, answer.judge, tuple(answer.passed_over))
+        """Within `left_s`, if it is given, or the client's own deadline; by the next router where one cannot be
+        reached or does not take it. Raises `JudgeUnavailable`."""
+        clock = asyncio.get_running_loop().time
+        ends_s = clock() + (self._deadline_s if left_s is None else min(left_s, self._deadline_s))
+        failures: list[str] = []
+        for member in self._in_turn():
+            if self._members.get(member.member_id) != member:
+                continue
+            stub = cascade_pb2_grpc.CascadeStub(self._channel(member))  # type: ignore[no-untyped-call]
+            try:
+                answer = await stub.Judge(request, timeout=max(0.001, ends_s - clock()))
+            except grpc.aio.AioRpcError as error:
+                failures.append(f"{member.member_id}: {error.code().name}: {error.details()}")
+                if clock() >= ends_s or not _may_another_judge(error):
+                    break
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    request.first_answer = False  # it has been counted there
+            else:
+                return Score(answer.score, answer.judge, tuple(answer.passed_over))
+        raise JudgeUnavailable("; ".join(failures) or "no cascade router is running")
 
     def tell(self, request: cascade_pb2.JudgeRequest) -> None:
         """Have an answer judged, or a request counted, whose score nobody waits for, unless too many are."""
@@ -85,9 +105,15 @@ class JudgeClient:
 
     async def stop(self) -> None:
         """Close every connection."""
-        for member_id in list(self._channels):
-            self._close(member_id)
         await self._tasks.cancel()
+        channels, self._channels = list(self._channels.values()), {}
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    def _in_turn(self) -> list[Member]:
+        """All routers, another one first each time."""
+        members = list(self._members.values())
+        first = next(self._turns) % max(1, len(members))
+        return members[first:] + members[:first]
 
     def _channel(self, member: Member) -> grpc.aio.Channel:
         channel = self._channels.get(member.member_id)
@@ -98,4 +124,11 @@ class JudgeClient:
     def _close(self, member_id: str) -> None:
         channel = self._channels.pop(member_id, None)
         if channel is not None:
-            self._tasks.spawn(channel.close(), name=f"close the channel to {member_id}")
+            # What is being judged there is let finish; closed at once, a channel cancels whoever waits on it.
+            self._tasks.spawn(channel.close(self._deadline_s), name=f"close the channel to {member_id}")
+
+
+def _may_another_judge(error: grpc.aio.AioRpcError) -> bool:
+    """Not where the judges themselves gave no score: they are the same for all routers."""
+    metadata = error.trailing_metadata() or ()
+    return error.code() in _ANOTHER_MAY and NO_SCORE not in [tuple(each) for each in metadata]

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from controlplane.model.cascade_record import CASCADES_PREFIX
+from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.rpc.client import open_channel
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cascade.role import CascadeRole
@@ -68,6 +69,30 @@ async def test_a_cascade_judges_by_the_first_judge_that_can(cascade: cascade_pb2
     with pytest.raises(grpc.aio.AioRpcError, match=r"exact: .*confidence: ") as unjudged:
         await cascade.Judge(request)
     assert unjudged.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert NO_SCORE in tuple(map(tuple, unjudged.value.trailing_metadata())), "the router is well"
+
+
+async def test_a_first_judge_without_a_score_counts_whether_another_stood_in_or_none(mesh: LocalMesh) -> None:
+    started = await mesh.start(CascadeRole(CascadeSettings()), "cascade-0")
+    async with open_channel(started.address) as channel:
+        stub = cascade_pb2_grpc.CascadeStub(channel)  # type: ignore[no-untyped-call]
+        await set_up(stub, TWO)
+
+        def counted() -> tuple[float | None, float | None]:
+            passed_over = started.metric("penstock_cascade_judge_passed_over_total", cascade="both")
+            return passed_over, started.metric("penstock_cascade_unjudged_total", cascade="both")
+
+        request = cascade_pb2.JudgeRequest(cascade="both", prompt="Count from 7 up to 9.", answer="7 8 9", tier="small")
+        await stub.Judge(request)
+        assert counted() == (None, None)
+        request.prompt = "Something else"
+        request.token_logprobs.extend([-1.0, -1.0])
+        await stub.Judge(request)
+        assert counted() == (1, None)
+        del request.token_logprobs[:]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Judge(request)
+        assert counted() == (2, 1)
 
 
 async def test_what_is_only_a_sample_is_not_judged(mesh: LocalMesh, monkeypatch: pytest.MonkeyPatch) -> None:

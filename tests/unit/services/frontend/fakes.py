@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.server import RpcServer
 from penstock.v1 import (
@@ -200,12 +201,17 @@ class FakeRouter(cascade_pb2_grpc.CascadeServicer):
     """A cascade router that judges by a function; None: nobody could."""
 
     score: Callable[[cascade_pb2.JudgeRequest], float | None]
+    member_id: str = "cascade-0"
+    refuses: grpc.StatusCode | None = None
+    """Every judgement, with this."""
+    waits: asyncio.Event | None = None
+    """For this before it answers."""
     judged: list[cascade_pb2.JudgeRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._server = RpcServer()
         self._server.add(cascade_pb2_grpc.add_CascadeServicer_to_server, self, "penstock.v1.Cascade")
-        self.member = Member("cascade", "cascade-0", "first", self._server.address, "")
+        self.member = Member("cascade", self.member_id, "first", self._server.address, "")
 
     async def start(self) -> None:
         """Answer calls."""
@@ -222,9 +228,13 @@ class FakeRouter(cascade_pb2_grpc.CascadeServicer):
         self.judged.append(request)
         if request.sample_only:
             return cascade_pb2.JudgeResponse()
+        if self.waits is not None:
+            await self.waits.wait()
+        if self.refuses is not None:
+            await context.abort(self.refuses, "fake: refuses")
         score = self.score(request)
         if score is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "fake: down")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "fake: down", (NO_SCORE,))
             raise AssertionError("abort raises")
         return cascade_pb2.JudgeResponse(score=score, judge="fake")
 
