@@ -52,7 +52,6 @@ class _Watched:
 
     history: WorkloadHistory
     routers: RouterWindows = field(default_factory=RouterWindows)
-    is_planning: bool = False
     why: str = ""
     """It is planned for."""
     goal_revision: int = 0
@@ -84,6 +83,8 @@ class CascadeDesk:
         self._wall_clock = wall_clock
         self._routers = routers
         self._watched: dict[str, _Watched] = {}
+        self._planning: set[str] = set()
+        """Cascades that a plan is being made for, or that wait for their turn."""
         self._turn = asyncio.Lock()
 
     async def report(self, report: WorkloadReport) -> str:
@@ -200,14 +201,15 @@ class CascadeDesk:
         """What is made of a window, in words."""
         if stored.goal is None:
             return "no goal is set, so nothing is planned: penstock plan goal"
-        if watched.is_planning:
+        cascade = stored.goal.cascade
+        if cascade in self._planning:
             return f"{why or says}; a plan is being made"
         if not why:
             return says
         if not stored.goal.replan and not stored.reason_to_plan:
             return f"{why}, but planning anew is switched off"
-        watched.is_planning = True
-        self._tasks.spawn(self._plan(stored.goal.cascade, watched), name=f"plan {stored.goal.cascade}")
+        self._planning.add(cascade)
+        self._tasks.spawn(self._plan(cascade, watched), name=f"plan {cascade}")
         return f"{why}: planning"
 
     async def _plan(self, cascade: str, watched: _Watched) -> None:
@@ -223,7 +225,7 @@ class CascadeDesk:
             log.exception("planning has failed", extra={"cascade": cascade})
             self._refuse(cascade, watched, f"{type(error).__name__}: {error}")
         finally:
-            watched.is_planning = False
+            self._planning.discard(cascade)
 
     async def _plan_in_turn(self, cascade: str, watched: _Watched) -> None:
         history = watched.history

@@ -56,7 +56,8 @@ class WorkloadHistory:
         self._plan, self._reason = plan, reason
         self._detector = None
         if plan is not None and not reason:
-            self._detector = DriftDetector(plan.workload or _rate_of(plan), self._settings)
+            was_there_before = self.workloads == 0
+            self._detector = DriftDetector(plan.workload or _rate_of(plan), self._settings, pauses=not was_there_before)
             if is_other:
                 self.finding = Finding("", "another plan has come into force; the next workload is compared with it")
 

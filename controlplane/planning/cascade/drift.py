@@ -127,7 +127,8 @@ def _differ(before: float, after: float, ratio: float) -> bool:
 class DriftDetector:
     """Says when to plan anew, and why; hysteresis included."""
 
-    def __init__(self, planned_for: WorkloadSummary, settings: DriftSettings) -> None:
+    def __init__(self, planned_for: WorkloadSummary, settings: DriftSettings, pauses: bool = True) -> None:
+        """`pauses`: the plan for this workload is new."""
         self.planned_for = planned_for
         self.moved_windows = 0
         """In a row, until now."""
@@ -136,7 +137,7 @@ class DriftDetector:
         self.was_paused = False
         """The last window was watched and not compared: a decision was made just before."""
         self._settings = settings
-        self._pause = settings.pause_windows
+        self._pause = settings.pause_windows if pauses else 0
         self._is_by_rate = False
 
     def seen(self, window: WorkloadSummary) -> str:

@@ -122,6 +122,15 @@ def test_a_plan_counts_on_after_a_restart_as_it_did_before() -> None:
         assert each.seen(counted(200, 40)).why, "being told of the same plan again changes nothing"
 
 
+def test_a_new_plan_is_left_alone_for_a_while_but_one_from_before_the_start_is_not() -> None:
+    history = history_with(settings=replace(SETTINGS, pause_windows=1))
+    history.seen(counted(800, 40))
+    plan = planned(history)
+    restarted = history_with(plan, replace(SETTINGS, pause_windows=1))
+    assert "watched, and compared later" in history.seen(counted(200, 40)).says
+    assert "in 1 of 2 windows" in restarted.seen(counted(200, 40)).says
+
+
 def test_a_tier_without_instances_is_stood_in_for_by_what_it_answered_before() -> None:
     history = history_with(settings=replace(SETTINGS, windows=1))
     history.seen(observed(window()))
