@@ -8,17 +8,18 @@ import click
 from rich.console import Console
 from rich.progress import track
 
+from mesh.errors import TraceError
 from services.cli.connection import store_options
 from services.cli.finite_range import POSITIVE
 from services.cli.profiling.plan import ProfileBounds
 from services.cli.report_output import STDOUT, check_outputs
-from services.cli.trace_options import Span
+from services.cli.trace_options import Span, no_requests
 from services.cli.validation.bounds import is_kept
 from services.cli.validation.live import LiveMesh, LivePlan, live_cases
 from services.cli.validation.own_mesh import own_mesh
 from services.cli.validation.report import case_table, encode_cases
 from simulator.profiles.folder import ProfileFolder
-from simulator.traces.source import TraceRecipe
+from simulator.traces.source import TraceRecipe, open_trace
 from simulator.validation.case import Case
 from simulator.validation.engine_runs import RUNS, engine_run_cases
 from simulator.validation.single_steps import single_step_cases
@@ -119,6 +120,16 @@ def _published_cases(folder: ProfileFolder, suites: tuple[str, ...]) -> list[Cas
     return cases
 
 
+def _check_trace(recipe: TraceRecipe) -> None:
+    """Before a mesh is started and profiled, not after it. Raises `click.BadParameter`."""
+    try:
+        requests = sum(1 for _ in open_trace(recipe))
+    except (TraceError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--trace") from error
+    if requests == 0:
+        raise click.BadParameter(no_requests(recipe), param_hint="--trace")
+
+
 def _live_cases(options: dict[str, Any]) -> list[Case]:
     clip_start_s, clip_end_s = options["clip"]
     recipe = TraceRecipe(
@@ -129,6 +140,8 @@ def _live_cases(options: dict[str, Any]) -> list[Case]:
         rate_scale=options["rate_scale"],
         length_scale=options["length_scale"],
     )
+    if options["url"] is not None or options["engine"] is not None:
+        _check_trace(recipe)
     bounds = ProfileBounds(
         longest_tokens=options["longest"], largest_batch=options["largest_batch"], seconds=options["seconds"]
     )

@@ -1,5 +1,7 @@
 """`penstock validate --live`: rounds, what the mesh adds, and what makes a comparison worthless."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -69,3 +71,14 @@ def test_a_few_failures_are_told_and_many_end_the_comparison(capsys: pytest.Capt
 
 def test_nothing_to_compare_with_is_a_usage_error() -> None:
     assert CliRunner().invoke(command, []).exit_code == 2
+
+
+def test_a_trace_of_no_use_is_refused_before_a_mesh_is_started(tmp_path: Path) -> None:
+    header = tmp_path / "header.csv"
+    header.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    for trace in (tmp_path / "none.csv", header):
+        result = CliRunner().invoke(command, ["--engine", "simulated", "--trace", str(trace)])
+        assert result.exit_code == 2
+        assert "--trace" in result.output
+    result = CliRunner().invoke(command, ["--engine", "simulated", "--clip", "0:0.000001"])
+    assert "within --clip" in result.output
