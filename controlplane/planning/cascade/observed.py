@@ -7,6 +7,7 @@ import numpy as np
 
 from controlplane.planning.cascade.drift import WorkloadSummary
 from controlplane.planning.cascade.falls import tier_falls
+from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import WorkloadRequest
 
 
@@ -38,6 +39,18 @@ def summary_of(window: ObservedWindow, tiers: int, threshold: float) -> Workload
         scores=tuple(_mean([request.scores[tier] for request in requests]) for tier in range(tiers)),
         written_tokens=_written_tokens(requests, threshold),
         seconds=window.seconds,
+    )
+
+
+def summary_of_sample(sample: CascadeSample, thresholds: Sequence[float]) -> WorkloadSummary:
+    """The same of a workload that is complete, under a plan's thresholds."""
+    return WorkloadSummary(
+        rate_per_s=sample.rate_per_s,
+        requests=sample.requests,
+        input_tokens=float(sample.input_tokens.mean()),
+        output_tokens=tuple(sample.output_tokens.mean(axis=0).tolist()),
+        scores=tuple(sample.scores.mean(axis=0).tolist()),
+        written_tokens=float(sample.tokens(0, thresholds[0]).mean()) if sample.falls and thresholds else None,
     )
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 
+from controlplane.model.cascade_goal import judgement_s
 from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
+from controlplane.planning.cascade.observed import summary_of_sample
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import front
@@ -51,7 +54,17 @@ def command() -> None:
     "and the workload call it; of several FILEs each is the profile of another shape of replica.",
 )
 @click.option("--rate", type=FiniteRange(min=0, min_open=True), help="Requests/s, instead of the workload's.")
-@click.option("--judge-s", type=FiniteRange(min=0), default=1.0, show_default=True, help="One judgement takes.")
+@click.option(
+    "--judge",
+    default="",
+    help="Whose scores the workload has, as in `penstock cascade set`: the plan is applied to no cascade with another "
+    "judge, and the planner compares what comes with this workload.",
+)
+@click.option(
+    "--judge-s",
+    type=FiniteRange(min=0),
+    help="One judgement takes.  [default: 0 with --judge confidence or exact, else 1]",
+)
 @click.option("--name", default="penstock-cascade", show_default=True, help="The virtual model.")
 @click.option(
     "--tables",
@@ -96,7 +109,7 @@ def cascade(
         gpus=options["gpus"],
         quality=options["quality"],
         latency_s=options["latency_s"],
-        judge_s=options["judge_s"],
+        judge_s=judgement_s(options["judge"]) if options["judge_s"] is None else options["judge_s"],
         minimise=options["minimise"],
     )
     known = read_tables(tables)
@@ -122,6 +135,10 @@ def cascade(
         quality_target=request.quality,
         latency_target_s=request.latency_s,
     )
+    if options["judge"]:
+        made = msgspec.structs.replace(
+            made, judge=options["judge"], workload=summary_of_sample(sample, planned.thresholds)
+        )
     say([f"planned in {seconds:.1f} s, {curves.simulated} tables simulated, {len(planned.scores)} rounds"])
     _write(made, planned, json_path, plot_path)
 

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from controlplane.planning.cascade.alternate import PlanRequest
 from controlplane.planning.cascade.plan import decode_plan
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import read_workload, write_workload
@@ -140,6 +142,30 @@ def test_a_goal_says_what_its_plans_minimise(
     )
     assert not goal.HasField("judge_s"), "the planner knows the judge"
     assert asked == [("SetGoal", planner_pb2.SetGoalRequest(goal=goal))]
+
+
+def test_a_plan_says_by_whose_scores_and_for_which_workload_it_was_made(
+    workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged_s: list[float] = []
+
+    def requested(**fields: Any) -> PlanRequest:
+        judged_s.append(fields["judge_s"])
+        return PlanRequest(**fields)
+
+    monkeypatch.setattr("services.cli.planning.command.PlanRequest", requested)
+    _, sample = read_workload(workload.read_bytes().splitlines())
+    tables = ("--tables", tmp_path / "tables.json")
+    common = ("--workload", workload, "--gpus", "2", *TIERS, *tables, "--quality", "60", "--json", "-")
+    unsaid, said = (
+        decode_plan(run(*common, *options).stdout.strip().encode()) for options in ((), ("--judge", "confidence"))
+    )
+    assert (unsaid.judge, unsaid.workload) == ("", None)
+    assert said.judge == "confidence"
+    assert said.workload is not None
+    assert (said.workload.rate_per_s, said.workload.requests) == (4.0, 60)
+    assert said.workload.scores == pytest.approx(sample.scores.mean(axis=0).tolist())
+    assert judged_s == [1.0, 0.0], "a judgement by confidence takes no time"
 
 
 def test_a_goal_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
