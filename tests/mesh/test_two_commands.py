@@ -10,7 +10,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from tests.mesh.running_mesh import RunningMesh
+from tests.mesh.running_mesh import RunningMesh, free_port
 from tests.reflection import ReflectionClient
 
 KV_TRANSFER = "penstock.v1.KvTransfer"
@@ -123,7 +123,7 @@ def test_every_worker_tells_of_its_kv_transfers(mesh: RunningMesh) -> None:
 
 
 def test_a_second_mesh_of_the_same_name_is_refused(mesh: RunningMesh) -> None:
-    result = mesh.cli("up", "--engine", "simulated", "--port", "0")
+    result = mesh.cli("up", "--engine", "simulated", "--port", str(free_port()))
     assert result.returncode == 2
     assert "already running" in result.stderr
 
