@@ -15,7 +15,9 @@ from click.testing import CliRunner
 
 from engine_worker.settings import PhaseName
 from services.cli.main import penstock
+from services.cli.planning.export import compose_override
 from tests.deploy.compose_file import DEPLOY, load_compose, option, penstock_services
+from tests.deploy.planned_cascade import PLAN
 from tests.mesh.running_mesh import PENSTOCK, eventually
 from tests.reflection import ReflectionClient
 
@@ -42,6 +44,11 @@ def compose_specification() -> dict[str, Any]:
 
 def test_the_file_follows_the_compose_specification() -> None:
     jsonschema.Draft7Validator(compose_specification()).validate(COMPOSE)
+
+
+def test_an_exported_plan_follows_it_too() -> None:
+    exported = yaml.safe_load(compose_override(PLAN, ("confidence",)))
+    jsonschema.Draft7Validator(compose_specification()).validate(exported)
 
 
 def test_every_build_names_a_dockerfile_that_is_there() -> None:

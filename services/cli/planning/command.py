@@ -19,7 +19,7 @@ from controlplane.planning.cascade.workload import read_workload
 from mesh.errors import ConfigurationError, TraceError
 from services.cli.finite_range import FiniteRange
 from services.cli.planning import live
-from services.cli.planning.export import compose_override, helm_values
+from services.cli.planning.export import compose_override, helm_values, judges_for
 from services.cli.planning.front_plot import draw_front
 from services.cli.planning.minimise_option import latency_options
 from services.cli.planning.plan_table import plan_table
@@ -146,10 +146,21 @@ def cascade(
 @command.command("export")
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--format", "form", type=click.Choice(["compose", "helm"]), required=True)
-def export(plan: Path, form: str) -> None:
-    """Print the plan in the file PLAN as a Compose file for use beside deploy/compose.yaml, or as Helm values."""
+@click.option(
+    "--judge",
+    "judges",
+    multiple=True,
+    help="Of the cascade, as in `penstock cascade set`; repeatable.  [default: the one that the plan names]",
+)
+def export(plan: Path, form: str, judges: tuple[str, ...]) -> None:
+    """Print the plan in the file PLAN as a Compose file to go with deploy/compose.yaml, or as Helm values. Either one
+    runs the planned replicas and sets the cascade up."""
     made = decode_plan(plan.read_bytes())
-    click.echo(compose_override(made) if form == "compose" else helm_values(made), nl=False)
+    try:
+        judges = judges_for(made, judges)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error), param_hint="--judge") from error
+    click.echo(compose_override(made, judges) if form == "compose" else helm_values(made, judges), nl=False)
 
 
 for _live in (live.goal, live.show, live.apply):

@@ -12,11 +12,15 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
+from services.cli.cascade import set_cascade
 from services.cli.planning.command import command
 from services.cli.planning.export import MAX_NAME, compose_override, helm_values
 from services.cli.planning.plan_table import plan_table
 from tests.deploy.compose_file import DEPLOY
 from tests.deploy.planned_cascade import PLAN
+
+OF_EACH_WORKER = {"command", "ports", "profiles", "networks", "deploy"}
+MODEL_VARIABLES = {"PENSTOCK_SERVE_WORKER_MODEL", "PENSTOCK_SERVE_WORKER_MODEL_PATH"}
 
 
 @pytest.fixture
@@ -24,8 +28,8 @@ def exported(tmp_path: Path) -> Any:
     path = tmp_path / "plan.json"
     path.write_bytes(encode_plan(PLAN))
 
-    def run(form: str) -> Any:
-        result = CliRunner().invoke(command, ["export", str(path), "--format", form])
+    def run(form: str, *options: str) -> Any:
+        result = CliRunner().invoke(command, ["export", str(path), "--format", form, *options])
         assert result.exit_code == 0, result.output
         return yaml.safe_load(result.output)
 
@@ -48,6 +52,33 @@ def test_compose_has_a_worker_for_each_replica_on_its_gpus(exported: Any) -> Non
     ports = [service["ports"][0].rpartition(":")[0] for service in tiers.values()]
     assert len(set(ports)) == len(ports)
     assert services["worker-0"] == {"profiles": ["unplanned"]}, "the workers of compose.yaml stay away"
+
+
+def test_every_planned_worker_is_the_gpu_worker_of_the_compose_file_with_a_port_of_its_own(exported: Any) -> None:
+    base = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    expected = {name: value for name, value in base["worker-gpu"].items() if name not in OF_EACH_WORKER}
+    expected["environment"] = {
+        name: value for name, value in expected["environment"].items() if name not in MODEL_VARIABLES
+    }
+    planned = exported("compose")["services"]
+    tiers = [service for name, service in planned.items() if name.startswith("tier-")]
+    for service in tiers:
+        assert {name: value for name, value in service.items() if name not in OF_EACH_WORKER} == expected
+    merged = {name: {**base.get(name, {}), **planned.get(name, {})} for name in {**base, **planned}}
+    published = [
+        port.rpartition(":")[0]
+        for service in merged.values()
+        if not service.get("profiles")
+        for port in _ports_of(service, base)
+    ]
+    assert len(published) > len(tiers)
+    assert len(set(published)) == len(published), "or else only one of them could start"
+
+
+def _ports_of(service: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """Compose appends a service's ports to those of the one that it extends."""
+    extended = base[service["extends"]["service"]] if "extends" in service else {}
+    return [*extended.get("ports", ()), *service.get("ports", ())]
 
 
 def test_prometheus_finds_every_planned_worker_by_one_name(exported: Any) -> None:
@@ -75,6 +106,50 @@ def test_helm_values_have_an_entry_for_each_shape(exported: Any) -> None:
         "tier0-tp2-pp1-small",
         "tier1-tp4-pp3-org-large-3",
     ]
+
+
+def test_compose_sets_the_cascade_up_as_the_command_line_does(exported: Any) -> None:
+    service = exported("compose", "--judge", "model:Org/Large.3", "--judge", "confidence")["services"]["cascade-set"]
+    group, verb, *options = service["command"]
+    assert (group, verb) == ("cascade", "set")
+    assert set_cascade.make_context("set", options).params == {
+        "name": "both",
+        "tiers": ("Small", "Org/Large.3"),
+        "thresholds": (70.25,),
+        "judges": ("model:Org/Large.3", "confidence"),
+        "without_judge": "escalate",
+        "expected_s": (),
+    }
+    base = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert service["image"] == base["cascade"]["image"]
+    assert service["environment"] == base["cascade"]["environment"]
+    assert set(service["depends_on"]) <= set(base)
+    assert service["restart"].startswith("on-failure"), "until the router is there, and not once it is done"
+
+
+def test_what_compose_would_take_for_a_variable_is_escaped() -> None:
+    service = yaml.safe_load(compose_override(PLAN, ("endpoint:m@http://host/$x/v1",)))["services"]["cascade-set"]
+    assert "--judge=endpoint:m@http://host/$$x/v1" in service["command"]
+
+
+def test_the_judge_is_that_whose_scores_the_thresholds_are_for(exported: Any, tmp_path: Path) -> None:
+    assert "judges" not in exported("helm")["cascade"], "the chart's own stay"
+    assert exported("helm", "--judge", "exact")["cascade"]["judges"] == ["exact"]
+    for unsaid in (helm_values(PLAN), compose_override(PLAN)):
+        assert "does not say whose scores" in unsaid
+    path = tmp_path / "judged.json"
+    path.write_bytes(encode_plan(msgspec.structs.replace(PLAN, judge="model:J")))
+
+    def export(*options: str) -> Any:
+        return CliRunner().invoke(command, ["export", str(path), "--format", "helm", *options])
+
+    assert yaml.safe_load(export().output)["cascade"]["judges"] == ["model:J"]
+    assert "does not say" not in export().output
+    with_fallback = export("--judge", "model:J", "--judge", "confidence")
+    assert yaml.safe_load(with_fallback.output)["cascade"]["judges"] == ["model:J", "confidence"]
+    refused = export("--judge", "confidence")
+    assert refused.exit_code == 2
+    assert "model:J" in refused.output
 
 
 def test_names_are_made_of_what_hosts_may_be_called() -> None:
