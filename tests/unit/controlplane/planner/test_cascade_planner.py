@@ -344,6 +344,51 @@ async def test_too_few_requests_are_said_to_be_too_few() -> None:
         assert "the rate is as planned for; too few requests to compare more (3 of 10)" in await at.count(3)
 
 
+def without_large(sample: CascadeSample) -> tuple[bytes, ...]:
+    """As it is sampled while the large tier has no instance."""
+    requests = read_window(lines(sample)).requests
+    gone = tuple(
+        msgspec.structs.replace(
+            request, output_tokens=(request.output_tokens[0], None), scores=(request.scores[0], None)
+        )
+        for request in requests
+    )
+    return tuple(write_window(WorkloadWindow(MODELS, sample.rate_per_s, gone)))
+
+
+ONLY_SMALL = (PlannedTier("small", 2, (PlannedReplicas(2),), 1.0, 1.0), PlannedTier("large", 0, (), 0.0, 0.0))
+
+
+async def test_a_plan_that_gives_a_tier_no_gpus_is_not_the_last_one() -> None:
+    async with desk_with() as at:
+        await at.report(window())
+        await at.planned()
+        await at.desk.apply(plan_with(0.0, tiers=ONLY_SMALL))
+        await at.report(window(), lines=without_large(window()))
+        harder = window(score=20.0)
+        assert "mean score went from 50 to 20: planning" in await at.report(harder, lines=without_large(harder))
+        verdict = await at.planned()
+        assert verdict.endswith("large has not answered 40 of 40 samples: its answers of 2 windows ago stand in")
+        assert read_workload(at.maker.asked[-1][1])[1].scores[:, 1].mean() == pytest.approx(90, abs=3)
+
+
+async def test_a_tier_that_nobody_has_seen_is_left_out_or_waited_for() -> None:
+    async with desk_with() as at:
+        await at.report(window(), lines=without_large(window()))
+        verdict = await at.verdict(lambda verdict: "no new plan" in verdict)
+        assert "large has answered too few samples since this planner started" in verdict
+        await at.desk.apply(plan_with(0.0, tiers=ONLY_SMALL))
+        faster = window(rate_per_s=9.0)
+        await at.report(faster, lines=without_large(faster))
+        assert "large has no GPUs and was never seen, so it is left out" in await at.planned()
+        goal, workload = at.maker.asked[-1]
+        assert (goal.tiers, read_workload(workload)[0]) == (GOAL.tiers[:1], ("small",))
+        plan = decode_plan((await at.desk.plan_of("both"))[1].encode())
+        assert [(tier.model, tier.gpus, tier.share) for tier in plan.tiers] == [("small", 1, 1.0), ("large", 0, 0.0)]
+        assert (plan.thresholds, plan.workload and plan.workload.scores[1]) == ((0.0,), None)
+        assert "as planned" in await at.report(faster, lines=without_large(faster))
+
+
 async def test_the_windows_of_all_routers_are_added_up() -> None:
     async with desk_with(routers=lambda: ("a", "b")) as at:
         assert await at.count(400, router="a") == "taken down; waiting for the windows of b"
@@ -461,3 +506,38 @@ async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
                 planner_pb2.ApplyPlanRequest(plan_json=encode_plan(plan_with(33.0)).decode())
             )
             assert applied.revision > plan.revision
+
+
+async def test_the_planner_waits_for_the_routers_that_are_announced_and_a_goal_may_leave_the_judge_to_it() -> None:
+    async with local_mesh() as mesh:
+        await mesh.store.put(RECORD.key, msgspec.json.encode(RECORD))
+        for router in ("cascade-0", "cascade-1"):
+            await mesh.announce("cascade", router)
+        planner = await mesh.start(PlannerRole(PlannerSettings()), "planner-0")
+        async with asyncio.timeout(10):
+            while len(mesh.directory.members("cascade")) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        async with open_channel(planner.address) as channel:
+            stub: Any = planner_pb2_grpc.PlannerStub(channel)
+            goal = message_from(msgspec.structs.replace(GOAL, judge_s=None, tiers=GOAL.tiers[:1]))
+            with pytest.raises(grpc.aio.AioRpcError, match="names 1 tiers, the cascade has 2") as refused:
+                await stub.SetGoal(planner_pb2.SetGoalRequest(goal=goal))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            goal.tiers.append(GOAL.tiers[1])
+            await stub.SetGoal(planner_pb2.SetGoalRequest(goal=goal))
+            (status,) = (await stub.ListPlans(planner_pb2.ListPlansRequest())).plans
+            assert not status.goal.HasField("judge_s")
+            empty = WorkloadWindow(MODELS, 0.0, ())
+            verdicts = []
+            for router in ("cascade-0", "cascade-1"):
+                report = planner_pb2.ReportWorkloadRequest(
+                    cascade="both", lines=write_window(empty), judge="exact", router=router, window_s=300.0, offered=0
+                )
+                verdicts.append((await stub.ReportWorkload(report)).verdict)
+            assert verdicts == [
+                "taken down; waiting for the windows of cascade-1",
+                "no requests came, so there is nothing to plan for",
+            ]
+            removal = planner_pb2.RemoveGoalRequest(cascade="both")
+            assert (await stub.RemoveGoal(removal)).removed
+            assert not (await stub.RemoveGoal(removal)).removed

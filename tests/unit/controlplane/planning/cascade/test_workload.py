@@ -106,7 +106,7 @@ def test_a_window_may_lack_answers_and_requests_but_a_workload_may_not() -> None
     ):
         lines = write_window(window)
         assert read_window(lines) == window
-        with pytest.raises(TraceError, match="no requests|lacks the answer of a model"):
+        with pytest.raises(TraceError, match=r"no requests|lacks the answer of a model"):
             read_workload(lines)
 
 
