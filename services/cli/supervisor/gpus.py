@@ -37,6 +37,11 @@ class GpuPool:
         """GPUs, or places on the CPU, that no instance has."""
         return len(self._free) if self._count else max(0, self._cpu_places - len(self._taken))
 
+    @property
+    def unit(self) -> str:
+        """What `free` counts."""
+        return "GPUs" if self._count else "places on the CPU"
+
     def room_of(self, shape: Shape) -> int:
         """How many of `free` an instance of this shape takes."""
         return gpus_of(shape) if self._count else 1

@@ -48,6 +48,7 @@ class PlanFollower:
         self._drained: Counter[TierShape] = Counter()
         self._lingers_until_s: dict[str, float] = {}
         self._in_force: dict[str, tuple[int, CascadePlan]] = {}
+        self._said: list[str] = []
         self._notice = DeploymentNotice(store)
         self._plans = StoredFolder(store, PLANS_PREFIX, CascadePlan, _check, self._on_change)
         self._cascades = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, CascadeRecord.checked, self._on_change)
@@ -104,7 +105,7 @@ class PlanFollower:
             if isinstance(step, Start):
                 await self._start(step.model, step.shape)
             else:
-                self._on_event(f"{step.name} is ended; what runs on it is moved or finished first")
+                self._on_event(f"{step.name} is drained and ended")
                 self._fleet.end(step.name)
         return self._told()
 
@@ -177,18 +178,25 @@ class PlanFollower:
             self._situation(),
             self._failed.reasons(),
             self._taken_away(wanted_by(plan for _, plan in self._in_force.values())),
+            self._fleet.gpus.unit,
         )
         if self._notice.say(record):
             self._say(record)
         return record
 
     def _say(self, record: DeploymentRecord) -> None:
+        """Each line once, for as long as it holds."""
+        lines = [
+            f"NOT as planned: {each.model} lacks {each.count} ({_in_words(each.tp, each.pp)}): {each.why}"
+            for each in record.missing
+            if each.why != STARTING
+        ]
         if record.is_reached and record.plans:
-            self._on_event("all instances run as planned")
-        for each in record.missing:
-            if each.why != STARTING:
-                shape = _in_words(each.tp, each.pp)
-                self._on_event(f"NOT as planned: {each.model} lacks {each.count} ({shape}): {each.why}")
+            lines.append("all instances run as planned")
+        for line in lines:
+            if line not in self._said:
+                self._on_event(line)
+        self._said = lines
 
     def _on_change(self, _name: str, _record: object) -> None:
         """A plan counts while its cascade is set up with the same tiers."""

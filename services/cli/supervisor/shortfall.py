@@ -19,15 +19,17 @@ def deployment_record(
     now: Situation,
     failures: Mapping[TierShape, Failure],
     drained: Mapping[TierShape, int],
+    unit: str,
 ) -> DeploymentRecord:
-    """`plans`: revisions by cascade; `drained`: what operators have taken away of the replicas that plans want."""
+    """`plans`: revisions by cascade; `drained`: what operators have taken away of the replicas that plans want; `unit`:
+    of the room that instances take."""
     missing: list[MissingReplicas] = []
     leaving: list[str] = []
     for tier in tier_standings(now.replicas, now.wanted):
         starting = Counter(each.shape for each in tier.kept if each.standing is Standing.STARTING)
         missing += [_missing(tier.model, shape, count, STARTING) for shape, count in starting.items()]
         for shape, count in tier.missing.items():
-            missing.append(_missing(tier.model, shape, count, _why(tier, shape, now, failures)))
+            missing.append(_missing(tier.model, shape, count, _why(tier, shape, now, failures, unit)))
         staying = {replica.name for replica in tier.kept}
         leaving += [replica.name for replica in tier.replicas if replica.name not in staying]
     missing += [_missing(model, shape, count, DRAINED) for (model, shape), count in drained.items()]
@@ -38,7 +40,7 @@ def _missing(model: str, shape: Shape, count: int, why: str) -> MissingReplicas:
     return MissingReplicas(model, count, *shape, why)
 
 
-def _why(tier: TierStanding, shape: Shape, now: Situation, failures: Mapping[TierShape, Failure]) -> str:
+def _why(tier: TierStanding, shape: Shape, now: Situation, failures: Mapping[TierShape, Failure], unit: str) -> str:
     failure, room = failures.get((tier.model, shape)), now.room_of(shape)
     if failure is not None:
         if (tier.model, shape) in now.spent and room > now.free:
@@ -49,5 +51,5 @@ def _why(tier: TierStanding, shape: Shape, now: Situation, failures: Mapping[Tie
     planned = sum(now.room_of(each) * count for counts in now.wanted.values() for each, count in counts.items())
     here = now.free + sum(now.room_of(each.shape) for each in now.replicas if each.model in now.wanted)
     if planned > here:
-        return f"the plans want {planned} GPUs together, and there are {here} here for them"
-    return f"it waits for {room} GPUs"
+        return f"the plans want {planned} {unit} together, and there are {here} here for them"
+    return f"it waits for {unit}: {room} needed, {now.free} free"

@@ -152,6 +152,9 @@ class Supervisor:
             await asyncio.sleep(delay_s)
             if not entry.stopping:
                 await self._start(entry)
+                if entry.stopping:  # it was removed in that very moment, when there was nothing to end yet
+                    self._kill_group(entry.process)
+                    await entry.process.wait()
 
     def _pause_s(self, entry: _Running, status: int) -> float | None:
         """Seconds until a process that ended is started again, or None if it is given up; says which, and why."""

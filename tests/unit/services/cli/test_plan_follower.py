@@ -13,6 +13,8 @@ from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentR
 from controlplane.planning.cascade.plan import CascadePlan, encode_plan
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
+from mesh.store.interface import DEFAULT_TIMEOUT_S
+from mesh.store.lease import Lease
 from services.cli.supervisor.failed_starts import FIRST_BACKOFF_S, MAX_BACKOFF_S
 from services.cli.supervisor.plan_follower import LINGER_S
 from services.cli.supervisor.supervisor import KILL_AFTER_S
@@ -38,7 +40,7 @@ async def test_a_gpu_goes_from_a_tier_that_shrinks_to_one_that_grows(store: Embe
     machine = Machine(4, store, small=[ONE], large=[ONE, ONE, ONE])
     machine.plan(planned("both", small={ONE: 2}, large={ONE: 2}))
     record = await machine.turn()
-    assert why(record) == {"small": "it waits for 1 GPUs"}
+    assert why(record) == {"small": "it waits for GPUs: 1 needed, 0 free"}
     assert record.leaving == ("large-2",)
     assert machine.kill_after_s == {"large-2": DRAIN_S + KILL_AFTER_S}, "its worker gives its requests as long"
     await machine.ends("large-2")
@@ -260,6 +262,30 @@ async def test_thresholds_of_an_operator_leave_the_instances_as_planned(store: E
         await put(store, planned("more", small={ONE: 1}))
         told = await published(store, lambda record: "more" in record.plans)
         assert told.plans["both"] == revision
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
+async def test_progress_is_told_again_where_the_lease_was_lost(
+    store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases: list[Lease] = []
+    grant = store.grant_lease
+
+    async def granted(ttl_s: float, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Lease:
+        leases.append(await grant(ttl_s, timeout_s=timeout_s))
+        return leases[-1]
+
+    monkeypatch.setattr(store, "grant_lease", granted)
+    machine = Machine(0, store, small=[ONE])
+    following = asyncio.create_task(machine.follower.follow())
+    try:
+        await put(store, planned("both", small={ONE: 1}))
+        await published(store, lambda record: record.is_reached and "both" in record.plans)
+        await leases[0].revoke()
+        assert (await published(store, lambda record: True)).is_reached
+        assert len(leases) == 2
     finally:
         following.cancel()
         await asyncio.wait([following])
