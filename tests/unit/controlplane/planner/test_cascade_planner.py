@@ -1,134 +1,29 @@
 """The planner: goals and workloads in, plans out, applied to the cascade."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from concurrent.futures import BrokenExecutor
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
-from controlplane.model.cascade_goal import PLANS_PREFIX, CascadeGoal
-from controlplane.model.cascade_record import CascadeRecord
-from controlplane.planner.cascade.desk import CascadeDesk
-from controlplane.planner.cascade.report import WorkloadReport
+from controlplane.model.cascade_goal import PLANS_PREFIX
 from controlplane.planner.cascade.wire import goal_from, message_from
-from controlplane.planner.metrics import PlannerMetrics
 from controlplane.planner.role import PlannerRole
 from controlplane.planner.settings import PlannerSettings
-from controlplane.planning.cascade.drift import DriftSettings
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, decode_plan, encode_plan
-from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import (
     WorkloadWindow,
-    read_window,
     read_workload,
     write_window,
 )
 from mesh.errors import ConfigurationError, DeadlineExceeded, PlanInfeasible
 from mesh.rpc.client import open_channel
-from mesh.store import StateStore, open_store
-from mesh.tasks import TaskSet
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from tests.unit.controlplane.local_mesh import local_mesh
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
-
-NOW_UNIX_S = 1_800_000_000.0
-DRIFT = DriftSettings(windows=1, pause_windows=0, min_requests=10)
-
-
-class Maker:
-    """Makes a plan whose threshold tells how many were made before it; refuses if it is told to."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[CascadeGoal, tuple[bytes, ...]]] = []
-        self.raises: Exception | None = None
-        self.may_end = asyncio.Event()
-        self.may_end.set()
-
-    async def __call__(self, goal: CascadeGoal, workload: tuple[bytes, ...], profiles: object) -> CascadePlan:
-        self.asked.append((goal, workload))
-        await self.may_end.wait()
-        if self.raises is not None:
-            raise self.raises
-        models, _ = read_workload(workload)
-        threshold = 60.0 + len(self.asked)
-        tiers = tuple(PlannedTier(model, 1, (PlannedReplicas(1),), 1.0, 1.0) for model in models)
-        return plan_with(threshold, tiers=tiers, thresholds=(threshold,) * (len(models) - 1))
-
-
-class Desk:
-    def __init__(
-        self, store: StateStore, desk: CascadeDesk, maker: Maker, registry: CollectorRegistry, tasks: TaskSet
-    ) -> None:
-        self.store, self.desk, self.maker, self._registry, self.tasks = store, desk, maker, registry, tasks
-
-    async def report(self, sample: CascadeSample, **fields: Any) -> str:
-        return await self.desk.report(WorkloadReport(**{"cascade": "both", "lines": lines(sample), **fields}))
-
-    async def count(self, offered: int, **fields: Any) -> str:
-        """A window of 100 s in which so many came; up to 40 were sampled."""
-        requests = read_window(lines(window(requests=min(40, offered)))).requests if offered else ()
-        header = WorkloadWindow(MODELS, offered / 100.0, requests)
-        return await self.report(window(), lines=tuple(write_window(header)), window_s=100.0, offered=offered, **fields)
-
-    async def planned(self) -> str:
-        return await self.verdict(lambda verdict: "planned anew" in verdict)
-
-    def restarted(self) -> "Desk":
-        """Another planner, that knows what the state store says."""
-        return Desk.of(self.store, self.maker, self.tasks)
-
-    @staticmethod
-    def of(store: StateStore, maker: "Maker", tasks: TaskSet, **more: Any) -> "Desk":
-        registry = CollectorRegistry()
-        clocks = (lambda: 5.0, lambda: NOW_UNIX_S)
-        desk = CascadeDesk(store, maker, DRIFT, tasks, PlannerMetrics(registry), *clocks, **more)
-        return Desk(store, desk, maker, registry, tasks)
-
-    def metric(self, name: str, **labels: str) -> float | None:
-        return self._registry.get_sample_value(f"penstock_planner_{name}", labels)
-
-    def plans(self, outcome: str, cascade: str = "both") -> float | None:
-        return self.metric("plans_total", cascade=cascade, outcome=outcome)
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not holds():  # noqa: ASYNC110
-                await asyncio.sleep(0)
-
-    async def verdict(self, holds: Callable[[str], bool]) -> str:
-        """Once it is as expected."""
-        async with asyncio.timeout(10):
-            while True:
-                (status,) = await self.desk.statuses()
-                if holds(status.verdict):
-                    return status.verdict
-                await asyncio.sleep(0)
-
-    async def record(self) -> CascadeRecord:
-        entry = await self.store.get(RECORD.key)
-        assert entry is not None
-        return msgspec.json.decode(entry.value, type=CascadeRecord)
-
-
-@asynccontextmanager
-async def desk_with(
-    goal: CascadeGoal | None = GOAL, record: CascadeRecord = RECORD, **more: Any
-) -> AsyncIterator[Desk]:
-    store, maker, tasks = open_store("embedded:"), Maker(), TaskSet("test")
-    at = Desk.of(store, maker, tasks, **more)
-    await store.put(record.key, msgspec.json.encode(record))
-    if goal is not None:
-        await at.desk.set_goal(goal)
-    try:
-        yield at
-    finally:
-        await tasks.cancel()
-        await store.close()
+from tests.unit.controlplane.planner.desk_at_work import NOW_UNIX_S, desk_with
 
 
 async def test_the_first_workload_is_planned_for_and_the_plan_applied() -> None:
@@ -226,95 +121,6 @@ async def test_another_goal_asks_for_another_plan() -> None:
         assert await at.report(window()) == "the workload is as planned for"
 
 
-async def test_one_plan_is_made_however_many_workloads_come_meanwhile() -> None:
-    async with desk_with() as at:
-        at.maker.may_end.clear()
-        verdicts = [await at.report(window(seed=seed)) for seed in range(4)]
-        assert ["a plan is being made" in verdict for verdict in verdicts] == [False, True, True, True]
-        at.maker.may_end.set()
-        await at.planned()
-        assert (len(at.maker.asked), at.plans("applied"), len(at.tasks)) == (1, 1, 0)
-        (status,) = await at.desk.statuses()
-        assert (status.workloads, status.plans) == (4, 1)
-
-
-async def test_a_plan_is_for_the_workload_that_it_was_begun_for_and_not_for_one_that_came_meanwhile() -> None:
-    async with desk_with() as at:
-        at.maker.may_end.clear()
-        await at.report(window())
-        await at.until(lambda: bool(at.maker.asked))
-        await at.report(window(rate_per_s=40.0))
-        at.maker.may_end.set()
-        await at.planned()
-        assert "from 2 to 40" in await at.report(window(rate_per_s=40.0))
-
-
-async def test_cascades_wait_for_their_turn_and_are_looked_at_again_then() -> None:
-    other = msgspec.structs.replace(RECORD, name="other")
-    async with desk_with() as at:
-        await at.store.put(other.key, msgspec.json.encode(other))
-        await at.desk.set_goal(msgspec.structs.replace(GOAL, cascade="other"))
-        at.maker.may_end.clear()
-        await at.report(window())
-        await at.report(window(), cascade="other")
-        await at.until(lambda: bool(at.maker.asked))
-        await at.desk.remove_goal("other")
-        at.maker.may_end.set()
-        await at.until(lambda: not len(at.tasks))
-        assert [goal.cascade for goal, _ in at.maker.asked] == ["both"]
-
-
-@pytest.mark.parametrize("change", ["goal", "plan", "judge", "cascade"])
-async def test_a_plan_begun_for_what_has_changed_since_is_not_applied(change: str) -> None:
-    async with desk_with() as at:
-        at.maker.may_end.clear()
-        await at.report(window())
-        await at.until(lambda: bool(at.maker.asked))
-        if change == "goal":
-            await at.desk.set_goal(msgspec.structs.replace(GOAL, quality=99.0))
-        elif change == "plan":
-            await at.desk.apply(plan_with(33.0))
-        elif change == "judge":
-            await at.store.put(RECORD.key, msgspec.json.encode(msgspec.structs.replace(RECORD, judges=("model:x",))))
-        else:
-            await at.store.delete(RECORD.key)
-        at.maker.may_end.set()
-        await at.until(lambda: not len(at.tasks))
-        assert at.plans("outdated") == 1
-        entry = await at.store.get(PLANS_PREFIX + "both")
-        if change == "plan":
-            assert entry is not None
-            assert decode_plan(entry.value).thresholds == (33.0,)
-        else:
-            assert entry is None
-
-
-async def test_a_planner_that_starts_again_keeps_the_plan_and_goes_on_watching() -> None:
-    async with desk_with(msgspec.structs.replace(GOAL, replan=False)) as at:
-        await at.report(window())
-        await at.planned()
-        again = at.restarted()
-        assert await again.report(window(seed=2)) == "the workload is as planned for"
-        assert "switched off" in await again.report(window(score=20.0))
-        await again.desk.set_goal(GOAL)
-        await again.report(window())
-        await again.planned()
-        once_more = again.restarted()
-        assert "mean score went from 50 to 20: planning" in await once_more.report(window(score=20.0))
-        await once_more.planned()
-        assert len(at.maker.asked) == 3
-
-
-@pytest.mark.parametrize("replan", [False, True])
-async def test_a_plan_applied_by_hand_counts_and_is_compared_by_its_rate(replan: bool) -> None:
-    async with desk_with(msgspec.structs.replace(GOAL, replan=replan)) as at:
-        await at.desk.apply(plan_with(33.0))
-        assert await at.report(window()) == "the workload is as planned for"
-        verdict = await at.report(window(rate_per_s=20.0))
-        assert verdict.startswith("the request rate went from 2 to 20")
-        assert ("switched off" in verdict) != replan
-
-
 async def test_scores_of_another_judge_begin_a_new_history() -> None:
     async with desk_with() as at:
         await at.report(window())
@@ -342,51 +148,6 @@ async def test_too_few_requests_are_said_to_be_too_few() -> None:
         workload = read_workload(at.maker.asked[-1][1])[1]
         assert (workload.requests, workload.rate_per_s) == (40, 0.03), "the last good window at the rate of now"
         assert "the rate is as planned for; too few requests to compare more (3 of 10)" in await at.count(3)
-
-
-def without_large(sample: CascadeSample) -> tuple[bytes, ...]:
-    """As it is sampled while the large tier has no instance."""
-    requests = read_window(lines(sample)).requests
-    gone = tuple(
-        msgspec.structs.replace(
-            request, output_tokens=(request.output_tokens[0], None), scores=(request.scores[0], None)
-        )
-        for request in requests
-    )
-    return tuple(write_window(WorkloadWindow(MODELS, sample.rate_per_s, gone)))
-
-
-ONLY_SMALL = (PlannedTier("small", 2, (PlannedReplicas(2),), 1.0, 1.0), PlannedTier("large", 0, (), 0.0, 0.0))
-
-
-async def test_a_plan_that_gives_a_tier_no_gpus_is_not_the_last_one() -> None:
-    async with desk_with() as at:
-        await at.report(window())
-        await at.planned()
-        await at.desk.apply(plan_with(0.0, tiers=ONLY_SMALL))
-        await at.report(window(), lines=without_large(window()))
-        harder = window(score=20.0)
-        assert "mean score went from 50 to 20: planning" in await at.report(harder, lines=without_large(harder))
-        verdict = await at.planned()
-        assert verdict.endswith("large has not answered 40 of 40 samples: its answers of 2 windows ago stand in")
-        assert read_workload(at.maker.asked[-1][1])[1].scores[:, 1].mean() == pytest.approx(90, abs=3)
-
-
-async def test_a_tier_that_nobody_has_seen_is_left_out_or_waited_for() -> None:
-    async with desk_with() as at:
-        await at.report(window(), lines=without_large(window()))
-        verdict = await at.verdict(lambda verdict: "no new plan" in verdict)
-        assert "large has answered too few samples since this planner started" in verdict
-        await at.desk.apply(plan_with(0.0, tiers=ONLY_SMALL))
-        faster = window(rate_per_s=9.0)
-        await at.report(faster, lines=without_large(faster))
-        assert "large has no GPUs and was never seen, so it is left out" in await at.planned()
-        goal, workload = at.maker.asked[-1]
-        assert (goal.tiers, read_workload(workload)[0]) == (GOAL.tiers[:1], ("small",))
-        plan = decode_plan((await at.desk.plan_of("both"))[1].encode())
-        assert [(tier.model, tier.gpus, tier.share) for tier in plan.tiers] == [("small", 1, 1.0), ("large", 0, 0.0)]
-        assert (plan.thresholds, plan.workload and plan.workload.scores[1]) == ((0.0,), None)
-        assert "as planned" in await at.report(faster, lines=without_large(faster))
 
 
 async def test_the_windows_of_all_routers_are_added_up() -> None:
