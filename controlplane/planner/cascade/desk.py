@@ -246,7 +246,7 @@ class CascadeDesk:
             self._metrics.plans.labels(cascade, PlanOutcome.OUTDATED).inc()
             raise PlanInfeasible(
                 "the goal, the plan in force or the cascade was changed while it was being made; the next workload is "
-                "planned for"
+                "looked at anew"
             )
         revision = await self.apply(plan)
         history.planned(plan)

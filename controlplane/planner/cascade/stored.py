@@ -27,6 +27,7 @@ class StoredCascade:
     """All of one cascade, with the revisions of the keys; None and 0 for what there is not."""
 
     record: CascadeRecord | None
+    record_revision: int
     goal: CascadeGoal | None
     goal_revision: int
     plan: CascadePlan | None
@@ -46,8 +47,9 @@ class StoredCascade:
         return ""
 
     def is_other_than(self, before: "StoredCascade") -> bool:
-        """Whether the goal or the plan in force has been written since."""
-        return (before.goal_revision, before.plan_revision) != (self.goal_revision, self.plan_revision)
+        """Whether any of it has been written since."""
+        then = before.record_revision, before.goal_revision, before.plan_revision
+        return then != (self.record_revision, self.goal_revision, self.plan_revision)
 
 
 class CascadeStore:
@@ -64,6 +66,7 @@ class CascadeStore:
         plan = await self._store.get(PLANS_PREFIX + name)
         return StoredCascade(
             record=_decoded(record, CascadeRecord),
+            record_revision=record.mod_revision if record else 0,
             goal=_decoded(goal, CascadeGoal),
             goal_revision=goal.mod_revision if goal else 0,
             plan=_plan(plan),

@@ -54,7 +54,7 @@ async def test_cascades_wait_for_their_turn_and_are_looked_at_again_then() -> No
         assert [goal.cascade for goal, _ in at.maker.asked] == ["both"]
 
 
-@pytest.mark.parametrize("change", ["goal", "plan", "judge", "cascade"])
+@pytest.mark.parametrize("change", ["goal", "plan", "judge", "thresholds", "cascade"])
 async def test_a_plan_begun_for_what_has_changed_since_is_not_applied(change: str) -> None:
     async with desk_with() as at:
         at.maker.may_end.clear()
@@ -66,6 +66,8 @@ async def test_a_plan_begun_for_what_has_changed_since_is_not_applied(change: st
             await at.desk.apply(plan_with(33.0))
         elif change == "judge":
             await at.store.put(RECORD.key, msgspec.json.encode(msgspec.structs.replace(RECORD, judges=("model:x",))))
+        elif change == "thresholds":
+            await at.store.put(RECORD.key, msgspec.json.encode(msgspec.structs.replace(RECORD, thresholds=(12.0,))))
         else:
             await at.store.delete(RECORD.key)
         at.maker.may_end.set()
