@@ -5,11 +5,12 @@ GENERATING --answered--> JUDGING --score met--> DONE
    |  '--given up--.        |
    '---------------'--------'        a tier that fails is passed over; what cannot be improved in time is accepted
 
-Tiers that accept no score are not asked, and the answer of one that accepts every score is not judged.
+Tiers that accept no score are not asked as long as others can answer, and the answer of one that accepts every score is
+not judged.
 
 An answer is given up while it is being written once no score that it can still get meets the threshold. Then there is
 none to fall back on, so a request with a deadline gives none up, and where all further tiers fail the highest tier that
-was given up is asked once more, and its answer taken.
+was given up is asked once more, and its answer taken; where there is none either, the highest that was not asked.
 """
 
 from dataclasses import dataclass
@@ -123,6 +124,8 @@ class CascadeWalk:
         self._request_id = request_id
         self._answered: list[int] = []
         self._given_up: list[int] = []
+        self._left_out = [tier for tier in range(terms.last_tier) if not terms.accepts_some(tier)]
+        """Asked where all others fail: instances of a tier that a new plan wants may still be loading."""
         self._failures: list[str] = []
         self._is_falling_back = False
 
@@ -191,7 +194,7 @@ class CascadeWalk:
         return self._generate(self._next(tier), Escalation.NOT_JUDGED)
 
     def failed(self, tier: int, reason: str, now_s: float) -> Action:
-        """The tier could not answer: the next one may, else the best so far is taken."""
+        """The tier could not answer: the next one may, else the best so far is taken, else what any can say."""
         self._expect(WalkState.GENERATING, tier, "failed")
         self._failures.append(f"tier {tier}: {reason}")
         goes_on = tier < self.terms.last_tier and not self._is_falling_back
@@ -199,9 +202,10 @@ class CascadeWalk:
             return self._generate(self._next(tier), Escalation.TIER_FAILED)
         if self._answered:
             return self._accept(self._best(), Because.TIER_FAILED)
-        if self._given_up:
+        in_reserve = self._given_up or self._left_out
+        if in_reserve:
             self._is_falling_back = True
-            return self._generate(self._given_up.pop(), Escalation.TIER_FAILED)
+            return self._generate(in_reserve.pop(), Escalation.TIER_FAILED)
         self._go(WalkState.FAILED)
         return Fail("; ".join(self._failures))
 

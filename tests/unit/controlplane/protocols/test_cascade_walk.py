@@ -171,6 +171,16 @@ def test_requests_reach_tiers_that_accept_something_up_to_one_that_accepts_all()
     assert CascadeTerms((100.1, 60.0), (0.0,) * 3, max_tier=1).reached == (1,)
 
 
+def test_tiers_that_accept_nothing_answer_if_no_other_can() -> None:
+    walk = CascadeWalk("r", CascadeTerms((100.1, 60.0, 100.1), (0.0,) * 4))
+    walk.gave_up(1, 10.0)
+    assert walk.failed(3, "loading", 1.0) == Generate(1, Escalation.TIER_FAILED), "it has answered before"
+    assert walk.failed(1, "gone", 1.0) == Generate(2, Escalation.TIER_FAILED)
+    assert walk.will_accept is Because.TIER_FAILED
+    assert walk.failed(2, "gone", 1.0) == Generate(0, Escalation.TIER_FAILED)
+    assert walk.answered(0, 2.0) == Accept(0, Because.TIER_FAILED)
+
+
 def test_an_answer_that_any_score_would_do_for_is_not_judged() -> None:
     walk = CascadeWalk("r", CascadeTerms((80.0, 0.0), (0.0,) * 3))
     assert not walk.will_accept
@@ -276,14 +286,17 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
         if isinstance(action, Accept | Fail):
             break
     assert isinstance(action, Accept | Fail)
-    upwards = asked if asked == sorted(set(asked)) else asked[: asked.index(terms.last_tier) + 1]
+    upwards = asked[: asked.index(terms.last_tier) + 1] if terms.last_tier in asked else asked
     assert upwards == sorted(set(upwards))
-    assert set(asked[len(upwards) :]) <= set(given_up), "only what was given up is asked for twice"
-    assert all(terms.accepts_some(tier) for tier in asked)
+    assert all(terms.accepts_some(tier) for tier in upwards)
+    again, reserves = given_up[::-1], [tier for tier in range(terms.last_tier)[::-1] if not terms.accepts_some(tier)]
+    falling_back = asked[len(upwards) :]
+    assert falling_back == [*again, *reserves][: len(falling_back)], "first what was given up, then what was left out"
     assert max(asked) <= terms.last_tier
     if isinstance(action, Accept):
         assert action.tier in answered
     else:
         assert not answered
         assert upwards[-1] == terms.last_tier
-        assert set(given_up) == set(asked[len(upwards) :]), "all that had been given up was tried again"
+        assert set(asked) == set(range(terms.last_tier + 1)), "every tier was tried"
+        assert len(falling_back) == len(again) + len(reserves)
