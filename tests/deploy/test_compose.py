@@ -121,27 +121,32 @@ def test_the_disaggregated_variant_sets_a_phase_that_workers_know() -> None:
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Every service but the GPU worker's, started by its own command over one state store."""
+def store_url() -> Iterator[str]:
     from tests.deploy.state_store import served_state_store
 
-    with served_state_store() as store_url:
-        compose = load_compose({**LOCAL, "PENSTOCK_STORE": store_url})
-        running: dict[str, subprocess.Popen[bytes]] = {}
-        logs = tmp_path_factory.mktemp("compose")
-        try:
-            for name, service in penstock_services(compose).items():
-                if "profiles" not in service:
-                    with (logs / f"{name}.log").open("wb") as log:
-                        environment = {**os.environ, **service["environment"]}
-                        command = (*PENSTOCK, *service["command"])
-                        running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-            yield running
-        finally:
-            for process in running.values():
-                process.terminate()
-            statuses = {name: process.wait(30) for name, process in running.items()}
-        assert set(statuses.values()) == {0}, {name: (logs / f"{name}.log").read_text()[-800:] for name in statuses}
+    with served_state_store() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def processes(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Every service but the GPU worker's, started by its own command over one state store."""
+    compose = load_compose({**LOCAL, "PENSTOCK_STORE": store_url})
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    logs = tmp_path_factory.mktemp("compose")
+    try:
+        for name, service in penstock_services(compose).items():
+            if "profiles" not in service:
+                with (logs / f"{name}.log").open("wb") as log:
+                    environment = {**os.environ, **service["environment"]}
+                    command = (*PENSTOCK, *service["command"])
+                    running[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        yield running
+    finally:
+        for process in running.values():
+            process.terminate()
+        statuses = {name: process.wait(30) for name, process in running.items()}
+    assert set(statuses.values()) == {0}, {name: (logs / f"{name}.log").read_text()[-800:] for name in statuses}
 
 
 def is_serving(address: str) -> bool:
@@ -178,3 +183,26 @@ def test_the_predictor_serves_what_comes_with_the_demo_model(processes: dict[str
         return re.search(r'^penstock_predictor_artefact{model="demo-large",.*} 1.0$', shown, re.MULTILINE) is not None
 
     eventually(in_force, 60.0, "the artefact is in force")
+
+
+def test_the_service_of_an_exported_plan_sets_the_cascade_up(
+    store_url: str, processes: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    service = yaml.safe_load(compose_override(PLAN, ("exact", "confidence")))["services"]["cascade-set"]
+    environment = {**os.environ, "PENSTOCK_STORE": store_url}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run((*PENSTOCK, *arguments), env=environment, capture_output=True, text=True, timeout=60)
+
+    eventually(lambda: run(*service["command"]).returncode == 0, 60.0, "the cascade is set up")
+
+    def shown() -> list[dict[str, Any]]:
+        cascades: list[dict[str, Any]] = json.loads(run("cascade", "--json").stdout)
+        return cascades
+
+    eventually(lambda: bool(shown()), 10.0, "the cascade router knows it")
+    (cascade,) = shown()
+    assert cascade["name"] == PLAN.name
+    assert cascade["tiers"] == [tier.model for tier in PLAN.tiers]
+    assert cascade["thresholds"] == list(PLAN.thresholds)
+    assert cascade["judges"] == ["exact", "confidence"]
