@@ -1,7 +1,7 @@
 """A deployed cascade under load: requests pass its tiers in turn, and answers that might not do are judged."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,8 +110,9 @@ def serve(
 
 def _finished_s(tier: Tier, mix: Mix, trace: list[TraceRequest], seed: int) -> NDArray[np.float64]:
     replicas = {replica.shape: replica for replica in tier.replicas()}
+    # Of what is overloaded the time in the queue is measured, not what a short queue would turn away.
     specs = tuple(
-        InstanceSpec(replicas[shape].engine, cost=replicas[shape].cost)
+        InstanceSpec(replace(replicas[shape].engine, max_queued_requests=len(trace)), cost=replicas[shape].cost)
         for shape, count in mix
         for _ in range(count * replicas[shape].engines)
     )

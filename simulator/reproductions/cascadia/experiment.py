@@ -106,8 +106,8 @@ def _measured(
         for target in size.drift_targets
         for name in DRIFTING
     }
-    cases = [case for found in run.run_jobs(of_cases).values() for case in found]
     drifted = run.run_jobs(of_drift)
+    cases = [case for found in run.run_jobs(of_cases).values() for case in found]
     small = run.run_jobs({"table 1": table_1, "figure 2": figure_2})
     middle = list(traces.values())[1]
     fronts = {name: latency_quality_front(trace, setup.PLAN_QUALITY) for name, trace in traces.items()}

@@ -161,6 +161,13 @@ def test_requests_that_reach_a_tier_without_replicas_are_refused() -> None:
         serve(BENCH.sample, TIERS, deployed, poisson_arrivals(BENCH.sample, 5.0, 2.0, 0), 0.0)
 
 
+def test_an_overloaded_deployment_keeps_all_that_come_in_its_queue() -> None:
+    sample = replace(BENCH.sample, output_tokens=np.full((QUESTIONS, 2), 2), input_tokens=np.full(QUESTIONS, 5))
+    deployed = Deployed((0.0,), (((ReplicaShape(1), 1),), ()), 50.0, (1.0, 0.0))
+    at_once = Arrivals(np.zeros(5000), np.resize(np.arange(QUESTIONS), 5000))
+    assert (serve(sample, TIERS, deployed, at_once, 0.0).latencies_s > 0).all()
+
+
 def test_a_tier_between_that_accepts_nothing_is_skipped() -> None:
     sample = CascadeSample(
         scores=np.array([[20.0, 30.0, 95.0]]),
