@@ -13,7 +13,7 @@ from mesh.errors import ConfigurationError, JudgeUnavailable, StoreError
 from mesh.store.interface import StateStore
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cascade.cascades import Cascades
-from services.cascade.judges.interface import JudgedAnswer
+from services.cascade.judges.interface import JudgedAnswer, Judgement
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.samplers import Samplers
 from services.cascade.wire import message_from, record_from
@@ -61,22 +61,22 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
         self._judging += 1
         self._metrics.judging.set(self._judging)
         began_s = self._clock()
+        judgement: Judgement | None = None
         try:
             judgement = await self._cascades.chain(record).judge(judged)
         except JudgeUnavailable as error:
             self._metrics.unjudged.labels(record.name).inc()
             self._metrics.passed_over.labels(record.name).inc()
-            self._samplers.offer(record, request, None)
             log.warning("nobody could judge an answer", extra={"request_id": request.request_id, "error": str(error)})
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), (NO_SCORE,))
             raise AssertionError("abort raises") from None
         finally:
+            self._samplers.offer(record, request, judgement)  # it came, though its deadline may have cut its judgement
             self._judging -= 1
             self._metrics.judging.set(self._judging)
             self._metrics.seconds.labels(record.name).observe(self._clock() - began_s)
         tier = request.tier if request.tier in record.tiers else "unknown"  # a caller's word is no label
         self._metrics.scores.labels(record.name, tier, judgement.judge).observe(judgement.score)
-        self._samplers.offer(record, request, judgement)
         if judgement.passed_over:
             self._metrics.passed_over.labels(record.name).inc()
         return cascade_pb2.JudgeResponse(

@@ -32,6 +32,8 @@ _ANOTHER_MAY: Final = frozenset(
         grpc.StatusCode.FAILED_PRECONDITION,
     }
 )
+_HAS_COUNTED: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED})
+"""A router that says so has counted the request, although it did not judge it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class JudgeClient:
     """Calls the routers of the mesh in turn."""
 
     def __init__(self, deadline_s: float, untold: Counter) -> None:
-        """`untold` counts, by cascade, what no router could be told."""
+        """`untold` counts, by cascade, the requests that no router has counted."""
         self._deadline_s = deadline_s
         self._untold = untold
         self._members: dict[str, Member] = {}
@@ -81,12 +83,13 @@ class JudgeClient:
                 answer = await stub.Judge(request, timeout=max(0.001, ends_s - clock()))
             except grpc.aio.AioRpcError as error:
                 failures.append(f"{member.member_id}: {error.code().name}: {error.details()}")
+                if error.code() in _HAS_COUNTED or _has_no_score(error):
+                    request.first_answer = False
                 if clock() >= ends_s or not _may_another_judge(error):
                     break
-                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    request.first_answer = False  # it has been counted there
             else:
                 return Score(answer.score, answer.judge, tuple(answer.passed_over))
+        self._count_untold(request)
         raise JudgeUnavailable("; ".join(failures) or "no cascade router is running")
 
     def tell(self, request: cascade_pb2.JudgeRequest) -> None:
@@ -94,13 +97,12 @@ class JudgeClient:
         if len(self._tasks) < MAX_TOLD:
             self._tasks.spawn(self._told(request), name=f"tell the judge of {request.request_id}")
         else:
-            self._untold.labels(request.cascade).inc()
+            self._count_untold(request)
 
     async def _told(self, request: cascade_pb2.JudgeRequest) -> None:
         try:
             await self.judge(request, None)
         except JudgeUnavailable as error:
-            self._untold.labels(request.cascade).inc()
             log.info("no router was told", extra={"request_id": request.request_id, "error": str(error)})
 
     async def stop(self) -> None:
@@ -108,6 +110,10 @@ class JudgeClient:
         await self._tasks.cancel()
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels))
+
+    def _count_untold(self, request: cascade_pb2.JudgeRequest) -> None:
+        if request.first_answer:
+            self._untold.labels(request.cascade).inc()
 
     def _in_turn(self) -> list[Member]:
         """All routers, another one first each time."""
@@ -130,5 +136,8 @@ class JudgeClient:
 
 def _may_another_judge(error: grpc.aio.AioRpcError) -> bool:
     """Not where the judges themselves gave no score: they are the same for all routers."""
-    metadata = error.trailing_metadata() or ()
-    return error.code() in _ANOTHER_MAY and NO_SCORE not in [tuple(each) for each in metadata]
+    return error.code() in _ANOTHER_MAY and not _has_no_score(error)
+
+
+def _has_no_score(error: grpc.aio.AioRpcError) -> bool:
+    return NO_SCORE in map(tuple, error.trailing_metadata() or ())

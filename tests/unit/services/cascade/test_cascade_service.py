@@ -1,5 +1,6 @@
 """Cascades over gRPC: set up, judged by, changed, removed."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import grpc
@@ -9,6 +10,7 @@ from controlplane.model.cascade_record import CASCADES_PREFIX
 from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.rpc.client import open_channel
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
+from services.cascade.judges.chain import JudgeChain
 from services.cascade.role import CascadeRole
 from services.cascade.sampling.samplers import Samplers
 from services.cascade.settings import CascadeSettings
@@ -110,6 +112,19 @@ async def test_what_is_only_a_sample_is_not_judged(mesh: LocalMesh, monkeypatch:
             await stub.Judge(request)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert counted == [None], "it came, although nobody judges it"
+
+
+async def test_a_request_whose_deadline_cuts_its_judgement_counts(
+    cascade: cascade_pb2_grpc.CascadeStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await set_up(cascade, TWO)
+    counted: asyncio.Queue[object] = asyncio.Queue()
+    monkeypatch.setattr(Samplers, "offer", lambda _, record, request, judgement: counted.put_nowait(judgement))
+    monkeypatch.setattr(JudgeChain, "judge", lambda *_: asyncio.Event().wait())
+    with pytest.raises(grpc.aio.AioRpcError) as cut:
+        await cascade.Judge(cascade_pb2.JudgeRequest(cascade="both", tier="small", first_answer=True), timeout=0.1)
+    assert cut.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert await asyncio.wait_for(counted.get(), 5.0) is None
 
 
 async def test_thresholds_are_those_of_the_only_cascade_or_of_the_one_named(

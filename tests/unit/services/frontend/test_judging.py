@@ -14,12 +14,19 @@ from penstock.v1 import cascade_pb2
 from services.frontend.cascade.judging import JudgeClient
 from tests.unit.services.frontend.fakes import FakeRouter
 
+UNTOLD = Counter("untold", "Untold", ["cascade"], registry=CollectorRegistry())
+
+
+def untold() -> float:
+    (counter,) = UNTOLD.collect()
+    return sum(sample.value for sample in counter.samples if sample.name == "untold_total")
+
 
 @asynccontextmanager
 async def two_routers() -> AsyncIterator[tuple[JudgeClient, FakeRouter, FakeRouter]]:
     """A client of both, which asks the first one first."""
-    untold = Counter("untold", "Untold", ["cascade"], registry=CollectorRegistry())
-    client = JudgeClient(5.0, untold)
+    client = JudgeClient(5.0, UNTOLD)
+    UNTOLD.clear()
     routers = FakeRouter(lambda _: 10.0, "cascade-0"), FakeRouter(lambda _: 20.0, "cascade-1")
     try:
         for router in routers:
@@ -54,6 +61,12 @@ async def test_no_router_left_is_said_of_each() -> None:
         await second.stop()
         with pytest.raises(JudgeUnavailable, match=r"cascade-0: UNAVAILABLE.*; cascade-1: UNAVAILABLE"):
             await client.judge(request(), None)
+        assert untold() == 1, "it is in nobody's samples"
+        later = request()
+        later.first_answer = False
+        with pytest.raises(JudgeUnavailable):
+            await client.judge(later, None)
+        assert untold() == 1, "the client's request was counted before"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,7 @@ async def test_where_the_judges_gave_no_score_no_other_router_asks_them_again(re
         with pytest.raises(JudgeUnavailable, match="cascade-0"):
             await client.judge(request(), None)
         assert second.judged == []
+        assert untold() == (refusal is not None), "a router whose judges gave no score has counted it"
 
 
 async def test_all_routers_together_have_the_time_that_is_left() -> None:
@@ -87,7 +101,7 @@ async def test_all_routers_together_have_the_time_that_is_left() -> None:
         first.waits = asyncio.Event()
         with pytest.raises(JudgeUnavailable, match="DEADLINE_EXCEEDED"):
             await asyncio.wait_for(client.judge(request(), 0.1), 3.0)
-        assert second.judged == []
+        assert (second.judged, untold()) == ([], 0)
 
 
 async def test_a_router_that_leaves_finishes_what_it_judges() -> None:
