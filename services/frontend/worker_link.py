@@ -31,8 +31,9 @@ class WorkerLink:
         relays: Relays,
         clock: Callable[[], float],
         on_moved: Callable[[Sender, worker_pb2.RequestMoved], None],
+        on_connected: Callable[[], None],
     ) -> None:
-        """`on_moved`: a request has left this worker for another one."""
+        """`on_moved`: a request has left this worker for another one; `on_connected`: it takes requests from now on."""
         self.member = member
         self.instance_id = member.member_id
         self.sender = Sender(member.member_id, member.incarnation_id)
@@ -49,6 +50,7 @@ class WorkerLink:
         self._relays = relays
         self._clock = clock
         self._on_moved = on_moved
+        self._on_connected = on_connected
         self._stream: PeerStream[worker_pb2.FrontendMessage, worker_pb2.WorkerMessage] = PeerStream(
             f"worker {self.instance_id}",
             member.address,
@@ -141,6 +143,7 @@ class WorkerLink:
             )
         log.info("worker connected", extra={"instance_id": self.instance_id, "address": self.member.address})
         self.connected.set()
+        self._on_connected()
 
     def _lost(self, reason: str) -> None:
         self.connected.clear()

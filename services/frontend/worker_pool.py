@@ -43,7 +43,8 @@ class WorkerPool:
         self._tasks = TaskSet("worker-pool")
         self._hangs = HangWatch(stall_s, metrics, self._tasks, on_failed)
         self._watch: asyncio.Task[None] | None = None
-        self._joined = asyncio.Event()
+        self._news = asyncio.Event()
+        """A worker has joined or connected."""
 
     def on_change(self, change: MemberChange) -> None:
         """Follow the directory; changes of other roles are ignored."""
@@ -73,10 +74,10 @@ class WorkerPool:
             return link
         try:
             async with asyncio.timeout(timeout_s):
-                while (link := self._links.get(instance_id)) is None:
-                    self._joined.clear()
-                    await self._joined.wait()
-                await link.connected.wait()
+                # Anew each time: a worker that restarts has another link.
+                while (link := self._links.get(instance_id)) is None or not link.connected.is_set():
+                    self._news.clear()
+                    await self._news.wait()
         except TimeoutError:
             return None
         return link if link.is_connected else None
@@ -100,13 +101,21 @@ class WorkerPool:
             if known.member.incarnation_id == member.incarnation_id:
                 return
             known.leaving = True
-        link = WorkerLink(member, self._frontend_id, self._relays, self._clock, self._on_moved)
-        self._links[member.member_id] = self._all_links[link.sender] = link
-        self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)
+        link = self._all_links.get(Sender(member.member_id, member.incarnation_id))
+        if link is None:
+            link = self._open(member)
+        link.leaving = False  # it had only lost its lease
+        self._links[member.member_id] = link
         if self._watch is None:
             self._watch = self._tasks.spawn(self._tick_forever(), name="watch", on_error=self._on_failed)
-        self._joined.set()
+        self._news.set()
         log.info("worker joined", extra={"instance_id": member.member_id, "address": member.address})
+
+    def _open(self, member: Member) -> WorkerLink:
+        link = WorkerLink(member, self._frontend_id, self._relays, self._clock, self._on_moved, self._news.set)
+        self._all_links[link.sender] = link
+        self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)
+        return link
 
     def _leave(self, member: Member) -> None:
         link = self._links.get(member.member_id)

@@ -81,6 +81,37 @@ async def test_a_worker_that_leaves_the_directory_finishes_what_it_has(model_pat
         assert (await answer).status_code == 200
 
 
+async def test_a_worker_that_had_only_lost_its_lease_is_served_by_the_link_it_has(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+        worker = await mesh.add_worker(endless, step_s=0.005)
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
+        await worker.wait_until(lambda: len(worker.received) == 1)
+        link = mesh.service.pool.link("worker-0")
+        for _ in range(2):
+            mesh.directory.leave(worker.member(str(model_path)))
+            mesh.directory.join(worker.member(str(model_path)))
+        assert mesh.service.pool.link("worker-0") is link, "a second stream would stay for good, and take no aborts"
+        assert link is not None
+        assert link.is_connected
+        asking.cancel()
+        await worker.wait_until(lambda: len(worker.aborted) == 1)
+
+
+async def test_who_waits_for_a_worker_that_restarts_gets_its_next_life(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short) as mesh:
+        first = mesh.worker
+        await first.stop()
+        await mesh.until(lambda: not mesh.service.pool.connected("demo"))
+        waiting = asyncio.create_task(mesh.service.pool.wait_connected("worker-0", 5.0))
+        await asyncio.sleep(0)
+        mesh.directory.leave(first.member(str(model_path)))
+        await mesh.add_worker(short, incarnation_id="second")
+        await mesh.until(waiting.done)
+        link = waiting.result()
+        assert link is not None
+        assert link.sender.incarnation_id == "second"
+
+
 async def test_another_process_at_a_workers_address_gets_no_requests(model_path: Path) -> None:
     async with mesh_of_fakes(model_path, short, connect_wait_s=0.05) as mesh, mesh.http() as http:
         liar = mesh.worker
