@@ -60,12 +60,16 @@ class Supervisor:
         log_dir.mkdir(parents=True, exist_ok=True)
 
     async def add(self, spec: ProcessSpec) -> None:
-        """Start a process and keep it running. Raises ValueError for a name that is in use."""
+        """Start a process and keep it running. Raises ValueError for a name that is in use, and OSError."""
         if spec.name in self._running:
             raise ValueError(f"a process called {spec.name!r} is running already")
         entry = _Running(spec)
         self._running[spec.name] = entry
-        await self._start(entry)
+        try:
+            await self._start(entry)
+        except OSError:
+            del self._running[spec.name]
+            raise
         self._tasks.spawn(self._watch(entry), name=spec.name)
 
     async def wait_given_up(self) -> None:
@@ -145,22 +149,34 @@ class Supervisor:
                 self._on_event(f"{name} was drained and has ended; it is not started again")
                 del self._running[name]
                 return
-            delay_s = self._pause_s(entry, status)
+            if not await self._started_again(entry, status):
+                return
+            if entry.stopping:  # it was removed in that very moment, when there was nothing to end yet
+                self._kill_group(entry.process)
+                await entry.process.wait()
+
+    async def _started_again(self, entry: _Running, status: int) -> bool:
+        """False where it was removed before, or is given up."""
+        reason = _reason_of_end(self._log_path(entry.spec.name), entry.log_begins_at)
+        told = f"status {status}: {reason}" if reason else f"status {status}"
+        while True:
+            delay_s = self._pause_s(entry, status, told)
             if delay_s is None:
                 self._gave_up.set()
-                return
+                return False
             await asyncio.sleep(delay_s)
-            if not entry.stopping:
+            if entry.stopping:
+                return False
+            try:
                 await self._start(entry)
-                if entry.stopping:  # it was removed in that very moment, when there was nothing to end yet
-                    self._kill_group(entry.process)
-                    await entry.process.wait()
+            except OSError as error:
+                told = f"it cannot be started: {error}"
+            else:
+                return True
 
-    def _pause_s(self, entry: _Running, status: int) -> float | None:
+    def _pause_s(self, entry: _Running, status: int, told: str) -> float | None:
         """Seconds until a process that ended is started again, or None if it is given up; says which, and why."""
         name, log_path = entry.spec.name, self._log_path(entry.spec.name)
-        reason = _reason_of_end(log_path, entry.log_begins_at)
-        told = f"status {status}: {reason}" if reason else f"status {status}"
         if status == EXIT_WRONG_SETTINGS and not entry.history.restarts_s:
             entry.given_up = f"it cannot run with its settings ({told}); see {log_path}"
             self._on_event(f"{name} cannot run with its settings ({told}) and is given up; see {log_path}")

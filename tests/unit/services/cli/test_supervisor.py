@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,3 +77,29 @@ async def test_wrong_settings_are_given_up_at_once_with_the_reason(supervisor: S
     await supervisor.remove("w")
     assert supervisor.given_up() == {}
     assert not supervisor.names()
+
+
+async def test_a_process_that_cannot_be_started_is_none(supervisor: Supervisor) -> None:
+    with pytest.raises(OSError, match="no/where"):
+        await supervisor.add(ProcessSpec("no/where", "worker", WORKER))
+    assert not supervisor.names()
+
+
+async def test_a_restart_that_is_refused_is_tried_again(
+    supervisor: Supervisor, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await supervisor.add(ProcessSpec("w", "worker", WORKER))
+    start, refusals = asyncio.create_subprocess_exec, [BlockingIOError("too many processes")]
+
+    async def refused_once(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        if refusals:
+            raise refusals.pop()
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refused_once)
+    os.kill(supervisor.pids()["w"], signal.SIGKILL)
+    assert "starting it again" in await events.next_line()
+    assert "too many processes" in await events.next_line()
+    async with asyncio.timeout(WAIT_S):
+        while not supervisor.pids():  # noqa: ASYNC110  it starts in the background
+            await asyncio.sleep(0.02)
