@@ -51,7 +51,7 @@ class TransferSlots:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._give(turn.result())
-            else:
+            elif turn in self._waiting:  # or passed over by `_give` since it was cancelled
                 self._waiting.remove(turn)
             raise
 

@@ -94,6 +94,20 @@ async def test_a_slot_given_to_a_cancelled_waiter_is_passed_on() -> None:
     await third.task
 
 
+async def test_a_waiter_that_is_cancelled_in_the_turn_in_which_a_slot_comes_free_is_just_cancelled() -> None:
+    slots = slots_of(1, 2)
+    log: list[Transfer] = []
+    first, second, third = (Transfer(slots, log) for _ in range(3))
+    await turn()
+    first.end.set()
+    second.task.cancel()  # its wait is cancelled, but it has not run since, when the first gives its slot back
+    await turn()
+    assert second.task.cancelled()
+    assert third.ring is not None
+    third.end.set()
+    await third.task
+
+
 def test_only_open_blocks_may_be_touched() -> None:
     grants = BlockGrants("exported")
     grants.open("m1", [1, 2])
