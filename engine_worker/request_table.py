@@ -209,7 +209,9 @@ class RequestTable:
 
     def refuse_duplicate(self, stream_id: int, request_id: str, epoch: int = 0) -> Orders | None:
         """Answer to a request whose id is here already; None if it is not. The answer bears the `epoch` of the
-        second request. One that comes back while the first is being dropped may be tried again, here or elsewhere.
+        second request. One that comes back while the first is being dropped may be tried again, here or elsewhere; so
+        may the next life of a request, whose former one (of a hand-over that the frontend never heard of, or of a
+        connection that is dead) is dropped for it.
 
         On the stream that runs the first one, the answer ends both: the stream could not tell a refusal of the
         second from an end of the first.
@@ -218,11 +220,14 @@ class RequestTable:
         if first is None:
             return None
         orders = Orders()
-        if first.state != "running":
+        overtakes = epoch > 0 and epoch >= first.epoch
+        if overtakes or first.state != "running":
             code, message = FailureCode.UNAVAILABLE, "an earlier request of this id is still being dropped; retry"
         else:
             code, message = FailureCode.REFUSED, "a request of this id is running here; ids must be unique"
         if first.state == "discarded" or first.stream_id != stream_id:
+            if overtakes and first.state != "discarded":
+                self._discard(first, orders)
             orders.tell(stream_id, Failure(request_id, 0, code, message), epoch)
         else:
             first.epoch = max(first.epoch, epoch)

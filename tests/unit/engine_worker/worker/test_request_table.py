@@ -250,6 +250,21 @@ def test_a_recovered_request_that_comes_back_while_its_first_life_is_aborted_may
     assert (failure.code, orders.epochs) == (FailureCode.UNAVAILABLE, {"a": 2})
 
 
+@pytest.mark.parametrize("stream_id", [1, 2])
+def test_a_recovered_request_that_meets_its_former_life_drops_it_and_may_go_elsewhere(stream_id: int) -> None:
+    table = RequestTable()
+    request = make_request("a", emitted=2)
+    table.admit(request, stream_id=1, frontend_id="f", now_s=0.0, epoch=1, taken_over=True)
+    orders = table.refuse_duplicate(stream_id, "a", epoch=2)
+    assert orders is not None
+    ((told, (failure,)),) = orders.messages.items()
+    assert isinstance(failure, Failure)
+    assert (told, failure.code, orders.epochs) == (stream_id, FailureCode.UNAVAILABLE, {"a": 2})
+    assert orders.aborts == ["a"]
+    assert table.live() == []
+    assert table.route(StepOutput((TokenDelta("a", 2, (3,)),))).messages == {}, "nobody wants its tokens"
+
+
 def test_admitting_twice_is_a_bug_and_says_so() -> None:
     table = admitted("a")
     with pytest.raises(IllegalTransition, match="request a is admitted twice"):
