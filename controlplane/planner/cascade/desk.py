@@ -86,6 +86,7 @@ class CascadeDesk:
         self._planning: set[str] = set()
         """Cascades that a plan is being made for, or that wait for their turn."""
         self._turn = asyncio.Lock()
+        self._applying: set[asyncio.Task[int]] = set()
 
     async def report(self, report: WorkloadReport) -> str:
         """A sampled workload came in; says what is made of it. Raises `TraceError` for one that cannot be read, and
@@ -136,8 +137,15 @@ class CascadeDesk:
     async def apply(self, plan: CascadePlan) -> int:
         """Put a plan into force: thresholds at once, replicas as whoever runs them follows. Returns the revision.
 
-        Raises `PlanInfeasible` for a plan that contradicts itself or the cascade of its name, and `StoreError`.
+        What has begun is brought to its end even if the caller goes meanwhile: thresholds would stay without their
+        plan. Raises `PlanInfeasible` for a plan that contradicts itself or the cascade of its name, and `StoreError`.
         """
+        applying = asyncio.create_task(self._apply(plan), name=f"apply the plan for {plan.name}")
+        self._applying.add(applying)
+        applying.add_done_callback(self._applying.discard)
+        return await asyncio.shield(applying)
+
+    async def _apply(self, plan: CascadePlan) -> int:
         label = UNKNOWN_CASCADE
         try:
             label = _label(await self._stored.cascade(plan.name))

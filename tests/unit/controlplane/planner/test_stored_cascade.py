@@ -1,5 +1,6 @@
 """A plan comes into force in the state store: wholly, or not at all."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -11,7 +12,9 @@ from controlplane.planner.cascade.stored import ATTEMPTS, CascadeStore
 from controlplane.planning.cascade.plan import decode_plan
 from mesh.errors import PlanInfeasible, StoreConflict, StoreUnavailable
 from mesh.store import StateStore, open_store
+from mesh.tasks import TaskSet
 from tests.unit.controlplane.planner.cascade_windows import RECORD, plan_with
+from tests.unit.controlplane.planner.desk_at_work import Desk, Maker
 
 PLAN_KEY = PLANS_PREFIX + "both"
 
@@ -25,6 +28,8 @@ class FlakyStore:
         self.plans_fail = False
         self.writes_although_failed = False
         self.order: list[str] = []
+        self.may_write_plans = asyncio.Event()
+        self.may_write_plans.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -37,6 +42,8 @@ class FlakyStore:
 
     async def put(self, key: str, value: bytes) -> int:
         self.order.append(key)
+        if key == PLAN_KEY:
+            await self.may_write_plans.wait()
         if self.plans_fail and key == PLAN_KEY:
             if self.writes_although_failed:
                 await self._store.put(key, value)
@@ -102,6 +109,18 @@ async def test_a_plan_that_was_written_although_nobody_said_so_is_in_force(flaky
     entry = await flaky.get(PLAN_KEY)
     assert (entry.mod_revision, decode_plan(entry.value).thresholds) == (revision, (70.0,))
     assert (await record_in(flaky)).plan_revision == revision
+
+
+async def test_a_plan_whose_caller_goes_meanwhile_comes_into_force_all_the_same(flaky: Any) -> None:
+    flaky.may_write_plans.clear()
+    at = Desk.of(flaky, Maker(), TaskSet("test"))
+    applying = asyncio.create_task(at.desk.apply(plan_with(70.0)))
+    await at.until(lambda: PLAN_KEY in flaky.order)
+    applying.cancel()
+    await asyncio.wait((applying,))
+    flaky.may_write_plans.set()
+    await at.until(lambda: at.plans("applied") == 1)
+    assert (await at.desk.plan_of("both"))[0] == (await record_in(flaky)).plan_revision > 0
 
 
 async def test_what_cannot_be_read_counts_as_absent(flaky: Any) -> None:
