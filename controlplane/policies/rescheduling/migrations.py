@@ -63,6 +63,10 @@ class Migrations:
         self._requests: dict[str, _Hold] = {}
         self._targets: dict[str, _Hold] = {}
 
+    def __contains__(self, request_id: str) -> bool:
+        """Whether an order about the request is under way or not settled yet."""
+        return request_id in self._unsettled
+
     @property
     def room(self) -> int:
         """Further orders that may be given now."""
@@ -70,10 +74,10 @@ class Migrations:
 
     def begin(self, order: MigrationOrder, now_s: float, unix_ms: int) -> OrderedMigration:
         """An order is given. Raises `IllegalTransition` where there is no room, or the request moves already."""
-        if self.room < 1 or order.request_id in self._unsettled:
+        if self.room < 1 or order.request_id in self:
             raise IllegalTransition(
                 f"{order} cannot be given: {self.in_flight} of {self._max_in_flight} are under way, "
-                f"{'one' if order.request_id in self._unsettled else 'none'} of them of this request"
+                f"{'one' if order.request_id in self else 'none'} of them of this request"
             )
         ordered = OrderedMigration(order, now_s, unix_ms)
         self._unsettled[order.request_id] = ordered

@@ -53,6 +53,11 @@ class ReschedulerMetrics:
             "penstock_rescheduler_left_out_instances", "Instances that cannot be seen", ["model"], registry=registry
         )
 
+    def forget_balance(self, model: str) -> None:
+        """Of a model without instances that can be compared."""
+        for gauge in (self.mean_tokens, self.variance, self.expected_variance):
+            gauge.remove(model)
+
     def forget_balances(self) -> None:
         """Loads that nobody looks at any more."""
         for gauge in (self.mean_tokens, self.variance, self.expected_variance, self.left_out):

@@ -95,6 +95,8 @@ class ReschedulingRunner:
             view = decode_view(table, loads, model, self.switch.parameters, shunned, now_s)
             self.views[model] = view
             await self._decide(view)
+            if model not in self.views:
+                return  # configured otherwise meanwhile
 
     async def _decide(self, view: DecodeView) -> None:
         rescheduler, changed = self.switch.rescheduler(view)
@@ -105,16 +107,18 @@ class ReschedulingRunner:
         # In a thread of its own: with hundreds of instances it takes milliseconds, which placements must not wait for.
         decided = await asyncio.to_thread(rescheduler.decide, view.instances, self.migrations.moving(), held)
         self._metrics.decision_seconds.observe(perf_counter() - started)
+        if view.model not in self.views:
+            return  # what was decided is void, see `note_change`
         self._note_balance(view, decided)
-        if self.is_in_charge() and self.switch.mode is not ReschedulerMode.OFF:
+        if self.is_in_charge():
             self._order(decided)
 
     def _order(self, decided: Rescheduling) -> None:
         addresses = {each.instance_id: each.address for each in self._feed.table.instances()}
         for order in decided.orders[: max(0, self.migrations.room)]:
             address = addresses.get(order.source_instance_id)
-            if address is None:
-                continue  # gone while the decision was made
+            if address is None or order.request_id in self.migrations:
+                continue  # gone while the decision was made; or two instances told of it, which are handing it over
             ordered = self.migrations.begin(order, self._clock(), int(1000 * self._wall_clock()))
             log.info("a migration is ordered", extra=_names(ordered) | {"reason": order.reason})
             self._tasks.spawn(self._carry_out(ordered, address), name=f"move {order.request_id}")
@@ -158,7 +162,8 @@ class ReschedulingRunner:
     def _note_balance(self, view: DecodeView, decided: Rescheduling) -> None:
         self._metrics.left_out.labels(view.model).set(len(view.left_out))
         if decided.balance is None:
-            self.balances.pop(view.model, None)
+            if self.balances.pop(view.model, None) is not None:
+                self._metrics.forget_balance(view.model)
             return
         self.balances[view.model] = decided.balance
         self._metrics.mean_tokens.labels(view.model).set(decided.balance.mean_tokens)

@@ -76,8 +76,9 @@ class ReschedulerSwitch:
             )
         if self.mode is not ReschedulerMode.PREDICTED:
             return None
-        if not view.requests:
-            return self.fallbacks.get(view.model)
+        if not view.requests:  # nothing says that lengths are predicted again; other reasons are over
+            former = self.fallbacks.get(view.model)
+            return former if former is not None and former.mode is ReschedulerMode.CURRENT else None
         if view.predicted_requests < LEAST_PREDICTED * view.requests:
             return Fallback(
                 ReschedulerMode.CURRENT,

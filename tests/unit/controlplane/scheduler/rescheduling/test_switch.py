@@ -42,6 +42,13 @@ def test_nothing_is_moved_blindly() -> None:
     assert mode(switch, view(5, instances=1)) == ("current", False), "one instance is no trouble, only no choice"
 
 
+def test_an_idle_mesh_does_not_keep_to_a_fallback_whose_reason_is_over() -> None:
+    switch = ReschedulerSwitch(ReschedulerMode.PREDICTED)
+    assert mode(switch, view(instances=0, unheard=2)) == ("off", True)
+    assert mode(switch, view()) == ("predicted", True), "all have told of their requests: none"
+    assert switch.fallbacks == {}
+
+
 def test_a_policy_that_moves_requests_itself_is_left_alone() -> None:
     placing = ["stages"]
     switch = ReschedulerSwitch(ReschedulerMode.CURRENT, lambda: placing[0])
