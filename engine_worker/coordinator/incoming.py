@@ -110,7 +110,8 @@ class IncomingMigration:
                 case Reserve():
                     spawn(self._reserve(), name=f"reserve {self.offer.migration_id}")
                 case Pull(first_block, block_count):
-                    self._pulling = spawn(self._pull(first_block, block_count), name=f"pull {self.offer.migration_id}")
+                    named = self._named[first_block, block_count]
+                    self._pulling = spawn(self._pull(first_block, *named), name=f"pull {self.offer.migration_id}")
                 case Activate(emitted_token_ids, computed_tokens):
                     self._activate(emitted_token_ids, computed_tokens)
                 case Discard():
@@ -124,11 +125,14 @@ class IncomingMigration:
             await self._workplace.engine.reserve(self.offer.migration_id, self.offer.request)
         except PenstockError as error:
             self.handle(NotReserved(str(error)))
+        except Exception as error:
+            log.exception("room for a migration could not be made", extra={"story": self._machine.story})
+            self._workplace.engine.discard(self.offer.migration_id)
+            self.handle(NotReserved(f"the engine failed: {error!r}"))
         else:
             self.handle(Reserved())
 
-    async def _pull(self, first_block: int, block_count: int) -> None:
-        block_ids, covered = self._named[first_block, block_count]
+    async def _pull(self, first_block: int, block_ids: tuple[int, ...], covered: tuple[int, ...]) -> None:
         deadline_s = self._workplace.settings.limits.round_ms / 1000
         try:
             await self._workplace.engine.pull(
@@ -137,11 +141,16 @@ class IncomingMigration:
         except PenstockError as error:
             self.handle(NotArrived(str(error)))
             return
+        except Exception as error:
+            # What the engine's memory raises may be anything; unheard, the blocks would be held for ever.
+            log.exception("blocks could not be pulled", extra={"story": self._machine.story})
+            self.handle(NotArrived(f"the engine failed: {error!r}"))
+            return
         if (obstacle := self._obstacle()) is not None:
             self.handle(NotArrived(obstacle))
             return
-        self._blocks = first_block + block_count
-        self.handle(Arrived(first_block, block_count))
+        self._blocks = first_block + len(block_ids)
+        self.handle(Arrived(first_block, len(block_ids)))
 
     def _obstacle(self) -> str | None:
         """Why the request cannot be owned here. Asked once more right before it would be, without a pause between."""

@@ -207,7 +207,12 @@ class OutgoingMigration:
         return wire.source_message(message, self._block_ids[message.first_block : stop], emitted)
 
     async def _pause(self) -> None:
-        paused = await self._workplace.engine.pause(self.request_id)
+        try:
+            paused = await self._workplace.engine.pause(self.request_id)
+        except Exception as error:
+            log.exception("the engine could not pause a request", extra={"request_id": self.request_id})
+            self.handle(Cancel(f"the engine could not pause it: {error!r}"))
+            return
         self._paused_at_s = self._workplace.clock()
         if paused is None:
             self.handle(Ended())

@@ -199,6 +199,10 @@ class CoreHub:
         except asyncio.CancelledError:
             self._tell(Answer(call.number, error="EngineFailed", message="it was cancelled"))
             raise
+        except Exception as error:
+            # What the KV memory raises may be anything; without an answer the worker's process would wait for ever.
+            log.exception("a command failed", extra={"command": type(call.command).__name__})
+            self._tell(Answer(call.number, error="EngineFailed", message=f"the engine core failed: {error!r}"))
 
     async def _carry_out(self, command: Command) -> Value:
         match command:

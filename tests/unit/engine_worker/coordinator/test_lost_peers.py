@@ -1,10 +1,12 @@
 """Peers that refuse, die or fall silent in mid-migration: the request goes on, or is given up once and loudly."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from engine_worker.coordinator.settings import CoordinatorSettings
+from mesh.errors import EngineFailed
 from penstock.v1 import migration_pb2, request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.lost_peers import ScriptedSource, scripted_target
 from tests.unit.engine_worker.coordinator.running_workers import (
@@ -137,6 +139,50 @@ async def test_a_source_that_dies_leaves_nothing_behind() -> None:
             while worker.engine.instance.request_ids:  # noqa: ASYNC110  the end of a socket sets no event here
                 await asyncio.sleep(0.01)
         assert worker.engine.instance.load().kv_blocks_used == 0
+
+
+async def test_what_breaks_a_pull_ends_the_migration_though_its_source_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_workers("a") as mesh:
+        worker, source = mesh.workers["a"], ScriptedSource(mesh.workers["a"])
+        pulling, go_on = asyncio.Event(), asyncio.Event()
+
+        async def breaks(*_: Any) -> None:
+            pulling.set()
+            await go_on.wait()
+            raise RuntimeError("an illegal memory access was encountered")
+
+        monkeypatch.setattr(worker.engine, "pull", breaks)
+        await source.hello()
+        await source.say(offer=offer())
+        assert (await source.read()).HasField("accept")
+        await source.say(hand_over=migration_pb2.MigrationHandOver(migration_id="m0", block_ids=range(4)))
+        await asyncio.wait_for(pulling.wait(), WAIT_S)
+        source.lose()
+        arrivals = worker.role._mover.coordinator.arrivals  # type: ignore[union-attr]
+        go_on.set()
+        async with asyncio.timeout(WAIT_S):
+            while arrivals.running or worker.engine.instance.request_ids:  # noqa: ASYNC110  a socket's end sets no event
+                await asyncio.sleep(0.01)
+        assert worker.engine.instance.load().kv_blocks_used == 0
+
+
+async def test_an_engine_that_cannot_pause_a_request_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+
+        async def breaks(_: str) -> None:
+            raise EngineFailed("no pause today")
+
+        monkeypatch.setattr(mesh.workers["a"].engine, "pause", breaks)
+        order = await start(mesh)
+        offered = await target.hear("offer")
+        target.say(accept=migration_pb2.MigrationAccept(migration_id=offered.migration_id))
+        first = await target.hear("round")
+        target.say(pulled=migration_pb2.MigrationPulled(migration_id=offered.migration_id, number=first.number))
+        answer = await order
+        assert "no pause today" in answer.reason
+        await goes_on(mesh)
 
 
 async def test_too_many_migrations_at_once_are_refused_and_an_unknown_one_has_failed() -> None:
