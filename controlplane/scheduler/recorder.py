@@ -1,6 +1,8 @@
 """Writes what the scheduler was told and decided to a file, if it is asked to: see `controlplane.recording`."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
@@ -55,19 +57,31 @@ class Recorder:
             return
         self._left_bytes -= len(line)
         self.events_total += 1
-        try:
+        with self._ending_on_failure():
             self._file.write(line)
-        except OSError as error:
-            log.error("the recording ends: the file cannot be written", extra={"error": str(error)})
-            self._file = None
 
     def flush(self) -> None:
         """So that a scheduler that is killed leaves all but the last moments."""
         if self._file is not None:
-            self._file.flush()
+            with self._ending_on_failure():
+                self._file.flush()
 
     def close(self) -> None:
         """The end of the recording."""
         if self._file is not None:
-            self._file.close()
+            with self._ending_on_failure():
+                self._file.close()
             self._file = None
+
+    @contextmanager
+    def _ending_on_failure(self) -> Iterator[None]:
+        """A disk that is full ends the recording, not the scheduler."""
+        file = self._file
+        try:
+            yield
+        except OSError as error:
+            log.error("the recording ends: the file cannot be written", extra={"error": str(error)})
+            self._file = None
+            if file is not None:
+                with suppress(OSError):
+                    file.close()

@@ -1,7 +1,9 @@
 """What a live scheduler decided is what the same policies decide outside of it, over equal snapshots."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -235,6 +237,15 @@ def test_a_recording_ends_where_it_is_full_and_its_last_line_may_be_cut(tmp_path
         replay([msgspec.json.encode(events.Ended(0, "r")) + b"\n"])
     with pytest.raises(ConfigurationError, match="cannot record"):
         Recorder(tmp_path, 300, ClusterLimits())
+
+
+@pytest.mark.parametrize("fails", [Recorder.flush, Recorder.close])
+def test_a_full_disk_ends_the_recording_and_not_the_scheduler(fails: Callable[[Recorder], None], caplog: Any) -> None:
+    recorder = Recorder(Path("/dev/full"), 1 << 20, ClusterLimits())
+    fails(recorder)
+    assert not recorder.is_recording
+    assert "the file cannot be written" in caplog.text
+    recorder.tell(events.Ended(0, "r"))
 
 
 def test_stages_and_their_changes_are_part_of_a_recording(tmp_path: Path) -> None:
