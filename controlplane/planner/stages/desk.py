@@ -23,7 +23,7 @@ from controlplane.policies.stages.record import (
     layout_key,
 )
 from controlplane.protocols.bid_ask.limits import BidAskLimits
-from mesh.errors import PenstockError
+from mesh.errors import ConfigurationError, PenstockError
 from mesh.membership import Directory, Member
 from mesh.store.followed_prefix import FollowedPrefix
 from mesh.store.interface import StateStore
@@ -71,6 +71,10 @@ class StageDesk:
         self._seen: dict[str, tuple[tuple[str, ...], float]] = {}
         """By model: the instances, and since when they are these."""
         self._tried_s: dict[str, float] = {}
+        self._is_told = False
+        """The store has said whether stages are on. Before that nothing is planned, and no plan taken away."""
+        self._planning = asyncio.Lock()
+        """Plans on demand and those that are due follow each other."""
 
     def start(self, tasks: TaskSet, on_error: Callable[[BaseException], None]) -> None:
         """Follow the store and plan, for ever."""
@@ -116,6 +120,7 @@ class StageDesk:
     # -- inside
 
     def _apply(self, setting: StagesSetting, revision: int) -> None:
+        self._is_told = True
         if setting != self.setting:
             log.warning(
                 "stages set", extra={"enabled": setting.enabled, "method": setting.method, "revision": revision}
@@ -136,7 +141,7 @@ class StageDesk:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
-            if not self._is_in_charge:
+            if not (self._is_told and self._is_in_charge):
                 continue
             try:
                 if self.setting.enabled:
@@ -168,6 +173,10 @@ class StageDesk:
         return is_old or record.parameters != self.setting.parameters
 
     async def _plan(self, model: str, members: Sequence[Member]) -> None:
+        async with self._planning:
+            await self._plan_alone(model, members)
+
+    async def _plan_alone(self, model: str, members: Sequence[Member]) -> None:
         self._tried_s[model] = self._clock()
         statistics = await collect(members)
         if len(statistics.lengths) < self.setting.fewest_lengths:
@@ -202,7 +211,7 @@ class StageDesk:
         degrees = (members[0].attributes.get(name, "1") for name in ("tensor_parallel", "pipeline_parallel"))
         shape = ReplicaShape(*map(int, degrees))
         mean_output = sum(outputs for _, outputs in statistics.lengths) / len(statistics.lengths)
-        before = self.record(model)
+        before = await self._stored(model)
         # 256 instances take a few hundred milliseconds: not on the event loop.
         return await asyncio.to_thread(
             make_record,
@@ -215,6 +224,18 @@ class StageDesk:
             None if before is None else before.layout,
             int(1000 * self._wall_clock()),
         )
+
+    async def _stored(self, model: str) -> StageRecord | None:
+        """The plan that stands in the store now, of which the followed one may know nothing yet: no two plans may
+        have one revision. One that cannot be read is none."""
+        entry = await self._store.get(layout_key(model))
+        if entry is None:
+            return None
+        try:
+            return msgspec.json.decode(entry.value, type=StageRecord)
+        except (msgspec.MsgspecError, ConfigurationError) as error:
+            log.error("a stage plan cannot be read", extra={"model": model, "error": str(error)})
+            return None
 
     async def _profiles(self) -> list[InstanceProfile]:
         found = []

@@ -17,7 +17,14 @@ from controlplane.planner.stages.making import DERIVED, LengthStatistics, qualit
 from controlplane.planner.stages.service import StagePlannerService
 from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.stage_partition import PartitionMethod
-from controlplane.policies.stages.record import BOUNDARY_PREFIX, BoundaryRecord, boundary_key
+from controlplane.policies.stages.record import (
+    BOUNDARY_PREFIX,
+    LAYOUT_PREFIX,
+    STAGES_KEY,
+    BoundaryRecord,
+    boundary_key,
+)
+from mesh.errors import StoreError
 from mesh.membership import Announcement, Directory, Member
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
@@ -157,6 +164,64 @@ async def test_instances_that_change_are_planned_for_once_they_settle(bench: Ben
 
     settled = await bench.until(time_passes)
     assert {instance.instance_id for stage in settled.stages for instance in stage.instances} == {"b", "c"}
+
+
+class Blind:
+    """A store that cannot list what stands under one prefix."""
+
+    def __init__(self, bench: Bench, prefix: str) -> None:
+        self._bench = bench
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bench.store, name)
+
+    async def range(self, prefix: str) -> Any:
+        if prefix == self._prefix:
+            raise StoreError("the store is away")
+        return await self._bench.store.range(prefix)
+
+    def desk(self) -> StageDesk:
+        """Another planner, restarted."""
+        store: Any = self
+        clock = self._bench.clock
+        desk = StageDesk(store, self._bench.directory, "planner", PlannerMetrics(CollectorRegistry()), clock, clock)
+        desk.start(self._bench.tasks, self._bench.errors.append)
+        return desk
+
+
+async def planned(bench: Bench) -> None:
+    bench.told = LengthStatistics(LENGTHS, 400.0, 0.0)
+    for name in ("a", "b"):
+        await bench.join(name)
+    await switch(bench, enabled=True, method="chain")
+    await bench.until(lambda model: model.revision == 1)
+
+
+async def test_plans_stand_while_a_restarted_planner_has_not_heard_whether_stages_are_on(bench: Bench) -> None:
+    await planned(bench)
+    restarted = Blind(bench, STAGES_KEY).desk()
+    async with asyncio.timeout(WAIT_S):
+        while restarted.record("m") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            await asyncio.sleep(desk_module.CHECK_S)
+    assert (await bench.model()).revision == 1
+
+
+async def test_a_restarted_planner_that_does_not_know_the_plans_yet_gives_no_revision_twice(bench: Bench) -> None:
+    await planned(bench)
+    Blind(bench, LAYOUT_PREFIX).desk()
+    bench.clock.now_s += 1.0
+    replanned = await bench.until(lambda model: model.planned_unix_ms > 1_000_000)
+    assert replanned.revision > 1
+
+
+async def test_plans_asked_for_at_the_same_time_have_a_revision_each(bench: Bench) -> None:
+    await planned(bench)
+    asked = stages_pb2.PlanStagesRequest()
+    await asyncio.gather(*(bench.stub.PlanStages(asked) for _ in range(4)))
+    await bench.until(lambda model: model.revision == 5)
 
 
 async def test_boundaries_of_this_plan_are_shown_with_their_story(bench: Bench) -> None:
