@@ -35,8 +35,6 @@ class SampledWorkload:
     """Those sampled; none is news too."""
     judge: str
     """Whose scores these are: those of other judges are left out, they do not compare."""
-    left_out: int
-    """Samples that a tier or a judge failed."""
 
     @property
     def rate_per_s(self) -> float:
@@ -94,7 +92,7 @@ class WorkloadSampler:
             log.warning(
                 "samples left out", extra={"cascade": self._record.name, "left_out": left_out, "of": len(completed)}
             )
-        return SampledWorkload(self._record, window.offered, window.seconds, tuple(kept), first, left_out)
+        return SampledWorkload(self._record, window.offered, window.seconds, tuple(kept), first)
 
     async def _on_every_tier(
         self, sampled: SampledRequest, turns: asyncio.Semaphore

@@ -12,14 +12,10 @@ class Window(Generic[Item]):
     """A finished window."""
 
     items: tuple[Item, ...]
-    """A uniform sample of what was offered."""
+    """A uniform sample of what could be taken."""
     offered: int
+    """With what was only counted."""
     seconds: float
-
-    @property
-    def rate_per_s(self) -> float:
-        """Arrivals."""
-        return self.offered / self.seconds if self.seconds > 0 else 0.0
 
 
 class SampleWindow(Generic[Item]):
@@ -30,24 +26,25 @@ class SampleWindow(Generic[Item]):
         self._began_s = began_s
         self._rng = rng
         self._items: list[Item] = []
-        self._offered = 0
+        self._takeable = 0
+        self._counted = 0
 
     def offer(self, item: Item) -> None:
         """Something that the window may take."""
-        self._offered += 1
+        self._takeable += 1
         if len(self._items) < self._size:
             self._items.append(item)
             return
-        place = self._rng.randrange(self._offered)
+        place = self._rng.randrange(self._takeable)
         if place < self._size:
             self._items[place] = item
 
     def count(self) -> None:
         """Something that arrived but cannot be taken."""
-        self._offered += 1
+        self._counted += 1
 
     def close(self, now_s: float) -> Window[Item]:
         """What was taken; the next window begins now."""
-        window = Window(tuple(self._items), self._offered, now_s - self._began_s)
-        self._began_s, self._items, self._offered = now_s, [], 0
+        window = Window(tuple(self._items), self._takeable + self._counted, now_s - self._began_s)
+        self._began_s, self._items, self._takeable, self._counted = now_s, [], 0, 0
         return window
