@@ -79,6 +79,8 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
         self._metrics.scores.labels(record.name, tier, judgement.judge).observe(judgement.score)
         if judgement.passed_over:
             self._metrics.passed_over.labels(record.name).inc()
+            story = {"request_id": request.request_id, "judge": judgement.judge, "passed_over": judgement.passed_over}
+            log.info("another judge stood in", extra=story)
         return cascade_pb2.JudgeResponse(
             score=judgement.score, judge=judgement.judge, passed_over=judgement.passed_over
         )

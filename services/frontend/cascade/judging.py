@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -42,7 +41,6 @@ class Score:
 
     score: float
     judge: str
-    passed_over: Sequence[str]
 
 
 class JudgeClient:
@@ -88,7 +86,7 @@ class JudgeClient:
                 if clock() >= ends_s or not _may_another_judge(error):
                     break
             else:
-                return Score(answer.score, answer.judge, tuple(answer.passed_over))
+                return Score(answer.score, answer.judge)
         self._count_untold(request)
         raise JudgeUnavailable("; ".join(failures) or "no cascade router is running")
 
