@@ -254,7 +254,7 @@ async def test_all_routers_tell_the_same_planner(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("services.cascade.sampling.planner_link.open_channel", refused)
     planners = [Member("planner", f"planner-{n}", "", f"host-{n}:1", "") for n in (0, 1)]
-    workload = SampledWorkload(RECORD, 10, 10.0, (), "first", 0)
+    workload = SampledWorkload(RECORD, 10, 10.0, (), "first")
     for order in (planners, planners[::-1]):
         directory: Any = SimpleNamespace(members=lambda _, order=order: order)
         with pytest.raises(ConnectionError):
@@ -265,7 +265,7 @@ async def test_all_routers_tell_the_same_planner(monkeypatch: pytest.MonkeyPatch
 async def test_a_workload_that_no_planner_takes_is_counted_as_lost() -> None:
     registry = CollectorRegistry()
     directory: Any = FakeDirectory()
-    workload = SampledWorkload(RECORD, 10, 10.0, (), "first", 0)
+    workload = SampledWorkload(RECORD, 10, 10.0, (), "first")
     await PlannerLink(directory, "cascade-0", CascadeMetrics(registry)).report(workload)
     labels = {"cascade": "both", "outcome": "lost"}
     assert registry.get_sample_value("penstock_cascade_workloads_total", labels) == 1
