@@ -53,7 +53,7 @@ class Recovery:
         log.warning("recovering a request", extra=story)
         task = asyncio.get_running_loop().create_task(self._place(relay, loss))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: self._placed(done, relay, loss))
 
     def close(self) -> None:
         """Recover nothing any more."""
@@ -62,6 +62,9 @@ class Recovery:
 
     async def _place(self, relay: Relay, loss: Loss) -> None:
         self._placer.ended(relay.request_id, ok=False, reason=loss.reason)
+        if loss.reason == "unavailable":
+            # A worker says so within a millisecond: without pauses all recoveries would be used up before it can end.
+            await asyncio.sleep(RETRY_S * (relay.recoveries - 1))
         give_up_s = self._clock() + self._bounds.wait_s
         excluded = [loss.instance_id]
         while True:
@@ -81,6 +84,13 @@ class Recovery:
         self._metrics.recoveries.labels(loss.reason).inc()
         log.info("request recovered", extra={"request_id": relay.request_id, "instance_id": placement.instance_id})
 
+    def _placed(self, task: asyncio.Task[None], relay: Relay, loss: Loss) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a recovery broke", exc_info=error, extra={"request_id": relay.request_id})
+            self._give_up(relay, loss)
+
     def _give_up(self, relay: Relay, loss: Loss) -> None:
         self._metrics.failed_recoveries.labels(loss.reason).inc()
+        self._placer.pool.take_back(relay)
         relay.fail(loss.error)

@@ -147,6 +147,48 @@ async def test_the_only_worker_may_come_back_in_time(model_path: Path) -> None:
         assert answer.usage.completion_tokens == 40
 
 
+async def test_workers_that_refuse_at_once_have_a_moment_to_make_room(model_path: Path) -> None:
+    """As while the former lives of the request are being dropped."""
+    has_room = asyncio.Event()
+
+    def refuses_for_now(request: request_pb2.GenerateRequest) -> list[Delta]:
+        if has_room.is_set():
+            return goes_on(request)
+        asyncio.get_running_loop().call_later(0.1, has_room.set)
+        return [failure(request_pb2.ERROR_CODE_UNAVAILABLE, "being dropped")]
+
+    async with mesh_of_fakes(model_path, refuses_for_now) as mesh:
+        answer, _ = await ask(mesh)
+        assert answer.usage.completion_tokens == 40
+        assert mesh.metric("recoveries_total", reason="unavailable") <= 3
+
+
+async def test_a_request_that_cannot_be_recovered_leaves_nothing_behind(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, recovery_wait_s=0.05, connect_wait_s=0.05) as mesh, mesh.http() as http:
+        worker = await mesh.add_worker(stops_after(10))
+        asking = asyncio.create_task(http.post("/v1/completions", json=BODY))
+        await mesh.until(lambda: emitted(mesh) == 10)
+        await worker.stop()
+        assert (await asking).status_code == 502
+        assert mesh.metric("failed_recoveries_total", reason="worker_lost") == 1
+        assert mesh.service.pool._relays._relays == {}
+
+
+async def test_a_recovery_that_breaks_fails_its_request(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+        one, _ = await two_workers(mesh, stops_after(10))
+        asking = asyncio.create_task(http.post("/v1/completions", json=BODY))
+        await mesh.until(lambda: emitted(mesh) == 10)
+
+        async def breaks(request: scheduler_pb2.PlaceRequest) -> Any:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(mesh.service.placement, "place", breaks)
+        await one.stop()
+        async with asyncio.timeout(5):
+            assert (await asking).status_code == 502
+
+
 async def never() -> worker_pb2.LoadReport:
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
