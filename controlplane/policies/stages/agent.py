@@ -122,13 +122,15 @@ class StageAgent:
         self, layout: StageLayout | None, model: QoeModel | None, now_ms: float
     ) -> tuple[AgentInstruction, ...]:
         """From now on; `layout` knows only instances that are alive (see `StageLayout.covering`). Where the plan has
-        another end of this instance's range than before, refinement starts from there."""
+        another end of this instance's range than before, refinement starts from there; under a new plan with the same
+        end it goes on, and what it has found is told as the new plan's."""
+        is_replanned = layout is not None and self.layout is not None and layout.revision != self.layout.revision
         self.layout, self._model = layout, model
         stage = self.stage
         is_bounded = layout is not None and stage is not None and stage < len(layout.boundaries_tokens)
         planned = layout.boundaries_tokens[stage] if is_bounded else None  # type: ignore[index, union-attr]
         if planned == self._planned_tokens:
-            return ()
+            return (BoundaryMoved(self.boundary.tokens),) if is_replanned and self.boundary is not None else ()
         self._planned_tokens = planned
         self._refined_ms = now_ms
         if planned is None:

@@ -168,7 +168,10 @@ def test_a_new_plan_starts_from_its_own_boundary_and_a_loss_elsewhere_changes_no
     assert agent.use_layout(LAYOUT.covering("abc"), MODEL, mesh.now_ms) == ()
     assert agent.boundary is not None
     assert agent.boundary.tokens == 9000
-    moved = agent.use_layout(StageLayout("m", 2, LAYOUT.stages, (500,)), MODEL, mesh.now_ms)
+    planned_alike = StageLayout("m", 2, LAYOUT.stages, LAYOUT.boundaries_tokens)
+    assert agent.use_layout(planned_alike, MODEL, mesh.now_ms) == (BoundaryMoved(9000),), "told as of this plan"
+    assert agent.use_layout(planned_alike, MODEL, mesh.now_ms) == ()
+    moved = agent.use_layout(StageLayout("m", 3, LAYOUT.stages, (500,)), MODEL, mesh.now_ms)
     assert moved == (BoundaryMoved(500),)
     assert agent.use_layout(LAYOUT.covering("ab"), MODEL, mesh.now_ms) == (BoundaryMoved(inf),)
     assert agent.boundary is None
