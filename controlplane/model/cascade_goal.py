@@ -1,5 +1,6 @@
 """What a cascade's plans are to reach: a record in the state store that the planner follows."""
 
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -49,12 +50,12 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         """Itself. Raises `ConfigurationError` for what no plan can be made for."""
         if not self.cascade or "/" in self.cascade:
             raise ConfigurationError(f"a goal needs the name of a cascade, got {self.cascade!r}")
-        if self.gpus < 1 or not self.tiers or (self.judge_s is not None and self.judge_s < 0):
+        if self.gpus < 1 or not self.tiers or not 0 <= (self.judge_s or 0.0) < inf:
             raise ConfigurationError(f"the goal of {self.cascade} needs gpus >= 1, a tier at least and judge_s >= 0")
         if (self.quality is None) == (self.latency_s is None):
             raise ConfigurationError(f"the goal of {self.cascade} is either a quality or a latency")
         if self.quality is not None and not 0 <= self.quality <= 100:
             raise ConfigurationError(f"the goal of {self.cascade}: a quality goes from 0 to 100, got {self.quality:g}")
-        if self.latency_s is not None and self.latency_s <= 0:
+        if self.latency_s is not None and not 0 < self.latency_s < inf:
             raise ConfigurationError(f"the goal of {self.cascade}: a latency is above 0 s, got {self.latency_s:g}")
         return self
