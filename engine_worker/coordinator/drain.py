@@ -29,11 +29,11 @@ async def evacuate(instance: Instance, coordinator: Coordinator) -> int:
     moved, vain = 0, 0
     refused: dict[str, frozenset[str]] = {}
     while vain < MAX_VAIN_PASSES:
-        running = [
-            tracked.request.request_id
-            for tracked in instance.table.live()
-            if tracked.state == "running" and not coordinator.is_ordered(tracked.request.request_id)
-        ]
+        here = [tracked.request.request_id for tracked in instance.table.live() if tracked.state == "running"]
+        running = [request_id for request_id in here if not coordinator.is_ordered(request_id)]
+        if here and not running:  # all are being moved by others' orders, and some may yet stay
+            await asyncio.sleep(PAUSE_S)
+            continue
         loads = await ready_loads(coordinator.peers()) if running else {}
         if not loads:
             break

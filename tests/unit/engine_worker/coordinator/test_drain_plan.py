@@ -1,9 +1,17 @@
-"""Where the requests of a drained instance go."""
+"""Where the requests of a drained instance go, and when."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.coordinator.drain import assign
+from engine_worker.coordinator import drain
+from engine_worker.coordinator.drain import assign, evacuate
+from engine_worker.coordinator.outgoing import MigrationOutcome
+from engine_worker.request_table import RequestTable
+from tests.unit.engine_worker.worker.fake_engine import make_request
 
 TARGETS = ("a", "b", "c")
 
@@ -30,3 +38,39 @@ def test_every_request_gets_a_target_that_may_take_it(
     for request_id, target in plan.items():
         unwilling = refused.get(request_id, frozenset())
         assert target not in unwilling or unwilling >= set(loads)
+
+
+class HandingOver:
+    """An instance whose request is being handed over when the drain begins, and the coordinator that does it."""
+
+    def __init__(self) -> None:
+        self.table = RequestTable()
+        self.table.admit(make_request("r"), stream_id=1, frontend_id="f", now_s=0.0)
+        self.orders_of_others = 3
+        self.moved_to: list[str] = []
+
+    def peers(self) -> Sequence[Any]:
+        return ()
+
+    def is_ordered(self, request_id: str) -> bool:
+        """The target refuses in the end: the request stays."""
+        self.orders_of_others -= 1
+        return self.orders_of_others >= 0
+
+    async def migrate(self, request_id: str, target: str) -> MigrationOutcome:
+        self.table.take_out(request_id)
+        self.moved_to.append(target)
+        return MigrationOutcome(True)
+
+
+async def test_a_request_whose_hand_over_fails_during_the_drain_is_moved_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def loads(_: object) -> dict[str, int]:
+        return {"b": 0}
+
+    monkeypatch.setattr(drain, "ready_loads", loads)
+    monkeypatch.setattr(drain, "PAUSE_S", 0.0)
+    both: Any = HandingOver()
+    assert await evacuate(both, both) == 1
+    assert both.moved_to == ["b"]
