@@ -56,7 +56,7 @@ def plan_case(window: ObservedWindow, tiers: Sequence[SeenBefore]) -> PlanCase:
     where it counts on the tier, or where there is no plan, the tier is only not there now, and a plan that drops it for
     that would keep it from ever being seen. Raises `PlanInfeasible` then.
     """
-    requests, planned, notes = _falls_of_all(window.requests), [], []
+    requests, planned, notes = window.requests, [], []
     for number, tier in enumerate(tiers):
         lacking = sum(request.scores[number] is None for request in requests)
         if lacking and not tier.requests:
@@ -73,9 +73,8 @@ def plan_case(window: ObservedWindow, tiers: Sequence[SeenBefore]) -> PlanCase:
         planned.append(number)
     if not planned:
         raise PlanInfeasible("no tier has answered enough samples")
-    return PlanCase(
-        tuple(tier.model for tier in tiers), tuple(planned), replace(window, requests=requests), tuple(notes)
-    )
+    complete = replace(window, requests=_falls_of_all(requests))
+    return PlanCase(tuple(tier.model for tier in tiers), tuple(planned), complete, tuple(notes))
 
 
 def _falls_of_all(requests: tuple[WorkloadRequest, ...]) -> tuple[WorkloadRequest, ...]:

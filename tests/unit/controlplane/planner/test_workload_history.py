@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from controlplane.planner.cascade.history import WorkloadHistory
+from controlplane.planner.cascade.plan_case import SeenBefore, plan_case
 from controlplane.planning.cascade.drift import DriftSettings
 from controlplane.planning.cascade.observed import ObservedWindow
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
@@ -213,3 +214,13 @@ def test_windows_keep_their_falls_if_all_have_them() -> None:
         assert (merged.falls is not None) == kept
         if merged.falls is not None and second.falls is not None:
             assert merged.falls[40:] == second.falls
+
+
+def test_answers_that_stand_in_without_their_falls_leave_the_window_readable() -> None:
+    whole, before = observed(falling(0.1)), observed(window(requests=10))
+    lacking = msgspec.structs.replace(
+        whole.requests[0], output_tokens=(20, None), scores=(20.0, None), falls=(((2, 20.0),), None)
+    )
+    seen = replace(whole, requests=(lacking, *whole.requests[1:]))
+    tiers = [SeenBefore("small", seen.requests, 0, False), SeenBefore("large", before.requests, 1, False)]
+    assert read_workload(plan_case(seen, tiers).lines())[1].falls is None
