@@ -17,27 +17,22 @@ log = logging.getLogger(__name__)
 
 LOAD_DEADLINE_S = 1.0
 PAUSE_S = 0.2
-"""Between two passes over what stayed."""
-MAX_VAIN_PASSES = 5
-"""Passes without a single success after which the rest is left to finish here."""
+"""Between two passes over what stayed; doubled after each that moved nothing."""
+LONGEST_PAUSE_S = 5.0
 MAX_REQUESTS_A_PASS = 64
 
 
 async def evacuate(instance: Instance, coordinator: Coordinator) -> int:
     """Move the running requests of a draining instance to the least loaded others, and again elsewhere where one is
-    refused. Returns how many moved; what cannot be moved is left to finish here."""
-    moved, vain = 0, 0
+    refused, until none is left: what cannot be moved now may be once another instance has room or is there again.
+    Returns how many moved."""
+    moved, pause_s = 0, PAUSE_S
     refused: dict[str, frozenset[str]] = {}
-    while vain < MAX_VAIN_PASSES:
-        here = [tracked.request.request_id for tracked in instance.table.live() if tracked.state == "running"]
+    while here := [tracked.request.request_id for tracked in instance.table.live() if tracked.state == "running"]:
+        # Those that are being moved by others' orders may yet stay.
         running = [request_id for request_id in here if not coordinator.is_ordered(request_id)]
-        if here and not running:  # all are being moved by others' orders, and some may yet stay
-            await asyncio.sleep(PAUSE_S)
-            continue
         loads = await ready_loads(coordinator.peers()) if running else {}
-        if not loads:
-            break
-        plan = assign(running[:MAX_REQUESTS_A_PASS], loads, refused)
+        plan = assign(running[:MAX_REQUESTS_A_PASS], loads, refused) if loads else {}
         outcomes = await asyncio.gather(*(coordinator.migrate(each, target) for each, target in plan.items()))
         for (request_id, target), outcome in zip(plan.items(), outcomes, strict=True):
             if not outcome.moved:
@@ -46,11 +41,10 @@ async def evacuate(instance: Instance, coordinator: Coordinator) -> int:
                 refused[request_id] = refused.get(request_id, frozenset()) | {target}
         successes = sum(outcome.moved for outcome in outcomes)
         moved += successes
-        vain = 0 if successes else vain + 1
-        if successes < len(plan):
-            await asyncio.sleep(PAUSE_S)
-    left = len(instance.table.live())
-    log.info("moved the running requests away", extra={"moved": moved, "left": left})
+        if not plan or successes < len(plan):
+            await asyncio.sleep(pause_s)
+            pause_s = PAUSE_S if successes else min(2 * pause_s, LONGEST_PAUSE_S)
+    log.info("moved the running requests away", extra={"moved": moved})
     return moved
 
 
