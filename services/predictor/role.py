@@ -24,6 +24,7 @@ class PredictorRole:
         self._shelf = ArtefactShelf(settings.artefact)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="length-predictor")
         self._tasks = TaskSet("predictor")
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Load what is there and serve the contract."""
@@ -34,12 +35,13 @@ class PredictorRole:
             predictor_pb2_grpc.add_LengthPredictorServicer_to_server, service, "penstock.v1.LengthPredictor"
         )
         if self._shelf.folders:
-            self._tasks.spawn(self._watch(), name="artefacts")
+            self._watching = self._tasks.spawn(self._watch(), name="artefacts")
         return {}
 
     async def failed(self) -> None:
-        """Never: a folder that cannot be read is shown, and what was loaded before goes on to be served."""
-        await asyncio.Event().wait()
+        """A folder that cannot be read is shown, and what was loaded before goes on to be served; but raises what ended
+        the watch, without which nothing new would be taken up."""
+        await (self._watching if self._watching is not None else asyncio.Event().wait())
 
     async def drain(self) -> None:
         """Nothing to wait for: every answer is immediate."""

@@ -40,7 +40,8 @@ class ArtefactShelf:
             present = _look_of(folder.path / METADATA_FILE)
             if present is None:
                 self._note_missing(folder)
-            elif present != folder.seen:
+            elif present != folder.seen or folder.refused:
+                # What is refused may be on its way: a folder is copied file by file.
                 folder.seen = present
                 self._load(folder)
 
@@ -61,6 +62,8 @@ class ArtefactShelf:
         try:
             artefact = load_artefact(folder.path)
         except ConfigurationError as error:
+            if str(error) == folder.refused:
+                return
             self.refusals_total += 1
             folder.refused = str(error)
             kept = "nothing" if folder.artefact is None else folder.artefact.name

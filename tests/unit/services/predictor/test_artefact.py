@@ -62,6 +62,7 @@ def _change(folder: Path, **fields: object) -> None:
         ({"format": 99}, "has format 99, this version reads 1"),
         ({"weights_sha256": "0" * 64}, "is not the file that"),
         ({"sizes": [16, 8, 5, 1]}, "promises layers of the shapes"),
+        ({"sizes": []}, "promises layers of the shapes"),
         ({"sizes": [16, 8, 4, 1, 1]}, "does not hold the layers"),
         ({"hidden_size": 9}, "promises layers of the shapes"),
         ({"inputs": "tea leaves"}, "is no artefact"),

@@ -13,6 +13,7 @@ from mesh.rpc.client import open_channel
 from penstock.v1 import predictor_pb2, predictor_pb2_grpc
 from services.predictor.role import PredictorRole
 from services.predictor.settings import PredictorSettings
+from services.predictor.shelf import ArtefactShelf
 from tests.unit.controlplane.local_mesh import local_mesh
 from tests.unit.services.predictor.artefacts import FINGERPRINT, HIDDEN_SIZE, make_artefact, make_network
 
@@ -102,3 +103,17 @@ async def test_an_artefact_is_swapped_while_it_is_served(tmp_path: Path) -> None
         assert "is no artefact" in status.folders[0].refused
         assert status.artefact == f"m@{second.version}"
         assert (await stub.Predict(batch())).artefact == f"m@{second.version}"
+
+
+async def test_a_watch_that_dies_ends_the_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_artefact(tmp_path)
+    async with local_mesh() as mesh:
+        role = PredictorRole(PredictorSettings(artefact=(tmp_path,), artefact_poll_s=0.01))
+        await mesh.start(role, "predictor-0")
+
+        def broken(_: ArtefactShelf) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(ArtefactShelf, "look", broken)
+        with pytest.raises(ZeroDivisionError):
+            await role.failed()

@@ -48,6 +48,19 @@ def test_a_bad_one_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
     assert shelf.folders[0].refused == ""
 
 
+def test_an_artefact_that_is_copied_file_by_file_is_taken_up_once_it_is_whole(tmp_path: Path) -> None:
+    trained, served = tmp_path / "trained", tmp_path / "served"
+    metadata = make_artefact(trained)
+    served.mkdir()
+    shelf = ArtefactShelf((served,))
+    for name in sorted(file.name for file in trained.iterdir()):  # as cp does: the description first
+        assert not shelf.folders[0].artefact
+        (served / name).write_bytes((trained / name).read_bytes())
+        shelf.look()
+    assert shelf.find("m", FINGERPRINT, HIDDEN_SIZE).metadata.version == metadata.version
+    assert shelf.folders[0].refused == ""
+
+
 def test_a_removed_artefact_goes_on_to_be_served(tmp_path: Path) -> None:
     shelf = ArtefactShelf((tmp_path,))
     good = make_artefact(tmp_path)
