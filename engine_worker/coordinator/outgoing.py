@@ -86,7 +86,6 @@ class OutgoingMigration:
         self._is_told = False
         """All tokens of the paused request are on the stream to the frontend."""
         self._paused_at_s = 0.0
-        self._began_s = workplace.clock()
         self._abort_waits = False
         self._ending: Literal["ended", "refused", "failed"] = "failed"
         self._offered_s: float | None = None
@@ -231,8 +230,11 @@ class OutgoingMigration:
             workplace.metrics.paused(paused_s)
         moved = state is SourceState.MOVED
         blocks = len(self._block_ids) if moved else self._machine.copied_blocks
-        seconds = workplace.clock() - self._began_s
-        workplace.metrics.ended("out", state.value, blocks, blocks * workplace.engine.kv_block_bytes, seconds)
+        moved_blocks = blocks if moved else 0
+        seconds = 0.0 if self._offered_s is None else workplace.clock() - self._offered_s
+        workplace.metrics.ended(
+            "out", state.value, moved_blocks, moved_blocks * workplace.engine.kv_block_bytes, seconds
+        )
         level = logging.ERROR if state is SourceState.LOST else logging.INFO
         log.log(level, "a migration ended", extra={"request_id": self.request_id, "story": self._machine.story})
         rounds = self._machine.rounds

@@ -89,6 +89,8 @@ async def test_a_target_that_fails_during_the_hand_over_gives_the_request_back()
         answer = await order
         assert answer.reason == "blocks torn"
         assert answer.paused_ms > 0
+        assert answer.blocks > 0
+        assert mesh.workers["a"].metric("penstock_worker_migrated_kv_blocks_total", direction="out") == 0, "none moved"
         await goes_on(mesh)
 
 
