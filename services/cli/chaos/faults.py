@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from mesh.errors import PeerUnavailable
 from mesh.membership import Member
@@ -32,12 +33,12 @@ async def requests_of(workers: Sequence[Member]) -> dict[str, int]:
 
 
 async def inject(fault: Fault, worker: Member) -> None:
-    """Break it now."""
+    """Break it now. Raises PeerUnavailable if its process is not on this machine, or no more."""
     match fault:
         case "kill":
-            os.kill(pid_of(worker), signal.SIGKILL)
+            _signal(worker, signal.SIGKILL)
         case "hang":
-            os.kill(pid_of(worker), signal.SIGSTOP)
+            _signal(worker, signal.SIGSTOP)
         case "drain":
             await call(worker, worker_pb2_grpc.WorkerStub, "Drain", worker_pb2.DrainRequest(migrate=True))
 
@@ -49,9 +50,26 @@ def woken_at_the_end(fault: Fault, workers: Iterable[Member]) -> Iterator[None]:
         yield
     finally:
         for worker in workers if fault == "hang" else ():
-            os.kill(pid_of(worker), signal.SIGCONT)
+            with suppress(PeerUnavailable):  # it may have been killed, or never stopped
+                _signal(worker, signal.SIGCONT)
 
 
-def pid_of(worker: Member) -> int:
-    """Its process, as it announced it."""
-    return int(worker.attributes["pid"])
+def _signal(worker: Member, number: signal.Signals) -> None:
+    """To its process, as it announced it: a number that means another process on another machine."""
+    host = worker.address.rpartition(":")[0].strip("[]")
+    if not _is_here(host):
+        raise PeerUnavailable(f"worker {worker.member_id} is at {host}, not on this machine: run penstock chaos there")
+    try:
+        os.kill(int(worker.attributes["pid"]), number)
+    except ProcessLookupError as error:
+        raise PeerUnavailable(f"the process of worker {worker.member_id} is gone") from error
+
+
+def _is_here(host: str) -> bool:
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
