@@ -131,12 +131,10 @@ class PlacementDesk:
         )
 
     def _refusal(self, message: scheduler_pb2.PlaceRequest, error: PlacementError) -> scheduler_pb2.PlaceResponse:
-        # A scheduler that has heard of no instance yet cannot say that a model does not exist.
-        kind = NoInstance if self.feed.heard_s is None else type(error)
-        text = (
-            "the scheduler has not heard from a monitor yet; retry shortly" if self.feed.heard_s is None else str(error)
-        )
-        outcome = OUTCOMES[kind]
+        outcome, text = OUTCOMES[type(error)], str(error)
+        if self.feed.heard_s is None:  # it cannot say that a model does not exist, nor that nobody can serve it
+            outcome = scheduler_pb2.PLACE_OUTCOME_NOT_READY
+            text = "the scheduler has not heard from a monitor yet; retry shortly"
         self._metrics.refusals.labels(scheduler_pb2.PlaceOutcome.Name(outcome)).inc()
         return scheduler_pb2.PlaceResponse(
             request_id=message.request_id, outcome=outcome, policy=self.switch.in_force.name, message=text

@@ -1,8 +1,8 @@
 """Where a request goes: asked of the scheduler, decided here while no scheduler answers."""
 
 import asyncio
-import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -52,7 +52,8 @@ class PlacementClient:
         self._metrics = metrics
         self._on_failed = on_failed
         self._waiting: dict[str, asyncio.Future[scheduler_pb2.PlaceResponse]] = {}
-        self._turns = itertools.count()
+        self._turns: Counter[str] = Counter()
+        """By model: the requests of several that come in turn must not meet on the same few instances."""
         self._schedulers: dict[str, Member] = {}
         self._member: Member | None = None
         self._stream: _Stream | None = None
@@ -109,7 +110,7 @@ class PlacementClient:
         await self._tasks.cancel()
 
     async def _ask(self, request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse | None:
-        """The scheduler's answer; None if it gave none within the deadline."""
+        """The scheduler's answer; None if it gave none within the deadline, or knows no instances yet."""
         if not self.connected:
             self._fall_back("no scheduler is connected")
             return None
@@ -127,6 +128,9 @@ class PlacementClient:
             return None
         finally:
             del self._waiting[request.request_id]
+        if response.outcome == scheduler_pb2.PLACE_OUTCOME_NOT_READY:
+            self._fall_back(response.message)
+            return None
         self._recover()
         return response
 
@@ -149,7 +153,9 @@ class PlacementClient:
         if not candidates:
             raise NoInstance(f"no instance of {request.model} is connected to this frontend")
         self._metrics.fallback_placements.inc()
-        return Placement(candidates[next(self._turns) % len(candidates)], FALLBACK_POLICY)
+        turn = self._turns[request.model]
+        self._turns[request.model] += 1
+        return Placement(candidates[turn % len(candidates)], FALLBACK_POLICY)
 
     def _fall_back(self, reason: str) -> None:
         if not self.fallback:

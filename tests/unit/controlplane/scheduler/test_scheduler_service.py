@@ -273,7 +273,7 @@ async def test_before_a_monitor_was_heard_nothing_is_called_unknown() -> None:
         scheduler = await mesh.scheduler()
         async with scheduler_stub(scheduler) as stub:
             answer = await stub.Place(place_request())
-            assert answer.outcome == scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE
+            assert answer.outcome == scheduler_pb2.PLACE_OUTCOME_NOT_READY
             assert "not heard from a monitor yet" in answer.message
 
 

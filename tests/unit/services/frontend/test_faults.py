@@ -247,6 +247,28 @@ async def test_a_scheduler_that_does_not_answer_costs_its_deadline_only(model_pa
         assert mesh.service.placement.fallback == ""
 
 
+async def test_a_scheduler_that_knows_no_instance_yet_refuses_nobody(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short) as mesh:
+        blind = scheduler_pb2.PlaceResponse(outcome=scheduler_pb2.PLACE_OUTCOME_NOT_READY, message="not yet")
+        mesh.scheduler.choose = lambda _: blind
+        answer = await mesh.client().chat.completions.create(**BODY)
+        assert answer.choices[0].finish_reason == "stop"
+        assert mesh.service.placement.fallback == "frontend_round_robin"
+
+
+async def test_the_fallback_takes_turns_for_each_model(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.scheduler.stop()
+        await mesh.until(lambda: not mesh.service.placement.connected)
+        for number, model in enumerate(("demo", "demo", "other", "other")):
+            await mesh.add_worker(short, instance_id=f"worker-{number}", model=model)
+        placed = [
+            (await mesh.service.placement.place(scheduler_pb2.PlaceRequest(request_id="r", model=model))).instance_id
+            for model in ("demo", "other") * 2
+        ]
+        assert sorted(placed) == ["worker-0", "worker-1", "worker-2", "worker-3"]
+
+
 @pytest.mark.parametrize(
     "outcome", [scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL, scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE]
 )
