@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.frontend.admission_gate import AdmissionGate
-from services.frontend.api.errors import invalid_api_key, too_many_requests, unavailable
+from services.frontend.api.errors import invalid_api_key, stopped, too_many_requests
 from services.frontend.api_keys import ApiKey, KeyRing
 from services.frontend.cascade.cascades import Cascades
 from services.frontend.cascade.judging import JudgeClient
@@ -74,7 +74,7 @@ class FrontendService:
     def end_all(self) -> None:
         """End every running request with an error that says why: the process stops."""
         for generation in self.running.values():
-            generation.mailbox.fail(unavailable("The frontend was stopped; try again.", "stopped"))
+            generation.mailbox.fail(stopped())
 
     def leave(self, key: ApiKey | None) -> None:
         """The end of a request that had entered."""

@@ -9,6 +9,8 @@ from starlette.responses import Response
 from services.frontend.api.answer_schema import Error, ErrorObject
 
 INVALID_REQUEST = "invalid_request_error"
+DEADLINE_EXCEEDED = "deadline_exceeded"
+STOPPED = "stopped"
 
 
 @dataclass(eq=False)
@@ -99,8 +101,13 @@ def deadline_exceeded(deadline_s: float) -> ApiError:
         504,
         f"The request was not finished within its deadline of {deadline_s:g} s; ask for fewer tokens.",
         "server_error",
-        code="deadline_exceeded",
+        code=DEADLINE_EXCEEDED,
     )
+
+
+def stopped() -> ApiError:
+    """503: this frontend ends with all that it serves."""
+    return unavailable("The frontend was stopped; try again.", STOPPED)
 
 
 def internal_error() -> ApiError:

@@ -13,7 +13,7 @@ from controlplane.protocols.cascade.terms import CascadeTerms
 from controlplane.protocols.cascade.walk import Accept, Action, Because, CascadeWalk, Fail, Generate, Judge
 from mesh.errors import JudgeUnavailable
 from services.frontend.api.answer_schema import CascadeFacts, Usage
-from services.frontend.api.errors import ApiError, model_not_found
+from services.frontend.api.errors import DEADLINE_EXCEEDED, STOPPED, ApiError, model_not_found
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.cascade import told
 from services.frontend.cascade.attempt import Attempt, summed
@@ -112,6 +112,11 @@ class Ascent:
             log.error("an answer broke off that its client had begun to get", extra=story)
             raise error
         log.warning("a tier could not answer", extra=story)
+        if error.code in (DEADLINE_EXCEEDED, STOPPED):  # no other tier would fare better
+            accepted = self._walk.out_of_time()
+            if accepted is None:
+                raise error
+            return accepted
         return self._walk.failed(attempt.tier, error.message, self._service.clock())
 
     async def _ask(self, attempt: Attempt, before: list[Attempt]) -> TierAnswer:

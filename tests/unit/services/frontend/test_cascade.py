@@ -223,6 +223,31 @@ async def test_a_request_is_counted_once_however_many_answers_are_judged(model_p
         assert (third.tier, third.first_answer) == ("large", True), "no answer was before it"
 
 
+@pytest.mark.parametrize(("ends", "status", "code"), [("stop", 503, "stopped"), ("deadline", 504, "deadline_exceeded")])
+async def test_what_ends_a_request_on_one_tier_is_not_tried_on_the_next(
+    model_path: Path, ends: str, status: int, code: str
+) -> None:
+    deadline_s = 0.3 if ends == "deadline" else 600.0
+    async with cascade(model_path, lambda _: 10.0, request_deadline_s=deadline_s) as both, both.mesh.http() as http:
+        small, large = both.mesh.workers
+        small.script, small.step_s = saying(both.mesh, "Hm. " * 500), 0.02
+        asked = asyncio.create_task(http.post("/v1/chat/completions", json={"model": "both", "messages": USER}))
+        await small.wait_until(lambda: len(small.received) == 1)
+        if ends == "stop":
+            await both.mesh.role.stop()
+        answer = await asked
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert large.received == []
+
+
+async def test_a_request_whose_time_is_over_gets_the_best_answer_so_far(model_path: Path) -> None:
+    record = msgspec.structs.replace(RECORD, tiers=("small", "large", "absent"), thresholds=(70.0, 70.0))
+    async with cascade(model_path, lambda _: 10.0, record, large_step_s=5.0, request_deadline_s=0.5) as both:
+        answer = (await both.ask()).parse()
+        assert (answer.penstock["tier"], answer.penstock["because"]) == ("small", "deadline")
+        assert [tier["model"] for tier in answer.penstock["tiers"]] == ["small", "large"]
+
+
 async def test_a_tier_that_fails_is_passed_over(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 90.0) as both:
         refusal = failure(request_pb2.ERROR_CODE_REFUSED, "no room")
