@@ -46,6 +46,7 @@ class ChoiceText:
         "_held",
         "_index",
         "_read",
+        "_read_ids",
         "_shown",
         "_stops",
         "finish",
@@ -62,6 +63,8 @@ class ChoiceText:
         self._stops = StopStrings(stop)
         self._ending_token_ids = ending_token_ids
         self._read = 0
+        self._read_ids = 0
+        """Tokens of the piece at hand that were read."""
         self._shown = 0
         self._held: deque[TokenPosition] = deque()
         self.tokens = 0
@@ -78,6 +81,8 @@ class ChoiceText:
         if finish == "stop" and token_ids and token_ids[-1] in self._ending_token_ids:
             token_ids = token_ids[:-1]
         text = self._with_logprobs(token_ids, piece) if piece.logprobs else self._read_tokens(token_ids)
+        if self._stops.stopped:  # what came with the stop string, and behind it, is no part of the answer
+            self.tokens += self._read_ids - len(piece.token_ids)
         if finish is not None and not self._stops.stopped:
             text += self._stops.push(self._count(self._detokenizer.finish()))
             text += self._stops.finish()
@@ -96,14 +101,27 @@ class ChoiceText:
         return self._stops.stopped
 
     def _read_tokens(self, token_ids: Sequence[int]) -> str:
-        return self._stops.push(self._count(self._detokenizer.push(token_ids)))
+        if not self._stops.watches:
+            return self._count(self._detokenizer.push(token_ids))
+        text, self._read_ids = "", 0
+        for token_id in token_ids:
+            text += self._read_watched(token_id)
+            if self._stops.stopped:
+                break
+        return text
 
     def _with_logprobs(self, token_ids: Sequence[int], piece: Piece) -> str:
-        text = ""
+        text, self._read_ids = "", 0
         for token_id, logprobs in zip(token_ids, piece.logprobs, strict=False):
             self._held.append(TokenPosition(self._read, logprobs))
-            text += self._read_tokens((token_id,))
+            text += self._read_watched(token_id)
+            if self._stops.stopped:
+                break
         return text
+
+    def _read_watched(self, token_id: int) -> str:
+        self._read_ids += 1
+        return self._stops.push(self._count(self._detokenizer.push((token_id,))))
 
     def _count(self, text: str) -> str:
         self._read += len(text)

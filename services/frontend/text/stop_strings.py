@@ -21,6 +21,11 @@ class StopStrings:
         self.stopped = False
         """True once a stop string has appeared; nothing more will come out."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._stops)
+
     def push(self, text: str) -> str:
         """The text that is now decided to be part of the answer."""
         if not self._stops:
