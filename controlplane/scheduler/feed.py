@@ -63,6 +63,7 @@ class ClusterFeed:
             self._apply(table, instance, now_s)
         if update.synced and not self.synced:
             self.table, self._incoming, self.synced = table, None, True
+            self.decode_loads.keep({each.instance_id for each in table.instances()})
         if self.synced:
             self.heard_s = now_s
 
@@ -73,6 +74,7 @@ class ClusterFeed:
         if self.synced or known.get(instance_id) != incarnation_id:
             return False
         self.table.lost(instance_id, incarnation_id)
+        self.decode_loads.lost(instance_id)
         return True
 
     def _apply(self, table: ClusterTable, update: monitor_pb2.InstanceUpdate, now_s: float) -> None:

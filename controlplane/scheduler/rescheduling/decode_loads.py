@@ -1,5 +1,6 @@
 """What instances have told of their decoding requests, and when. No I/O, no clock."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from controlplane.policies.rescheduling.decode_load import DecodeLoad
@@ -27,6 +28,10 @@ class DecodeLoads:
     def lost(self, instance_id: str) -> None:
         """The instance is gone."""
         self._heard.pop(instance_id, None)
+
+    def keep(self, instance_ids: Container[str]) -> None:
+        """These are all that there are."""
+        self._heard = {each: heard for each, heard in self._heard.items() if each in instance_ids}
 
     def get(self, instance_id: str, incarnation_id: str) -> HeardLoad | None:
         """The last report of this incarnation; None if there was none."""

@@ -2,8 +2,12 @@
 
 import pytest
 
+from controlplane.decode_message import decode_message
 from controlplane.model.cluster import ClusterLimits
 from controlplane.model.instance import InstanceState
+from controlplane.model.running_request import RunningRequest
+from controlplane.policies.rescheduling.decode_load import decode_load
+from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.scheduler.feed import ClusterFeed
 from mesh.errors import IllegalTransition
 from penstock.v1 import monitor_pb2, worker_pb2
@@ -107,6 +111,19 @@ def test_the_directory_is_believed_only_while_no_monitor_tells() -> None:
     assert feed.left("a", "1")
     assert ids(feed) == ["b"]
     assert not feed.left("a", "1")
+
+
+def test_what_instances_told_of_their_requests_goes_with_them_whoever_tells() -> None:
+    feed = feed_with("a", "b", "c")
+    report = decode_message(decode_load([RunningRequest("r", 9, 1, None)], ReschedulerParameters().horizon))
+    feed.apply(update(2, *(change(each, decode=report) for each in "abc")), 11.0)
+    feed.end()
+    assert feed.left("b", "1")
+    assert feed.decode_loads.get("b", "1") is None
+    feed.begin()
+    feed.apply(update(1, joined("a"), ready("a"), synced=True), 12.0)
+    assert feed.decode_loads.get("a", "1") is not None
+    assert feed.decode_loads.get("c", "1") is None, "it has gone while no monitor was heard"
 
 
 def test_a_full_index_is_loud(caplog: pytest.LogCaptureFixture) -> None:
