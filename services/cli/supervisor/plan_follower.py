@@ -206,10 +206,12 @@ class PlanFollower:
             if cascade is None or cascade.tiers != tuple(tier.model for tier in plan.tiers):
                 continue
             followed = self._in_force.get(name)
-            if followed is not None and followed[1] == plan and not cascade.plan_revision:
-                plans[name] = followed  # only thresholds have changed
-            else:
+            only_thresholds_changed = followed is not None and followed[1] == plan and not cascade.plan_revision
+            other_is_not_heard_yet = cascade.plan_revision and cascade.thresholds != plan.thresholds
+            if not only_thresholds_changed and not other_is_not_heard_yet:
                 plans[name] = (cascade.plan_revision, plan)
+            elif followed is not None:
+                plans[name] = followed
         self.put_in_force(plans)
         self.wake()
 

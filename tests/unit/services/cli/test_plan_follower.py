@@ -200,11 +200,15 @@ async def test_instances_of_models_without_a_plan_are_left_alone(store: Embedded
 
 async def put(store: EmbeddedStore, plan: CascadePlan) -> int:
     """As the planner does."""
+    await put_record(store, plan, 0)
     revision = await store.put(PLANS_PREFIX + plan.name, encode_plan(plan))
-    tiers = tuple(tier.model for tier in plan.tiers)
-    record = CascadeRecord(plan.name, tiers, plan.thresholds, plan_revision=revision)
-    await store.put(record.key, msgspec.json.encode(record))
+    await put_record(store, plan, revision)
     return revision
+
+
+async def put_record(store: EmbeddedStore, plan: CascadePlan, revision: int) -> None:
+    record = CascadeRecord(plan.name, tuple(tier.model for tier in plan.tiers), plan.thresholds, plan_revision=revision)
+    await store.put(record.key, msgspec.json.encode(record))
 
 
 async def published(store: EmbeddedStore, is_it: Callable[[DeploymentRecord], bool]) -> DeploymentRecord:
@@ -262,6 +266,27 @@ async def test_thresholds_of_an_operator_leave_the_instances_as_planned(store: E
         await put(store, planned("more", small={ONE: 1}))
         told = await published(store, lambda record: "more" in record.plans)
         assert told.plans["both"] == revision
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
+async def test_a_former_plan_is_not_taken_for_one_that_was_not_heard_of_yet(store: EmbeddedStore) -> None:
+    """Plans and cascades are followed apart: either one may be heard of first."""
+    machine = Machine(0, store, small=[ONE])
+    following = asyncio.create_task(machine.follower.follow())
+    try:
+        first = planned("both", small={ONE: 1}, large={})
+        former = await put(store, first)
+        await published(store, lambda record: record.is_reached and "both" in record.plans)
+        second = msgspec.structs.replace(planned("both", small={ONE: 2}, large={}), thresholds=(60.0,))
+        await put_record(store, second, 1000)
+        await put(store, planned("more", small={ONE: 1}))
+        told = await published(store, lambda record: "more" in record.plans)
+        assert told.plans["both"] == former
+        await store.put(PLANS_PREFIX + "both", encode_plan(second))
+        told = await published(store, lambda record: record.plans["both"] == 1000)
+        assert [missing.count for missing in told.missing] == [2]
     finally:
         following.cancel()
         await asyncio.wait([following])
