@@ -33,7 +33,8 @@ class InstanceMonitor:
 
 
 def mean_token_interval_ms(instances: ElasticInstances) -> float:
-    """Over the instances that are for decoding and do decode; 0 if none does."""
-    intervals = instances.loads.token_interval_ms[instances.decoding_rows() & instances.loads.is_decoding]
+    """Over the instances that are for decoding, do decode and still tell of it; 0 if none does."""
+    rows = instances.decoding_rows() & instances.loads.is_decoding & (instances.snapshot.stale == 0)
+    intervals = instances.loads.token_interval_ms[rows]
     known = intervals[intervals > 0]
     return float(known.mean()) if len(known) else 0.0

@@ -213,6 +213,15 @@ def test_intervals_above_the_tpot_move_an_instance_after_a_while_and_not_two_at_
     assert pools(policy)["a"] is Pool.PREFILL
 
 
+def test_intervals_that_an_instance_told_before_it_fell_silent_move_nothing() -> None:
+    table, policy = idle()
+    report(table, "b", decoding(100, interval_ms=500.0))
+    table.staled("b", "1", True)
+    for quarter in range(1, 20):
+        observe(table, policy, quarter / 4)
+    assert pools(policy) == {"a": Pool.PREFILL, "b": Pool.DECODE, "c": Pool.PREFILL, "d": Pool.DECODE}
+
+
 def test_a_short_rise_of_intervals_moves_nothing() -> None:
     table, policy = idle()
     for each in "ac":
