@@ -163,10 +163,11 @@ class IncomingMigration:
         )
         try:
             self._workplace.engine.activate(self.offer.migration_id, emitted_token_ids, computed_tokens)
-        except PenstockError as error:
+        except Exception as error:
             # The source gives it up in any case: the frontend recovers it.
             log.exception("a request that moved here cannot be run", extra={"request_id": request.request_id})
-            self._workplace.instance.give_up(request.request_id, str(error))
+            self._workplace.engine.discard(self.offer.migration_id)
+            self._workplace.instance.give_up(request.request_id, f"the engine could not run it: {error}")
 
     async def _discard(self) -> None:
         """The reserved blocks are free only when no transfer writes into them any more."""

@@ -159,9 +159,10 @@ class MovableSimulatedEngine(SimulatedEngine):
 
     def activate(self, migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int) -> None:
         """See `MovableEngine`."""
-        importing = self._imports.pop(migration_id)
+        importing = self._imports[migration_id]
         tokens = importing.prompt_tokens + len(emitted_token_ids)
         self.instance.complete_import(importing.request.request_id, tokens)
+        del self._imports[migration_id]
         self.wake()
 
     def discard(self, migration_id: str) -> None:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from penstock.v1 import worker_pb2
+from mesh.errors import IllegalTransition
+from penstock.v1 import request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.running_workers import (
     WAIT_S,
     make_request,
@@ -98,6 +99,27 @@ async def test_a_target_without_room_leaves_the_request_where_it_is() -> None:
         assert "too few free KV blocks" in answer.reason
         await mesh.until_ended("r")
         assert (heard.owner, heard.token_ids) == ("a", undisturbed(request))
+
+
+@pytest.mark.parametrize("error", [IllegalTransition("it cannot start"), RuntimeError("a bug")])
+async def test_what_the_target_cannot_run_after_all_is_recovered_and_leaves_no_blocks_there(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_workers("a", "b") as mesh:
+
+        def breaks(request_id: str, tokens: int) -> None:
+            raise error
+
+        monkeypatch.setattr(mesh.workers["b"].engine.instance, "complete_import", breaks)
+        heard = await mesh.generate("a", make_request("r", max_tokens=400))
+        await mesh.until_tokens("r", 5)
+        assert (await mesh.migrate("a", "r", "b")).moved
+        await mesh.until_ended("r")
+        assert heard.error is not None
+        assert (heard.owner, heard.error.code) == ("b", request_pb2.ERROR_CODE_LOST)
+        for worker in mesh.workers.values():
+            assert len(worker.instance.table) == 0
+            assert worker.engine.instance.load().kv_blocks_used == 0
 
 
 async def test_a_frontend_unknown_to_the_target_keeps_the_request_where_it_is() -> None:
