@@ -139,7 +139,8 @@ class Ascent:
         answer = await self._timed(
             attempt, ask_tier(self._service, question, self._client, self._read(attempt, because, before))
         )
-        metrics.cascade.tier_seconds.labels(*labels).observe(answer.seconds)
+        if not answer.given_up:
+            metrics.cascade.tier_seconds.labels(*labels).observe(answer.seconds)
         return answer
 
     def _request_id_of(self, attempt: Attempt, before: list[Attempt]) -> str:

@@ -36,5 +36,5 @@ class CascadeMetrics:
         )
         self.tier_ttft = histogram("tier_ttft_seconds", "From a tier's being asked to its first token", _TTFT_BUCKETS_S)
         self.tier_seconds = histogram(
-            "tier_seconds", "From a tier's being asked to the end of its answer", _ANSWER_BUCKETS_S
+            "tier_seconds", "From a tier's being asked to the end of its whole answer", _ANSWER_BUCKETS_S
         )

@@ -66,6 +66,8 @@ async def test_an_answer_that_was_given_up_is_not_taken_for_a_short_one(model_pa
     async with cascade(model_path, lambda _: 50.0, SURE) as both:
         both.mesh.worker.script = saying(both.mesh, "Hm. " * 50)
         await both.ask()
+        assert both.mesh.metric("cascade_tier_seconds_count", cascade="both", tier="small") == 0
+        assert both.mesh.metric("cascade_tier_seconds_count", cascade="both", tier="large") == 1
         small = times_of(both).answer("small")
         small.took(60.0, both.mesh.service.clock())
         assert small.median_s(both.mesh.service.clock()) == 60.0
