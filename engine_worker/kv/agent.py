@@ -211,6 +211,8 @@ class KvTransferAgent:
             )
         except OSError as error:
             raise PeerUnavailable(f"the KV agent at {peer} has no address: {error}") from error
+        if self._is_stopping:
+            raise KvTransferRefused("this KV transfer agent is stopping")
         endpoint = worker.connect(str(found[0][4][0]), peer.port)
         session = await self._greet(endpoint, str(peer))
         session.connection.on_cut.append(lambda _: self._forget(peer))

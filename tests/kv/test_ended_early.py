@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
-from mesh.errors import DeadlineExceeded, KvTransferFailed
+from mesh.errors import DeadlineExceeded, KvTransferFailed, KvTransferRefused
 from tests.kv.peer_process import BLOCKS, LocalAgent, peer_process
 
 BOUND_S = 15.0
@@ -54,3 +55,27 @@ async def test_the_deadline_holds_while_a_slow_source_still_answers() -> None:
         assert time.monotonic() - began < BOUND_S
         await agent.pull(peer.address, "m1", [1], [0], DEADLINE_S)
         assert (await agent.status()).connections == 1
+
+
+async def test_an_agent_stops_though_it_is_about_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, asked, go_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    look_up = loop.getaddrinfo
+
+    async def slow(*arguments: Any, **options: Any) -> Any:
+        asked.set()
+        await go_on.wait()
+        return await look_up(*arguments, **options)
+
+    async with peer_process() as peer, asyncio.timeout(BOUND_S):
+        agent = LocalAgent()
+        await agent.start()
+        await peer.export("m1", ALL)
+        monkeypatch.setattr(loop, "getaddrinfo", slow)
+        pull = asyncio.create_task(agent.pull(peer.address, "m1", [1], [0], DEADLINE_S))
+        await asked.wait()
+        stop = asyncio.create_task(agent.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(KvTransferRefused, match="stopping"):
+            await pull
+        await stop

@@ -238,11 +238,11 @@ class VllmEngine:
         request, told = moves.imports.arrived(migration_id, emitted_token_ids, computed_tokens)
         try:
             self._check(request, limits)
+            # It ran before, so it goes before those of its priority which have not begun.
+            self._begin(core, Running(request, offset=len(emitted_token_ids)), told, priority=request.priority - 1)
         except RequestRefused:
             moves.unstage(migration_id)
             raise
-        # It ran before, so it goes before those of its priority which have not begun.
-        self._begin(core, Running(request, offset=len(emitted_token_ids)), told, priority=request.priority - 1)
 
     def discard(self, migration_id: str) -> None:
         """See `MovableEngine.discard`."""
