@@ -252,10 +252,12 @@ class CascadeDesk:
             raise
         if now.is_other_than(stored) or not self._is_current(watched, now):
             self._metrics.plans.labels(cascade, PlanOutcome.OUTDATED).inc()
-            raise PlanInfeasible(
-                "the goal, the plan in force or the cascade was changed while it was being made; the next workload is "
-                "looked at anew"
+            history.verdict = (
+                f"{watched.why}, but the goal, the plan in force or the cascade was changed while a plan was being "
+                "made; the next workload is looked at anew"
             )
+            log.warning("a plan was outdated when it was made", extra={"cascade": cascade, "why": watched.why})
+            return
         revision = await self.apply(plan)
         history.planned(plan)
         history.verdict = "; ".join((f"{watched.why}: planned anew, revision {revision}", *notes))

@@ -1,5 +1,7 @@
 """One plan at a time, for what stands when it is applied; over restarts, by hand, and without some tiers."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from controlplane.planning.cascade.workload import (
     read_workload,
     write_window,
 )
+from tests.unit.controlplane.planner import desk_at_work
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
 from tests.unit.controlplane.planner.desk_at_work import desk_with
 
@@ -79,6 +82,23 @@ async def test_a_plan_begun_for_what_has_changed_since_is_not_applied(change: st
             assert decode_plan(entry.value).thresholds == (33.0,)
         else:
             assert entry is None
+
+
+async def test_after_a_plan_that_was_outdated_the_next_workload_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_at_work, "DRIFT", replace(desk_at_work.DRIFT, pause_windows=1))
+    async with desk_with() as at:
+        await at.report(window())
+        await at.planned()
+        faster = window(rate_per_s=9.0)
+        assert "compared later" in await at.report(faster)
+        at.maker.may_end.clear()
+        assert "from 2 to 9: planning" in await at.report(faster)
+        await at.until(lambda: len(at.maker.asked) == 2)
+        by_hand = msgspec.structs.replace(await at.record(), thresholds=(12.0,), plan_revision=0)
+        await at.store.put(RECORD.key, msgspec.json.encode(by_hand))
+        at.maker.may_end.set()
+        await at.verdict(lambda verdict: "looked at anew" in verdict)
+        assert "from 2 to 9: planning" in await at.report(faster)
 
 
 async def test_a_planner_that_starts_again_keeps_the_plan_and_goes_on_watching() -> None:
