@@ -55,6 +55,7 @@ class Samplers:
         self._clock = clock
         self._metrics = metrics
         self._samplers: dict[str, WorkloadSampler] = {}
+        self._closing: set[WorkloadSampler] = set()
         self._seeds = count()
         if settings.warning():
             log.error(settings.warning())
@@ -83,15 +84,23 @@ class Samplers:
         sampler.offer(_sampled(request, judgement) if by_first or request.sample_only else None)
 
     async def run(self) -> None:
-        """Close windows, for ever."""
-        while True:
-            await asyncio.sleep(self._settings.window_s)
-            for name, sampler in list(self._samplers.items()):
-                try:
-                    await sampler.close_window(self._clock())
-                # A bug in one cascade's sampling must not end that of the others.
-                except Exception:
-                    log.exception("a window of samples is lost", extra={"cascade": name})
+        """Close windows, for ever. A cascade whose samples are still being answered goes on with its window."""
+        async with asyncio.TaskGroup() as closing:
+            while True:
+                await asyncio.sleep(self._settings.window_s)
+                for name, sampler in self._samplers.items():
+                    if sampler not in self._closing:
+                        self._closing.add(sampler)
+                        closing.create_task(self._close(name, sampler))
+
+    async def _close(self, name: str, sampler: WorkloadSampler) -> None:
+        try:
+            await sampler.close_window(self._clock())
+        # A bug in one cascade's sampling must not end that of the others.
+        except Exception:
+            log.exception("a window of samples is lost", extra={"cascade": name})
+        finally:
+            self._closing.discard(sampler)
 
 
 def _sampled(request: cascade_pb2.JudgeRequest, judgement: Judgement | None) -> SampledRequest | None:

@@ -1,5 +1,6 @@
 """Which requests are sampled, and what comes of them."""
 
+import asyncio
 import math
 import random
 from collections import Counter
@@ -25,7 +26,7 @@ from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.judges.interface import JudgedAnswer, Judgement
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.planner_link import PlannerLink, report_of
-from services.cascade.sampling.sampler import SampledWorkload
+from services.cascade.sampling.sampler import SampledWorkload, WorkloadSampler
 from services.cascade.sampling.samplers import Samplers, SamplingSettings
 from services.cascade.sampling.tiers import LOWEST_PRIORITY, SampledAnswer, SampledRequest, TierClient
 from services.cascade.sampling.window import SampleWindow
@@ -70,6 +71,8 @@ class FakeTiers:
 
     async def answer(self, sampled: SampledRequest, model: str) -> SampledAnswer:
         self.asked.append((model, sampled.prompt))
+        if sampled.prompt == "hangs":
+            await asyncio.Event().wait()
         if model in self.drained:
             raise NoInstance("drained")
         if model == "large" and sampled.prompt == "broken":
@@ -111,14 +114,15 @@ def judged(prompt: str, *, tier: str = "small", body: bytes = b'{"messages": []}
 
 
 class Sampling:
-    def __init__(self, requests: int = 10) -> None:
+    def __init__(self, requests: int = 10, window_s: float = 60.0) -> None:
         self.now_s = 0.0
+        self.news = asyncio.Event()
         self.tiers = FakeTiers()
         self.reported: list[SampledWorkload] = []
         client: Any = self.tiers
         self.registry = CollectorRegistry()
         self.samplers = Samplers(
-            SamplingSettings(60.0, requests),
+            SamplingSettings(window_s, requests),
             client,
             self._report,
             lambda: self.now_s,
@@ -131,6 +135,7 @@ class Sampling:
 
     async def _report(self, workload: SampledWorkload) -> None:
         self.reported.append(workload)
+        self.news.set()
 
     def offer(self, request: cascade_pb2.JudgeRequest, score: float = 40.0, judge: str = "first") -> None:
         self.samplers.offer(RECORD, request, Judgement(score, judge))
@@ -143,6 +148,42 @@ class Sampling:
         self.now_s += after_s
         for sampler in self.samplers._samplers.values():
             await sampler.close_window(self.now_s)
+
+
+async def test_a_cascade_whose_tiers_hang_keeps_no_other_from_being_sampled() -> None:
+    sampling = Sampling(window_s=0.001)
+    other = msgspec.structs.replace(RECORD, name="other")
+    sampling.samplers.begin(other, sampling.chain)
+    sampling.offer(judged("hangs"))
+    running = asyncio.create_task(sampling.samplers.run())
+    try:
+        async with asyncio.timeout(5.0):
+            while len(sampling.reported) < 3:
+                sampling.news.clear()
+                await sampling.news.wait()
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+    assert {workload.record.name for workload in sampling.reported} == {"other"}
+    assert sampling.tiers.asked == [("medium", "hangs")], "its window is closed once"
+
+
+async def test_a_window_that_is_lost_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling, close, failures = Sampling(window_s=0.001), WorkloadSampler.close_window, [RuntimeError("a bug")]
+
+    async def fails_once(sampler: WorkloadSampler, now_s: float) -> None:
+        if failures:
+            raise failures.pop()
+        await close(sampler, now_s)
+
+    monkeypatch.setattr(WorkloadSampler, "close_window", fails_once)
+    running = asyncio.create_task(sampling.samplers.run())
+    try:
+        await asyncio.wait_for(sampling.news.wait(), 5.0)
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+    assert not failures
 
 
 async def test_a_sample_is_answered_and_scored_on_every_tier() -> None:
