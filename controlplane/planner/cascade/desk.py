@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from controlplane.model.cascade_goal import CascadeGoal, judgement_s
+from controlplane.model.cascade_goal import CascadeGoal
 from controlplane.planner.cascade.history import WorkloadHistory
-from controlplane.planner.cascade.plan_case import PlanCase
 from controlplane.planner.cascade.report import WorkloadReport
 from controlplane.planner.cascade.routers import RouterWindows
 from controlplane.planner.cascade.stored import CascadeStore, StoredCascade
@@ -268,7 +267,7 @@ class CascadeDesk:
         began_s = self._clock()
         try:
             case = history.case()
-            plan = await self._make(_goal_of(goal, case, history.judge), case.lines(), await self._stored.profiles())
+            plan = await self._make(case.goal(goal, history.judge), case.lines(), await self._stored.profiles())
         finally:
             self._metrics.planning_seconds.observe(self._clock() - began_s)
         plan = with_left_out(plan, case.models)
@@ -293,21 +292,6 @@ class CascadeDesk:
 def _follow(watched: _Watched, stored: StoredCascade) -> None:
     watched.goal_revision = stored.goal_revision
     watched.history.follow(stored.plan, stored.reason_to_plan)
-
-
-def _goal_of(goal: CascadeGoal, case: PlanCase, judge: str) -> CascadeGoal:
-    """For the tiers that are planned. Raises `ConfigurationError` for a goal with more or fewer tiers than the cascade:
-    that may have changed since."""
-    if len(goal.tiers) != len(case.models):
-        raise ConfigurationError(
-            f"the goal names {len(goal.tiers)} tiers, the cascade has {len(case.models)} ({', '.join(case.models)}): "
-            "set a goal with one for each (penstock plan goal)"
-        )
-    return msgspec.structs.replace(
-        goal,
-        tiers=tuple(goal.tiers[tier] for tier in case.planned),
-        judge_s=judgement_s(judge) if goal.judge_s is None else goal.judge_s,
-    )
 
 
 def _label(stored: StoredCascade) -> str:

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from controlplane.model.cascade_goal import CascadeGoal, judgement_s
 from controlplane.planning.cascade.drift import WorkloadSummary
 from controlplane.planning.cascade.fill import filled
 from controlplane.planning.cascade.observed import ObservedWindow, summary_of
 from controlplane.planning.cascade.workload import WorkloadRequest, WorkloadWindow, write_window
-from mesh.errors import PlanInfeasible
+from mesh.errors import ConfigurationError, PlanInfeasible
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,20 @@ class PlanCase:
         models = tuple(self.models[tier] for tier in self.planned)
         requests = tuple(_only(request, self.planned) for request in self.window.requests)
         return tuple(write_window(WorkloadWindow(models, self.window.rate_per_s, requests)))
+
+    def goal(self, goal: CascadeGoal, judge: str) -> CascadeGoal:
+        """For the planned tiers and this judge. Raises `ConfigurationError` for a goal with more or fewer tiers than
+        the cascade: that may have changed since."""
+        if len(goal.tiers) != len(self.models):
+            raise ConfigurationError(
+                f"the goal names {len(goal.tiers)} tiers, the cascade has {len(self.models)} "
+                f"({', '.join(self.models)}): set a goal with one for each (penstock plan goal)"
+            )
+        return msgspec.structs.replace(
+            goal,
+            tiers=tuple(goal.tiers[tier] for tier in self.planned),
+            judge_s=judgement_s(judge) if goal.judge_s is None else goal.judge_s,
+        )
 
     def summary(self, threshold: float) -> WorkloadSummary:
         """What the plan is for, by the first tier's threshold."""
