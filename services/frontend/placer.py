@@ -80,6 +80,8 @@ class Placer:
         sent: list[Relay] = []
         try:
             for relay in relays:
+                if relay.finished:
+                    continue  # its client has had enough of it meanwhile
                 link.submit(relay, placement)
                 sent.append(relay)
         except PeerUnavailable:

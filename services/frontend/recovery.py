@@ -67,9 +67,9 @@ class Recovery:
             await asyncio.sleep(RETRY_S * (relay.recoveries - 1))
         give_up_s = self._clock() + self._bounds.wait_s
         excluded = [loss.instance_id]
-        while True:
+        while not relay.finished:
             try:
-                placement = await self._placer.put([relay], excluded)
+                await self._placer.put([relay], excluded)
                 break
             except ApiError as error:
                 if self._clock() >= give_up_s:
@@ -81,8 +81,10 @@ class Recovery:
             # The next life of the same instance is as good as another one.
             excluded = []
             await asyncio.sleep(RETRY_S)
+        if relay.finished:
+            return
         self._metrics.recoveries.labels(loss.reason).inc()
-        log.info("request recovered", extra={"request_id": relay.request_id, "instance_id": placement.instance_id})
+        log.info("request recovered", extra={"request_id": relay.request_id, "instance_id": relay.instance_id})
 
     def _placed(self, task: asyncio.Task[None], relay: Relay, loss: Loss) -> None:
         self._tasks.discard(task)

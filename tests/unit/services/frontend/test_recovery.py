@@ -189,6 +189,34 @@ async def test_a_recovery_that_breaks_fails_its_request(model_path: Path, monkey
             assert (await asking).status_code == 502
 
 
+async def test_a_choice_that_its_client_has_had_enough_of_is_not_placed_again(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a stop string is found in what the lost worker said last, while the other choices go on."""
+    async with mesh_of_fakes(model_path) as mesh:
+        one, two = await two_workers(mesh, stops_after(10))
+        asking = asyncio.create_task(ask(mesh, n=2))
+        await mesh.until(lambda: emitted(mesh) == 20)
+        (generation,) = mesh.service.running.values()
+        place, asked, go_on = mesh.service.placement.place, list[str](), asyncio.Event()
+
+        async def slow(request: scheduler_pb2.PlaceRequest) -> Any:
+            asked.append(request.request_id)
+            await go_on.wait()
+            return await place(request)
+
+        monkeypatch.setattr(mesh.service.placement, "place", slow)
+        await one.stop()
+        await mesh.until(lambda: len(asked) == 2)
+        _, second = generation.relays
+        generation.abort_choice(0)
+        go_on.set()
+        await mesh.until(lambda: second.finished)
+        assert [request.request_id for request in two.received] == [second.request_id]
+        assert mesh.metric("recoveries_total", reason="worker_lost") == 1
+        asking.cancel()
+
+
 async def never() -> worker_pb2.LoadReport:
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
