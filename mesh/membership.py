@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 MEMBERS_PREFIX = "/penstock/members/"
 LEASE_TTL_S = 5
 RETRY_S = 0.5
+GRACE_S = float(LEASE_TTL_S)
+"""A store that forgot its leases when it restarted is told of all living members again within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class Announcement:
 class Directory:
     """A live view of the members, from a watch on the state store.
 
-    While the store is away the last known members stay, because serving must go on without it.
+    While the store is away the last known members stay, because serving must go on without it; and so do those that it
+    does not know when it is back, until they have had the time to announce themselves again.
     """
 
     def __init__(self, store: StateStore) -> None:
@@ -103,6 +106,8 @@ class Directory:
         self._callbacks: list[Callable[[MemberChange], None]] = []
         self._tasks = TaskSet("directory")
         self._listed = asyncio.Event()
+        self._missing: dict[str, asyncio.TimerHandle] = {}
+        """By key: members that the store did not know when it was back."""
 
     async def start(self) -> None:
         """Return once the members present now are known."""
@@ -112,6 +117,8 @@ class Directory:
     async def stop(self) -> None:
         """End the watch."""
         await self._tasks.cancel()
+        for key in list(self._missing):
+            self._missing.pop(key).cancel()
 
     def members(self, role: str) -> tuple[Member, ...]:
         """The members with a role, by id."""
@@ -161,7 +168,7 @@ class Directory:
     async def _list(self) -> int:
         revision, entries = await self._store.range(MEMBERS_PREFIX)
         for key in self._members.keys() - {entry.key for entry in entries}:
-            self._left(key)
+            self._miss(key)
         for entry in entries:
             self._joined(entry.key, entry.value)
         self._listed.set()
@@ -170,10 +177,24 @@ class Directory:
     def _apply(self, event: WatchEvent) -> None:
         if event.kind == "put":
             self._joined(event.key, event.value)
+        elif event.is_inferred:
+            self._miss(event.key)
         else:
             self._left(event.key)
 
+    def _miss(self, key: str) -> None:
+        """The store does not know it any more; a member that lives will say so."""
+        log.warning("a member is missing in the state store", extra={"key": key, "grace_s": GRACE_S})
+        self._found(key)
+        self._missing[key] = asyncio.get_running_loop().call_later(GRACE_S, self._left, key)
+
+    def _found(self, key: str) -> None:
+        handle = self._missing.pop(key, None)
+        if handle is not None:
+            handle.cancel()
+
     def _joined(self, key: str, value: bytes) -> None:
+        self._found(key)
         try:
             member = msgspec.json.decode(value, type=Member)
         except msgspec.MsgspecError as error:
@@ -188,6 +209,7 @@ class Directory:
         self._tell(MemberChange(ChangeKind.JOINED, member))
 
     def _left(self, key: str) -> None:
+        self._found(key)
         member = self._members.pop(key, None)
         if member is not None:
             self._tell(MemberChange(ChangeKind.LEFT, member))

@@ -39,6 +39,9 @@ class WatchEvent:
     value: bytes
     mod_revision: int
     incarnation_id: str = ""
+    is_inferred: bool = False
+    """Of a delete that was not heard: the key is missing since the watch was interrupted. It may have been deleted, or
+    the store has lost its data."""
 
 
 class StateStore(Protocol):

@@ -56,7 +56,8 @@ class WatchCursor:
             for entry in sorted(changed, key=lambda entry: entry.mod_revision)
         ]
         events += [
-            WatchEvent("delete", key, b"", listing.revision) for key in sorted(self._present.keys() - there.keys())
+            WatchEvent("delete", key, b"", listing.revision, is_inferred=True)
+            for key in sorted(self._present.keys() - there.keys())
         ]
         self.revision, self._present, self._reported = listing.revision + 1, there, set()
         return events

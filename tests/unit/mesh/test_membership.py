@@ -1,8 +1,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
+from mesh import membership
 from mesh.errors import DeadlineExceeded
 from mesh.membership import MEMBERS_PREFIX, Announcement, ChangeKind, Directory, Member, MemberChange
 from mesh.store.embedded import EmbeddedStore
@@ -87,6 +89,30 @@ async def test_a_lost_lease_is_taken_again(host: StoreHost, directory: Directory
     assert again is not None
     assert again.incarnation_id != entry.incarnation_id
     await announcement.withdraw()
+
+
+async def test_members_have_time_to_announce_themselves_to_a_store_that_forgot_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "GRACE_S", 0.5)
+    former, host = StoreHost(), StoreHost()
+    store = EmbeddedStore(former)
+    for name in ("alive", "dead"):
+        await store.put(worker(name).key, msgspec.json.encode(worker(name)))
+    directory = Directory(store)
+    await directory.start()
+    changes = Changes(directory)
+    assert {(await changes.next())[1] for _ in range(2)} == {"alive", "dead"}
+    store._host = store._source._host = host
+    former.close()
+    await store.put(worker("new").key, msgspec.json.encode(worker("new")))
+    assert await changes.next() == (ChangeKind.JOINED, "new", "1"), "the others have not left"
+    await store.put(worker("alive").key, msgspec.json.encode(worker("alive")))
+    assert await changes.next() == (ChangeKind.LEFT, "dead", "1")
+    assert [member.member_id for member in directory.members("worker")] == ["alive", "new"]
+    assert changes.queue.empty()
+    await directory.stop()
+    host.close()
 
 
 async def test_an_unreadable_record_is_left_out(host: StoreHost, directory: Directory) -> None:
