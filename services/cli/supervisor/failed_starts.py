@@ -1,6 +1,6 @@
 """When a replica that failed is tried again (pure)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from services.cli.supervisor.steps import TierShape
@@ -48,9 +48,9 @@ class FailedStarts:
         """Not to be tried at the price of an instance that serves."""
         return frozenset(key for key, failure in self._failures.items() if failure.times >= MAX_TRIES_AT_A_PRICE)
 
-    def forget(self) -> None:
-        """Another plan came: everything is tried afresh."""
-        self._failures.clear()
+    def forget(self, models: Collection[str]) -> None:
+        """Another plan came for these: they are tried afresh."""
+        self._failures = {key: failure for key, failure in self._failures.items() if key[0] not in models}
 
     def reasons(self) -> Mapping[TierShape, Failure]:
         """As they stand."""

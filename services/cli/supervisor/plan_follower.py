@@ -71,14 +71,18 @@ class PlanFollower:
             await self._fleet.stop()
 
     def put_in_force(self, plans: Mapping[str, tuple[int, CascadePlan]]) -> None:
-        """From now on these hold, by cascade, with their revisions. What failed under others is tried afresh."""
-        if plans == self._in_force:
+        """From now on these hold, by cascade, with their revisions. Of models whose plans are others than before, what
+        failed is tried afresh and what operators drained comes back."""
+        others = {cascade: plan for cascade, plan in self._in_force.items() if plans.get(cascade) != plan}
+        news = {cascade: plan for cascade, plan in plans.items() if self._in_force.get(cascade) != plan}
+        if not others and not news:
             return
         before = wanted_by(plan for _, plan in self._in_force.values())
         self._in_force = dict(plans)
-        self._failed.forget()
-        self._unserved.clear()
-        self._drained.clear()
+        models = {tier.model for _, plan in (*others.values(), *news.values()) for tier in plan.tiers}
+        self._failed.forget(models)
+        self._unserved = {key for key in self._unserved if key[0] not in models}
+        self._drained = Counter({key: count for key, count in self._drained.items() if key[0] not in models})
         wanted = wanted_by(plan for _, plan in plans.values())
         until_s = self._fleet.clock() + LINGER_S
         for model, counts in wanted.items():
@@ -86,9 +90,11 @@ class PlanFollower:
                 self._lingers_until_s.pop(model, None)
             elif before.get(model, True):
                 self._lingers_until_s[model] = until_s
-        if all(revision for revision, _ in plans.values()):
-            named = ", ".join(f"{cascade} (revision {revision})" for cascade, (revision, _) in plans.items())
-            self._on_event(f"plans that are followed: {named or 'none'}")
+        for cascade, (revision, _) in news.items():
+            if revision:
+                self._on_event(f"the plan for {cascade}, revision {revision}, is followed")
+        for cascade in others.keys() - plans.keys():
+            self._on_event(f"no plan for {cascade} is followed any more")
 
     async def turn(self) -> DeploymentRecord:
         """Look, do what can be begun now, and say how far it is."""

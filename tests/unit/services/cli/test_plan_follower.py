@@ -184,6 +184,26 @@ async def test_an_instance_that_an_operator_drained_stays_away_until_the_next_pl
     assert machine.starting == {"small-0"}
 
 
+async def test_a_plan_for_one_cascade_leaves_what_operators_did_for_another(store: EmbeddedStore) -> None:
+    machine = Machine(0, store, small=[ONE, ONE], other=[ONE])
+    mine = planned("mine", small={ONE: 2})
+    machine.follower.put_in_force({"mine": (0, mine), "theirs": (5, planned("theirs", other={ONE: 1}))})
+    assert machine.events == ["the plan for theirs, revision 5, is followed"]
+    await machine.settle()
+    machine.drains_by_itself("small-1")
+    await machine.turn()
+    machine.follower.put_in_force({"mine": (0, mine), "theirs": (6, planned("theirs", other={ONE: 2}))})
+    await machine.turn()
+    assert machine.starting == {"other-1"}, "the operator has drained the other one"
+    machine.follower.put_in_force({"mine": (7, mine)})
+    assert machine.events[-2:] == [
+        "the plan for mine, revision 7, is followed",
+        "no plan for theirs is followed any more",
+    ]
+    await machine.turn()
+    assert "small-1" in machine.starting
+
+
 async def test_more_than_the_machine_has_is_said(store: EmbeddedStore) -> None:
     machine = Machine(2, store, small=[ONE])
     machine.plan(planned("both", small={ONE: 1}, large={TWO: 1}))
