@@ -42,6 +42,8 @@ class Instance:
         """Called after each step and each change of state."""
         self.on_hang_change: list[Callable[[], None]] = []
         """Called when the engine begins or ceases to hang."""
+        self.on_hand_away: list[Callable[[str], None]] = []
+        """Called with the id of a request that is another instance's from now on."""
         self.keep_abort: Callable[[str], bool] = lambda _: False
         """Asked before the engine is told to abort a request: whether that has to wait (see `coordinator`)."""
         self.was_moving: Callable[[str], bool] = lambda _: False
@@ -163,6 +165,8 @@ class Instance:
             self._metrics.message_bytes.observe(stream.put(moved))
             self._close_if_finished(stream)
             self._drop_cut_streams([stream])
+        for callback in self.on_hand_away:
+            callback(request_id)
         self._carry_out(Orders())
         self._changed()
 

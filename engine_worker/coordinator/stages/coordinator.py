@@ -58,6 +58,7 @@ class StageCoordinator:
         self.agent: StageAgent | None = None
         """Made for the plan's parameters; None before the first plan."""
         self.lengths = EndedLengths()
+        instance.on_hand_away.append(self.lengths.moved_away)
         self._instance = instance
         self._mover = mover
         self._context = context
@@ -210,8 +211,6 @@ class StageCoordinator:
         try:
             outcome = await self._mover.migrate(request_id, target)
             moved, reason = outcome.moved, outcome.reason
-            if moved:
-                self.lengths.moved_away(request_id)
         finally:
             if agent is self.agent:
                 self._observe(agent)

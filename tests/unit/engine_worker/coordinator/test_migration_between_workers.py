@@ -40,6 +40,23 @@ async def test_a_request_moves_in_mid_stream_and_back_without_a_lost_token() -> 
             assert worker.engine.instance.load().kv_blocks_used == 0
 
 
+async def test_a_request_that_moved_has_ended_where_it_did_and_nowhere_else() -> None:
+    async with running_workers("a", "b") as mesh:
+        await mesh.generate("a", make_request("r", prompt=100, max_tokens=150))
+        await mesh.until_tokens("r", 20)
+        lengths = {name: worker.role._mover.stages.lengths for name, worker in mesh.workers.items()}  # type: ignore[union-attr]
+        for name, worker in mesh.workers.items():
+            lengths[name].look(worker.instance.table, 0.0)
+        assert (await mesh.migrate("a", "r", "b")).moved
+        await mesh.until_tokens("r", 70)
+        for name, worker in mesh.workers.items():
+            lengths[name].look(worker.instance.table, 1.0)
+        await mesh.until_ended("r")
+        for name, worker in mesh.workers.items():
+            lengths[name].look(worker.instance.table, 2.0)
+        assert {name: each.ended_total for name, each in lengths.items()} == {"a": 0, "b": 1}
+
+
 async def test_stop_and_copy_moves_all_in_one_piece() -> None:
     async with running_workers("a", "b") as mesh:
         request = make_request("r", prompt=600, max_tokens=60)
