@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import msgspec
@@ -208,7 +209,7 @@ class Ascent:
         self.doing = f"the answer of {attempt.model} is being judged"
         began_s = self._service.clock()
         deadline_s = self._walk.terms.deadline_s
-        left_s = None if deadline_s is None else deadline_s - began_s
+        left_s = min(self._client.left_s(), inf if deadline_s is None else deadline_s - began_s)
         times = self._service.cascades.times.judgement(self._record.name)
         times.begins(began_s)
         try:

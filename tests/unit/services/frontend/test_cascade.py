@@ -248,6 +248,13 @@ async def test_a_request_whose_time_is_over_gets_the_best_answer_so_far(model_pa
         assert [tier["model"] for tier in answer.penstock["tiers"]] == ["small", "large"]
 
 
+async def test_no_judge_is_waited_for_when_the_requests_time_is_over(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 10.0, request_deadline_s=0.5) as both:
+        both.router.waits = asyncio.Event()
+        answer = (await asyncio.wait_for(both.ask(), 10.0)).parse()
+        assert (answer.penstock["tier"], answer.penstock["because"]) == ("small", "deadline")
+
+
 async def test_a_tier_that_fails_is_passed_over(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 90.0) as both:
         refusal = failure(request_pb2.ERROR_CODE_REFUSED, "no room")
