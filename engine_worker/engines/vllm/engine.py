@@ -206,7 +206,7 @@ class VllmEngine:
         if running is None or not running.is_paused:
             return
         del self._requests[request_id]
-        self._load.ended(request_id)
+        self._load.left(request_id)
         self._movable.exports.release(running)
 
     async def reserve(self, migration_id: str, request: EngineRequest) -> None:
@@ -320,7 +320,7 @@ class VllmEngine:
             last = TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ABORT)
             self._end(running, last)
         elif self._core is not None:
-            self._load.ended(running.request_id)
+            self._load.left(running.request_id)
             self._begin(self._core, running, priority=running.request.priority - 1)
 
     async def _warm_up(self, core: "Core") -> None:

@@ -88,10 +88,14 @@ class LoadAccount:
         account.token_ms = now_ms
 
     def ended(self, request_id: str) -> None:
-        """The request is no longer in the engine, for whatever reason."""
+        """The request has ended in the engine, by itself or not."""
+        self.left(request_id)
+        self._finished += 1
+
+    def left(self, request_id: str) -> None:
+        """The request is no longer in the engine but goes on: it was taken out to move, or to be submitted again."""
         del self._accounts[request_id]
         self._prefilling.pop(request_id, None)
-        self._finished += 1
 
     def stepped(self, stats: StepStats, now_s: float) -> None:
         """A step is over. Comes before the step's `produced` and `ended`."""

@@ -39,6 +39,17 @@ def test_a_request_s_life() -> None:
     assert (done.generated_tokens_total, done.prefilled_tokens_total, done.finished_requests_total) == (2, 50, 1)
 
 
+def test_a_request_that_goes_on_elsewhere_has_not_finished() -> None:
+    load = LoadAccount(kv_blocks=100)
+    submit(load, "moves", 50)
+    load.stepped(stats(1, prefilled=50), now_s=0.1)
+    load.produced("moves", 1)
+    load.left("moves")
+    gone = load.report()
+    assert (gone.running_requests, gone.queued_requests, gone.running_tokens) == (0, 0, 0)
+    assert (gone.generated_tokens_total, gone.finished_requests_total) == (1, 0)
+
+
 def test_what_is_cached_is_not_queued() -> None:
     load = LoadAccount(kv_blocks=100)
     submit(load, "a", 50, cached=32)
