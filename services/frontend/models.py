@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from services.frontend.worker_pool import WORKER_ROLE
 log = logging.getLogger(__name__)
 
 MAX_MODELS = 64
+FACTS = ("model_path", "block_tokens", "max_model_len_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,14 @@ class ServedModel:
 
 class ModelCatalogue:
     """Follows the directory. A model stays known when its last worker goes: asking for it is then answered 503
-    (come back), not 404 (give up)."""
+    (come back), not 404 (give up). It is learnt anew when none of its workers is any more as it was learnt."""
 
     def __init__(self, cache_characters: int, unix_time: Callable[[], float]) -> None:
         self._cache_characters = cache_characters
         self._unix_time = unix_time
         self._models: dict[str, ServedModel] = {}
+        self._learnt: dict[str, Mapping[str, str]] = {}
+        """What each model was learnt from."""
         self._workers: dict[str, Member] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskSet("models")
@@ -47,9 +50,9 @@ class ModelCatalogue:
             return
         if change.kind is ChangeKind.JOINED:
             self._workers[member.member_id] = member
-            self._learn(member)
         elif self._workers.get(member.member_id) == member:
             del self._workers[member.member_id]
+        self._learn(member.attributes.get("model", ""))
 
     def get(self, name: str) -> ServedModel | None:
         """The model, if it is or was served."""
@@ -72,13 +75,16 @@ class ModelCatalogue:
         """Give up what is being loaded."""
         await self._tasks.cancel()
 
-    def _learn(self, member: Member) -> None:
-        name = member.attributes.get("model", "")
-        if not name or name in self._models or name in self._loading:
+    def _learn(self, name: str) -> None:
+        workers = [member for member in self._workers.values() if member.attributes.get("model", "") == name]
+        if not name or not workers or name in self._loading:
             return
-        if len(self._models) >= MAX_MODELS:
+        if any(_facts(member) == self._learnt.get(name) for member in workers):
+            return
+        if name not in self._models and len(self._models) >= MAX_MODELS:
             log.error("too many models; this one is not served", extra={"model": name, "limit": MAX_MODELS})
             return
+        member = workers[-1]
         task = self._tasks.spawn(self._load(name, member), name=name)
         self._loading[name] = task
         task.add_done_callback(lambda _: self._loading.pop(name, None))
@@ -95,6 +101,12 @@ class ModelCatalogue:
                 "a model cannot be served", extra={"model": name, "worker": member.member_id, "error": str(error)}
             )
             return
-        created = int(self._unix_time())
+        known = self._models.get(name)
+        created = int(self._unix_time()) if known is None else known.created_unix_s
         self._models[name] = ServedModel(name, text, block_tokens, max_model_len_tokens, created)
+        self._learnt[name] = _facts(member)
         log.info("model known", extra={"model": name, "chunked_tokenisation": text.chunked.chunked})
+
+
+def _facts(member: Member) -> Mapping[str, str]:
+    return {name: member.attributes.get(name, "") for name in FACTS}
