@@ -165,7 +165,7 @@ class PlacementClient:
 
     def _recover(self) -> None:
         if self.fallback:
-            log.info("the scheduler places requests again")
+            log.info("the scheduler can be asked again")
             self.fallback = ""
             self._metrics.fallback_in_force.set(0)
 
@@ -182,7 +182,7 @@ class PlacementClient:
             f"scheduler {self._member.member_id}",
             self._member.address,
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).PlaceStream,  # type: ignore[no-untyped-call]
-            StreamHandlers(lambda: None, self._answered, self._lost),
+            StreamHandlers(self._recover, self._answered, self._lost),
         )
         self._task = self._tasks.spawn(self._stream.run(), name=self._member.member_id, on_error=self._on_failed)
 

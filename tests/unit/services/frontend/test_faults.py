@@ -230,6 +230,8 @@ async def test_without_a_scheduler_requests_are_placed_by_the_named_fallback(mod
             mesh.directory.leave(mesh.scheduler.member)
             mesh.directory.join(restarted.member)
             await mesh.until(lambda: mesh.service.placement.connected)
+            assert mesh.service.placement.fallback == "", "even if nobody asks for anything"
+            assert mesh.metric("fallback_in_force") == 0
             await client.chat.completions.create(**BODY)
             assert mesh.service.placement.fallback == ""
             assert len(restarted.placed) == 1
