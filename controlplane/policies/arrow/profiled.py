@@ -36,7 +36,8 @@ def profiled(parameters: PolicyParameters, profile: InstanceProfile) -> Mapping[
     defaults = type(parameters)().values()
     if all(values[name] == defaults[name] for name in _CURVE):
         values |= dict(zip(_CURVE, msgspec.structs.astuple(profile.ttft), strict=True))
-    if isinstance(parameters, ArrowParameters) and not parameters.max_running_tokens and len(profile.decode_points) > 1:
+    batches = {point.running_tokens for point in profile.decode_points}
+    if isinstance(parameters, ArrowParameters) and not parameters.max_running_tokens and len(batches) > 1:
         # 0 would mean no limit but the memory; where not even the smallest batch keeps the TPOT, none is small enough.
         values["max_running_tokens"] = max(1, profile.max_running_tokens(parameters.tpot_ms))
     return values

@@ -102,6 +102,13 @@ def test_a_profile_with_no_batch_within_the_tpot_leaves_no_room() -> None:
     assert switch.configured.parameters.values()["max_running_tokens"] == 1
 
 
+def test_a_profile_of_one_batch_says_nothing_of_max_running_tokens() -> None:
+    switch = PolicySwitch("arrow", silence_s=2.0)
+    points = (DecodePoint(1000, 20.0), DecodePoint(1000, 21.0))
+    assert switch.note_profile(msgspec.structs.replace(profile(0.5), decode_points=points))
+    assert switch.configured.parameters.values()["max_running_tokens"] == 0
+
+
 def test_of_several_profiles_the_slowest_counts_and_only_of_what_is_there() -> None:
     fast, slow, other = profile(0.1), profile(0.9), profile(5.0, model="other")
     here = [instance("a"), instance("b")]
