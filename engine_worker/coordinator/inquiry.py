@@ -1,5 +1,7 @@
 """Asks the scheduler who decodes a request whose prompt was computed here."""
 
+import asyncio
+
 import grpc
 
 from controlplane.model.instance import InstanceDescription
@@ -39,6 +41,12 @@ class DecodeInquiry:
             answer: scheduler_pb2.PlaceDecodeResponse = await stub.PlaceDecode(message, timeout=DEADLINE_S)
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error, f"scheduler {schedulers[0].member_id}") from error
+        except asyncio.CancelledError as error:
+            # So ends a call whose channel is closed, too: by another request that asks the next scheduler already.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise PeerUnavailable(f"scheduler {schedulers[0].member_id} left before it answered") from error
         chosen: str = answer.instance_id
         return chosen
 

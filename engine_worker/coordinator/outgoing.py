@@ -105,9 +105,12 @@ class OutgoingMigration:
         if self._machine.state in FINAL:
             return
         self._note_ending(event)
-        self._carry_out(self._machine.handle(event, self._workplace.now_ms))
-        if self._machine.state in FINAL and not self.outcome.done():
-            self._finish()
+        try:
+            self._carry_out(self._machine.handle(event, self._workplace.now_ms))
+        finally:
+            # However the engine takes it: whoever waits for the outcome holds a place that others wait for.
+            if self._machine.state in FINAL and not self.outcome.done():
+                self._finish()
 
     def tick(self) -> None:
         """Time has passed."""
@@ -222,21 +225,21 @@ class OutgoingMigration:
     def _finish(self) -> None:
         workplace, state = self._workplace, self._machine.state
         paused_s = 0.0 if self._paused is None else workplace.clock() - self._paused_at_s
-        if state is SourceState.KEPT:
-            workplace.engine.withdraw(self.request_id, self.migration_id)
-            if self._abort_waits:
-                workplace.engine.abort(self.request_id)
-        if self._paused is not None:
-            workplace.metrics.paused(paused_s)
         moved = state is SourceState.MOVED
         blocks = len(self._block_ids) if moved else self._machine.copied_blocks
+        rounds = self._machine.rounds
+        ending = "moved" if moved else self._ending
+        self.outcome.set_result(MigrationOutcome(moved, self._machine.reason, ending, rounds, blocks, 1000 * paused_s))
         moved_blocks = blocks if moved else 0
         seconds = 0.0 if self._offered_s is None else workplace.clock() - self._offered_s
         workplace.metrics.ended(
             "out", state.value, moved_blocks, moved_blocks * workplace.engine.kv_block_bytes, seconds
         )
+        if self._paused is not None:
+            workplace.metrics.paused(paused_s)
         level = logging.ERROR if state is SourceState.LOST else logging.INFO
         log.log(level, "a migration ended", extra={"request_id": self.request_id, "story": self._machine.story})
-        rounds = self._machine.rounds
-        ending = "moved" if moved else self._ending
-        self.outcome.set_result(MigrationOutcome(moved, self._machine.reason, ending, rounds, blocks, 1000 * paused_s))
+        if state is SourceState.KEPT:
+            workplace.engine.withdraw(self.request_id, self.migration_id)
+            if self._abort_waits:
+                workplace.engine.abort(self.request_id)

@@ -187,6 +187,25 @@ async def test_an_engine_that_cannot_pause_a_request_keeps_it(monkeypatch: pytes
         await goes_on(mesh)
 
 
+async def test_an_engine_that_cannot_resume_a_request_costs_no_place_in_the_lanes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
+
+        def breaks(_: str) -> None:
+            raise EngineFailed("it does not go on")
+
+        order = await start(mesh)
+        migration_id = await target.accept()
+        monkeypatch.setattr(mesh.workers["a"].engine, "resume", breaks)
+        target.say(failed=migration_pb2.MigrationFailed(migration_id=migration_id, reason="blocks torn"))
+        answer = await order
+        assert answer.reason == "blocks torn"
+        coordinator = mesh.workers["a"].role._mover.coordinator  # type: ignore[union-attr]
+        assert (coordinator._outgoing, coordinator._ordered) == ({}, set())
+        assert set(coordinator._lanes._free.values()) == {CoordinatorSettings().parallel}
+
+
 async def test_too_many_migrations_at_once_are_refused_and_an_unknown_one_has_failed() -> None:
     async with running_workers("a") as mesh:
         source = ScriptedSource(mesh.workers["a"])

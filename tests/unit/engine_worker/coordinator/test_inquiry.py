@@ -1,0 +1,72 @@
+"""Who decodes a request is asked of one scheduler after another, as they come and go."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from controlplane.model.instance import InstanceDescription
+from engine_worker.coordinator.inquiry import DecodeInquiry
+from mesh.errors import PeerUnavailable
+from mesh.membership import Member
+from mesh.rpc.server import RpcServer
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.unit.engine_worker.worker.fake_engine import make_request
+
+
+class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
+    """Answers with its own name, once it may."""
+
+    def __init__(self, name: str, *, answers: bool) -> None:
+        self.asked = asyncio.Event()
+        self._answers = answers
+        self._server = RpcServer()
+        self._server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, self, "penstock.v1.Scheduler")
+        self.member = Member("scheduler", name, "1", self._server.address, "")
+
+    async def __aenter__(self) -> "Scheduler":
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(0)
+
+    async def PlaceDecode(self, request: scheduler_pb2.PlaceDecodeRequest, context: Any) -> Any:
+        self.asked.set()
+        if not self._answers:
+            await asyncio.Event().wait()
+        return scheduler_pb2.PlaceDecodeResponse(instance_id=self.member.member_id)
+
+
+class Directory:
+    def __init__(self, member: Member) -> None:
+        self.member = member
+
+    def members(self, role: str) -> tuple[Member, ...]:
+        return (self.member,)
+
+
+async def test_whoever_waits_for_a_scheduler_that_is_replaced_hears_of_it() -> None:
+    here = InstanceDescription("a", "1", "127.0.0.1:1", "m", "/none", "simulated", 16, 100, 4096, 8, 512)
+    async with Scheduler("one", answers=False) as one, Scheduler("two", answers=True) as two:
+        directory = Directory(one.member)
+        inquiries = DecodeInquiry(cast(Any, directory))
+        waiting = asyncio.create_task(inquiries.ask(make_request("r"), here))
+        await one.asked.wait()
+        directory.member = two.member
+        assert await inquiries.ask(make_request("s"), here) == "two"
+        with pytest.raises(PeerUnavailable, match="scheduler one left"):
+            await waiting
+        await inquiries.close()
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled() -> None:
+    here = InstanceDescription("a", "1", "127.0.0.1:1", "m", "/none", "simulated", 16, 100, 4096, 8, 512)
+    async with Scheduler("one", answers=False) as one:
+        inquiries = DecodeInquiry(cast(Any, Directory(one.member)))
+        waiting = asyncio.create_task(inquiries.ask(make_request("r"), here))
+        await one.asked.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await inquiries.close()
