@@ -169,7 +169,8 @@ class StageDesk:
             return now_s - since_s >= SETTLE_S
         if record.method is not self.setting.method:
             return True
-        is_old = 1000 * self._wall_clock() - record.planned_unix_ms >= 1000 * self.setting.replan_s
+        # Either way: a plan from the future was made by a clock that has been set back since.
+        is_old = abs(1000 * self._wall_clock() - record.planned_unix_ms) >= 1000 * self.setting.replan_s
         return is_old or record.parameters != self.setting.parameters
 
     async def _plan(self, model: str, members: Sequence[Member]) -> None:

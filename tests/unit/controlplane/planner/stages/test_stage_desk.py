@@ -52,13 +52,13 @@ class Bench:
     def __init__(self, host: StoreHost, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = EmbeddedStore(host)
         self.directory = Directory(self.store)
-        self.clock = Clock()
+        self.clock = self.wall_clock = Clock()
         self.told = LengthStatistics((), 0.0, 0.0)
         self.tasks, self.errors = TaskSet("test"), []
         self.announcements: dict[str, Announcement] = {}
         self.registry = CollectorRegistry()
         metrics = PlannerMetrics(self.registry)
-        self.desk = StageDesk(self.store, self.directory, "planner", metrics, self.clock, self.clock)
+        self.desk = StageDesk(self.store, self.directory, "planner", metrics, self.clock, lambda: self.wall_clock())
         self.server = RpcServer()
         self.stub: Any = None
 
@@ -215,6 +215,13 @@ async def test_a_restarted_planner_that_does_not_know_the_plans_yet_gives_no_rev
     bench.clock.now_s += 1.0
     replanned = await bench.until(lambda model: model.planned_unix_ms > 1_000_000)
     assert replanned.revision > 1
+
+
+async def test_a_clock_that_is_set_back_ends_no_planning(bench: Bench) -> None:
+    await planned(bench)
+    bench.wall_clock = Clock(0.0)
+    bench.clock.now_s += desk_module.RETRY_S
+    assert (await bench.until(lambda model: model.revision == 2)).planned_unix_ms == 0
 
 
 async def test_plans_asked_for_at_the_same_time_have_a_revision_each(bench: Bench) -> None:
