@@ -95,8 +95,9 @@ def apply(plan: Path, store: str | None, mesh: str) -> None:
     Thresholds hold at once for requests to come. `penstock up` starts and drains instances to match; elsewhere
     `penstock plan export` writes what your deployment is to be told.
     """
-    made = decode_plan(plan.read_bytes())
-    answer = run(_call(store, mesh, "ApplyPlan", planner_pb2.ApplyPlanRequest(plan_json=plan.read_text())))
+    content = plan.read_bytes()
+    made = decode_plan(content)
+    answer = run(_call(store, mesh, "ApplyPlan", planner_pb2.ApplyPlanRequest(plan_json=content.decode())))
     click.echo(f"{made.name}: plan {answer['revision']} is in force")
 
 
