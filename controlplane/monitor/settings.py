@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+from mesh.errors import ConfigurationError
+
+_LONGER_THAN_NOTHING = ("stale_s", "heartbeat_ms", "max_backlog")
+
 
 @dataclass(frozen=True, slots=True)
 class MonitorSettings:
@@ -17,3 +21,9 @@ class MonitorSettings:
     """Milliseconds of quiet after which a watcher is sent an empty update."""
     max_backlog: int = 200_000
     """Changes and block hashes that may wait for one watcher; a slower watcher is cut off and starts again."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigurationError` for settings by which no instance would be believed or no watcher ever rest."""
+        for name in _LONGER_THAN_NOTHING:
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from controlplane.policies.registry import DEFAULT_POLICY
+from mesh.errors import ConfigurationError
+
+_MORE_THAN_NOTHING = ("monitor_silence_s", "max_indexed_blocks", "record_mib", "migration_deadline_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,9 @@ class SchedulerSettings:
     """Migrations that the rescheduler may have under way."""
     migration_deadline_s: float = 60.0
     """Seconds after which a migration that the rescheduler has ordered is withdrawn."""
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigurationError` for settings by which the monitor would never be heard, or nothing be kept."""
+        for name in _MORE_THAN_NOTHING:
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
