@@ -53,6 +53,8 @@ class Served:
     """Of each tier, by the requests that reached it; 0 where none did."""
     tier_finished_s: tuple[NDArray[np.float64], ...]
     """When each tier's answers were complete."""
+    tier_fed_until_s: tuple[float, ...]
+    """When the last request came to each tier; 0 where none did."""
 
     @property
     def p95_s(self) -> float:
@@ -62,9 +64,16 @@ class Served:
     @property
     def throughput_per_s(self) -> float:
         """Requests per second of the whole that the slowest tier keeps up with: of a run with more arrivals than are
-        served, what is served. Of each tier the middle 80 % of its answers count, not how batches fill and empty."""
-        spans_s = [np.ptp(np.quantile(ends_s, (0.1, 0.9))) for ends_s in self.tier_finished_s if len(ends_s) > 1]
-        return 0.8 * len(self.latencies_s) / float(max(spans_s))
+        served, what is served. Each tier is looked at from its first tenth of answers on for as long as requests come
+        to it: not while batches fill, nor while replicas empty their queues, of which slow ones take longer."""
+        tiers = zip(self.tier_finished_s, self.tier_fed_until_s, strict=True)
+        return min(self._kept_up_per_s(ends_s, until_s) for ends_s, until_s in tiers if len(ends_s))
+
+    def _kept_up_per_s(self, ends_s: NDArray[np.float64], until_s: float) -> float:
+        from_s, median_s = np.quantile(ends_s, (0.1, 0.5)).tolist()
+        until_s = max(until_s, median_s)  # of a run so short that all had come before much was answered
+        answered = float(((ends_s > from_s) & (ends_s <= until_s)).mean())
+        return answered * len(self.latencies_s) / (until_s - from_s) if until_s > from_s else np.inf
 
 
 def poisson_arrivals(sample: CascadeSample, rate_per_s: float, seconds: float, seed: int) -> Arrivals:
@@ -85,11 +94,13 @@ def serve(
     here = np.arange(len(ready_s))
     tails: list[float] = []
     ends: list[NDArray[np.float64]] = []
+    fed_until: list[float] = []
     skipped, is_judged = skipped_tiers(deployed.thresholds), judged_tiers(deployed.thresholds)
     for number, tier in enumerate(tiers):
         if not len(here) or number in skipped:
             tails.append(0.0)
             ends.append(np.zeros(0))
+            fed_until.append(0.0)
             continue
         here = here[np.argsort(ready_s[here], kind="stable")]
         rows = arrivals.rows[here]
@@ -99,13 +110,14 @@ def serve(
         ]
         finished_s = _finished_s(tier, deployed.mixes[number], trace, seed)
         ends.append(finished_s)
+        fed_until.append(float(ready_s[here[-1]]))
         answered_s = finished_s + judge_s * is_judged[number]
         tails.append(float(np.quantile(answered_s - ready_s[here], 0.95)))
         ready_s[here] = answered_s
         scores[here] = sample.scores[rows, number]
         if number < len(deployed.thresholds):
             here = here[scores[here] < deployed.thresholds[number]]
-    return Served(ready_s - arrivals.times_s, scores, tuple(tails), tuple(ends))
+    return Served(ready_s - arrivals.times_s, scores, tuple(tails), tuple(ends), tuple(fed_until))
 
 
 def _finished_s(tier: Tier, mix: Mix, trace: list[TraceRequest], seed: int) -> NDArray[np.float64]:

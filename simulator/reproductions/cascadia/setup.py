@@ -65,7 +65,7 @@ class Size:
     throughput_targets: tuple[float, ...]
     """Those for which the highest rate is searched as well."""
     throughput_requests: int
-    """In a run of those, at most."""
+    """In a run of the searches for it, at most."""
     ablation_throughput: bool
     """Saturate the ablations too."""
     other_targets: tuple[float, ...]

@@ -1,5 +1,7 @@
 """What a system serves at most: with 95 % of the requests in time, and with no limit of latency at all."""
 
+from dataclasses import replace
+
 from mesh.errors import PlanInfeasible
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.bench import Bench, System
@@ -7,8 +9,10 @@ from simulator.reproductions.cascadia.end_to_end import Deployed
 from simulator.reproductions.cascadia.run import Arriving, serve_at
 from simulator.reproductions.sustainable_rate import RateSearch, sustainable_rate
 
-OVERLOAD = 2.0
+OVERLOAD = 1.5
 """Arrivals over what a deployment holds by its tables, to keep it full."""
+_SATURATING_REQUESTS = 12_000
+"""In a run, at most."""
 _MAX_GROWTH = 16.0
 """Of a rate over the trace's own."""
 _HELD = RateSearch(highest_scale=_MAX_GROWTH, growth=1.6, tolerance=0.02, target=0.5)
@@ -51,4 +55,5 @@ def saturated_per_s(system: System, bench: Bench, quality: float, arriving: Arri
     scale = sustainable_rate(holds, _HELD).scale
     if scale is None:
         return None
+    arriving = replace(arriving, max_requests=_SATURATING_REQUESTS)
     return serve_at(bench, held[scale], OVERLOAD * own * scale, arriving).throughput_per_s

@@ -236,8 +236,13 @@ def test_cascade_serve_is_tuned_to_the_shapes_whose_slowest_tier_is_fastest_at_t
 
 def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with() -> None:
     quick, slow, skipped = np.linspace(0, 10, 101), np.linspace(5, 45, 51), np.zeros(0)
-    served = Served(np.ones(101), np.ones(101), (1.0, 0.0, 1.0), (quick, skipped, slow))
-    assert served.throughput_per_s == pytest.approx(101 / 40), "half of the requests in 40 s, the whole with them"
+    served = Served(np.ones(101), np.ones(101), (1.0, 0.0, 1.0), (quick, skipped, slow), (8.0, 0.0, 40.0))
+    assert served.throughput_per_s == pytest.approx(101 / 40, rel=0.05), "half of the requests in 40 s: the whole, too"
+    drained = np.append(np.linspace(0, 9, 90), np.linspace(50, 90, 11))
+    served = Served(np.ones(101), np.ones(101), (1.0,), (drained,), (10.0,))
+    assert served.throughput_per_s == pytest.approx(10, rel=0.15), (
+        "a slow replica that empties its queue does not count"
+    )
     arriving = Arriving(20.0, 400, 0)
     assert throughput.saturated_per_s(systems.cascadia, BENCH, 99.99, arriving) is None
     system = systems.SYSTEMS[systems.STAND_ALONE]
