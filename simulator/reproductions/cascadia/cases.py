@@ -140,7 +140,8 @@ def _measure(workload: Workload, bench: Bench, quality: float) -> Case:
             limit_s = setup.FIXED_SLO_SCALE * alone
             sustained[name] = in_time_per_s(system, bench, quality, searched, limit_s, size.tolerance)
         if name in saturating:
-            saturated[name] = saturated_per_s(system, bench, quality, replace(arriving, seconds=size.seconds / 2))
+            full = replace(arriving, seconds=size.seconds / 2)
+            saturated[name] = saturated_per_s(system, bench, quality, full, size.saturated_at)
     by_itself = float(bench.sample.scores[:, tier].mean())
     rate = bench.sample.rate_per_s
     return Case(workload.name, quality, rate, alone, tier, by_itself, runs, refused, sustained, saturated)

@@ -7,8 +7,8 @@ from controlplane.planning.cascade.parallelism import Mix
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.cases import Case, Workload, reachable
 from simulator.reproductions.cascadia.experiment import Measured
+from simulator.reproductions.cascadia.setup import Size
 from simulator.reproductions.cascadia.systems import ABLATIONS, COMPARED, SYSTEMS
-from simulator.reproductions.cascadia.throughput import OVERLOAD
 from simulator.reproductions.page import markdown_table, show
 from simulator.reproductions.report import Section
 from simulator.reproductions.run import ReproductionRun
@@ -20,7 +20,7 @@ def sections_of(measured: Measured, run: ReproductionRun) -> tuple[Section, ...]
     return (
         Section(title="Setup", markdown=_setup(measured, run)),
         Section(title="SLO scale at 95 % attainment", markdown=_scales(cases)),
-        Section(title="Throughput", markdown=_throughputs(measured.cases)),
+        Section(title="Throughput", markdown=_throughputs(measured.cases, measured.size)),
         Section(title="Plans (tables 2 and 3)", markdown=_plans(cases)),
         Section(title="Drift", markdown=_drift(measured)),
         Section(title="Strategies (table 1 and figure 2)", markdown=_strategies(measured)),
@@ -96,7 +96,8 @@ def _scale(case: Case, system: str) -> str:
     return f"{show(case.scale(system))} ({run.p95_s:.1f}, {run.quality:.1f}){mark}"
 
 
-def _throughputs(cases: Sequence[Case]) -> str:
+def _throughputs(cases: Sequence[Case], size: Size) -> str:
+    saturated_at = ", ".join(f"{part:.0%}" for part in size.saturated_at)
     searched = [case for case in cases if case.sustained_per_s]
     in_time = [
         (case.trace, show(case.quality), *(show(case.sustained_per_s.get(system)) for system in COMPARED))
@@ -116,8 +117,9 @@ def _throughputs(cases: Sequence[Case]) -> str:
             f"Requests/s with 95 % within {setup.FIXED_SLO_SCALE:g} times a single request's time; each rate is "
             "planned for.",
             markdown_table((*header, *COMPARED), in_time),
-            "Saturated, in requests/s: what the deployment serves that a system makes for the highest rate which it "
-            f"holds by its own tables, when {OVERLOAD:g} times that arrives. No limit of latency.",
+            "Saturated, in requests/s: the most that a system's deployments serve when more than they hold arrives, of "
+            f"those that it makes for {saturated_at} of the highest rate which it holds by its own tables. No limit of "
+            "latency.",
             markdown_table((*header, *COMPARED, *ABLATIONS), saturated),
         ]
     )

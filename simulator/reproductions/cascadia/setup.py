@@ -66,6 +66,8 @@ class Size:
     """Those for which the highest rate is searched as well."""
     throughput_requests: int
     """In a run of the searches for it, at most."""
+    saturated_at: tuple[float, ...]
+    """Parts of the highest rate that a system holds by its tables: it is saturated with its deployment for each."""
     ablation_throughput: bool
     """Saturate the ablations too."""
     other_targets: tuple[float, ...]
@@ -83,8 +85,36 @@ class Size:
 
 
 TARGETS = (90.0, 85.0, 80.0, 70.0)
-FULL = Size(120.0, TARGETS, TARGETS, 8000, True, TARGETS, 12_000, 0.08, 20.0, (1.0, 1.5), (85.0, 70.0), is_quick=False)
-QUICK = Size(30.0, (85.0, 70.0), (85.0,), 8000, False, (85.0,), 1000, 0.25, 4.0, (1.0,), (85.0,), is_quick=True)
+FULL = Size(
+    seconds=120.0,
+    targets=TARGETS,
+    throughput_targets=TARGETS,
+    throughput_requests=8000,
+    saturated_at=(1.0, 0.8, 0.6),
+    ablation_throughput=True,
+    other_targets=TARGETS,
+    other_requests=12_000,
+    tolerance=0.08,
+    minute_s=20.0,
+    drift_scales=(1.0, 1.5),
+    drift_targets=(85.0, 70.0),
+    is_quick=False,
+)
+QUICK = Size(
+    seconds=30.0,
+    targets=(85.0, 70.0),
+    throughput_targets=(85.0,),
+    throughput_requests=8000,
+    saturated_at=(0.8,),
+    ablation_throughput=False,
+    other_targets=(85.0,),
+    other_requests=1000,
+    tolerance=0.25,
+    minute_s=4.0,
+    drift_scales=(1.0,),
+    drift_targets=(85.0,),
+    is_quick=True,
+)
 
 LOADS = (0.6, 0.8, 1.0)
 """Rates of traces 1 to 3, as parts of what the largest model alone holds on all GPUs."""

@@ -1,5 +1,6 @@
 """What a system serves at most: with 95 % of the requests in time, and with no limit of latency at all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mesh.errors import PlanInfeasible
@@ -37,23 +38,28 @@ def in_time_per_s(
     return None if found.scale is None else found.scale * own
 
 
-def saturated_per_s(system: System, bench: Bench, quality: float, arriving: Arriving) -> float | None:
-    """What a deployment serves that is given more than it holds: the one that the system makes for the highest rate
-    that it holds by its own tables. None where there is no such rate."""
+def saturated_per_s(
+    system: System, bench: Bench, quality: float, arriving: Arriving, parts: Sequence[float]
+) -> float | None:
+    """What a system's deployments serve that are given more than they hold: the best of those that it makes for these
+    parts of the highest rate that it holds by its own tables, which at their end are less reliable. None where there is
+    no such rate."""
     own = bench.sample.rate_per_s
-    held: dict[float, Deployed] = {}
 
-    def holds(scale: float) -> float:
+    def deployed_at(scale: float) -> Deployed | None:
         try:
             deployed = system(bench.at(own * scale), quality)
         except PlanInfeasible:
-            return 0.0
-        if deployed.is_within:
-            held[scale] = deployed
-        return float(deployed.is_within)
+            return None
+        return deployed if deployed.is_within else None
 
-    scale = sustainable_rate(holds, _HELD).scale
-    if scale is None:
+    highest = sustainable_rate(lambda scale: float(deployed_at(scale) is not None), _HELD).scale
+    if highest is None:
         return None
     arriving = replace(arriving, max_requests=_SATURATING_REQUESTS)
-    return serve_at(bench, held[scale], OVERLOAD * own * scale, arriving).throughput_per_s
+    served = [
+        serve_at(bench, deployed, OVERLOAD * own * scale, arriving).throughput_per_s
+        for scale in (part * highest for part in parts)
+        if (deployed := deployed_at(scale)) is not None
+    ]
+    return max(served, default=None)

@@ -244,9 +244,11 @@ def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with() -> None:
         "a slow replica that empties its queue does not count"
     )
     arriving = Arriving(20.0, 400, 0)
-    assert throughput.saturated_per_s(systems.cascadia, BENCH, 99.99, arriving) is None
+    assert throughput.saturated_per_s(systems.cascadia, BENCH, 99.99, arriving, (1.0,)) is None
     system = systems.SYSTEMS[systems.STAND_ALONE]
-    few, many = (throughput.saturated_per_s(system, replace(BENCH, gpus=gpus), 60.0, arriving) for gpus in (4, 16))
+    few, many = (
+        throughput.saturated_per_s(system, replace(BENCH, gpus=gpus), 60.0, arriving, (1.0, 0.5)) for gpus in (4, 16)
+    )
     assert few is not None
     assert many is not None
     assert many > few
