@@ -19,7 +19,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -149,17 +150,23 @@ def score_of(answer: Answer) -> float:
     return answer.falls[-1].score if answer.falls else MAX_SCORE
 
 
-async def set_up(endpoint: Endpoint, name: str, planned: Planned, mesh: str) -> None:
-    """Put the thresholds into force and wait until the frontend has them: a name of its own for each plan tells."""
+@asynccontextmanager
+async def in_force(endpoint: Endpoint, name: str, planned: Planned, mesh: str) -> AsyncIterator[None]:
+    """The thresholds, from when the frontend has them: a name of its own for each plan tells."""
     cascade = cascade_pb2.CascadeDescription(
         name=name, tiers=TIERS, thresholds=planned.thresholds, judges=["confidence"]
     )
+    stub = cascade_pb2_grpc.CascadeStub
     async with mesh_store(None, mesh) as store, mesh_directory(store) as directory:
         router = only_member(directory, "cascade")
-        await call(router, cascade_pb2_grpc.CascadeStub, "SetCascade", cascade_pb2.SetCascadeRequest(cascade=cascade))
-    async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
-        while name not in await endpoint.models():  # noqa: ASYNC110 - another process follows
-            await asyncio.sleep(0.1)
+        await call(router, stub, "SetCascade", cascade_pb2.SetCascadeRequest(cascade=cascade))
+        async with asyncio.timeout(FOLLOWED_TIMEOUT_S):
+            while name not in await endpoint.models():  # noqa: ASYNC110 - another process follows
+                await asyncio.sleep(0.1)
+        try:
+            yield
+        finally:
+            await call(router, stub, "RemoveCascade", cascade_pb2.RemoveCascadeRequest(name=name))
 
 
 async def compare(endpoint: Endpoint, name: str, tasks: Sequence[Task], target: float, planned: Planned) -> Result:
@@ -213,8 +220,8 @@ async def run(arguments: argparse.Namespace) -> list[Result]:
             written = sample.tokens(0, planned.thresholds[0]).mean()
             say(f"{TIERS[0]} writes {written:.1f} tokens an answer instead of {sample.output_tokens[:, 0].mean():.1f}")
             name = f"{NAME}-{arguments.seed}-{target:g}"
-            await set_up(endpoint, name, planned, arguments.mesh)
-            results.append(await compare(endpoint, name, tests, target, planned))
+            async with in_force(endpoint, name, planned, arguments.mesh):
+                results.append(await compare(endpoint, name, tests, target, planned))
             say(json.dumps(asdict(results[-1])))
         return results
     finally:
