@@ -17,14 +17,21 @@ from mesh.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 16
+FORMER = ".former"
 
 
 class Recorder:
-    """One file, from the scheduler's start until it ends or the file is full. Each line is one event, as JSON."""
+    """One file, from the scheduler's start until it ends or the file is full. Each line is one event, as JSON.
+
+    A file of that name from before is kept as `NAME.former`: a scheduler is started anew just when one wants to know
+    what its former life decided.
+    """
 
     def __init__(self, path: Path, max_bytes: int, limits: ClusterLimits) -> None:
         """Raises `ConfigurationError` if the file cannot be written."""
         try:
+            if path.is_file() and path.stat().st_size:
+                path.replace(path.with_name(path.name + FORMER))
             self._file: BinaryIO | None = path.open("wb", buffering=BUFFER_BYTES)
         except OSError as error:
             raise ConfigurationError(f"cannot record to {path}: {error.strerror}; choose another file") from None

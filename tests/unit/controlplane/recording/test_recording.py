@@ -239,6 +239,18 @@ def test_a_recording_ends_where_it_is_full_and_its_last_line_may_be_cut(tmp_path
         Recorder(tmp_path, 300, ClusterLimits())
 
 
+def test_a_scheduler_that_is_started_anew_keeps_what_its_former_life_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "recording.jsonl"
+    for life in ("first", "second", "third"):
+        recorder = Recorder(path, 1 << 20, ClusterLimits())
+        recorder.tell(events.Ended(0, life))
+        recorder.close()
+    assert b"third" in path.read_bytes()
+    former = tmp_path / "recording.jsonl.former"
+    assert b"second" in former.read_bytes()
+    assert sorted(tmp_path.iterdir()) == [path, former], "one life before, so that they do not pile up"
+
+
 @pytest.mark.parametrize("fails", [Recorder.flush, Recorder.close])
 def test_a_full_disk_ends_the_recording_and_not_the_scheduler(fails: Callable[[Recorder], None], caplog: Any) -> None:
     recorder = Recorder(Path("/dev/full"), 1 << 20, ClusterLimits())
