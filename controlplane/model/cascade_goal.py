@@ -17,12 +17,10 @@ Minimise = Literal["slowest_tier", "end_to_end"]
 tiers that it passes, with their judgements."""
 
 
-MODEL_JUDGE_S = 1.0
-
-
 def judgement_s(judge: str) -> float:
-    """What a judgement is taken to take where nobody says: nothing by what is computed at once, a second by a model."""
-    return 0.0 if judge in ("confidence", "exact") else MODEL_JUDGE_S
+    """What a judgement is taken to take where nobody says: nothing by what is computed at once, a second by a model, or
+    where the judge is not known ("")."""
+    return 0.0 if judge in ("confidence", "exact") else 1.0
 
 
 class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

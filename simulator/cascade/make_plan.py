@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controlplane.model.cascade_goal import MODEL_JUDGE_S, CascadeGoal
+from controlplane.model.cascade_goal import CascadeGoal, judgement_s
 from controlplane.planning.cascade.alternate import PlanRequest, plan
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan
 from controlplane.planning.cascade.workload import read_workload
@@ -74,7 +74,7 @@ def make_plan(
         gpus=goal.gpus,
         quality=goal.quality,
         latency_s=goal.latency_s,
-        judge_s=MODEL_JUDGE_S if goal.judge_s is None else goal.judge_s,
+        judge_s=judgement_s("") if goal.judge_s is None else goal.judge_s,
         minimise=goal.minimise,
     )
     made = cascade_plan(

@@ -10,7 +10,7 @@ from simulator.reproductions.cascadia.end_to_end import Deployed
 from simulator.reproductions.cascadia.run import Arriving, serve_at
 from simulator.reproductions.sustainable_rate import RateSearch, sustainable_rate
 
-OVERLOAD = 1.5
+_OVERLOAD = 1.5
 """Arrivals over what a deployment holds by its tables, to keep it full."""
 _SATURATING_REQUESTS = 12_000
 """In a run, at most."""
@@ -58,7 +58,7 @@ def saturated_per_s(
         return None
     arriving = replace(arriving, max_requests=_SATURATING_REQUESTS)
     served = [
-        serve_at(bench, deployed, OVERLOAD * own * scale, arriving).throughput_per_s
+        serve_at(bench, deployed, _OVERLOAD * own * scale, arriving).throughput_per_s
         for scale in (part * highest for part in parts)
         if (deployed := deployed_at(scale)) is not None
     ]

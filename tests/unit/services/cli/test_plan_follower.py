@@ -1,7 +1,7 @@
 """Plans are followed on as many GPUs as there are, whatever joins, fails, hangs or is drained meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
@@ -12,7 +12,6 @@ from controlplane.model.cascade_record import CascadeRecord
 from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentRecord
 from controlplane.planning.cascade.plan import CascadePlan, encode_plan
 from mesh.store.embedded import EmbeddedStore
-from mesh.store.host import StoreHost
 from mesh.store.interface import DEFAULT_TIMEOUT_S
 from mesh.store.lease import Lease
 from services.cli.supervisor.failed_starts import FIRST_BACKOFF_S, MAX_BACKOFF_S
@@ -21,15 +20,6 @@ from services.cli.supervisor.supervisor import KILL_AFTER_S
 from tests.unit.services.cli.machine import DRAIN_S, ONE, READY_S, TWO, Machine, planned
 
 WAIT_S = 20.0
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[EmbeddedStore]:
-    host = StoreHost()
-    opened = EmbeddedStore(host)
-    yield opened
-    await opened.close()
-    host.close()
 
 
 def why(record: DeploymentRecord) -> dict[str, str]:

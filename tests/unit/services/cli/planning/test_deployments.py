@@ -1,14 +1,11 @@
 """What people and scripts are told of the instances that plans want."""
 
-from collections.abc import AsyncIterator
-
 import msgspec
 import pytest
 
 from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentRecord, MissingReplicas
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from mesh.store.embedded import EmbeddedStore
-from mesh.store.host import StoreHost
 from services.cli.planning.deployments import (
     deployment_lines,
     deployment_status,
@@ -24,15 +21,6 @@ SHORT = DeploymentRecord(
     ("large-0", "code-model-1"),
 )
 BOTH = ("small", "large")
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[EmbeddedStore]:
-    host = StoreHost()
-    opened = EmbeddedStore(host)
-    yield opened
-    await opened.close()
-    host.close()
 
 
 async def test_records_of_supervisors_with_plans_are_read_and_broken_ones_left_out(store: EmbeddedStore) -> None:

@@ -25,7 +25,6 @@ from mesh.errors import ConfigurationError
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
 from mesh.store.embedded import EmbeddedStore
-from mesh.store.host import StoreHost
 from penstock.v1 import worker_pb2_grpc
 from services.cli.profile import COLUMNS
 from services.cli.profiling.fitting import decode_points
@@ -223,17 +222,13 @@ def test_the_worker_says_its_shape_and_its_operator_where_it_does_not() -> None:
         known_shape("w", None, None)
 
 
-async def test_a_profile_survives_file_and_store(tmp_path: Path) -> None:
+async def test_a_profile_survives_file_and_store(tmp_path: Path, store: EmbeddedStore) -> None:
     found, _ = await profile(tmp_path / "samples.jsonl", ONE, FEW)
     assert decode_profile(encode_profile(found), "here") == found
-    host = StoreHost()
-    store = EmbeddedStore(host)
     await store.put("unrelated", b"1")
     await store_profile(store, found)
     (entry,) = (await store.range("/penstock/profiles/")).entries
     assert entry.key == "/penstock/profiles/simulated/m/simulated"
     assert decode_profile(entry.value, entry.key) == found
-    await store.close()
-    host.close()
     with pytest.raises(ConfigurationError, match="version 99"):
         decode_profile(encode_profile(found).replace(b'"version": 1', b'"version": 99'), "here")

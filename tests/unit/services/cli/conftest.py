@@ -1,0 +1,15 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mesh.store.embedded import EmbeddedStore
+from mesh.store.host import StoreHost
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[EmbeddedStore]:
+    host = StoreHost()
+    opened = EmbeddedStore(host)
+    yield opened
+    await opened.close()
+    host.close()
