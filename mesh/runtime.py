@@ -72,7 +72,7 @@ class Threads(Protocol):
 
 
 class Transport(Protocol):
-    """gRPC channels and servers. What these accept and return are `grpc.aio`'s own types, or objects that behave alike."""
+    """gRPC channels and servers. What they return has the types of `grpc.aio`, or behaves alike."""
 
     def channel(
         self, address: str, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]
