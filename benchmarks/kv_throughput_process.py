@@ -20,6 +20,7 @@ from engine_worker.kv.memory import RegionMemory
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.ucx_environment import load_ucx
 from mesh.rpc.limits import CHANNEL_OPTIONS, SERVER_OPTIONS
+from mesh.runtime import SystemClock
 
 REGIONS = 32
 BLOCKS = 256
@@ -45,7 +46,7 @@ class AgentMover:
     def __init__(self, memory: np.ndarray, options: dict[str, Any]) -> None:
         regions = memory.reshape(REGIONS, BLOCKS, BLOCK_BYTES)
         kv_memory = RegionMemory(list(regions), model="m", dtype="uint8", block_tokens=16)
-        self._agent = KvTransferAgent(kv_memory, KvTransferSettings(**options), agent_id="benchmark")
+        self._agent = KvTransferAgent(kv_memory, KvTransferSettings(**options), SystemClock(), agent_id="benchmark")
 
     async def start(self) -> int:
         """See `Mover`."""

@@ -32,6 +32,7 @@ from controlplane.scheduler.settings import SchedulerSettings
 from mesh.rpc.client import open_channel
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from mesh.store import open_store
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -51,7 +52,7 @@ async def _serve(pipe: multiprocessing.connection.Connection, instances: int, bl
     desk.feed.table = Cluster(instances, blocks, seed).table
     desk.feed.heard_s = time.monotonic() + 1e9
     desk.tick()
-    server = RpcServer(metrics=RpcMetrics(registry))
+    server = RpcServer(GrpcTransport(), metrics=RpcMetrics(registry))
     service = SchedulerService(desk, PolicyConfig(open_store("embedded:"), desk.switch))
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
     pipe.send(await server.start())

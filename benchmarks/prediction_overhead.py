@@ -34,6 +34,7 @@ from engine_worker.prediction.predictor_link import PredictorLink
 from engine_worker.prediction.state import PredictionState
 from engine_worker.request_table import RequestTable
 from mesh.membership import Member
+from mesh.runtime import GrpcTransport
 
 MODELS: Final = Path(__file__).resolve().parents[1] / "demo"
 BATCH: Final = 32
@@ -84,7 +85,7 @@ def serve_predictor(artefact: Path, address: Connection) -> None:
 
         shelf = ArtefactShelf((artefact,))
         shelf.look()
-        server = RpcServer()
+        server = RpcServer(GrpcTransport())
         service = PredictorService(shelf, PredictorMetrics(CollectorRegistry()), ThreadPoolExecutor(1))
         server.add(predictor_pb2_grpc.add_LengthPredictorServicer_to_server, service, "penstock.v1.LengthPredictor")
         address.send(await server.start())

@@ -35,6 +35,7 @@ from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 
 DESCRIPTION = InstanceDescription("worker-0", "0", "", "m", "", "scripted", 16, 4096, 8192, 256, 2048)
@@ -97,7 +98,7 @@ async def _work(pipe: Connection, steps_per_s: float, duration_s: float) -> None
     engine = ScriptedEngine(steps_per_s)
     settings = WorkerSettings(model="m", model_path="")
     instance = Instance(engine, DESCRIPTION, settings, WorkerMetrics(CollectorRegistry()), time.monotonic)
-    server = RpcServer()
+    server = RpcServer(GrpcTransport())
     service = WorkerService(instance, time.monotonic)
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     output = asyncio.create_task(instance.run())
@@ -136,7 +137,7 @@ def bare_main(pipe: Connection, steps_per_s: float, duration_s: float, requests:
 
 async def _bare_work(pipe: Connection, steps_per_s: float, duration_s: float, requests: int) -> None:
     service = BareService(wire.step_message(_deltas(requests), {}), steps_per_s)
-    server = RpcServer()
+    server = RpcServer(GrpcTransport())
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     pipe.send(await server.start())
     await asyncio.sleep(WARM_UP_S)

@@ -10,8 +10,12 @@ from typing import Any
 from controlplane.prediction.length_error import LengthErrorModel
 from engine_worker.engine_options import engine_settings
 from engine_worker.engines.interface import Engine
-from engine_worker.settings import EngineKind, WorkerSettings
+from engine_worker.kv.fabric import KvFabric
+from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.ucx_worker import ucx_fabric
+from engine_worker.settings import WorkerSettings
 from engine_worker.vocabulary import read_vocabulary
+from mesh.runtime import Clock
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
 
@@ -35,23 +39,30 @@ class SimulatedSettings:
     length_error: LengthErrorModel = field(default_factory=LengthErrorModel)
 
 
-def make_engine(settings: WorkerSettings, seed: int) -> Engine:
+def make_engine(settings: WorkerSettings, seed: int, clock: Clock) -> Engine:
     """The engine, not started yet. `seed` is for requests that bring none. Raises ConfigurationError."""
-    return _MAKERS[settings.engine](settings, seed)
+    if settings.engine == "vllm":
+        return _make_vllm(settings, seed)
+    return make_simulated(settings, clock)
 
 
-def _make_simulated(settings: WorkerSettings, seed: int) -> Engine:
-    """Its answers depend on prompt and request alone; the seed is not used."""
+def make_simulated(
+    settings: WorkerSettings, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric
+) -> Engine:
+    """The engine without weights; its answers depend on prompt and request alone. `make_fabric`: what its blocks
+    travel over. Raises ConfigurationError."""
     from engine_worker.engines.simulated_lengths import ForetellingSimulatedEngine
 
     chosen = engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings))
     return ForetellingSimulatedEngine(
         chosen.instance,
         chosen.cost,
+        clock,
         length_error=chosen.length_error if chosen.foretell_lengths else None,
         time_scale=chosen.time_scale,
         tensor_parallel=chosen.tensor_parallel,
         pipeline_parallel=chosen.pipeline_parallel,
+        make_fabric=make_fabric,
     )
 
 
@@ -75,9 +86,3 @@ def _make_vllm(settings: WorkerSettings, seed: int) -> Engine:
 
     defaults = {"model_path": settings.model_path, "seed": seed}
     return VllmEngine(engine_settings(VllmSettings, settings.engine_option, defaults))
-
-
-_MAKERS: dict[EngineKind, Callable[[WorkerSettings, int], Engine]] = {
-    "simulated": _make_simulated,
-    "vllm": _make_vllm,
-}

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -27,6 +26,7 @@ from engine_worker.settings import WorkerSettings
 from engine_worker.step_watch import StepWatches
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
+from mesh.runtime import Clock
 from mesh.store.stored_setting import StoredSetting
 from mesh.tasks import TaskSet
 from penstock.v1 import worker_pb2_grpc
@@ -50,7 +50,7 @@ class WorkerRole:
     def __init__(
         self,
         settings: WorkerSettings,
-        make_engine: Callable[[WorkerSettings, int], Engine] = make_engine,
+        make_engine: Callable[[WorkerSettings, int, Clock], Engine] = make_engine,
         end_process: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
         """`end_process` is called once a drain by RPC has emptied the instance."""
@@ -67,25 +67,26 @@ class WorkerRole:
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Start the engine and serve it. Raises EngineFailed or ConfigurationError."""
-        started_s = time.monotonic()
+        clock, threads = context.runtime.clock, context.runtime.threads
+        started_s = clock.now_s()
         # Engines of one seed draw alike, so each incarnation has its own.
         seed = int(context.incarnation_id, 16) % 2**31
-        self._engine = self._make_engine(self._settings, seed)
+        self._engine = self._make_engine(self._settings, seed, clock)
         limits = await self._engine.start()
-        log.info("the engine is ready", extra={"start_s": round(time.monotonic() - started_s, 1)})
+        log.info("the engine is ready", extra={"start_s": round(clock.now_s() - started_s, 1)})
         description = _describe(self._settings, context, limits)
         metrics = WorkerMetrics(context.registry)
-        instance = Instance(self._engine, description, self._settings, metrics, time.monotonic)
-        reporter = Reporter(instance, self._settings, metrics, time.monotonic)
+        instance = Instance(self._engine, description, self._settings, metrics, clock.now_s)
+        reporter = Reporter(instance, self._settings, metrics, clock.now_s)
         self._instance, self._reporter = instance, reporter
         GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
         if is_movable(self._engine):
-            self._mover = Mover(instance, self._engine, context, time.monotonic, self._end_process)
+            self._mover = Mover(instance, self._engine, context, clock.now_s, self._end_process)
             serve_agent(context.server, self._engine.kv_agent, context.address)
-        device = await asyncio.to_thread(device_of, self._settings.engine)
+        device = await threads.run(device_of, self._settings.engine)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
-            WorkerService(instance, time.monotonic, self._mover, StepWatches(self._engine), device),
+            WorkerService(instance, clock.now_s, self._mover, StepWatches(self._engine), device),
             "penstock.v1.Worker",
         )
         self._vital = (

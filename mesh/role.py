@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import socket
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from mesh.membership import Announcement, Directory, Member
 from mesh.parent_death import end_with_parent_if_asked
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
+from mesh.runtime import Runtime, system_runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from mesh.telemetry import MetricsPort, set_up_logs
@@ -64,10 +64,11 @@ class RoleContext:
     directory: Directory
     server: RpcServer
     registry: CollectorRegistry
+    runtime: Runtime
 
 
 class Role(Protocol):
-    """One of the seven roles. `run_role` calls its methods in the order in which they stand here."""
+    """One of the seven roles. `live` calls its methods in the order in which they stand here."""
 
     name: ClassVar[str]
 
@@ -85,39 +86,71 @@ class Role(Protocol):
         """Free everything; also called when `start` failed halfway."""
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the life of a role takes from its process. Whoever makes them closes them."""
+
+    runtime: Runtime
+    store: StateStore
+    registry: CollectorRegistry
+    metrics_address: str
+    """host:port that the metrics are served at."""
+    pid: int
+    stop_asked: asyncio.Event
+    """Drain and end."""
+    cut_asked: asyncio.Event
+    """Drain no longer."""
+
+
 async def run_role(role: Role, settings: RoleSettings) -> int:
-    """Run `role` until SIGTERM or SIGINT (exit status 0), until it fails (1), or not at all with settings that are
-    wrong (2); a second signal cuts a drain."""
+    """Run `role` in this process until SIGTERM or SIGINT (exit status 0), until it fails (1), or not at all with
+    settings that are wrong (2); a second signal cuts a drain."""
     end_with_parent_if_asked()
     set_up_logs(role.name, settings.member_id, settings.log_level)
     stop_asked, cut_asked = _signals()
-    registry = CollectorRegistry()
+    runtime, registry = system_runtime(), CollectorRegistry()
     ProcessCollector(registry=registry)
-    server = RpcServer(f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
     metrics = MetricsPort(settings.bind_host, settings.metrics_port, registry)
-    store = open_store(settings.store_url)
-    directory = Directory(store)
+    try:
+        store = open_store(settings.store_url)
+        try:
+            surroundings = Surroundings(runtime, store, registry, metrics.address, os.getpid(), stop_asked, cut_asked)
+            return await live(role, settings, surroundings)
+        finally:
+            await store.close()
+    finally:
+        metrics.close()
+        log.info("ended")
+
+
+async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -> int:
+    """The whole life of a role, wherever it is lived; returns the exit status as of `run_role`. Raises
+    `ConfigurationError` for a port that cannot be had."""
+    runtime, registry = surroundings.runtime, surroundings.registry
+    server = RpcServer(runtime.transport, f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
+    directory = Directory(surroundings.store)
     context = RoleContext(
         role=role.name,
         member_id=settings.member_id,
-        incarnation_id=secrets.token_hex(8),
+        incarnation_id=runtime.entropy.token_hex(8),
         address=_advertised(server.address, settings),
-        store=store,
+        store=surroundings.store,
         directory=directory,
         server=server,
         registry=registry,
+        runtime=runtime,
     )
     try:
         await directory.start()
-        attributes = await role.start(context)
+        attributes = {"pid": str(surroundings.pid), **await role.start(context)}
         await server.start()
-        announcement = await _announce(context, _advertised(metrics.address, settings), attributes)
+        announcement = await _announce(context, _advertised(surroundings.metrics_address, settings), attributes)
         await server.set_serving(True)
-        status = await _until_stopped(role, stop_asked)
+        status = await _until_stopped(role, surroundings.stop_asked)
         await server.set_serving(False)
         await announcement.withdraw()
         if status == 0:
-            await _drain(role, settings.drain_s, cut_asked)
+            await _drain(role, settings.drain_s, surroundings.cut_asked)
         return status
     except ConfigurationError as error:
         log.error("the role cannot run with its settings", extra={"error": str(error)})
@@ -129,9 +162,6 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
         await role.stop()
         await directory.stop()
         await server.stop(SERVER_GRACE_S)
-        await store.close()
-        metrics.close()
-        log.info("ended")
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
@@ -164,7 +194,7 @@ async def _announce(context: RoleContext, metrics_address: str, attributes: Mapp
         incarnation_id=context.incarnation_id,
         address=context.address,
         metrics_address=metrics_address,
-        attributes={"pid": str(os.getpid()), **attributes},
+        attributes=attributes,
     )
     announcement = Announcement(context.store, member)
     await announcement.start()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from controlplane.planner.cascade.desk import CascadeDesk
-from controlplane.planner.cascade.plan_process import PlanProcess
+from controlplane.planner.cascade.plan_process import PlanMaker, PlanProcess
 from controlplane.planner.metrics import PlannerMetrics
 from controlplane.planner.service import PlannerService
 from controlplane.planner.settings import PlannerSettings
@@ -22,14 +22,15 @@ class PlannerRole:
 
     name: ClassVar[str] = "planner"
 
-    def __init__(self, settings: PlannerSettings) -> None:
+    def __init__(self, settings: PlannerSettings, plan_maker: PlanMaker | None = None) -> None:
+        """`plan_maker`: a process of its own unless given."""
         self._drift = DriftSettings(
             ratio=settings.drift_ratio,
             score_points=settings.drift_score_points,
             windows=settings.drift_windows,
             pause_windows=settings.drift_pause_windows,
         )
-        self._process = PlanProcess(settings.seed, settings.plan_deadline_s)
+        self._plan_maker = plan_maker or PlanProcess(settings.seed, settings.plan_deadline_s)
         self._tasks = TaskSet(self.name)
         self._failure: asyncio.Future[None] | None = None
 
@@ -39,7 +40,7 @@ class PlannerRole:
         metrics = PlannerMetrics(context.registry)
         desk = CascadeDesk(
             context.store,
-            self._process.make,
+            self._plan_maker.make,
             self._drift,
             self._tasks,
             metrics,
@@ -66,7 +67,7 @@ class PlannerRole:
     async def stop(self) -> None:
         """End what plans."""
         await self._tasks.cancel()
-        self._process.stop()
+        self._plan_maker.stop()
 
     def _on_failed(self, error: BaseException) -> None:
         if self._failure is not None and not self._failure.done():

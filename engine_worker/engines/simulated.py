@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from controlplane.model.instance import KvBlocks, LoadReport
@@ -12,6 +11,7 @@ from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.mailbox import Mailbox
 from mesh.errors import ConfigurationError, EngineFailed
+from mesh.runtime import Clock
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.instance import Instance
@@ -32,19 +32,18 @@ class SimulatedEngine:
 
     `time_scale` multiplies every duration: 0.1 is ten times as fast as the cost model. Steps end at absolute
     deadlines, so late timers do not add up. The parallel degrees are what the engine says of itself: its costs are
-    those of `cost`, however many GPUs they stand for. `clock` (seconds) and `sleep` are replaced in tests.
+    those of `cost`, however many GPUs they stand for.
     """
 
     def __init__(
         self,
         config: InstanceConfig,
         cost: CostModel,
+        clock: Clock,
         *,
         time_scale: float = 1.0,
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         if time_scale <= 0:
             raise ConfigurationError(f"time_scale must be more than 0, got {time_scale}")
@@ -59,7 +58,6 @@ class SimulatedEngine:
         """Open to the KV transfer agent, which shares the engine's event loop."""
         self._time_scale = time_scale
         self._clock = clock
-        self._sleep = sleep
         self._outputs: Mailbox[StepOutput] = Mailbox()
         self._kv_blocks: Mailbox[KvBlocks] = Mailbox()
         self._work = asyncio.Event()
@@ -142,13 +140,13 @@ class SimulatedEngine:
             self._kv_blocks.close(self._failure)
 
     async def _take_steps(self) -> None:
-        ends_at_s = self._clock()
+        ends_at_s = self._clock.now_s()
         while True:
             self._work.clear()
             step = self.instance.plan_step(ends_at_s * 1e3 / self._time_scale)
             if step is None:
                 await self._work.wait()
-                ends_at_s = self._clock()
+                ends_at_s = self._clock.now_s()
                 continue
             shape = self._cost.shape
             ends_at_s += step.duration_ms * 1e-3 * self._time_scale
@@ -168,9 +166,9 @@ class SimulatedEngine:
 
     async def _sleep_until(self, deadline_s: float) -> float:
         """Sleep to the deadline; returns it, moved on if the process is too late to catch up."""
-        ahead_s = deadline_s - self._clock()
-        await self._sleep(ahead_s if ahead_s >= _SHORTEST_SLEEP_S else 0.0)
-        now_s = self._clock()
+        ahead_s = deadline_s - self._clock.now_s()
+        await self._clock.sleep(ahead_s if ahead_s >= _SHORTEST_SLEEP_S else 0.0)
+        now_s = self._clock.now_s()
         lag_s = now_s - deadline_s
         if lag_s <= _MOST_LAG_S:
             return deadline_s

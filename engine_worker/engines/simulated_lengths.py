@@ -1,6 +1,6 @@
 """The simulated engine tells how long its requests will get, which it knows, through an error model."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
@@ -9,6 +9,10 @@ from controlplane.prediction.length_error import LengthErrorModel
 from engine_worker.engines.foretold_lengths import ForetoldLength
 from engine_worker.engines.mailbox import Mailbox
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
+from engine_worker.kv.fabric import KvFabric
+from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.ucx_worker import ucx_fabric
+from mesh.runtime import Clock
 from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.script import Script
@@ -22,21 +26,23 @@ class ForetellingSimulatedEngine(MovableSimulatedEngine):
         self,
         config: InstanceConfig,
         cost: CostModel,
+        clock: Clock,
         *,
         length_error: LengthErrorModel | None,
         time_scale: float = 1.0,
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
-        **timing: Callable[[], float] | Callable[[float], Awaitable[None]],
+        make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric,
     ) -> None:
         """`length_error` None: say nothing."""
         super().__init__(
             config,
             cost,
+            clock,
             time_scale=time_scale,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
-            **timing,  # type: ignore[arg-type]
+            make_fabric=make_fabric,
         )
         self._length_error = length_error
         self._every_steps = 0

@@ -11,11 +11,15 @@ from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.simulated import SimulatedEngine
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
+from engine_worker.kv.fabric import KvFabric
 from engine_worker.kv.layout import KvLayout
 from engine_worker.kv.memory import BlockBytesMemory
 from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.ucx_worker import ucx_fabric
 from mesh.errors import ConfigurationError, KvBlockCorrupt, RequestRefused
+from mesh.runtime import Clock
 from mesh.tasks import TaskSet
+from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.sequence import SequenceState
 
@@ -46,8 +50,29 @@ class _Import:
 class MovableSimulatedEngine(SimulatedEngine):
     """A `MovableEngine`. Where UCX is not installed it serves all the same, and moving says what is missing."""
 
-    _agent: KvTransferAgent | None = None
-    _agent_missing = "the engine is not started"
+    def __init__(
+        self,
+        config: InstanceConfig,
+        cost: CostModel,
+        clock: Clock,
+        *,
+        time_scale: float = 1.0,
+        tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
+        make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric,
+    ) -> None:
+        """`make_fabric`: what its blocks travel over."""
+        super().__init__(
+            config,
+            cost,
+            clock,
+            time_scale=time_scale,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+        )
+        self._make_fabric = make_fabric
+        self._agent: KvTransferAgent | None = None
+        self._agent_missing = "the engine is not started"
 
     async def start(self) -> EngineLimits:
         """Begin to take steps, and listen for peers."""
@@ -56,7 +81,7 @@ class MovableSimulatedEngine(SimulatedEngine):
         self._pauses: dict[str, asyncio.Future[PausedRequest | None]] = {}
         self._releases: dict[str, asyncio.Task[None]] = {}
         self._moves = TaskSet("simulated-engine")
-        agent = _agent_for(self)
+        agent = _agent_for(self, self._clock, self._make_fabric)
         try:
             await agent.start()
             self._agent = agent
@@ -230,11 +255,13 @@ class MovableSimulatedEngine(SimulatedEngine):
         return self._agent
 
 
-def _agent_for(engine: SimulatedEngine) -> KvTransferAgent:
+def _agent_for(
+    engine: SimulatedEngine, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric]
+) -> KvTransferAgent:
     instance = engine.instance
     config: InstanceConfig = instance.config
     layout = KvLayout("simulated", "simulated", config.block_tokens, (config.block_bytes,))
     message_bytes = _MESSAGE_BLOCKS * config.block_bytes
     settings = KvTransferSettings(message_bytes=message_bytes, gathered_bytes=message_bytes, direct_bytes=message_bytes)
     memory = BlockBytesMemory(layout, config.kv_blocks, instance.read_block, instance.write_block)
-    return KvTransferAgent(memory, settings, agent_id="simulated")
+    return KvTransferAgent(memory, settings, clock, agent_id="simulated", make_fabric=make_fabric)

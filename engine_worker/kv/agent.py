@@ -1,6 +1,6 @@
 """The KV transfer agent: one per engine process, beside the KV memory.
 
-    agent = KvTransferAgent(memory, KvTransferSettings(), agent_id="worker-1")
+    agent = KvTransferAgent(memory, KvTransferSettings(), SystemClock(), agent_id="worker-1")
     port = await agent.start()
 
 All methods are to be called on the event loop that `start` was awaited on.
@@ -8,12 +8,11 @@ All methods are to be called on the event loop that `start` was awaited on.
 
 import asyncio
 import logging
-import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine_worker.kv.connection import Connection, PeerAddress
+from engine_worker.kv.fabric import KvEndpoint, KvFabric, KvListener
 from engine_worker.kv.grants import BlockGrants
 from engine_worker.kv.memory import KvMemory
 from engine_worker.kv.messages import MAX_ID_CHARACTERS, MAX_RUNS, PROTOCOL_VERSION, Hello, Pull
@@ -25,9 +24,9 @@ from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.slots import TransferSlots
 from engine_worker.kv.staging import StagingRing
 from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
-from engine_worker.kv.ucx_environment import load_ucx
-from engine_worker.kv.ucx_worker import UcxEndpoint, UcxWorker
-from mesh.errors import ConfigurationError, DeadlineExceeded, KvTransferRefused, PeerUnavailable, RpcError
+from engine_worker.kv.ucx_worker import ucx_fabric
+from mesh.errors import ConfigurationError, DeadlineExceeded, KvTransferRefused, RpcError
+from mesh.runtime import Clock
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +34,16 @@ log = logging.getLogger(__name__)
 class KvTransferAgent:
     """Pulls blocks from other agents and serves blocks that were exported here."""
 
-    def __init__(self, memory: KvMemory, settings: KvTransferSettings, *, agent_id: str) -> None:
-        """Raises `ConfigurationError` if a block does not fit into a message."""
+    def __init__(
+        self,
+        memory: KvMemory,
+        settings: KvTransferSettings,
+        clock: Clock,
+        *,
+        agent_id: str,
+        make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric,
+    ) -> None:
+        """`make_fabric` is called by `start`. Raises `ConfigurationError` if a block does not fit into a message."""
         largest = max(memory.layout.region_block_bytes)
         if largest > settings.message_bytes:
             raise ConfigurationError(
@@ -45,7 +52,9 @@ class KvTransferAgent:
             )
         self._memory = memory
         self._settings = settings
+        self._clock = clock
         self._agent_id = agent_id
+        self._make_fabric = make_fabric
         self._exports = BlockGrants("exported")
         self.orders = PullOrders(self.pull)
         """For pulls that another process of this worker orders."""
@@ -56,8 +65,8 @@ class KvTransferAgent:
         self._open: dict[Connection, Session | None] = {}
         """None while the two greet each other."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._worker: UcxWorker | None = None
-        self._listener: Any = None
+        self._fabric: KvFabric | None = None
+        self._listener: KvListener | None = None
         self._is_stopping = False
         self._pulls = 0
         self._failed_pulls = 0
@@ -65,11 +74,10 @@ class KvTransferAgent:
         self._pull_s = 0.0
 
     async def start(self) -> int:
-        """Load UCX and listen. Returns the port. Raises `ConfigurationError` where UCX is not installed or the
+        """Make the fabric and listen. Returns the port. Raises `ConfigurationError` where UCX is not installed or the
         port is taken."""
-        ucx = load_ucx(self._settings.device)
-        self._worker = UcxWorker(ucx, spin_us=self._settings.spin_us)
-        self._listener = self._worker.listen(self._settings.port, self._accept)
+        self._fabric = self._make_fabric(self._settings)
+        self._listener = self._fabric.listen(self._settings.port, self._accept)
         return self.port
 
     @property
@@ -77,7 +85,7 @@ class KvTransferAgent:
         """Where peers connect; after `start`."""
         if self._listener is None:
             raise ConfigurationError("the KV transfer agent is not started")
-        return int(self._listener.port)
+        return self._listener.port
 
     async def describe(self) -> AgentDescription:
         """What it is; after `start`."""
@@ -117,7 +125,7 @@ class KvTransferAgent:
         (checksums), or what the engine's memory raised.
         """
         check_block_ids(source_block_ids, target_block_ids, self._memory.blocks)
-        began_s = time.monotonic()
+        began_s = self._clock.now_s()
         try:
             async with asyncio.timeout(deadline_s):
                 stats = await self._pull(
@@ -173,8 +181,8 @@ class KvTransferAgent:
         waiting = [*self._tasks, *self._sessions.values()]
         if waiting:
             await asyncio.wait(waiting)
-        if self._worker is not None:
-            await self._worker.close()
+        if self._fabric is not None:
+            await self._fabric.close()
 
     async def _pull(
         self, peer: PeerAddress, transfer_id: str, runs: list[Run], began_s: float, deadline_s: float
@@ -182,56 +190,51 @@ class KvTransferAgent:
         messages = 0
         async with self._pull_slots.take() as ring:
             session = await self._session(peer)
-            waited_s = time.monotonic() - began_s
+            waited_s = self._clock.now_s() - began_s
             for first in range(0, len(runs), MAX_RUNS):
-                left_s = deadline_s - (time.monotonic() - began_s)
+                left_s = deadline_s - (self._clock.now_s() - began_s)
                 messages += await session.pull(transfer_id, runs[first : first + MAX_RUNS], ring, left_s)
         blocks = sum(run.blocks for run in runs)
         nbytes = blocks * self._memory.layout.block_bytes
-        return TransferStats(transfer_id, blocks, nbytes, messages, waited_s, time.monotonic() - began_s)
+        return TransferStats(transfer_id, blocks, nbytes, messages, waited_s, self._clock.now_s() - began_s)
 
     async def _session(self, peer: PeerAddress) -> Session:
         """The session that pulls from a peer use, opened if there is none."""
         opening = self._sessions.get(peer)
         if opening is None:
-            if self._is_stopping or self._worker is None:
+            if self._is_stopping or self._fabric is None:
                 raise KvTransferRefused("this KV transfer agent is not running")
             if len(self._open) >= self._settings.max_connections:
                 raise KvTransferRefused(f"this agent has {len(self._open)} connections, as many as it may")
-            opening = asyncio.create_task(self._dial(self._worker, peer), name=f"kv dial {peer}")
+            opening = asyncio.create_task(self._dial(self._fabric, peer), name=f"kv dial {peer}")
             self._sessions[peer] = opening
             opening.add_done_callback(lambda done: self._forget_if_failed(peer, done))
         # Others wait for the same attempt, and it is bounded by itself.
         return await asyncio.shield(opening)
 
-    async def _dial(self, worker: UcxWorker, peer: PeerAddress) -> Session:
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                peer.host, peer.port, family=socket.AF_INET, type=socket.SOCK_STREAM
-            )
-        except OSError as error:
-            raise PeerUnavailable(f"the KV agent at {peer} has no address: {error}") from error
+    async def _dial(self, fabric: KvFabric, peer: PeerAddress) -> Session:
+        endpoint = await fabric.connect(peer.host, peer.port)
         if self._is_stopping:
+            endpoint.close()
             raise KvTransferRefused("this KV transfer agent is stopping")
-        endpoint = worker.connect(str(found[0][4][0]), peer.port)
         session = await self._greet(endpoint, str(peer))
         session.connection.on_cut.append(lambda _: self._forget(peer))
         return session
 
-    def _accept(self, endpoint: UcxEndpoint) -> None:
+    def _accept(self, endpoint: KvEndpoint) -> None:
         if self._is_stopping or len(self._open) >= self._settings.max_connections:
             log.warning("a KV agent's connection was refused", extra={"connections": len(self._open)})
             endpoint.close()
             return
         self._spawn(self._greet_caller(endpoint), "kv accept")
 
-    async def _greet_caller(self, endpoint: UcxEndpoint) -> None:
+    async def _greet_caller(self, endpoint: KvEndpoint) -> None:
         try:
             await self._greet(endpoint, "a caller")
         except RpcError as error:
             log.warning("a KV agent connected and did not introduce itself", extra={"reason": str(error)})
 
-    async def _greet(self, endpoint: UcxEndpoint, peer_name: str) -> Session:
+    async def _greet(self, endpoint: KvEndpoint, peer_name: str) -> Session:
         connection = Connection(endpoint, Hello(PROTOCOL_VERSION, self._agent_id, self._memory.layout), peer_name)
         self._open[connection] = None
         connection.on_cut.append(self._closed)

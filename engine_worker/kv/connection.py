@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine_worker.kv.fabric import KvEndpoint
 from engine_worker.kv.layout import layout_mismatch
 from engine_worker.kv.memory import Buffer
 from engine_worker.kv.messages import (
@@ -21,7 +22,6 @@ from engine_worker.kv.messages import (
     decode,
     encode,
 )
-from engine_worker.kv.ucx_worker import UcxEndpoint
 from mesh.errors import DeadlineExceeded, PeerUnavailable, ProtocolViolation, RpcError
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class PeerAddress:
 class Connection:
     """Carries transfers both ways once `greet` has returned. Ends by `cut`, at whichever end."""
 
-    def __init__(self, endpoint: UcxEndpoint, hello: Hello, peer_name: str) -> None:
+    def __init__(self, endpoint: KvEndpoint, hello: Hello, peer_name: str) -> None:
         self._endpoint = endpoint
         self._hello = hello
         self._key = next(_keys)

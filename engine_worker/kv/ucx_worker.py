@@ -9,17 +9,27 @@ CPU with receives outstanding.
 import asyncio
 import importlib
 import os
+import socket
 import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from engine_worker.kv.fabric import KvEndpoint, KvFabric
 from engine_worker.kv.memory import Buffer
+from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.ucx_environment import load_ucx
 from mesh.errors import ConfigurationError, PeerUnavailable
 
 
+def ucx_fabric(settings: KvTransferSettings) -> KvFabric:
+    """UCX, loaded when this is first called; on the event loop that is to use it. Raises `ConfigurationError` where it
+    is not installed."""
+    return UcxWorker(load_ucx(settings.device), spin_us=settings.spin_us)
+
+
 class UcxWorker:
-    """One per agent; everything on one event loop."""
+    """A `KvFabric`."""
 
     def __init__(self, ucx: ModuleType, *, spin_us: float) -> None:
         """`spin_us`: how long to look for more while data is under way before the loop sleeps."""
@@ -40,7 +50,7 @@ class UcxWorker:
         self._is_scheduled = False
         self._is_closed = False
 
-    def listen(self, port: int, accept: Callable[["UcxEndpoint"], None]) -> Any:
+    def listen(self, port: int, accept: Callable[[KvEndpoint], None]) -> Any:
         """Call `accept` for each peer that connects. Returns the listener, which has a `port` and listens as long
         as it is referred to. Raises `ConfigurationError` if the port is taken."""
 
@@ -54,8 +64,13 @@ class UcxWorker:
         except self.ucx.exceptions.UCXError as error:
             raise ConfigurationError(f"UCX cannot listen on port {port} ({error}): is it taken?") from error
 
-    def connect(self, address: str, port: int) -> "UcxEndpoint":
-        """Begin to connect to a numeric address; the first operation fails if nobody is there."""
+    async def connect(self, host: str, port: int) -> KvEndpoint:
+        """See `KvFabric`."""
+        try:
+            found = await self._loop.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise PeerUnavailable(f"the KV agent at {host}:{port} has no address: {error}") from error
+        address = str(found[0][4][0])
         try:
             endpoint = self.ucx.libucxx.UCXEndpoint.create(self._worker, address, port, True)
         except self.ucx.exceptions.UCXError as error:

@@ -10,17 +10,18 @@ from grpc_reflection.v1alpha import reflection
 from mesh.errors import ConfigurationError
 from mesh.rpc.limits import SERVER_OPTIONS
 from mesh.rpc.metrics import RpcMetrics
+from mesh.runtime import Transport
 
 
 class RpcServer:
     """Add servicers, then start. The port is bound at construction, so that `address` can be announced before
     the first call is answered."""
 
-    def __init__(self, bind: str = "127.0.0.1:0", *, metrics: RpcMetrics | None = None) -> None:
+    def __init__(self, transport: Transport, bind: str = "127.0.0.1:0", *, metrics: RpcMetrics | None = None) -> None:
         """`bind` is host:port; port 0 takes a free one. Raises ConfigurationError if it cannot be bound."""
         host = bind.rpartition(":")[0]
         interceptors = [metrics] if metrics else []
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+        self._server = transport.server(options=SERVER_OPTIONS, interceptors=interceptors)
         try:
             bound = self._server.add_insecure_port(bind)
         except RuntimeError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mesh.errors import StoreUnavailable
 from mesh.store.clock import Clock, SystemClock
+from mesh.store.disk import Disk, SystemDisk
 from mesh.store.interface import KeyValue, Listing, WatchEvent
 from mesh.store.journal import Journal
 from mesh.store.keyspace import KeySpace
@@ -25,13 +26,14 @@ class StoreHost:
         self,
         path: Path | None = None,
         *,
+        disk: Disk | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         start_revision: int | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
-        self._journal = Journal(path) if path else None
+        self._journal = Journal(path, disk or SystemDisk()) if path else None
         # A store that restarts has forgotten its leased keys and its history. Counting on from the wall clock puts it
         # ahead of every revision that its predecessor gave out, so a watcher that reconnects is told to list again.
         epoch = time.time_ns() // 1000 if start_revision is None else start_revision

@@ -1,16 +1,13 @@
 """A file in which the keys without a lease outlive the process: one JSON line per revision, synced before it counts."""
 
-import errno
-import fcntl
 import logging
-import os
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from mesh.errors import StoreError
+from mesh.store.disk import AppendedFile, Disk, DiskLock
 from mesh.store.interface import KeyValue, WatchEvent
 
 _REWRITE_ABOVE_BYTES: Final = 1 << 20
@@ -32,18 +29,19 @@ class Journal:
     another process holds, raise `StoreError`. The file is rewritten when most of it is history.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
+        self._disk = disk
         self.entries: dict[str, KeyValue] = {}
         self.revision = 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(path)
-            lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+            disk.make_folder(path.parent)
+            self._lock = _lock(disk, path)
+            lines = (disk.read(path) or b"").split(b"\n")
         except OSError as error:
             raise StoreError(f"cannot open the store file {path}: {error}") from error
         self._torn = False
-        self._file: FileIO | None = None
+        self._file: AppendedFile | None = None
         try:
             for number, line in enumerate(lines[:-1], start=1):
                 self._replay(line, number)
@@ -74,7 +72,7 @@ class Journal:
         """Let go of the file."""
         if self._file is not None:
             self._file.close()
-        os.close(self._lock)
+        self._lock.release()
 
     def _append(self, line: _Line) -> None:
         assert self._file is not None
@@ -83,7 +81,8 @@ class Journal:
             self._file.truncate(self._size_bytes)
         self._torn = True
         encoded = msgspec.json.encode(line) + b"\n"
-        _write(self._file, encoded)
+        self._file.write(encoded)
+        self._file.sync()
         self._torn = False
         self._size_bytes += len(encoded)
 
@@ -117,11 +116,11 @@ class Journal:
         lines.append(_Line(self.revision))
         encoded = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         draft = self._path.with_name(self._path.name + ".new")
-        draft.unlink(missing_ok=True)
-        file = draft.open("ab", buffering=0)
+        file = self._disk.create(draft)
         try:
-            _write(file, encoded)
-            draft.replace(self._path)
+            file.write(encoded)
+            file.sync()
+            self._disk.replace(draft, self._path)
         except OSError:
             file.close()
             raise
@@ -129,29 +128,12 @@ class Journal:
             self._file.close()
         self._file, self._torn, self._size_bytes = file, False, len(encoded)
         self._rewrite_above_bytes = max(_REWRITE_ABOVE_BYTES, 4 * self._size_bytes)
-        _sync_directory(self._path.parent)
+        self._disk.sync_folder(self._path.parent)
 
 
-def _write(file: FileIO, encoded: bytes) -> None:
-    if file.write(encoded) != len(encoded):
-        raise OSError(errno.ENOSPC, "only a part could be written")
-    os.fsync(file.fileno())
-
-
-def _lock(path: Path) -> int:
-    """Hold `path`.lock for this process; it is a file of its own because the journal is replaced when rewritten."""
-    descriptor = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+def _lock(disk: Disk, path: Path) -> DiskLock:
+    """On a file of its own because the journal is replaced when rewritten."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
+        return disk.lock(path.with_name(path.name + ".lock"))
+    except BlockingIOError as error:
         raise StoreError(f"another process holds the store file {path}; stop it or choose another file") from error
-    return descriptor
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,12 +22,14 @@ from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.parent_death import end_with_parent_if_asked
 from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
+from mesh.runtime import SystemClock
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from services.cli.connection import mesh_name
 from services.cli.supervisor.first_profile import profile_models
 from services.cli.supervisor.fleet import Fleet, Patience
 from services.cli.supervisor.gpus import GpuPool, count_gpus
+from services.cli.supervisor.launcher import ProcessSpec, SystemLauncher
 from services.cli.supervisor.local_mesh import (
     DRAIN_S,
     LocalMesh,
@@ -42,7 +44,7 @@ from services.cli.supervisor.plan_follower import PlanFollower
 from services.cli.supervisor.readiness import wait_until_serving
 from services.cli.supervisor.replicas import Shape, gpus_of, shape_of
 from services.cli.supervisor.state_server import StateServer
-from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
+from services.cli.supervisor.supervisor import Supervisor
 
 POLICY_KEY = "/penstock/config/policy"
 DEFAULT_DEMO_MODEL = "demo-large"
@@ -172,7 +174,7 @@ async def _up(options: UpOptions) -> int:
     log_dir = run_dir() / options.name / "logs"
     async with _store(options) as (store_url, store):
         write_run_file(options.name, RunFile(os.getpid(), store_url, http_url, str(log_dir)))
-        supervisor = Supervisor(log_dir, lambda event: click.echo(event, err=True))
+        supervisor = Supervisor(SystemLauncher(log_dir), lambda event: click.echo(event, err=True))
         mesh = _local_mesh(options, store_url)
         try:
             policy = Stages.name if options.stages else options.policy
@@ -307,7 +309,8 @@ async def _until_stopped(
     directory = Directory(store)
     await directory.start()
     shape = shape_of(mesh.engine_options)
-    fleet = Fleet(supervisor, directory, gpus, make_spec, Patience(options.ready_timeout_s, mesh.drain_s))
+    patience = Patience(options.ready_timeout_s, mesh.drain_s)
+    fleet = Fleet(supervisor, directory, gpus, make_spec, patience, SystemClock().now_s)
     fleet.adopt({each.name: {f"{each.name}-{index}": shape for index in range(each.workers)} for each in mesh.models})
     follower = PlanFollower(options.name, store, fleet, lambda event: click.echo(event, err=True))
     follow = asyncio.create_task(follower.follow())

@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Scope
@@ -20,7 +20,7 @@ BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
 """Longer than the usual pools of clients and balancers keep an idle connection, so that they close it, not we."""
 DATE_RENEWED_S: Final = 1.0
-_TRANSPORT: Final = "penstock.transport"
+TRANSPORT: Final = "penstock.transport"
 
 
 class AbortableProtocol(HttpToolsProtocol):
@@ -29,19 +29,37 @@ class AbortableProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins: its scope gets the transport."""
         super().on_message_begin()
-        self.scope[_TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
+        self.scope[TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
 
 
 def abort_connection(scope: Scope) -> None:
     """Drop what the client has not read and close the connection; its request then sees a disconnect."""
-    transport = scope.get(_TRANSPORT)
+    transport = scope.get(TRANSPORT)
     if transport is None:
         raise RuntimeError("the ASGI server is not ours: this request has no connection to cut")
     transport.abort()
 
 
+class HttpEndpoint(Protocol):
+    """Serves an application until it is stopped. A request's scope holds the connection that `abort_connection` cuts,
+    as `penstock.transport`: anything with an `abort()`."""
+
+    @property
+    def address(self) -> str:
+        """host:port that clients reach; from construction on."""
+
+    def start(self, tasks: TaskSet, on_failed: Callable[[BaseException], None]) -> None:
+        """Serve in the background, in `tasks`; `on_failed` is told if that ends by an error."""
+
+    def stop_accepting(self) -> None:
+        """Close the port and idle connections; running requests have a second to finish, then are cancelled."""
+
+    async def stop(self) -> None:
+        """The same, and return when all is closed."""
+
+
 class HttpServer:
-    """Serves an application until it is stopped."""
+    """An `HttpEndpoint` on a TCP port."""
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         """The port is bound here. Raises ConfigurationError if it cannot be."""
@@ -62,15 +80,15 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: TaskSet, on_failed: Callable[[BaseException], None]) -> None:
-        """Serve in the background, in `tasks`; `on_failed` is told if that ends by an error."""
+        """See `HttpEndpoint`."""
         self._task = tasks.spawn(self._server.serve(sockets=[self._socket]), name="http", on_error=on_failed)
 
     def stop_accepting(self) -> None:
-        """Close the port and idle connections; running requests have a second to finish, then are cancelled."""
+        """See `HttpEndpoint`."""
         self._server.end()
 
     async def stop(self) -> None:
-        """The same, and return when all is closed."""
+        """See `HttpEndpoint`."""
         self.stop_accepting()
         if self._task is not None:
             await asyncio.wait((self._task,))

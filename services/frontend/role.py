@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar
+
+from starlette.types import ASGIApp
 
 from mesh.membership import MemberChange
 from mesh.role import WILDCARD_HOSTS, RoleContext
@@ -16,7 +17,7 @@ from services.frontend.api.app import create_app
 from services.frontend.api_keys import KeyRing
 from services.frontend.cascade.cascades import Cascades
 from services.frontend.cascade.judging import JudgeClient
-from services.frontend.http_server import HttpServer
+from services.frontend.http_server import HttpEndpoint, HttpServer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ModelCatalogue
 from services.frontend.placement import PlacementClient
@@ -33,13 +34,17 @@ class FrontendRole:
 
     name: ClassVar[str] = "frontend"
 
-    def __init__(self, settings: FrontendSettings) -> None:
+    def __init__(
+        self, settings: FrontendSettings, make_http: Callable[[ASGIApp, str, int], HttpEndpoint] = HttpServer
+    ) -> None:
+        """`make_http` serves an application at host and port."""
         self._settings = settings
+        self._make_http = make_http
         self._tasks = TaskSet(self.name)
         self._failure: asyncio.Future[None] | None = None
         self.service: FrontendService | None = None
         """Set by `start`."""
-        self._http: HttpServer | None = None
+        self._http: HttpEndpoint | None = None
         self._unsubscribe: list[Callable[[], None]] = []
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
@@ -47,7 +52,7 @@ class FrontendRole:
         file."""
         self._failure = asyncio.get_running_loop().create_future()
         service = self.service = self._build(context)
-        self._http = HttpServer(
+        self._http = self._make_http(
             create_app(service, context.registry), self._settings.http_host, self._settings.http_port
         )
         http_address = _reachable(self._http.address, context)
@@ -93,7 +98,7 @@ class FrontendRole:
         await self._tasks.cancel()
 
     def _build(self, context: RoleContext) -> FrontendService:
-        settings, clock = self._settings, time.monotonic
+        settings, clock, unix_time = self._settings, context.runtime.clock.now_s, context.runtime.clock.unix_s
         metrics = FrontendMetrics(context.registry)
         pool = WorkerPool(context.member_id, metrics, clock, self._on_failed, settings.stall_s)
         placement = PlacementClient(
@@ -106,7 +111,7 @@ class FrontendRole:
         return FrontendService(
             settings=settings,
             metrics=metrics,
-            catalogue=ModelCatalogue(settings.tokenizer_cache_characters, time.time),
+            catalogue=ModelCatalogue(settings.tokenizer_cache_characters, unix_time),
             pool=pool,
             placement=placement,
             cascades=Cascades(context.store),
@@ -114,7 +119,7 @@ class FrontendRole:
             gate=AdmissionGate(queue, clock, metrics),
             keys=KeyRing.load(settings.api_keys_file) if settings.api_keys_file else None,
             clock=clock,
-            unix_time=time.time,
+            unix_time=unix_time,
         )
 
     def _on_failed(self, error: BaseException) -> None:

@@ -20,6 +20,7 @@ from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.memory import Buffer, RegionMemory
 from engine_worker.kv.settings import KvTransferSettings
 from mesh.errors import PenstockError
+from mesh.runtime import SystemClock
 
 
 def regions_of(seed: int, blocks: int, region_bytes: list[int]) -> list[np.ndarray]:
@@ -60,7 +61,9 @@ class TestMemory(RegionMemory):
 async def serve(options: dict[str, Any]) -> None:
     regions = regions_of(options["seed"], options["blocks"], options["region_bytes"])
     memory = TestMemory(regions, read_ms=options["read_ms"], torn=options["torn"], block_tokens=options["block_tokens"])
-    agent = KvTransferAgent(memory, KvTransferSettings(**options["settings"]), agent_id=options["agent_id"])
+    agent = KvTransferAgent(
+        memory, KvTransferSettings(**options["settings"]), SystemClock(), agent_id=options["agent_id"]
+    )
     print(await agent.start(), flush=True)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

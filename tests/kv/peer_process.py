@@ -15,6 +15,7 @@ from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.memory import RegionMemory
 from engine_worker.kv.settings import KvTransferSettings
+from mesh.runtime import SystemClock
 from tests.kv.peer import regions_of
 
 REGION_BYTES = [16 * 1024, 16 * 1024, 8 * 1024]
@@ -117,7 +118,7 @@ class LocalAgent(KvTransferAgent):
     ) -> None:
         self.regions = [np.zeros((blocks, nbytes), np.uint8) for nbytes in region_bytes]
         memory = RegionMemory(self.regions, model="m", dtype="uint8", block_tokens=block_tokens)
-        super().__init__(memory, KvTransferSettings(**settings), agent_id="here")
+        super().__init__(memory, KvTransferSettings(**settings), SystemClock(), agent_id="here")
 
     async def __aenter__(self) -> "LocalAgent":
         await self.start()

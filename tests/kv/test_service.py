@@ -9,6 +9,7 @@ import pytest
 from engine_worker.kv.service import SERVICE_NAME, KvTransferService
 from mesh.errors import KvTransferFailed
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from penstock.v1 import kv_transfer_pb2_grpc
 from tests.kv.peer_process import BLOCKS, LocalAgent, PeerProcess, peer_process
 from tests.reflection import ReflectionClient
@@ -30,7 +31,7 @@ def order(peer: PeerProcess, transfer_id: str, target: list[int]) -> dict[str, A
 async def test_described_ordered_and_asked_through_reflection() -> None:
     async with peer_process() as peer, LocalAgent() as agent:
         await peer.export("m1", ALL)
-        server = RpcServer()
+        server = RpcServer(GrpcTransport())
         server.add(
             kv_transfer_pb2_grpc.add_KvTransferServicer_to_server,
             KvTransferService(lambda: agent, "10.0.0.7"),

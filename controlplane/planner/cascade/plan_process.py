@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from controlplane.model.cascade_goal import CascadeGoal
 from controlplane.planning.cascade.plan import CascadePlan
@@ -21,8 +21,21 @@ MAX_TABLES = 20_000
 """Kept from one plan to the next; dropped all at once beyond."""
 
 
+class PlanMaker(Protocol):
+    """Makes plans one at a time, without holding up the event loop."""
+
+    async def make(
+        self, goal: CascadeGoal, workload: tuple[bytes, ...], profiles: Mapping[str, InstanceProfile]
+    ) -> CascadePlan:
+        """Raises `PlanInfeasible`, `ConfigurationError`, `TraceError`; `DeadlineExceeded` where it takes too long, and
+        `PeerUnavailable` if what makes it dies."""
+
+    def stop(self) -> None:
+        """Make no more; a plan that is being made is lost."""
+
+
 class PlanProcess:
-    """Starts its process with the first plan, and another after one that had to be ended."""
+    """A `PlanMaker`. Starts its process with the first plan, and another after one that had to be ended."""
 
     def __init__(self, seed: int, deadline_s: float) -> None:
         self._seed = seed
@@ -35,8 +48,7 @@ class PlanProcess:
     async def make(
         self, goal: CascadeGoal, workload: tuple[bytes, ...], profiles: Mapping[str, InstanceProfile]
     ) -> CascadePlan:
-        """Raises `PlanInfeasible`, `ConfigurationError`, `TraceError`; `DeadlineExceeded` where it takes too long, and
-        `PeerUnavailable` if the process dies. One at a time."""
+        """See `PlanMaker`."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 return await self._made(goal, workload, profiles)

@@ -1,7 +1,6 @@
 """The instances that a supervisor has started: how far each has come, and how they are started and ended."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -9,9 +8,10 @@ from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.tasks import TaskSet
 from services.cli.supervisor.gpus import GpuPool
+from services.cli.supervisor.launcher import ProcessSpec
 from services.cli.supervisor.replicas import Replica, Shape, Standing, new_name
 from services.cli.supervisor.steps import TierShape
-from services.cli.supervisor.supervisor import KILL_AFTER_S, ProcessSpec, Supervisor
+from services.cli.supervisor.supervisor import KILL_AFTER_S, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class Fleet:
     gpus: GpuPool
     make_spec: MakeSpec
     patience: Patience
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float]
+    """Monotonic seconds."""
     on_change: Callable[[], None] = lambda: None
     """Told when an instance has ended."""
     _instances: dict[str, _Instance] = field(default_factory=dict)

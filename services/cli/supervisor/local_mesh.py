@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from mesh.errors import ConfigurationError
+from services.cli.supervisor.launcher import ProcessSpec
 from services.cli.supervisor.replicas import Shape, shaped
-from services.cli.supervisor.supervisor import ProcessSpec
 
 DEMO_MODELS = Path(__file__).resolve().parents[3] / "demo" / "models"
 DEMO_PREDICTORS = DEMO_MODELS.parent / "predictors"

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Self
 
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from mesh.store.host import StoreHost
 from mesh.store.service import StateService
 from penstock.v1 import state_pb2_grpc
@@ -21,7 +22,7 @@ class StateServer:
     async def start(cls, path: Path | None) -> Self:
         """Serve a store; its lasting keys are kept in `path`, if there is one."""
         host = StoreHost(path)
-        server = RpcServer()
+        server = RpcServer(GrpcTransport())
         server.add(state_pb2_grpc.add_StateServicer_to_server, StateService(host), "penstock.v1.State")
         await server.start()
         await server.set_serving(True)

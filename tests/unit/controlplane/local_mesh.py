@@ -17,6 +17,7 @@ from mesh.membership import Directory, Member
 from mesh.role import Role, RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport, system_runtime
 from mesh.store import StateStore, open_store
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
@@ -56,9 +57,17 @@ class LocalMesh:
         self._running: dict[str, AsyncExitStack] = {}
 
     async def start(self, role: Role, member_id: str) -> Running:
-        server = RpcServer()
+        server = RpcServer(GrpcTransport())
         context = RoleContext(
-            role.name, member_id, "1", server.address, self.store, self.directory, server, CollectorRegistry()
+            role.name,
+            member_id,
+            "1",
+            server.address,
+            self.store,
+            self.directory,
+            server,
+            CollectorRegistry(),
+            system_runtime(),
         )
         stack = AsyncExitStack()
         stack.push_async_callback(server.stop, 0)

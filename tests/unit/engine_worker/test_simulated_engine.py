@@ -11,6 +11,7 @@ from controlplane.model.request import EngineRequest, FinishReason, SamplingPara
 from engine_worker.engines.interface import Engine
 from engine_worker.engines.simulated import SimulatedEngine
 from mesh.errors import ConfigurationError, EngineFailed, RequestRefused
+from mesh.runtime import SystemClock
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig, OutputConfig
@@ -28,31 +29,34 @@ class TestConformance(EngineConformance):
 
     @classmethod
     async def create_engine(cls) -> Engine:
-        return SimulatedEngine(CONFIG, LinearCost(), time_scale=0.01)
+        return SimulatedEngine(CONFIG, LinearCost(), SystemClock(), time_scale=0.01)
 
 
 class FakeTime:
     """A clock that jumps when somebody sleeps; every sleep ends `late_s` late."""
 
     def __init__(self, late_s: float = 0.0) -> None:
-        self.now_s = 100.0
+        self._now_s = 100.0
         self.late_s = late_s
         self.sleeps_s: list[float] = []
 
-    def clock(self) -> float:
-        return self.now_s
+    def now_s(self) -> float:
+        return self._now_s
 
-    async def sleep(self, seconds: float) -> None:
-        self.sleeps_s.append(seconds)
-        if seconds > 0:
-            self.now_s += seconds + self.late_s
+    def unix_s(self) -> float:
+        return self._now_s
+
+    async def sleep(self, duration_s: float) -> None:
+        self.sleeps_s.append(duration_s)
+        if duration_s > 0:
+            self._now_s += duration_s + self.late_s
         await asyncio.sleep(0)
 
 
 def engine_in(
     time: FakeTime, cost: CostModel | None = None, config: InstanceConfig = CONFIG, time_scale: float = 1.0
 ) -> SimulatedEngine:
-    return SimulatedEngine(config, cost or LinearCost(), time_scale=time_scale, clock=time.clock, sleep=time.sleep)
+    return SimulatedEngine(config, cost or LinearCost(), time, time_scale=time_scale)
 
 
 def request(request_id: str, tokens: int = 10, max_tokens: int = 20) -> EngineRequest:
@@ -75,10 +79,10 @@ async def test_lateness_of_the_timer_does_not_add_up() -> None:
     time = FakeTime(late_s=0.002)
     engine = engine_in(time, LinearCost(fixed_ms=10.0, prefill_token_ms=0, decode_request_ms=0, context_token_ms=0))
     await engine.start()
-    began_s = time.now_s
+    began_s = time.now_s()
     engine.submit(request("a", max_tokens=100))
     await ended(engine.outputs())
-    assert time.now_s - began_s == pytest.approx(100 * 0.010 + 0.002, abs=1e-4)
+    assert time.now_s() - began_s == pytest.approx(100 * 0.010 + 0.002, abs=1e-4)
     await engine.stop()
 
 
@@ -86,10 +90,10 @@ async def test_time_scale_shortens_every_step() -> None:
     time = FakeTime()
     engine = engine_in(time, LinearCost(fixed_ms=50.0), time_scale=0.1)
     await engine.start()
-    began_s = time.now_s
+    began_s = time.now_s()
     engine.submit(request("a", max_tokens=10))
     await ended(engine.outputs())
-    assert time.now_s - began_s == pytest.approx(10 * 0.005, rel=0.1)
+    assert time.now_s() - began_s == pytest.approx(10 * 0.005, rel=0.1)
     assert engine.load().step_ms == pytest.approx(5.0, rel=0.1)
     await engine.stop()
 
@@ -243,4 +247,4 @@ async def test_kv_changes_that_nobody_reads_become_one_account_of_everything() -
 
 def test_a_time_scale_of_zero_is_refused() -> None:
     with pytest.raises(ConfigurationError):
-        SimulatedEngine(CONFIG, LinearCost(), time_scale=0.0)
+        SimulatedEngine(CONFIG, LinearCost(), SystemClock(), time_scale=0.0)

@@ -10,6 +10,7 @@ from mesh.errors import ConfigurationError, DeadlineExceeded, PeerUnavailable, R
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from tests.reflection import ReflectionClient
 
@@ -32,7 +33,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 async def server(registry: CollectorRegistry) -> AsyncIterator[RpcServer]:
-    server = RpcServer(metrics=RpcMetrics(registry))
+    server = RpcServer(GrpcTransport(), metrics=RpcMetrics(registry))
     server.add(planner_pb2_grpc.add_PlannerServicer_to_server, Planner(), "penstock.v1.Planner")
     await server.start()
     yield server
@@ -79,7 +80,7 @@ async def test_a_peer_that_is_gone_is_unavailable(server: RpcServer) -> None:
 
 async def test_a_hung_peer_runs_into_the_default_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mesh.rpc.client.DEFAULT_DEADLINE_S", 0.05)
-    server = RpcServer()
+    server = RpcServer(GrpcTransport())
     server.add(planner_pb2_grpc.add_PlannerServicer_to_server, Hung(), "penstock.v1.Planner")
     await server.start()
     with pytest.raises(DeadlineExceeded, match="did not answer"):
@@ -88,7 +89,7 @@ async def test_a_hung_peer_runs_into_the_default_deadline(monkeypatch: pytest.Mo
 
 
 async def test_other_failures_tell_their_status() -> None:
-    server = RpcServer()
+    server = RpcServer(GrpcTransport())
     server.add(
         planner_pb2_grpc.add_PlannerServicer_to_server, planner_pb2_grpc.PlannerServicer(), "penstock.v1.Planner"
     )
@@ -100,4 +101,4 @@ async def test_other_failures_tell_their_status() -> None:
 
 async def test_a_port_in_use_is_a_clear_error(server: RpcServer) -> None:
     with pytest.raises(ConfigurationError, match="cannot listen on"):
-        RpcServer(server.address)
+        RpcServer(GrpcTransport(), server.address)

@@ -44,6 +44,7 @@ from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.settings import KvTransferSettings
 from mesh.errors import EngineFailed, KvTransferRefused, PenstockError
+from mesh.runtime import SystemClock
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +170,9 @@ class CoreHub:
     # The hub's loop.
 
     async def _start(self, memory: Any, settings: KvTransferSettings) -> None:
-        self._agent = KvTransferAgent(memory, settings, agent_id=f"vllm-{self._endpoint.rsplit('/', 1)[-1]}")
+        self._agent = KvTransferAgent(
+            memory, settings, SystemClock(), agent_id=f"vllm-{self._endpoint.rsplit('/', 1)[-1]}"
+        )
         await self._agent.start()
         self._socket = zmq.asyncio.Context.instance().socket(SocketType.DEALER)
         self._socket.setsockopt(SocketOption.LINGER, 0)

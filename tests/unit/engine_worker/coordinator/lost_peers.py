@@ -9,6 +9,7 @@ import grpc
 
 from mesh.membership import Announcement, Member
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from penstock.v1 import migration_pb2, migration_pb2_grpc
 from tests.unit.engine_worker.coordinator.running_workers import WAIT_S, Worker
 
@@ -65,7 +66,7 @@ class ScriptedTarget(migration_pb2_grpc.MigrationServicer):
 @asynccontextmanager
 async def scripted_target(source: Worker) -> AsyncIterator[ScriptedTarget]:
     """Announced as instance "z" beside `source`."""
-    target, server = ScriptedTarget(), RpcServer()
+    target, server = ScriptedTarget(), RpcServer(GrpcTransport())
     server.add(migration_pb2_grpc.add_MigrationServicer_to_server, target, "penstock.v1.Migration")
     await server.start()
     like = source.context.directory.members("worker")[0]

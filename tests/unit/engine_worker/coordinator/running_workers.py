@@ -17,6 +17,7 @@ from mesh.membership import Announcement, Directory, Member
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport, system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
@@ -202,10 +203,12 @@ async def running_workers(
 async def _worker(
     workers: Workers, host: StoreHost, settings: WorkerSettings, name: str, incarnation_id: str
 ) -> AsyncIterator[None]:
-    store, server, ended = EmbeddedStore(host), RpcServer(), asyncio.Event()
+    store, server, ended = EmbeddedStore(host), RpcServer(GrpcTransport()), asyncio.Event()
     directory = Directory(store)
     await directory.start()
-    context = RoleContext("worker", name, incarnation_id, server.address, store, directory, server, CollectorRegistry())
+    context = RoleContext(
+        "worker", name, incarnation_id, server.address, store, directory, server, CollectorRegistry(), system_runtime()
+    )
     role = WorkerRole(settings, end_process=ended.set)
     attributes = await role.start(context)
     await server.start()

@@ -12,6 +12,7 @@ from engine_worker.coordinator.drain import ready_loads
 from engine_worker.coordinator.settings import CoordinatorSettings
 from mesh.membership import Announcement, Member
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from penstock.v1 import migration_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 from tests.unit.engine_worker.coordinator.lost_peers import scripted_target
 from tests.unit.engine_worker.coordinator.running_workers import (
@@ -154,7 +155,7 @@ class PlayedScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
 @asynccontextmanager
 async def played_scheduler(beside: Worker, answer: str) -> AsyncIterator[PlayedScheduler]:
-    scheduler, server = PlayedScheduler(answer), RpcServer()
+    scheduler, server = PlayedScheduler(answer), RpcServer(GrpcTransport())
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, scheduler, "penstock.v1.Scheduler")
     await server.start()
     member = Member("scheduler", "s", "00000abc", server.address, "")

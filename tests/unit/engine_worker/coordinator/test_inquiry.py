@@ -10,6 +10,7 @@ from engine_worker.coordinator.inquiry import DecodeInquiry
 from mesh.errors import PeerUnavailable
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.unit.engine_worker.worker.fake_engine import make_request
 
@@ -20,7 +21,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self, name: str, *, answers: bool) -> None:
         self.asked = asyncio.Event()
         self._answers = answers
-        self._server = RpcServer()
+        self._server = RpcServer(GrpcTransport())
         self._server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, self, "penstock.v1.Scheduler")
         self.member = Member("scheduler", name, "1", self._server.address, "")
 

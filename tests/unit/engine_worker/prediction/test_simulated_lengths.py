@@ -9,6 +9,7 @@ from controlplane.prediction.length_error import LengthErrorModel
 from engine_worker.engines.foretold_lengths import ForetoldLength, foretells_lengths
 from engine_worker.engines.simulated_lengths import ForetellingSimulatedEngine
 from engine_worker.settings import WorkerSettings
+from mesh.runtime import SystemClock
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig, OutputConfig
 
@@ -17,7 +18,7 @@ CONFIG = InstanceConfig(kv_blocks=256, max_model_len_tokens=512, max_batch_reque
 
 
 def engine(error: LengthErrorModel | None) -> ForetellingSimulatedEngine:
-    return ForetellingSimulatedEngine(CONFIG, LinearCost(), length_error=error, time_scale=0.001)
+    return ForetellingSimulatedEngine(CONFIG, LinearCost(), SystemClock(), length_error=error, time_scale=0.001)
 
 
 async def lengths_and_told(
@@ -73,6 +74,6 @@ def test_it_can_be_turned_off(options: tuple[str, ...], expected: bool) -> None:
     from engine_worker.engine_choice import make_engine
 
     settings = WorkerSettings(model="m", model_path="/nowhere", engine="simulated", engine_option=options)
-    made = make_engine(settings, seed=0)
+    made = make_engine(settings, 0, SystemClock())
     assert foretells_lengths(made)
     assert made.foretell_lengths(20) is expected

@@ -51,7 +51,7 @@ class Worker:
 async def worker_in(mesh: LocalMesh, model_path: Path) -> AsyncIterator[Worker]:
     engine = StateEngine(width=HIDDEN_SIZE)
     settings = WorkerSettings(model="m", model_path=str(model_path), engine="simulated")
-    running = await mesh.start(WorkerRole(settings, lambda _settings, _seed: engine), "worker-0")
+    running = await mesh.start(WorkerRole(settings, lambda _settings, _seed, _clock: engine), "worker-0")
     async with open_channel(running.address) as channel:
         worker = Worker(engine, channel)
         await worker.stream.hello()

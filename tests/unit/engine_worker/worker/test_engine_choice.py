@@ -12,6 +12,7 @@ from engine_worker.engine_options import engine_settings
 from engine_worker.settings import WorkerSettings
 from engine_worker.vocabulary import Vocabulary, read_vocabulary
 from mesh.errors import ConfigurationError
+from mesh.runtime import SystemClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +83,30 @@ def test_a_broken_tokenizer_is_told(tmp_path: Path, tokenizer: Any) -> None:
 
 async def test_the_simulated_engine_says_of_itself_what_it_is_told(tmp_path: Path) -> None:
     options = ("tensor_parallel=4", "pipeline_parallel=2")
-    engine = make_engine(WorkerSettings("m", str(tmp_path), engine="simulated", engine_option=options), 0)
+    engine = make_engine(
+        WorkerSettings("m", str(tmp_path), engine="simulated", engine_option=options), 0, SystemClock()
+    )
     limits = await engine.start()
     await engine.stop()
     assert (limits.tensor_parallel, limits.pipeline_parallel) == (4, 2)
     with pytest.raises(ConfigurationError, match="at least 1"):
-        make_engine(WorkerSettings("m", str(tmp_path), engine="simulated", engine_option=("tensor_parallel=0",)), 0)
+        make_engine(
+            WorkerSettings("m", str(tmp_path), engine="simulated", engine_option=("tensor_parallel=0",)),
+            0,
+            SystemClock(),
+        )
 
 
 def test_the_simulated_engine_imports_neither_torch_nor_vllm() -> None:
     script = """
 import sys
 from engine_worker.engine_choice import make_engine
+from mesh.runtime import SystemClock
 from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
 settings = WorkerSettings(model="m", model_path="demo/models/demo-small", engine="simulated",
                           engine_option=("instance.kv_blocks=600", "time_scale=0.5"))
-engine = make_engine(settings, 0)
+engine = make_engine(settings, 0, SystemClock())
 output = engine.instance.config.output
 assert engine.instance.config.kv_blocks == 600
 assert (output.vocabulary_tokens, output.first_token_id, output.eos_token_id) == (640, 6, 2), output

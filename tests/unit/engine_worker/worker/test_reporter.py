@@ -17,6 +17,7 @@ from engine_worker.reporter import Reporter
 from engine_worker.settings import WorkerSettings
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc, worker_pb2
 from tests.unit.engine_worker.worker.fake_engine import FakeEngine, make_request
 from tests.unit.engine_worker.worker.running_worker import DESCRIPTION, SETTINGS, WAIT_S, Clock
@@ -97,7 +98,7 @@ class Mesh:
         self.stream = self.instance.open_stream("frontend-0")
 
     async def serve_monitor(self, bind: str = "127.0.0.1:0") -> RpcServer:
-        server = RpcServer(bind)
+        server = RpcServer(GrpcTransport(), bind)
         server.add(monitor_pb2_grpc.add_MonitorServicer_to_server, self.monitor, "penstock.v1.Monitor")
         await server.start()
         self.servers.append(server)

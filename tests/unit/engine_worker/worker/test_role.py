@@ -19,6 +19,7 @@ from mesh.membership import Directory
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport, system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
@@ -32,15 +33,25 @@ async def context() -> AsyncIterator[RoleContext]:
     store = EmbeddedStore(host)
     directory = Directory(store)
     await directory.start()
-    server = RpcServer()
-    yield RoleContext("worker", "worker-0", "0badcafe", server.address, store, directory, server, CollectorRegistry())
+    server = RpcServer(GrpcTransport())
+    yield RoleContext(
+        "worker",
+        "worker-0",
+        "0badcafe",
+        server.address,
+        store,
+        directory,
+        server,
+        CollectorRegistry(),
+        system_runtime(),
+    )
     await directory.stop()
     await server.stop(0.1)
     host.close()
 
 
 def make_role(engine: FakeEngine, settings: WorkerSettings = SETTINGS) -> WorkerRole:
-    return WorkerRole(settings, lambda _settings, _seed: engine)
+    return WorkerRole(settings, lambda _settings, _seed, _clock: engine)
 
 
 async def start_with_request(role: WorkerRole, context: RoleContext, engine: FakeEngine, channel: Any) -> Any:

@@ -24,17 +24,27 @@ def sample(duration_ms: float) -> StepSample:
     return StepSample(duration_ms, 0, 0.0, 1, 10, 10)
 
 
-async def simulated_samples(max_step_tokens: int) -> list[StepSample]:
-    """Of one request of 100 prompt and 4 answer tokens, on a clock that jumps."""
-    now_s = 0.0
+class JumpingClock:
+    """Time passes when somebody sleeps, at once."""
 
-    async def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def unix_s(self) -> float:
+        return self._now_s
+
+    async def sleep(self, duration_s: float) -> None:
+        self._now_s += duration_s
         await asyncio.sleep(0)
 
+
+async def simulated_samples(max_step_tokens: int) -> list[StepSample]:
+    """Of one request of 100 prompt and 4 answer tokens, on a clock that jumps."""
     config = InstanceConfig(max_step_tokens=max_step_tokens, max_batch_requests=8)
-    engine = SimulatedEngine(config, COST, time_scale=0.5, clock=lambda: now_s, sleep=sleep)
+    engine = SimulatedEngine(config, COST, JumpingClock(), time_scale=0.5)
     seen: list[StepSample] = []
     await engine.start()
     watches = StepWatches(engine)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.errors import StoreError
+from mesh.store.disk import SystemDisk
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.store.interface import KeyValue, WatchEvent
@@ -23,14 +24,14 @@ def delete(key: str, revision: int) -> WatchEvent:
 
 
 def write(path: Path, *revisions: list[WatchEvent]) -> None:
-    journal = Journal(path)
+    journal = Journal(path, SystemDisk())
     for events in revisions:
         journal.record(events)
     journal.close()
 
 
 def read(path: Path) -> tuple[int, dict[str, KeyValue]]:
-    journal = Journal(path)
+    journal = Journal(path, SystemDisk())
     journal.close()
     return journal.revision, journal.entries
 
@@ -79,26 +80,26 @@ def test_damage_in_the_middle_is_refused_and_the_file_left_alone(path: Path) -> 
     damaged = path.read_bytes().replace(b'"a"', b'"a')
     path.write_bytes(damaged)
     with pytest.raises(StoreError, match="is damaged"):
-        Journal(path)
+        Journal(path, SystemDisk())
     assert path.read_bytes() == damaged
 
 
 def test_a_file_has_one_owner(path: Path) -> None:
-    journal = Journal(path)
+    journal = Journal(path, SystemDisk())
     with pytest.raises(StoreError, match="another process holds"):
-        Journal(path)
+        Journal(path, SystemDisk())
     journal.close()
-    Journal(path).close()
+    Journal(path, SystemDisk()).close()
 
 
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="cannot open the store file"):
-        Journal(tmp_path / "file" / "state.journal")
+        Journal(tmp_path / "file" / "state.journal", SystemDisk())
 
 
 def test_a_journal_does_not_grow_without_end(path: Path) -> None:
-    journal = Journal(path)
+    journal = Journal(path, SystemDisk())
     for revision in range(1, 300):
         journal.record([put("a", bytes(20_000), revision)])
     assert path.stat().st_size < 2 << 20
@@ -107,7 +108,7 @@ def test_a_journal_does_not_grow_without_end(path: Path) -> None:
 
 
 def test_a_failed_write_changes_nothing_and_the_next_one_succeeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(path)
+    journal = Journal(path, SystemDisk())
     journal.record([put("a", b"1", 3)])
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", _full_disk)
@@ -120,7 +121,7 @@ def test_a_failed_write_changes_nothing_and_the_next_one_succeeds(path: Path, mo
 
 
 def test_a_rewrite_that_fails_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(path)
+    journal = Journal(path, SystemDisk())
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", _full_disk)
         for revision in range(1, 100):

@@ -12,9 +12,10 @@ from mesh.membership import Directory, Member
 from mesh.store.interface import StateStore
 from services.cli.supervisor.fleet import Fleet, Patience
 from services.cli.supervisor.gpus import GpuPool
+from services.cli.supervisor.launcher import ProcessSpec
 from services.cli.supervisor.plan_follower import PlanFollower
 from services.cli.supervisor.replicas import Shape, gpus_of
-from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
+from services.cli.supervisor.supervisor import Supervisor
 
 READY_S, DRAIN_S = 300.0, 600.0
 ONE, TWO = (1, 1), (2, 1)

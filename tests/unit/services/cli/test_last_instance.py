@@ -9,6 +9,7 @@ import pytest
 
 from mesh.rpc.client import open_channel
 from penstock.v1 import request_pb2, worker_pb2_grpc
+from services.cli.supervisor.launcher import SystemLauncher
 from services.cli.supervisor.local_mesh import DEMO_MODELS, DRAIN_S, LocalMesh, ModelSpec, worker_process
 from services.cli.supervisor.supervisor import KILL_AFTER_S, Supervisor
 from tests.unit.engine_worker.worker.running_worker import FrontendStream
@@ -36,7 +37,7 @@ async def test_what_runs_on_it_is_cut_by_nothing_but_the_time_that_the_mesh_give
 ) -> None:
     spec = ModelSpec(MODEL, DEMO_MODELS / MODEL, 1)
     mesh = LocalMesh((spec,), "simulated", SLOW, "embedded:", "127.0.0.1", 8000, drain_s=drain_s)
-    supervisor = Supervisor(tmp_path, lambda _: None)
+    supervisor = Supervisor(SystemLauncher(tmp_path), lambda _: None)
     try:
         await supervisor.add(worker_process(mesh, MODEL, "last", (1, 1)))
         async with open_channel(await address_of(tmp_path / "last.log")) as channel:

@@ -5,11 +5,11 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
+from services.cli.supervisor.launcher import Launched, ProcessSpec, SystemLauncher
+from services.cli.supervisor.supervisor import Supervisor
 
 WAIT_S = 20.0
 WORKER = ("--store", "embedded:", "--member-id", "w", "--engine", "simulated", "--model", "m", "--model-path", "/none")
@@ -39,9 +39,27 @@ async def events() -> Events:
     return Events()
 
 
+class Launches(SystemLauncher):
+    """Raises `refusals`, each once, before it starts anything."""
+
+    def __init__(self, log_dir: Path) -> None:
+        super().__init__(log_dir)
+        self.refusals: list[OSError] = []
+
+    async def launch(self, spec: ProcessSpec) -> Launched:
+        if self.refusals:
+            raise self.refusals.pop()
+        return await super().launch(spec)
+
+
 @pytest.fixture
-async def supervisor(tmp_path: Path, events: Events) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(tmp_path, events)
+def launcher(tmp_path: Path) -> Launches:
+    return Launches(tmp_path)
+
+
+@pytest.fixture
+async def supervisor(launcher: Launches, events: Events) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(launcher, events)
     yield supervisor
     supervisor.kill()
     await supervisor.stop()
@@ -86,17 +104,10 @@ async def test_a_process_that_cannot_be_started_is_none(supervisor: Supervisor) 
 
 
 async def test_a_restart_that_is_refused_is_tried_again(
-    supervisor: Supervisor, events: Events, monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, launcher: Launches, events: Events
 ) -> None:
     await supervisor.add(ProcessSpec("w", "worker", WORKER))
-    start, refusals = asyncio.create_subprocess_exec, [BlockingIOError("too many processes")]
-
-    async def refused_once(*command: str, **options: Any) -> asyncio.subprocess.Process:
-        if refusals:
-            raise refusals.pop()
-        return await start(*command, **options)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", refused_once)
+    launcher.refusals.append(BlockingIOError("too many processes"))
     os.kill(supervisor.pids()["w"], signal.SIGKILL)
     assert "starting it again" in await events.next_line()
     assert "too many processes" in await events.next_line()

@@ -8,8 +8,9 @@ from click.testing import CliRunner
 
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
+from services.cli.supervisor.launcher import ProcessSpec, SystemLauncher
 from services.cli.supervisor.local_mesh import LocalMesh
-from services.cli.supervisor.supervisor import ProcessSpec, Supervisor
+from services.cli.supervisor.supervisor import Supervisor
 from services.cli.up import _until_serving, command
 
 NO_MESH = LocalMesh(
@@ -26,17 +27,17 @@ async def _serving(supervisor: Supervisor, timeout_s: float, stop_asked: asyncio
 async def test_ctrl_c_before_it_serves_ends_quietly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop_asked = asyncio.Event()
     stop_asked.set()
-    assert not await _serving(Supervisor(tmp_path, print), 20.0, stop_asked)
+    assert not await _serving(Supervisor(SystemLauncher(tmp_path), print), 20.0, stop_asked)
     assert capsys.readouterr().err == ""
 
 
 async def test_too_late_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not await _serving(Supervisor(tmp_path, print), 0.01, asyncio.Event())
+    assert not await _serving(Supervisor(SystemLauncher(tmp_path), print), 0.01, asyncio.Event())
     assert "not serving within 0.01 s" in capsys.readouterr().err
 
 
 async def test_a_process_that_is_given_up_ends_the_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    supervisor = Supervisor(tmp_path, print)
+    supervisor = Supervisor(SystemLauncher(tmp_path), print)
     await supervisor.add(ProcessSpec("m", "monitor", ("--no-such-option",)))
     try:
         assert not await _serving(supervisor, 20.0, asyncio.Event())

@@ -9,6 +9,7 @@ import grpc
 from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from penstock.v1 import (
     cascade_pb2,
     cascade_pb2_grpc,
@@ -63,7 +64,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._changed = asyncio.Condition()
         self._said: list[worker_pb2.WorkerMessage] = []
         self._works: list[asyncio.Event] = []
-        self._server = RpcServer()
+        self._server = RpcServer(GrpcTransport())
         self._server.add(worker_pb2_grpc.add_WorkerServicer_to_server, self, "penstock.v1.Worker")
         self.address = self._server.address
 
@@ -168,7 +169,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     ended: list[scheduler_pb2.RequestEnded] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._server = RpcServer()
+        self._server = RpcServer(GrpcTransport())
         self._server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, self, "penstock.v1.Scheduler")
         self.address = self._server.address
         self.member = Member("scheduler", "scheduler-0", "first", self.address, "")
@@ -209,7 +210,7 @@ class FakeRouter(cascade_pb2_grpc.CascadeServicer):
     judged: list[cascade_pb2.JudgeRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._server = RpcServer()
+        self._server = RpcServer(GrpcTransport())
         self._server.add(cascade_pb2_grpc.add_CascadeServicer_to_server, self, "penstock.v1.Cascade")
         self.member = Member("cascade", self.member_id, "first", self._server.address, "")
 

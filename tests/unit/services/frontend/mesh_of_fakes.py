@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from mesh.membership import Member
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport, system_runtime
 from mesh.store import StateStore, open_store
 from services.frontend.role import FrontendRole
 from services.frontend.service import FrontendService
@@ -78,7 +79,7 @@ class MeshOfFakes:
 @asynccontextmanager
 async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settings: Any) -> AsyncIterator[MeshOfFakes]:
     """A running frontend with, given a script, one worker."""
-    directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer()
+    directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer(GrpcTransport())
     store = open_store("embedded:")
     scheduler = FakeScheduler(always("worker-0"))
     await scheduler.start()
@@ -116,7 +117,7 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
 @asynccontextmanager
 async def frontend_between(members: Sequence[Member]) -> AsyncIterator[str]:
     """A frontend among members that run elsewhere, connected to all of them; yields its URL."""
-    directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer()
+    directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer(GrpcTransport())
     store = open_store("embedded:")
     for member in members:
         directory.join(member)
@@ -135,4 +136,14 @@ async def frontend_between(members: Sequence[Member]) -> AsyncIterator[str]:
 def _context(
     directory: FakeDirectory, registry: CollectorRegistry, server: RpcServer, store: StateStore
 ) -> RoleContext:
-    return RoleContext("frontend", "frontend-0", "first", server.address, store, cast(Any, directory), server, registry)
+    return RoleContext(
+        "frontend",
+        "frontend-0",
+        "first",
+        server.address,
+        store,
+        cast(Any, directory),
+        server,
+        registry,
+        system_runtime(),
+    )

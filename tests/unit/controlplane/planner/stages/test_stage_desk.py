@@ -28,6 +28,7 @@ from mesh.errors import StoreError
 from mesh.membership import Announcement, Directory, Member
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.tasks import TaskSet
@@ -59,7 +60,7 @@ class Bench:
         self.registry = CollectorRegistry()
         metrics = PlannerMetrics(self.registry)
         self.desk = StageDesk(self.store, self.directory, "planner", metrics, self.clock, lambda: self.wall_clock())
-        self.server = RpcServer()
+        self.server = RpcServer(GrpcTransport())
         self.stub: Any = None
 
         async def collect(workers: Any) -> LengthStatistics:

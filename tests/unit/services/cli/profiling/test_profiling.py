@@ -24,6 +24,7 @@ from engine_worker.step_watch import StepWatches
 from mesh.errors import ConfigurationError
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport, SystemClock
 from mesh.store.embedded import EmbeddedStore
 from penstock.v1 import worker_pb2_grpc
 from services.cli.profile import COLUMNS
@@ -107,7 +108,9 @@ def test_decode_points_are_of_steps_that_only_decode() -> None:
 @asynccontextmanager
 async def simulated_worker(shape: ReplicaShape) -> AsyncIterator[Member]:
     """A worker on loopback whose engine runs 20 times as fast as its costs say."""
-    engine = SimulatedEngine(CONFIG, COST, time_scale=TIME_SCALE, tensor_parallel=shape.tp, pipeline_parallel=shape.pp)
+    engine = SimulatedEngine(
+        CONFIG, COST, SystemClock(), time_scale=TIME_SCALE, tensor_parallel=shape.tp, pipeline_parallel=shape.pp
+    )
     limits = await engine.start()
     description = replace(
         DESCRIPTION,
@@ -120,7 +123,7 @@ async def simulated_worker(shape: ReplicaShape) -> AsyncIterator[Member]:
         pipeline_parallel=limits.pipeline_parallel,
     )
     instance = Instance(engine, description, SETTINGS, WorkerMetrics(CollectorRegistry()), time.monotonic)
-    server = RpcServer()
+    server = RpcServer(GrpcTransport())
     service = WorkerService(instance, time.monotonic, steps=StepWatches(engine), device="simulated")
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     output = asyncio.create_task(instance.run())
