@@ -114,6 +114,10 @@ class PlacementDesk:
         heard_s = self.feed.heard_s
         return 0 if heard_s is None else int(1000 * (self._clock() - heard_s))
 
+    def not_ready(self) -> str:
+        """Why nothing can be placed yet; empty if it can."""
+        return "" if self.feed.heard_s is not None else "the scheduler has not heard from a monitor yet; retry shortly"
+
     def gauges(self) -> Gauges:
         """The state for Prometheus, read from another thread: only what a single step of the interpreter reads."""
         table = self.feed.table
@@ -132,9 +136,8 @@ class PlacementDesk:
 
     def _refusal(self, message: scheduler_pb2.PlaceRequest, error: PlacementError) -> scheduler_pb2.PlaceResponse:
         outcome, text = OUTCOMES[type(error)], str(error)
-        if self.feed.heard_s is None:  # it cannot say that a model does not exist, nor that nobody can serve it
-            outcome = scheduler_pb2.PLACE_OUTCOME_NOT_READY
-            text = "the scheduler has not heard from a monitor yet; retry shortly"
+        if not_ready := self.not_ready():  # it cannot say that a model does not exist, nor that nobody can serve it
+            outcome, text = scheduler_pb2.PLACE_OUTCOME_NOT_READY, not_ready
         self._metrics.refusals.labels(scheduler_pb2.PlaceOutcome.Name(outcome)).inc()
         return scheduler_pb2.PlaceResponse(
             request_id=message.request_id, outcome=outcome, policy=self.switch.in_force.name, message=text

@@ -39,6 +39,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         """Choose an instance for one request."""
         return self._desk.place(request)
 
+    async def Ready(self, request: scheduler_pb2.ReadyRequest, context: Any) -> scheduler_pb2.ReadyResponse:
+        """Whether a placement would be refused because no monitor has been heard yet."""
+        message = self._desk.not_ready()
+        return scheduler_pb2.ReadyResponse(is_ready=not message, message=message)
+
     async def PlaceDecode(
         self, request: scheduler_pb2.PlaceDecodeRequest, context: Any
     ) -> scheduler_pb2.PlaceDecodeResponse:

@@ -31,8 +31,8 @@ class FrontendMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"penstock_frontend_{name}", text, labels, registry=registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"penstock_frontend_{name}", text, registry=registry)
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"penstock_frontend_{name}", text, labels, registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"penstock_frontend_{name}", text, ["model"], buckets=buckets, registry=registry)
@@ -42,6 +42,10 @@ class FrontendMetrics:
         self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a prefix cache", "model")
         self.generated_tokens = counter("generated_tokens", "Tokens relayed", "model")
         self.fallback_placements = counter("fallback_placements", "Requests placed without the scheduler")
+        self.scheduler_misses = counter(
+            "scheduler_misses", "Times that a scheduler gave no answer that could be used", "scheduler", "reason"
+        )
+        self.hedged_placements = counter("hedged_placements", "Placements asked of a second scheduler for slowness")
         self.token_gaps = counter("token_gaps", "Requests whose token stream was broken")
         self.worker_losses = counter("worker_losses", "Requests that were lost with their worker")
         self.recoveries = counter("recoveries", "Requests placed again after the loss of their owner", "reason")
@@ -52,6 +56,9 @@ class FrontendMetrics:
         self.running = gauge("running_requests", "Requests being served")
         self.queued = gauge("queued_requests", "Requests waiting for admission")
         self.fallback_in_force = gauge("fallback_in_force", "1 while requests are placed without the scheduler")
+        self.scheduler_usable = gauge(
+            "scheduler_usable", "1 while a scheduler may be asked for placements", "scheduler"
+        )
         self.ttft = histogram("ttft_seconds", "From the request's arrival to its answer's first token", _TTFT_BUCKETS_S)
         self.inter_token = histogram("inter_token_seconds", "Between two chunks of a choice", _INTER_TOKEN_BUCKETS_S)
         self.e2e = histogram("e2e_seconds", "From the request's arrival to its end", _E2E_BUCKETS_S)

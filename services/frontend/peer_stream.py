@@ -75,6 +75,8 @@ class PeerStream(Generic[Out, In]):
         self._method = method
         self._handlers = handlers
         self._outbox: Outbox[Out] | None = None
+        self.channel: grpc.aio.Channel | None = None
+        """To the peer, while `run` runs: other calls to it may share the connection."""
 
     @property
     def is_open(self) -> bool:
@@ -89,7 +91,7 @@ class PeerStream(Generic[Out, In]):
 
     async def run(self) -> None:
         """Keep the stream open until cancelled."""
-        channel = open_channel(self._address)
+        channel = self.channel = open_channel(self._address)
         clock = asyncio.get_running_loop().time
         backoff_s = FIRST_BACKOFF_S
         try:
@@ -101,6 +103,7 @@ class PeerStream(Generic[Out, In]):
                 backoff_s = FIRST_BACKOFF_S if healthy else min(LONGEST_BACKOFF_S, 2 * backoff_s)
                 await asyncio.sleep(backoff_s)
         finally:
+            self.channel = None
             await channel.close()
 
     async def _one_stream(self, channel: grpc.aio.Channel) -> str:

@@ -1,27 +1,36 @@
-"""Where a request goes: asked of the scheduler, decided here while no scheduler answers."""
+"""Where a request goes: asked of the schedulers of the mesh, decided here while none of them answers."""
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mesh.errors import NoInstance, PeerUnavailable, UnknownModel
-from mesh.membership import ChangeKind, Member, MemberChange
+from controlplane.protocols.placing import (
+    Ask,
+    Candidate,
+    FallBack,
+    Instruction,
+    PlacementAttempt,
+    Retract,
+    Use,
+    least_outstanding,
+)
+from mesh.errors import NoInstance, UnknownModel
+from mesh.membership import ChangeKind, MemberChange
 from mesh.tasks import TaskSet
-from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+from penstock.v1 import scheduler_pb2
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.peer_stream import PeerStream, StreamHandlers
+from services.frontend.scheduler_link import AnswerHandlers, LinkHandlers, SchedulerLink
 
 log = logging.getLogger(__name__)
 
 SCHEDULER_ROLE: Final = "scheduler"
 FALLBACK_POLICY: Final = "frontend_round_robin"
-ENDED_WAIT_S: Final = 0.05
-"""How long the word that a request has ended may wait for company."""
-
-_Stream = PeerStream[scheduler_pb2.SchedulerMessage, scheduler_pb2.PlaceResponse]
+HEDGE_S: Final = 0.1
+"""A scheduler that has not answered by then is kept, and another one asked besides. A placement takes a millisecond."""
+PLACED_ELSEWHERE: Final = "placed_elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,8 @@ class Placement:
 
 
 class PlacementClient:
-    """Asks one scheduler of the mesh over one stream; falls back, loudly, to round robin over the workers."""
+    """Shares placements over all schedulers of the mesh; without one that answers, falls back, loudly, to round robin
+    over the workers."""
 
     def __init__(
         self,
@@ -45,39 +55,49 @@ class PlacementClient:
         deadline_s: float,
         metrics: FrontendMetrics,
         on_failed: Callable[[BaseException], None],
+        clock: Callable[[], float],
     ) -> None:
         """`candidates` gives the instances of a model that the fallback may choose from."""
         self._candidates = candidates
         self._deadline_s = deadline_s
         self._metrics = metrics
         self._on_failed = on_failed
-        self._waiting: dict[str, asyncio.Future[scheduler_pb2.PlaceResponse]] = {}
+        self._clock = clock
         self._turns: Counter[str] = Counter()
         """By model: the requests of several that come in turn must not meet on the same few instances."""
-        self._schedulers: dict[str, Member] = {}
-        self._member: Member | None = None
-        self._stream: _Stream | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._links: dict[str, SchedulerLink] = {}
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._scheduler_turn = 0
+        self._placed_by: dict[str, str] = {}
+        """Key of the link that placed a request, until the request ends."""
         self._tasks = TaskSet("placement")
-        self._ended: list[scheduler_pb2.RequestEnded] = []
-        self._flush: asyncio.TimerHandle | None = None
         self.fallback = ""
         """Name of the fallback while it is in force, otherwise empty."""
 
     def on_change(self, change: MemberChange) -> None:
-        """Follow the directory: one scheduler is used, another one only when it leaves."""
-        if change.member.role != SCHEDULER_ROLE:
+        """Follow the directory. A scheduler whose lease ran out may still answer: its link stays while its stream is
+        open, or while there is no other, and is used if no announced one can be."""
+        member = change.member
+        if member.role != SCHEDULER_ROLE:
             return
-        if change.kind is ChangeKind.JOINED:
-            self._schedulers[change.member.member_id] = change.member
-        elif self._schedulers.get(change.member.member_id) == change.member:
-            del self._schedulers[change.member.member_id]
-        self._choose_scheduler()
+        link = next((link for link in self.links() if link.member == member), None)
+        if change.kind is ChangeKind.LEFT:
+            if link is not None:
+                link.is_announced = False
+        elif link is not None:
+            link.is_announced = True
+        else:
+            self._open(SchedulerLink(member, self._deadline_s, self._metrics, self._clock, self._handlers()))
+        self._drop_departed()
+
+    def links(self) -> tuple[SchedulerLink, ...]:
+        """To all schedulers."""
+        return tuple(self._links.values())
 
     @property
     def connected(self) -> bool:
         """Whether a scheduler can be asked."""
-        return self._stream is not None and self._stream.is_open
+        return any(link.is_usable for link in self._links.values())
 
     async def place(self, request: scheduler_pb2.PlaceRequest) -> Placement:
         """An instance for a request. Raises UnknownModel or NoInstance."""
@@ -95,58 +115,39 @@ class PlacementClient:
                 raise NoInstance(response.message or f"no instance of {request.model} can take a request now")
 
     def ended(self, request_id: str, ok: bool, reason: str) -> None:
-        """Tell the scheduler how a placed request ended, with the next placement or soon after. While it is away that
-        is not worth keeping: it starts anew from the workers' reports."""
-        if not self.connected:
-            return
-        self._ended.append(scheduler_pb2.RequestEnded(request_id=request_id, ok=ok, reason=reason))
-        if self._flush is None:
-            self._flush = asyncio.get_running_loop().call_later(ENDED_WAIT_S, self._send, None)
+        """Tell the scheduler that placed a request how the request ended; call it for every placement."""
+        link = self._links.get(self._placed_by.pop(request_id, ""))
+        if link is not None:
+            link.ended(request_id, ok, reason)
 
     async def stop(self) -> None:
-        """Close the stream."""
-        if self._flush is not None:
-            self._flush.cancel()
+        """Close the streams."""
         await self._tasks.cancel()
 
     async def _ask(self, request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse | None:
-        """The scheduler's answer; None if it gave none within the deadline, or knows no instances yet."""
-        if not self.connected:
-            self._fall_back("no scheduler is connected")
-            return None
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = answer
+        """A scheduler's answer; None if there was none from any."""
+        asking = _Asking(self._links, request, PlacementAttempt(self._choose), HEDGE_S)
         try:
-            self._send(request)
-            async with asyncio.timeout(self._deadline_s):
-                response: scheduler_pb2.PlaceResponse = await answer
-        except TimeoutError:
-            self._fall_back(f"the scheduler did not answer within {self._deadline_s:g} s")
-            return None
-        except PeerUnavailable as error:
-            self._fall_back(str(error))
-            return None
+            key, response, reason = await asking.result()
         finally:
-            del self._waiting[request.request_id]
-        if response.outcome == scheduler_pb2.PLACE_OUTCOME_NOT_READY:
-            self._fall_back(response.message)
+            asking.close()
+        if response is None:
+            self._fall_back(reason)
             return None
+        former = self._links.get(self._placed_by.get(request.request_id, ""))
+        if former is not None and former.key != key:
+            former.ended(request.request_id, False, PLACED_ELSEWHERE)
+        self._placed_by[request.request_id] = key
+        if asking.is_hedged:
+            self._metrics.hedged_placements.inc()
         self._recover()
         return response
 
-    def _send(self, place: scheduler_pb2.PlaceRequest | None) -> None:
-        """A placement to ask for, and what has ended. Raises PeerUnavailable only for the former."""
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
-        ended, self._ended = self._ended, []
-        try:
-            assert self._stream is not None
-            self._stream.send(scheduler_pb2.SchedulerMessage(place=place, ended=ended))
-        except PeerUnavailable as error:
-            log.warning("the scheduler was not told of requests' ends", extra={"lost": len(ended), "error": str(error)})
-            if place is not None:
-                raise
+    def _choose(self, asked: Collection[str]) -> str | None:
+        usable = [link for link in self._links.values() if link.is_usable and link.key not in asked]
+        among = [link for link in usable if link.is_announced] or usable
+        self._scheduler_turn += 1
+        return least_outstanding([Candidate(link.key, link.outstanding) for link in among], self._scheduler_turn)
 
     def _place_here(self, request: scheduler_pb2.PlaceRequest) -> Placement:
         candidates = [one for one in self._candidates(request.model) if one not in request.excluded_instance_ids]
@@ -165,33 +166,95 @@ class PlacementClient:
 
     def _recover(self) -> None:
         if self.fallback:
-            log.info("the scheduler can be asked again")
+            log.info("a scheduler can be asked again")
             self.fallback = ""
             self._metrics.fallback_in_force.set(0)
 
-    def _choose_scheduler(self) -> None:
-        if self._member is not None and self._schedulers.get(self._member.member_id) == self._member:
-            return
-        if not self._schedulers:
-            return  # a scheduler whose lease ran out may still answer: keep to the last one
-        self._member = self._schedulers[min(self._schedulers)]
-        if self._task is not None:
-            self._task.cancel()
-        log.info("using scheduler", extra={"member_id": self._member.member_id, "address": self._member.address})
-        self._stream = PeerStream(
-            f"scheduler {self._member.member_id}",
-            self._member.address,
-            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).PlaceStream,  # type: ignore[no-untyped-call]
-            StreamHandlers(self._recover, self._answered, self._lost),
+    def _handlers(self) -> LinkHandlers:
+        return LinkHandlers(self._recover, self._drop_departed)
+
+    def _open(self, link: SchedulerLink) -> None:
+        log.info("using scheduler", extra={"member_id": link.member.member_id, "address": link.member.address})
+        self._links[link.key] = link
+        self._runs[link.key] = self._tasks.spawn(link.run(), name=link.key, on_error=self._on_failed)
+
+    def _drop_departed(self) -> None:
+        announced = {link.member.member_id for link in self.links() if link.is_announced}
+        for link in self.links():
+            is_replaced = link.member.member_id in announced
+            if not link.is_announced and (is_replaced or (not link.is_open and len(self._links) > 1)):
+                log.info("using a scheduler no more", extra={"member_id": link.member.member_id})
+                del self._links[link.key]
+                self._runs.pop(link.key).cancel()
+                if not is_replaced:
+                    self._metrics.scheduler_usable.remove(link.member.member_id)
+
+
+class _Asking:
+    """Carries out what a placement attempt decides."""
+
+    def __init__(
+        self,
+        links: dict[str, SchedulerLink],
+        request: scheduler_pb2.PlaceRequest,
+        attempt: PlacementAttempt,
+        hedge_s: float,
+    ) -> None:
+        self._links = links
+        self._request = request
+        self._attempt = attempt
+        self._hedge_s = hedge_s
+        self._responses: dict[str, scheduler_pb2.PlaceResponse] = {}
+        self._result: asyncio.Future[tuple[str, scheduler_pb2.PlaceResponse | None, str]]
+        self._result = asyncio.get_running_loop().create_future()
+        self._hedge: asyncio.TimerHandle | None = None
+        self.is_hedged = False
+        """Another scheduler was asked because the first one was slow."""
+
+    async def result(self) -> tuple[str, scheduler_pb2.PlaceResponse | None, str]:
+        """Key of the link that answered, and its answer; or no answer, and why."""
+        self._carry_out(self._attempt.begin())
+        if len(self._links) > 1 and not self._result.done():
+            self._hedge = asyncio.get_running_loop().call_later(self._hedge_s, self._slow)
+        return await self._result
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._hedge is not None:
+            self._hedge.cancel()
+        self._carry_out(self._attempt.abandon())
+
+    def _slow(self) -> None:
+        instructions = self._attempt.slow()
+        if instructions:
+            self.is_hedged = True
+            self._hedge = asyncio.get_running_loop().call_later(self._hedge_s, self._slow)
+            self._carry_out(instructions)
+
+    def _answered(self, key: str, response: scheduler_pb2.PlaceResponse) -> None:
+        self._responses[key] = response
+        self._carry_out(self._attempt.answered(key))
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Ask(key):
+                    self._links[key].ask(self._request, self._handlers(key))
+                case Retract(key):
+                    link = self._links.get(key)
+                    if link is not None:
+                        link.ended(self._request.request_id, False, PLACED_ELSEWHERE)
+                case Use(key):
+                    self._conclude(key, self._responses[key], "")
+                case FallBack(reason):
+                    self._conclude("", None, reason)
+
+    def _conclude(self, key: str, response: scheduler_pb2.PlaceResponse | None, reason: str) -> None:
+        if not self._result.done():  # whoever asked may have been cancelled
+            self._result.set_result((key, response, reason))
+
+    def _handlers(self, key: str) -> AnswerHandlers:
+        return AnswerHandlers(
+            lambda response: self._answered(key, response),
+            lambda reason: self._carry_out(self._attempt.missed(key, reason)),
         )
-        self._task = self._tasks.spawn(self._stream.run(), name=self._member.member_id, on_error=self._on_failed)
-
-    def _answered(self, response: scheduler_pb2.PlaceResponse) -> None:
-        waiting = self._waiting.get(response.request_id)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(response)
-
-    def _lost(self, reason: str) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(PeerUnavailable(f"the stream to the scheduler ended: {reason}"))

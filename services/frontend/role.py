@@ -106,6 +106,7 @@ class FrontendRole:
             settings.placement_deadline_s,
             metrics,
             self._on_failed,
+            clock,
         )
         queue = AdmissionQueue(settings.max_running_requests, settings.max_queued_requests)
         return FrontendService(

@@ -2,6 +2,7 @@
 
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.generation import Generation
+from services.frontend.scheduler_link import SchedulerLink
 from services.frontend.service import FrontendService
 from services.frontend.worker_link import WorkerLink
 
@@ -26,6 +27,7 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
             workers=[_connection(link) for link in service.pool.links()],
             models=[model.name for model in service.catalogue.served()],
             placement_fallback=service.placement.fallback,
+            schedulers=[_scheduler(link) for link in service.placement.links()],
         )
 
     async def ListRequests(
@@ -45,6 +47,17 @@ def _connection(link: WorkerLink) -> frontend_pb2.WorkerConnection:
         address=link.member.address,
         connected=link.is_connected,
         requests=link.requests,
+    )
+
+
+def _scheduler(link: SchedulerLink) -> frontend_pb2.SchedulerConnection:
+    return frontend_pb2.SchedulerConnection(
+        member_id=link.member.member_id,
+        incarnation_id=link.member.incarnation_id,
+        address=link.member.address,
+        connected=link.is_open,
+        breaker=link.breaker.state.value,
+        outstanding=link.outstanding,
     )
 
 

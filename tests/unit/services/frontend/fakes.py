@@ -167,12 +167,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     choose: Callable[[scheduler_pb2.PlaceRequest], scheduler_pb2.PlaceResponse | None]
     placed: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
     ended: list[scheduler_pb2.RequestEnded] = field(default_factory=list)
+    member_id: str = "scheduler-0"
+    is_ready: bool = True
+    probes: int = 0
 
     def __post_init__(self) -> None:
         self._server = RpcServer(GrpcTransport())
         self._server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, self, "penstock.v1.Scheduler")
         self.address = self._server.address
-        self.member = Member("scheduler", "scheduler-0", "first", self.address, "")
+        self.member = Member("scheduler", self.member_id, "first", self.address, "")
 
     async def start(self) -> None:
         """Answer calls."""
@@ -181,6 +184,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def stop(self) -> None:
         """End at once."""
         await self._server.stop(0)
+
+    async def Ready(
+        self, request: scheduler_pb2.ReadyRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.ReadyResponse:
+        """As the test says."""
+        self.probes += 1
+        return scheduler_pb2.ReadyResponse(is_ready=self.is_ready)
 
     async def PlaceStream(
         self, messages: AsyncIterator[scheduler_pb2.SchedulerMessage], context: grpc.aio.ServicerContext

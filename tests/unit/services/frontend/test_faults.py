@@ -12,7 +12,7 @@ import pytest
 
 from penstock.v1 import request_pb2, scheduler_pb2
 from services.frontend.generation import Generation
-from tests.unit.services.frontend.fakes import Delta, FakeScheduler, always, failure, tokens
+from tests.unit.services.frontend.fakes import Delta, always, failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -210,65 +210,6 @@ async def test_a_request_ends_at_its_deadline(model_path: Path, stream: bool) ->
             else:
                 assert response.status_code == 504
         await worker.wait_until(lambda: len(worker.aborted) == 1)
-
-
-async def test_without_a_scheduler_requests_are_placed_by_the_named_fallback(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path, short) as mesh:
-        await mesh.add_worker(short, instance_id="worker-1")
-        await mesh.scheduler.stop()
-        await mesh.until(lambda: not mesh.service.placement.connected)
-        client = mesh.client()
-        for _ in range(4):
-            await client.chat.completions.create(**BODY)
-        assert [len(worker.received) for worker in mesh.workers] == [2, 2]
-        assert mesh.service.placement.fallback == "frontend_round_robin"
-        assert (mesh.metric("fallback_placements_total"), mesh.metric("fallback_in_force")) == (4, 1)
-
-        restarted = FakeScheduler(always("worker-1"))
-        await restarted.start()
-        try:
-            mesh.directory.leave(mesh.scheduler.member)
-            mesh.directory.join(restarted.member)
-            await mesh.until(lambda: mesh.service.placement.connected)
-            assert mesh.service.placement.fallback == "", "even if nobody asks for anything"
-            assert mesh.metric("fallback_in_force") == 0
-            await client.chat.completions.create(**BODY)
-            assert mesh.service.placement.fallback == ""
-            assert len(restarted.placed) == 1
-        finally:
-            await restarted.stop()
-
-
-async def test_a_scheduler_that_does_not_answer_costs_its_deadline_only(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path, short, placement_deadline_s=0.05) as mesh:
-        mesh.scheduler.choose = lambda _: None
-        await mesh.client().chat.completions.create(**BODY)
-        assert mesh.service.placement.fallback == "frontend_round_robin"
-        mesh.scheduler.choose = always("worker-0")
-        await mesh.client().chat.completions.create(**BODY)
-        assert mesh.service.placement.fallback == ""
-
-
-async def test_a_scheduler_that_knows_no_instance_yet_refuses_nobody(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path, short) as mesh:
-        blind = scheduler_pb2.PlaceResponse(outcome=scheduler_pb2.PLACE_OUTCOME_NOT_READY, message="not yet")
-        mesh.scheduler.choose = lambda _: blind
-        answer = await mesh.client().chat.completions.create(**BODY)
-        assert answer.choices[0].finish_reason == "stop"
-        assert mesh.service.placement.fallback == "frontend_round_robin"
-
-
-async def test_the_fallback_takes_turns_for_each_model(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path) as mesh:
-        await mesh.scheduler.stop()
-        await mesh.until(lambda: not mesh.service.placement.connected)
-        for number, model in enumerate(("demo", "demo", "other", "other")):
-            await mesh.add_worker(short, instance_id=f"worker-{number}", model=model)
-        placed = [
-            (await mesh.service.placement.place(scheduler_pb2.PlaceRequest(request_id="r", model=model))).instance_id
-            for model in ("demo", "other") * 2
-        ]
-        assert sorted(placed) == ["worker-0", "worker-1", "worker-2", "worker-3"]
 
 
 @pytest.mark.parametrize(
