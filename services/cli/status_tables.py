@@ -118,6 +118,7 @@ def _frontend_line(frontend: dict[str, Any]) -> str:
         f"frontend {frontend['member_id']}: http://{frontend['http_address']}, {frontend['active_requests']} running, "
         f"{frontend['queued_requests']} queued, {frontend['requests_total']} in all"
     )
-    if frontend["placement_fallback"]:
-        return f"[red]{line}; placing by {frontend['placement_fallback']}[/]"
-    return line
+    troubles = [f"placing by {frontend['placement_fallback']}"] if frontend["placement_fallback"] else []
+    if frontend["waiting_requests"]:
+        troubles.append(f"{frontend['waiting_requests']} wait for an instance")
+    return f"[red]{'; '.join([line, *troubles])}[/]" if troubles else line

@@ -35,9 +35,10 @@ class Run:
 
 @asynccontextmanager
 async def generating(
-    service: FrontendService, plan: GenerationPlan, started_s: float, client: Client
+    service: FrontendService, plan: GenerationPlan, started_s: float, client: Client, *, waits: bool = True
 ) -> AsyncIterator[Run]:
-    """Place the request and let it be read. Raises ApiError if it cannot be placed. At its deadline the reader gets an
+    """Place the request and let it be read. Raises ApiError if it cannot be placed, at once unless
+    it `waits` for an instance. At its deadline the reader gets an
     ApiError, or is cut off if it is busy sending."""
 
     def on_overflow() -> None:
@@ -50,7 +51,9 @@ async def generating(
     service.running[plan.request_id] = generation
     outcome = "aborted"
     try:
-        await generation.start(service.pool, service.placement, service.metrics, service.clock)
+        await generation.start(
+            service.pool, service.placement, service.room, service.metrics, service.clock, waits=waits
+        )
         deadline = asyncio.get_running_loop().call_later(client.left_s(), _expire, service, generation, client)
         try:
             yield run

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.frontend.api.errors import ApiError, deadline_exceeded
 from services.frontend.mailbox import Mailbox
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement import PlacementClient
@@ -10,6 +11,7 @@ from services.frontend.placer import Placer
 from services.frontend.plan import GenerationPlan
 from services.frontend.recovery import Recovery, RecoveryBounds
 from services.frontend.relay import Loss, Relay
+from services.frontend.waiting_room import WaitingRoom
 from services.frontend.worker_pool import WorkerPool
 
 
@@ -45,15 +47,28 @@ class Generation:
         self._recovery: Recovery | None = None
 
     async def start(
-        self, pool: WorkerPool, placement: PlacementClient, metrics: FrontendMetrics, clock: Callable[[], float]
+        self,
+        pool: WorkerPool,
+        placement: PlacementClient,
+        room: WaitingRoom,
+        metrics: FrontendMetrics,
+        clock: Callable[[], float],
+        *,
+        waits: bool = True,
     ) -> None:
-        """Place every prompt and send its choices. Raises ApiError if that is impossible."""
-        plan = self.plan
-        placer = self._placer = Placer(pool, placement, plan.model.block_tokens, self._bounds.connect_wait_s)
-        self._recovery = Recovery(placer, self._bounds.recovery, metrics, clock)
+        """Place every prompt and send its choices. Raises ApiError if that is impossible, at once unless it `waits`."""
+        plan, bounds = self.plan, self._bounds
+        placer = self._placer = Placer(pool, placement, plan.model.block_tokens, bounds.connect_wait_s, room, clock)
+        self._recovery = Recovery(placer, bounds.recovery, metrics, clock)
+        give_up_s = min(clock() + bounds.recovery.wait_s, self.started_s + bounds.deadline_s)
         for index in range(len(plan.prompts)):
             relays = [self._relay(choice) for choice in range(index * plan.n, (index + 1) * plan.n)]
-            placed = await placer.put(relays)
+            try:
+                placed = await placer.put_new(relays, give_up_s - clock() if waits else 0.0)
+            except ApiError:
+                if clock() >= self.started_s + bounds.deadline_s:
+                    raise deadline_exceeded(bounds.deadline_s) from None
+                raise
             self.relays += relays
             self.instance_ids.append(placed.instance_id)
             self.policies.append(placed.policy)

@@ -103,7 +103,7 @@ class PlacementClient:
         """An instance for a request. Raises UnknownModel or NoInstance."""
         response = await self._ask(request)
         if response is None:
-            return self._place_here(request)
+            return self.place_here(request)
         match response.outcome:
             case scheduler_pb2.PLACE_OUTCOME_PLACED:
                 return Placement(
@@ -149,7 +149,8 @@ class PlacementClient:
         self._scheduler_turn += 1
         return least_outstanding([Candidate(link.key, link.outstanding) for link in among], self._scheduler_turn)
 
-    def _place_here(self, request: scheduler_pb2.PlaceRequest) -> Placement:
+    def place_here(self, request: scheduler_pb2.PlaceRequest) -> Placement:
+        """By the fallback, whatever the scheduler says. Raises NoInstance."""
         candidates = [one for one in self._candidates(request.model) if one not in request.excluded_instance_ids]
         if not candidates:
             raise NoInstance(f"no instance of {request.model} is connected to this frontend")

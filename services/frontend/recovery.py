@@ -4,16 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from services.frontend.api.errors import ApiError
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placer import Placer
+from services.frontend.recovery_budget import RecoveryBudget
 from services.frontend.relay import Loss, Relay
 
 log = logging.getLogger(__name__)
-
-RETRY_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +19,9 @@ class RecoveryBounds:
     """From the frontend's settings."""
 
     max_recoveries: int
+    """See `RecoveryBudget`, as for `wait_s`."""
     wait_s: float
+    """And for how long an instance is waited for, each time."""
 
 
 class Recovery:
@@ -34,6 +34,7 @@ class Recovery:
         self._bounds = bounds
         self._metrics = metrics
         self._clock = clock
+        self._budgets: dict[str, RecoveryBudget] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def recover(self, relay: Relay, loss: Loss) -> None:
@@ -43,15 +44,19 @@ class Recovery:
             "instance_id": loss.instance_id,
             "reason": loss.reason,
             "emitted_tokens": len(relay.emitted_token_ids),
-            "recoveries": relay.recoveries,
         }
-        if relay.recoveries >= self._bounds.max_recoveries:
+        budget = self._budgets.get(relay.request_id)
+        if budget is None:
+            budget = RecoveryBudget(self._bounds.max_recoveries, self._bounds.wait_s)
+            self._budgets[relay.request_id] = budget
+        pause_s = budget.lost(len(relay.emitted_token_ids), self._clock())
+        story["losses_without_progress"] = budget.losses
+        if pause_s is None:
             log.error("a request was lost too often", extra=story)
             self._give_up(relay, loss)
             return
-        relay.recoveries += 1
         log.warning("recovering a request", extra=story)
-        task = asyncio.get_running_loop().create_task(self._place(relay, loss))
+        task = asyncio.get_running_loop().create_task(self._place(relay, loss, pause_s))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._placed(done, relay, loss))
 
@@ -60,27 +65,16 @@ class Recovery:
         for task in self._tasks:
             task.cancel()
 
-    async def _place(self, relay: Relay, loss: Loss) -> None:
+    async def _place(self, relay: Relay, loss: Loss, pause_s: float) -> None:
         self._placer.ended(relay.request_id, ok=False, reason=loss.reason)
-        if loss.reason == "unavailable":
-            # A worker says so within a millisecond: without pauses all recoveries would be used up before it can end.
-            await asyncio.sleep(RETRY_S * (relay.recoveries - 1))
-        give_up_s = self._clock() + self._bounds.wait_s
-        excluded = [loss.instance_id]
-        while not relay.finished:
+        await asyncio.sleep(pause_s)
+        if not relay.finished:
             try:
-                await self._placer.put([relay], excluded)
-                break
+                await self._placer.put_again(relay, self._bounds.wait_s, loss.instance_id)
             except ApiError as error:
-                if self._clock() >= give_up_s:
-                    log.error(
-                        "a request cannot be recovered", extra={"request_id": relay.request_id, "error": str(error)}
-                    )
-                    self._give_up(relay, loss)
-                    return
-            # The next life of the same instance is as good as another one.
-            excluded = []
-            await asyncio.sleep(RETRY_S)
+                log.error("a request cannot be recovered", extra={"request_id": relay.request_id, "error": str(error)})
+                self._give_up(relay, loss)
+                return
         if relay.finished:
             return
         self._metrics.recoveries.labels(loss.reason).inc()

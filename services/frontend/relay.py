@@ -49,7 +49,6 @@ class Relay:
         "ownership",
         "priority",
         "prompt_token_ids",
-        "recoveries",
         "request_id",
         "sampling",
         "started_s",
@@ -79,7 +78,6 @@ class Relay:
         self.priority = priority
         self.started_s = started_s
         self.ownership = Ownership[request_pb2.TokenDelta]()
-        self.recoveries = 0
         self.finished = False
         """No more tokens will come, or none are wanted."""
         self._lost_by = ""

@@ -24,6 +24,7 @@ from services.frontend.placement import PlacementClient
 from services.frontend.service import FrontendService
 from services.frontend.settings import FrontendSettings
 from services.frontend.status_servicer import FrontendServicer
+from services.frontend.waiting_room import WaitingRoom
 from services.frontend.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class FrontendRole:
             cascades=Cascades(context.store),
             judging=JudgeClient(settings.judge_deadline_s, metrics.cascade.untold),
             gate=AdmissionGate(queue, clock, metrics),
+            room=WaitingRoom(settings.max_waiting_requests, metrics),
             keys=KeyRing.load(settings.api_keys_file) if settings.api_keys_file else None,
             clock=clock,
             unix_time=unix_time,

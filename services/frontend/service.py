@@ -15,6 +15,7 @@ from services.frontend.models import ModelCatalogue
 from services.frontend.placement import PlacementClient
 from services.frontend.recovery import RecoveryBounds
 from services.frontend.settings import FrontendSettings
+from services.frontend.waiting_room import WaitingRoom
 from services.frontend.worker_pool import WorkerPool
 
 
@@ -30,6 +31,7 @@ class FrontendService:
     cascades: Cascades
     judging: JudgeClient
     gate: AdmissionGate
+    room: WaitingRoom
     keys: KeyRing | None
     """None: no key is asked for."""
     clock: Callable[[], float]
@@ -48,7 +50,7 @@ class FrontendService:
             settings.request_deadline_s,
             settings.connect_wait_s,
             settings.max_pending_tokens,
-            RecoveryBounds(settings.max_recoveries, settings.recovery_wait_s),
+            RecoveryBounds(settings.max_recoveries, settings.instance_wait_s),
         )
 
     def authenticate(self, authorization: str | None) -> ApiKey | None:
@@ -73,6 +75,8 @@ class FrontendService:
 
     def end_all(self) -> None:
         """End every running request with an error that says why: the process stops."""
+        self.room.is_closed = True
+        self.pool.wake()
         for generation in self.running.values():
             generation.mailbox.fail(stopped())
 

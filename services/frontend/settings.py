@@ -35,10 +35,13 @@ class FrontendSettings:
     """How long the cascade router may take to have an answer judged, all its judges together."""
     connect_wait_s: float = 1.0
     """How long a request waits for the connection to the worker it was placed on."""
+    instance_wait_s: float = 30.0
+    """How long a request waits for an instance that can take it, a new one or one that has lost its worker."""
+    max_waiting_requests: int = 512
+    """New requests that wait so at once; more are answered 429."""
     max_recoveries: int = 3
-    """How often one request is placed again because its worker died, hung or gave it back."""
-    recovery_wait_s: float = 5.0
-    """How long such a request waits for an instance that can take it."""
+    """How often a request is placed again, at least, without gaining a token between two losses of its worker; after
+    that it is for as long as --instance-wait-s."""
     stall_s: float = 5.0
     """A worker that has requests and sends nothing for so long is asked whether it still works."""
     max_pending_tokens: int = 2048

@@ -28,6 +28,7 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
             models=[model.name for model in service.catalogue.served()],
             placement_fallback=service.placement.fallback,
             schedulers=[_scheduler(link) for link in service.placement.links()],
+            waiting_requests=len(service.room),
         )
 
     async def ListRequests(

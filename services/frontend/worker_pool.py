@@ -43,8 +43,9 @@ class WorkerPool:
         self._tasks = TaskSet("worker-pool")
         self._hangs = HangWatch(stall_s, metrics, self._tasks, on_failed)
         self._watch: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
-        """A worker has joined or connected."""
+        self.news = 0
+        """How often a worker has joined or connected."""
+        self._has_news = asyncio.Event()
 
     def on_change(self, change: MemberChange) -> None:
         """Follow the directory; changes of other roles are ignored."""
@@ -76,11 +77,29 @@ class WorkerPool:
             async with asyncio.timeout(timeout_s):
                 # Anew each time: a worker that restarts has another link.
                 while (link := self._links.get(instance_id)) is None or not link.connected.is_set():
-                    self._news.clear()
-                    await self._news.wait()
+                    await self._wait_for_news(self.news)
         except TimeoutError:
             return None
         return link if link.is_connected else None
+
+    async def wait_for_news(self, seen: int, timeout_s: float) -> bool:
+        """Return once `news` is beyond `seen`, or False after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_for_news(seen)
+        except TimeoutError:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """Let all who wait for news look again."""
+        self.news += 1
+        self._has_news.set()
+
+    async def _wait_for_news(self, seen: int) -> None:
+        while self.news == seen:
+            self._has_news.clear()
+            await self._has_news.wait()
 
     def take_back(self, relay: Relay) -> None:
         """Nobody wants its tokens any more; those that are on their way are dropped."""
@@ -108,11 +127,11 @@ class WorkerPool:
         self._links[member.member_id] = link
         if self._watch is None:
             self._watch = self._tasks.spawn(self._tick_forever(), name="watch", on_error=self._on_failed)
-        self._news.set()
+        self.wake()
         log.info("worker joined", extra={"instance_id": member.member_id, "address": member.address})
 
     def _open(self, member: Member) -> WorkerLink:
-        link = WorkerLink(member, self._frontend_id, self._relays, self._clock, self._on_moved, self._news.set)
+        link = WorkerLink(member, self._frontend_id, self._relays, self._clock, self._on_moved, self.wake)
         self._all_links[link.sender] = link
         self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)
         return link

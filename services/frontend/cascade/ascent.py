@@ -135,6 +135,8 @@ class Ascent:
             attempt.began_s,
             ttft=metrics.cascade.tier_ttft.labels(*labels),
             inter_token=metrics.of(self._record.name if is_live else attempt.model).inter_token,
+            # Another tier that can answer now is better than one that may be back in half a minute.
+            waits=not any(self._service.pool.connected(tier) for tier in self._record.tiers if tier != attempt.model),
             with_logprobs=CONFIDENCE in self._record.judges and self._walk.may_be_judged,
         )
         answer = await self._timed(

@@ -58,6 +58,8 @@ class TierQuestion:
     ttft: Histogram
     """Gets the time from `began_s` to the first token."""
     inter_token: Histogram
+    waits: bool
+    """For an instance, if the tier has none just now."""
     with_logprobs: bool
     """Record those of the chosen tokens although the client did not ask for any."""
 
@@ -146,7 +148,7 @@ async def ask_tier(service: FrontendService, question: TierQuestion, client: Cli
     """Let a model answer, as far as `read` wants it. Raises ApiError, as any request to the model would."""
     request = _with_logprobs(question.request) if question.with_logprobs else question.request
     plan = await plan_request(request, question.request_id, question.model, max_choices=1)
-    async with generating(service, plan, question.began_s, client) as run:
+    async with generating(service, plan, question.began_s, client, waits=question.waits) as run:
         reader = TierReader(service, run.generation, question)
         try:
             await read(reader)

@@ -392,3 +392,20 @@ async def test_escalations_are_counted_by_the_tier_gone_on_to_and_the_reason(mod
             labels = {"cascade": "both", "tier": "large", "because": because}
             assert both.mesh.metric("cascade_escalations_total", **labels) == 1
         assert both.mesh.metric("cascade_answers_total", cascade="both", tier="large", because="last_tier") == 3
+
+
+async def test_a_tier_without_an_instance_is_not_waited_for_while_another_one_has_one(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 70.0) as both:
+        mesh = both.mesh
+        mesh.directory.leave(mesh.workers[0].member(str(model_path)))
+        place = mesh.scheduler.choose
+
+        def without_small(request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse | None:
+            if request.model == "small":
+                return scheduler_pb2.PlaceResponse(outcome=scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE)
+            return place(request)
+
+        mesh.scheduler.choose = without_small
+        async with asyncio.timeout(5):
+            answer = (await both.ask()).parse()
+        assert answer.choices[0].message.content == "Something."

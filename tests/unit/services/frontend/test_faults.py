@@ -35,7 +35,7 @@ async def events(response: httpx.Response) -> list[Any]:
 
 
 async def test_the_death_of_the_only_worker_ends_its_streams_with_an_error(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path, recovery_wait_s=0.0, connect_wait_s=0.01) as mesh, mesh.http() as http:
+    async with mesh_of_fakes(model_path, instance_wait_s=0.0, connect_wait_s=0.01) as mesh, mesh.http() as http:
         worker = await mesh.add_worker(endless, step_s=0.002)
         whole = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
         async with http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
@@ -113,7 +113,10 @@ async def test_who_waits_for_a_worker_that_restarts_gets_its_next_life(model_pat
 
 
 async def test_another_process_at_a_workers_address_gets_no_requests(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path, short, connect_wait_s=0.05) as mesh, mesh.http() as http:
+    async with (
+        mesh_of_fakes(model_path, short, connect_wait_s=0.05, instance_wait_s=0.05) as mesh,
+        mesh.http() as http,
+    ):
         liar = mesh.worker
         mesh.directory.leave(liar.member(str(model_path)))
         announced = liar.member(str(model_path))
@@ -136,7 +139,8 @@ async def test_another_process_at_a_workers_address_gets_no_requests(model_path:
 async def test_what_a_worker_refuses_has_a_status(
     model_path: Path, code: request_pb2.ErrorCode, status: int, stream: bool
 ) -> None:
-    async with mesh_of_fakes(model_path, lambda _: [failure(code, "the reason")]) as mesh, mesh.http() as http:
+    script = [failure(code, "the reason")]
+    async with mesh_of_fakes(model_path, lambda _: script, instance_wait_s=0.0) as mesh, mesh.http() as http:
         response = await http.post("/v1/chat/completions", json={**BODY, "stream": stream})
         assert response.status_code == status, "even for a stream, because nothing has been sent yet"
         if status != 504:
@@ -218,7 +222,7 @@ async def test_a_request_ends_at_its_deadline(model_path: Path, stream: bool) ->
 async def test_a_model_that_was_served_and_has_no_instance_now_may_be_asked_for_again(
     model_path: Path, outcome: Any
 ) -> None:
-    async with mesh_of_fakes(model_path, short) as mesh, mesh.http() as http:
+    async with mesh_of_fakes(model_path, short, instance_wait_s=0.05) as mesh, mesh.http() as http:
         mesh.scheduler.choose = lambda _: scheduler_pb2.PlaceResponse(outcome=outcome)
         response = await http.post("/v1/chat/completions", json=BODY)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_instance")

@@ -128,7 +128,8 @@ async def test_what_a_draining_worker_refuses_goes_elsewhere(model_path: Path) -
 
 async def test_recoveries_are_bounded(model_path: Path) -> None:
     nobody = [failure(request_pb2.ERROR_CODE_UNAVAILABLE, "full")]
-    async with mesh_of_fakes(model_path, lambda _: nobody, max_recoveries=2) as mesh, mesh.http() as http:
+    settings = {"max_recoveries": 2, "instance_wait_s": 0.0}
+    async with mesh_of_fakes(model_path, lambda _: nobody, **settings) as mesh, mesh.http() as http:
         response = await http.post("/v1/completions", json=BODY)
         assert response.status_code == 503
         assert [request.epoch for request in mesh.worker.received] == [0, 2, 4]
@@ -164,7 +165,7 @@ async def test_workers_that_refuse_at_once_have_a_moment_to_make_room(model_path
 
 
 async def test_a_request_that_cannot_be_recovered_leaves_nothing_behind(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path, recovery_wait_s=0.05, connect_wait_s=0.05) as mesh, mesh.http() as http:
+    async with mesh_of_fakes(model_path, instance_wait_s=0.05, connect_wait_s=0.05) as mesh, mesh.http() as http:
         worker = await mesh.add_worker(stops_after(10))
         asking = asyncio.create_task(http.post("/v1/completions", json=BODY))
         await mesh.until(lambda: emitted(mesh) == 10)

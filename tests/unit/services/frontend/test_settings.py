@@ -18,4 +18,4 @@ def test_settings_that_serve_nobody_are_refused_by_their_option(name: str, value
 
 
 def test_no_queue_and_no_recovery_are_choices() -> None:
-    assert FrontendSettings(max_queued_requests=0, max_recoveries=0, recovery_wait_s=0.0).max_queued_requests == 0
+    assert FrontendSettings(max_queued_requests=0, max_recoveries=0, instance_wait_s=0.0).max_queued_requests == 0
