@@ -1,4 +1,4 @@
-"""Who is in the mesh: every process announces itself under a lease, and everyone watches the announcements."""
+"""Who is in the mesh: every process announces itself under a lease (`announcement.py`), and everyone watches."""
 
 import asyncio
 import logging
@@ -19,7 +19,10 @@ MEMBERS_PREFIX = "/penstock/members/"
 LEASE_TTL_S = 5
 RETRY_S = 0.5
 GRACE_S = float(LEASE_TTL_S)
-"""A store that forgot its leases when it restarted is told of all living members again within this time."""
+"""Time for a member whose record is gone to announce itself again."""
+WITHDRAWN = b""
+"""Stands in place of a member's record while the member leaves: a record that is merely gone may be one that somebody
+deleted, whose member lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Member:
     """host:port of its gRPC server."""
     metrics_address: str
     attributes: Mapping[str, str] = field(default_factory=dict)
+    generation: int = 0
+    """Orders the incarnations of a member: the highest is the member. 0 until it is announced; see `Claim`."""
 
     @property
     def key(self) -> str:
@@ -45,59 +50,25 @@ class ChangeKind(StrEnum):
     """What happened to a member."""
 
     JOINED = "joined"
+    CHANGED = "changed"
+    """It is the same process, and what it has does not end; what stands in its record is new: its address, say."""
     LEFT = "left"
 
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """A member that came or went. A restart under the same id is a LEFT followed by a JOINED."""
+    """A member that came, went, or has a new record. A restart under the same id is a LEFT followed by a JOINED."""
 
     kind: ChangeKind
     member: Member
 
 
-class Announcement:
-    """Keeps one member announced: takes a lease, writes the record, and does both again whenever the lease is
-    lost (a store that was away for longer than the lease lives)."""
-
-    def __init__(self, store: StateStore, member: Member) -> None:
-        self._store = store
-        self._member = member
-        self._tasks = TaskSet("announcement")
-        self._announced = asyncio.Event()
-
-    async def start(self) -> None:
-        """Return once the record is written, however long the store takes to appear."""
-        self._tasks.spawn(self._keep(), name=self._member.member_id)
-        await self._announced.wait()
-
-    async def withdraw(self) -> None:
-        """Take the record back, so that nobody need wait for the lease to run out."""
-        await self._tasks.cancel()
-        try:
-            await self._store.delete(self._member.key)
-        except StoreError as error:
-            log.warning("could not withdraw from the mesh; the lease will run out", extra={"error": str(error)})
-
-    async def _keep(self) -> None:
-        while True:
-            try:
-                lease = await self._store.grant_lease(LEASE_TTL_S)
-                await self._store.put(self._member.key, msgspec.json.encode(self._member), lease=lease)
-                self._announced.set()
-                log.info("announced", extra={"key": self._member.key, "lease": lease.incarnation_id})
-                loss = await lease.wait_lost()
-                log.warning("announcing again: the lease was lost", extra={"key": self._member.key, "loss": loss})
-            except StoreError as error:
-                log.warning("the state store cannot be reached; trying again", extra={"error": str(error)})
-                await asyncio.sleep(RETRY_S)
-
-
 class Directory:
     """A live view of the members, from a watch on the state store.
 
-    While the store is away the last known members stay, because serving must go on without it; and so do those that it
-    does not know when it is back, until they have had the time to announce themselves again.
+    While the store is away the last known members stay, because serving must go on without it. A member whose record is
+    gone stays until it has had `GRACE_S` to announce itself again to a store that answers: the store may have lost its
+    data, or somebody deleted the key. Only a member that withdraws leaves at once.
     """
 
     def __init__(self, store: StateStore) -> None:
@@ -106,8 +77,8 @@ class Directory:
         self._callbacks: list[Callable[[MemberChange], None]] = []
         self._tasks = TaskSet("directory")
         self._listed = asyncio.Event()
-        self._missing: dict[str, asyncio.TimerHandle] = {}
-        """By key: members that the store did not know when it was back."""
+        self._missing: dict[str, asyncio.Task[None]] = {}
+        """By key: members whose record is gone."""
 
     async def start(self) -> None:
         """Return once the members present now are known."""
@@ -117,13 +88,16 @@ class Directory:
     async def stop(self) -> None:
         """End the watch."""
         await self._tasks.cancel()
-        for key in list(self._missing):
-            self._missing.pop(key).cancel()
 
     def members(self, role: str) -> tuple[Member, ...]:
         """The members with a role, by id."""
         found = (member for member in self._members.values() if member.role == role)
         return tuple(sorted(found, key=lambda member: member.member_id))
+
+    @property
+    def missing(self) -> int:
+        """Members whose record is gone, and that may be alive."""
+        return len(self._missing)
 
     def subscribe(self, callback: Callable[[MemberChange], None]) -> Callable[[], None]:
         """Call `callback` on the event loop for all members present and then for each change; returns what
@@ -177,24 +151,42 @@ class Directory:
     def _apply(self, event: WatchEvent) -> None:
         if event.kind == "put":
             self._joined(event.key, event.value)
-        elif event.is_inferred:
-            self._miss(event.key)
         else:
-            self._left(event.key)
+            self._miss(event.key)
 
     def _miss(self, key: str) -> None:
         """The store does not know it any more; a member that lives will say so."""
+        if key not in self._members or key in self._missing:
+            return
         log.warning("a member is missing in the state store", extra={"key": key, "grace_s": GRACE_S})
-        self._found(key)
-        self._missing[key] = asyncio.get_running_loop().call_later(GRACE_S, self._left, key)
+        self._missing[key] = self._tasks.spawn(self._await_return(key), name=f"missing {key}")
+
+    async def _await_return(self, key: str) -> None:
+        """A store that does not answer cannot be told either, so the time then begins anew."""
+        while True:
+            await asyncio.sleep(GRACE_S)
+            try:
+                entry = await self._store.get(key)
+            except StoreError as error:
+                log.warning("a missing member is kept: the store does not answer", extra={"error": str(error)})
+                continue
+            del self._missing[key]
+            if entry is None:
+                self._left(key)
+            else:
+                self._joined(key, entry.value)
+            return
 
     def _found(self, key: str) -> None:
-        handle = self._missing.pop(key, None)
-        if handle is not None:
-            handle.cancel()
+        task = self._missing.pop(key, None)
+        if task is not None:
+            task.cancel()
 
     def _joined(self, key: str, value: bytes) -> None:
         self._found(key)
+        if value == WITHDRAWN:
+            self._left(key)
+            return
         try:
             member = msgspec.json.decode(value, type=Member)
         except msgspec.MsgspecError as error:
@@ -202,6 +194,11 @@ class Directory:
             return
         known = self._members.get(key)
         if known == member:
+            return
+        if known is not None and known.incarnation_id == member.incarnation_id:
+            self._members[key] = member
+            log.info("a member has a new record", extra={"key": key, "address": member.address})
+            self._tell(MemberChange(ChangeKind.CHANGED, member))
             return
         if known is not None:
             self._left(key)

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from prometheus_client import CollectorRegistry, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
+from mesh.announcement import Announcement
 from mesh.errors import ConfigurationError
-from mesh.membership import Announcement, Directory, Member
+from mesh.membership import Directory, Member
 from mesh.parent_death import end_with_parent_if_asked
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
@@ -24,6 +25,8 @@ from mesh.telemetry import MetricsPort, set_up_logs
 log = logging.getLogger(__name__)
 
 EXIT_WRONG_SETTINGS = 2
+EXIT_SUPERSEDED = 3
+"""Another process has taken this one's name: to start this one again would take the name back."""
 SERVER_GRACE_S = 1.0
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "[::]"})
 
@@ -103,8 +106,8 @@ class Surroundings:
 
 
 async def run_role(role: Role, settings: RoleSettings) -> int:
-    """Run `role` in this process until SIGTERM or SIGINT (exit status 0), until it fails (1), or not at all with
-    settings that are wrong (2); a second signal cuts a drain."""
+    """Run `role` in this process until SIGTERM or SIGINT (exit status 0), until it fails (1) or another process takes
+    its name (3), or not at all with settings that are wrong (2); a second signal cuts a drain."""
     end_with_parent_if_asked()
     set_up_logs(role.name, settings.member_id, settings.log_level)
     stop_asked, cut_asked = _signals()
@@ -146,10 +149,10 @@ async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -
         await server.start()
         announcement = await _announce(context, _advertised(surroundings.metrics_address, settings), attributes)
         await server.set_serving(True)
-        status = await _until_stopped(role, surroundings.stop_asked)
+        status = await _until_stopped(role, surroundings.stop_asked, announcement)
         await server.set_serving(False)
         await announcement.withdraw()
-        if status == 0:
+        if status in (0, EXIT_SUPERSEDED):
             await _drain(role, settings.drain_s, surroundings.cut_asked)
         return status
     except ConfigurationError as error:
@@ -196,23 +199,34 @@ async def _announce(context: RoleContext, metrics_address: str, attributes: Mapp
         metrics_address=metrics_address,
         attributes=attributes,
     )
-    announcement = Announcement(context.store, member)
+    written = Counter(
+        "penstock_member_announcements", "Records written of this member, by why", ["reason"], registry=context.registry
+    )
+    missing = Gauge(
+        "penstock_missing_members",
+        "Members whose record is gone from the store, given time to announce themselves again",
+        registry=context.registry,
+    )
+    missing.set_function(lambda: context.directory.missing)
+    announcement = Announcement(context.store, member, lambda reason: written.labels(reason).inc())
     await announcement.start()
     log.info("serving", extra={"address": context.address, "metrics_address": metrics_address})
     return announcement
 
 
-async def _until_stopped(role: Role, stop_asked: asyncio.Event) -> int:
-    """0 when asked to stop, 1 when the role failed by itself."""
+async def _until_stopped(role: Role, stop_asked: asyncio.Event, announcement: Announcement) -> int:
+    """0 when asked to stop, 1 when the role failed by itself, 3 when another process has taken its name."""
     stop = asyncio.create_task(stop_asked.wait())
     failed = asyncio.create_task(role.failed())
-    await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if not failed.done():
-        failed.cancel()
-        return 0
-    log.critical("the role failed and its process ends", exc_info=failed.exception())
-    return 1
+    superseded = asyncio.create_task(announcement.wait_superseded())
+    await asyncio.wait((stop, failed, superseded), return_when=asyncio.FIRST_COMPLETED)
+    for task in (stop, superseded):
+        task.cancel()
+    if failed.done():
+        log.critical("the role failed and its process ends", exc_info=failed.exception())
+        return 1
+    failed.cancel()
+    return EXIT_SUPERSEDED if superseded.done() and not stop.done() else 0
 
 
 async def _drain(role: Role, drain_s: float, cut_asked: asyncio.Event) -> None:

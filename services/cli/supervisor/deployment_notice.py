@@ -7,6 +7,7 @@ from contextlib import suppress
 import msgspec
 
 from controlplane.model.deployment_record import DeploymentRecord
+from mesh.announcement import CHECK_S
 from mesh.errors import StoreError
 from mesh.membership import LEASE_TTL_S, RETRY_S
 from mesh.store.interface import StateStore
@@ -54,9 +55,16 @@ class DeploymentNotice:
             while not lost.done():
                 self._news.clear()
                 if self._record is not None:
-                    await self._store.put(self._record.key, msgspec.json.encode(self._record), lease=lease)
+                    await self._write(self._record, lease)
                 news = asyncio.create_task(self._news.wait())
-                await asyncio.wait((lost, news), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((lost, news), timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
         finally:
             lost.cancel()
+
+    async def _write(self, record: DeploymentRecord, lease: Lease) -> None:
+        """Unless it stands there already: somebody may have deleted it, or the store may have lost its data."""
+        value = msgspec.json.encode(record)
+        there = await self._store.get(record.key)
+        if there is None or there.value != value or there.incarnation_id != lease.incarnation_id:
+            await self._store.put(record.key, value, lease=lease)

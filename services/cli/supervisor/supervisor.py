@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mesh.role import EXIT_WRONG_SETTINGS
+from mesh.role import EXIT_SUPERSEDED, EXIT_WRONG_SETTINGS
 from mesh.tasks import TaskSet
 from services.cli.supervisor.launcher import Launched, Launcher, ProcessSpec
 from services.cli.supervisor.restarts import RestartHistory
@@ -147,6 +147,10 @@ class Supervisor:
         if status == EXIT_WRONG_SETTINGS and not entry.history.restarts_s:
             entry.given_up = f"it cannot run with its settings ({told}); see {log_path}"
             self._on_event(f"{name} cannot run with its settings ({told}) and is given up; see {log_path}")
+            return None
+        if status == EXIT_SUPERSEDED:
+            entry.given_up = f"another process of the mesh has taken its name; see {log_path}"
+            self._on_event(f"{name} has ended: another process of the mesh has taken its name; see {log_path}")
             return None
         delay_s = entry.history.next_delay_s(asyncio.get_running_loop().time())
         if delay_s is None:

@@ -13,7 +13,7 @@ from controlplane.monitor.role import MonitorRole
 from controlplane.monitor.settings import MonitorSettings
 from controlplane.scheduler.role import SchedulerRole
 from controlplane.scheduler.settings import SchedulerSettings
-from mesh.membership import Directory, Member
+from mesh.membership import WITHDRAWN, Directory, Member
 from mesh.role import Role, RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
@@ -97,7 +97,9 @@ class LocalMesh:
         await self.store.put(member.key, msgspec.json.encode(member))
 
     async def withdraw(self, role: str, member_id: str) -> None:
-        await self.store.delete(Member(role, member_id, "1", "", "").key)
+        key = Member(role, member_id, "1", "", "").key
+        await self.store.put(key, WITHDRAWN)
+        await self.store.delete(key)
 
     async def worker(self, monitor: Running, instance_id: str, **facts: Any) -> "PlayedWorker":
         """A worker whose report stream has begun."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 
-from mesh.membership import Announcement, Member
+from mesh.announcement import Announcement
+from mesh.membership import Member
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
 from penstock.v1 import migration_pb2, migration_pb2_grpc

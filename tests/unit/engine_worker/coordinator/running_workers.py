@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 from controlplane.model.request import EngineRequest, SamplingParams
 from engine_worker.role import WorkerRole
 from engine_worker.settings import PhaseName, WorkerSettings
-from mesh.membership import Announcement, Directory, Member
+from mesh.announcement import Announcement
+from mesh.membership import Directory, Member
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
@@ -61,9 +62,12 @@ class Heard:
 class Worker:
     """One worker and the frontend's stream to it."""
 
-    def __init__(self, role: WorkerRole, context: RoleContext, ended: asyncio.Event) -> None:
+    def __init__(
+        self, role: WorkerRole, context: RoleContext, announcement: Announcement, ended: asyncio.Event
+    ) -> None:
         self.role = role
         self.context = context
+        self.announcement = announcement
         self.ended = ended
         self.channel = open_channel(context.address)
         self.stub: Any = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call]
@@ -214,7 +218,7 @@ async def _worker(
     await server.start()
     announcement = Announcement(store, Member("worker", name, incarnation_id, server.address, "", attributes))
     await announcement.start()
-    worker = workers.workers[name] = Worker(role, context, ended)
+    worker = workers.workers[name] = Worker(role, context, announcement, ended)
     try:
         yield
     finally:

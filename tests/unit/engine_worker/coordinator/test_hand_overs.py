@@ -10,7 +10,8 @@ import pytest
 
 from engine_worker.coordinator.drain import ready_loads
 from engine_worker.coordinator.settings import CoordinatorSettings
-from mesh.membership import Announcement, Member
+from mesh.announcement import Announcement
+from mesh.membership import Member
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
 from penstock.v1 import migration_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2

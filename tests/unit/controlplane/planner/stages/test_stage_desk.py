@@ -24,8 +24,9 @@ from controlplane.policies.stages.record import (
     BoundaryRecord,
     boundary_key,
 )
+from mesh.announcement import Announcement
 from mesh.errors import StoreError
-from mesh.membership import Announcement, Directory, Member
+from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport

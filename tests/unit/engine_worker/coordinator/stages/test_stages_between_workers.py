@@ -134,13 +134,12 @@ async def test_a_stage_whose_last_worker_leaves_is_covered_and_a_plan_taken_away
         request = make_request("r", prompt=40, max_tokens=220)
         heard = await mesh.generate("a", request)
         # Its drain begins; who watches the members sees it leave.
-        store = mesh.workers["b"].context.store
-        await store.delete("/penstock/members/worker/b")
+        await mesh.workers["b"].announcement.withdraw()
         await eventually(lambda: stage_of(mesh, "c") == 1)
         await mesh.until_ended("r")
         assert heard.moved_to == ["c"]
         assert heard.token_ids == undisturbed(request)
-        await store.delete(layout_key(MODEL))
+        await mesh.workers["b"].context.store.delete(layout_key(MODEL))
         await eventually(lambda: stage_of(mesh, "a") is None and stage_of(mesh, "c") is None)
         stays = await mesh.generate("a", make_request("s", prompt=40, max_tokens=150))
         await mesh.until_ended("s")
