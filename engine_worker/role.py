@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import os
-import signal
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -51,13 +49,10 @@ class WorkerRole:
         self,
         settings: WorkerSettings,
         make_engine: Callable[[WorkerSettings, int, Clock], Engine] = make_engine,
-        end_process: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
-        """`end_process` is called once a drain by RPC has emptied the instance."""
         self._settings = settings
         self._make_engine = make_engine
         self._engine: Engine | None = None
-        self._end_process = end_process
         self._instance: Instance | None = None
         self._mover: Mover | None = None
         self._reporter: Reporter | None = None
@@ -81,7 +76,7 @@ class WorkerRole:
         self._instance, self._reporter = instance, reporter
         GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
         if is_movable(self._engine):
-            self._mover = Mover(instance, self._engine, context, clock.now_s, self._end_process)
+            self._mover = Mover(instance, self._engine, context, clock.now_s)
             serve_agent(context.server, self._engine.kv_agent, context.address)
         device = await threads.run(device_of, self._settings.engine)
         context.server.add(

@@ -6,27 +6,26 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
 from mesh.announcement import Announcement
+from mesh.ending import Ending, ExitStatus, MemberService
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory, Member
-from mesh.parent_death import end_with_parent_if_asked
+from mesh.parent_death import PARENT_VARIABLE, end_with_parent_if_asked
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
 from mesh.runtime import Runtime, system_runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from mesh.telemetry import MetricsPort, set_up_logs
+from penstock.v1 import member_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-EXIT_WRONG_SETTINGS = 2
-EXIT_SUPERSEDED = 3
-"""Another process has taken this one's name: to start this one again would take the name back."""
 SERVER_GRACE_S = 1.0
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "[::]"})
 
@@ -68,6 +67,8 @@ class RoleContext:
     server: RpcServer
     registry: CollectorRegistry
     runtime: Runtime
+    ending: Ending = field(default_factory=Ending)
+    """By which the role may end its process in peace; to fail, see `Role.failed`."""
 
 
 class Role(Protocol):
@@ -83,7 +84,7 @@ class Role(Protocol):
         """Return, or raise the reason, when the role cannot go on; the process then ends with status 1."""
 
     async def drain(self) -> None:
-        """SIGTERM arrived: take nothing new and return when what runs has ended (cut after `drain_s`)."""
+        """The process is to end: take nothing new and return when what runs has ended (cut after `drain_s`)."""
 
     async def stop(self) -> None:
         """Free everything; also called when `start` failed halfway."""
@@ -99,25 +100,25 @@ class Surroundings:
     metrics_address: str
     """host:port that the metrics are served at."""
     pid: int
-    stop_asked: asyncio.Event
-    """Drain and end."""
-    cut_asked: asyncio.Event
-    """Drain no longer."""
+    ending: Ending
+    """By which the process is asked to end, from inside and outside."""
+    supervised: bool
+    """Whether the supervisor of `penstock up` starts it again."""
 
 
 async def run_role(role: Role, settings: RoleSettings) -> int:
-    """Run `role` in this process until SIGTERM or SIGINT (exit status 0), until it fails (1) or another process takes
-    its name (3), or not at all with settings that are wrong (2); a second signal cuts a drain."""
+    """Run `role` in this process until it is asked to end or fails, or not at all with settings that are wrong; returns
+    the `ExitStatus`. A second SIGTERM or SIGINT cuts a drain."""
     end_with_parent_if_asked()
     set_up_logs(role.name, settings.member_id, settings.log_level)
-    stop_asked, cut_asked = _signals()
+    ending, supervised = _ending_by_signals(), PARENT_VARIABLE in os.environ
     runtime, registry = system_runtime(), CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = MetricsPort(settings.bind_host, settings.metrics_port, registry)
     try:
         store = open_store(settings.store_url)
         try:
-            surroundings = Surroundings(runtime, store, registry, metrics.address, os.getpid(), stop_asked, cut_asked)
+            surroundings = Surroundings(runtime, store, registry, metrics.address, os.getpid(), ending, supervised)
             return await live(role, settings, surroundings)
         finally:
             await store.close()
@@ -126,10 +127,10 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
         log.info("ended")
 
 
-async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -> int:
-    """The whole life of a role, wherever it is lived; returns the exit status as of `run_role`. Raises
+async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -> ExitStatus:
+    """The whole life of a role, wherever it is lived; returns the exit status. Raises
     `ConfigurationError` for a port that cannot be had."""
-    runtime, registry = surroundings.runtime, surroundings.registry
+    runtime, registry, ending = surroundings.runtime, surroundings.registry, surroundings.ending
     server = RpcServer(runtime.transport, f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
     directory = Directory(surroundings.store)
     context = RoleContext(
@@ -142,42 +143,43 @@ async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -
         server=server,
         registry=registry,
         runtime=runtime,
+        ending=ending,
     )
+    service = MemberService(
+        role.name, settings.member_id, context.incarnation_id, settings.drain_s, ending, surroundings.supervised
+    )
+    server.add(member_pb2_grpc.add_MemberServicer_to_server, service, "penstock.v1.Member")
     try:
         await directory.start()
         attributes = {"pid": str(surroundings.pid), **await role.start(context)}
         await server.start()
         announcement = await _announce(context, _advertised(surroundings.metrics_address, settings), attributes)
         await server.set_serving(True)
-        status = await _until_stopped(role, surroundings.stop_asked, announcement)
+        status = await _until_asked_to_end(role, ending, announcement)
         await server.set_serving(False)
         await announcement.withdraw()
-        if status in (0, EXIT_SUPERSEDED):
-            await _drain(role, settings.drain_s, surroundings.cut_asked)
+        if status is not ExitStatus.FAILED:
+            await _drain(role, settings.drain_s if ending.drain_s is None else ending.drain_s, ending.cut_asked)
         return status
     except ConfigurationError as error:
         log.error("the role cannot run with its settings", extra={"error": str(error)})
-        return EXIT_WRONG_SETTINGS
+        return ExitStatus.WRONG_SETTINGS
     except Exception:
         log.exception("the role cannot run")
-        return 1
+        return ExitStatus.FAILED
     finally:
         await role.stop()
         await directory.stop()
         await server.stop(SERVER_GRACE_S)
 
 
-def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Events of the first and of the second SIGTERM or SIGINT."""
-    stop_asked, cut_asked = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (cut_asked if stop_asked.is_set() else stop_asked).set()
-
+def _ending_by_signals() -> Ending:
+    """Asked for by SIGTERM or SIGINT."""
+    ending = Ending()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    return stop_asked, cut_asked
+        loop.add_signal_handler(number, ending.on_signal)
+    return ending
 
 
 def _advertised(address: str, settings: RoleSettings) -> str:
@@ -210,23 +212,26 @@ async def _announce(context: RoleContext, metrics_address: str, attributes: Mapp
     missing.set_function(lambda: context.directory.missing)
     announcement = Announcement(context.store, member, lambda reason: written.labels(reason).inc())
     await announcement.start()
-    log.info("serving", extra={"address": context.address, "metrics_address": metrics_address})
+    serving = {"address": context.address, "metrics_address": metrics_address, "incarnation_id": context.incarnation_id}
+    log.info("serving", extra=serving)
     return announcement
 
 
-async def _until_stopped(role: Role, stop_asked: asyncio.Event, announcement: Announcement) -> int:
-    """0 when asked to stop, 1 when the role failed by itself, 3 when another process has taken its name."""
-    stop = asyncio.create_task(stop_asked.wait())
+async def _until_asked_to_end(role: Role, ending: Ending, announcement: Announcement) -> ExitStatus:
+    """FAILED when the role failed by itself, SUPERSEDED when another process has taken its name."""
+    asked = asyncio.create_task(ending.asked.wait())
     failed = asyncio.create_task(role.failed())
     superseded = asyncio.create_task(announcement.wait_superseded())
-    await asyncio.wait((stop, failed, superseded), return_when=asyncio.FIRST_COMPLETED)
-    for task in (stop, superseded):
+    await asyncio.wait((asked, failed, superseded), return_when=asyncio.FIRST_COMPLETED)
+    if superseded.done():
+        ending.ask(ExitStatus.SUPERSEDED)
+    for task in (asked, superseded):
         task.cancel()
     if failed.done():
         log.critical("the role failed and its process ends", exc_info=failed.exception())
-        return 1
+        return ExitStatus.FAILED
     failed.cancel()
-    return EXIT_SUPERSEDED if superseded.done() and not stop.done() else 0
+    return ending.status
 
 
 async def _drain(role: Role, drain_s: float, cut_asked: asyncio.Event) -> None:

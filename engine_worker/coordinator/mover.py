@@ -15,6 +15,7 @@ from engine_worker.coordinator.stages.coordinator import StageCoordinator
 from engine_worker.coordinator.workplace import Workplace
 from engine_worker.engines.movable import MovableEngine
 from engine_worker.instance import Instance
+from mesh.ending import ExitStatus
 from mesh.role import RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import migration_pb2_grpc
@@ -29,10 +30,9 @@ class Mover:
         engine: MovableEngine,
         context: RoleContext,
         clock: Callable[[], float],
-        end_process: Callable[[], None],
     ) -> None:
         self._instance = instance
-        self._end_process = end_process
+        self._ending = context.ending
         self._tasks = TaskSet("mover")
         self._evacuation: asyncio.Task[int] | None = None
         self._is_leaving = False
@@ -82,4 +82,4 @@ class Mover:
 
     async def _leave(self) -> None:
         await self._instance.drained()
-        self._end_process()
+        self._ending.ask(ExitStatus.DRAINED)

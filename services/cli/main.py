@@ -20,6 +20,7 @@ COMMANDS = {
     "stages": ("services.cli.stages", "Show, plan or switch length-specialised stages."),
     "migrate": ("services.cli.migrate", "Move a running request to another instance."),
     "drain": ("services.cli.drain", "Move everything away from an instance, then end it."),
+    "restart": ("services.cli.restart", "Start a process anew, or all in turn, without failing a request."),
     "bench": ("services.cli.bench", "Replay a trace through an endpoint and report latency and goodput."),
     "chaos": ("services.cli.chaos.command", "Break workers under running streams and check every answer."),
     "simulate": ("services.cli.simulate", "Run a trace through a simulated mesh and report the same."),

@@ -1,5 +1,6 @@
 """What happens to a real mesh when its processes die. Each test restores what it broke."""
 
+import json
 import signal
 import threading
 import time
@@ -109,3 +110,26 @@ def test_a_hung_worker_gets_nothing_new(whole_mesh: RunningMesh) -> None:
         import os
 
         os.kill(pid, signal.SIGCONT)
+
+
+def test_a_worker_that_somebody_else_ends_comes_back(whole_mesh: RunningMesh) -> None:
+    former = whole_mesh.pid("demo-large-1")
+    whole_mesh.kill("demo-large-1", signal.SIGTERM)
+
+    def is_back() -> bool:
+        roles = [role for role in whole_mesh.status()["roles"] if role["member_id"] == "demo-large-1"]
+        return bool(roles) and int(roles[0]["attributes"]["pid"]) != former
+
+    eventually(is_back, 30, "it was started again")
+
+
+def test_restarted_workers_cost_no_stream(whole_mesh: RunningMesh) -> None:
+    streams = [Stream(whole_mesh, f"stream {number}") for number in range(6)]
+    pids = {name: whole_mesh.pid(name) for name in whole_mesh.instances()}
+    done = whole_mesh.cli("restart", "--rolling", "--role", "worker", "--json")
+    assert done.returncode == 0, done.stderr
+    for stream in streams:
+        stream.wait()
+        assert stream.error is None
+    assert [each["member_id"] for each in json.loads(done.stdout)["restarted"]] == sorted(pids)
+    assert all(whole_mesh.pid(name) != pid for name, pid in pids.items())

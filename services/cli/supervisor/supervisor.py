@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mesh.role import EXIT_SUPERSEDED, EXIT_WRONG_SETTINGS
+from mesh.ending import ExitStatus
 from mesh.tasks import TaskSet
 from services.cli.supervisor.launcher import Launched, Launcher, ProcessSpec
 from services.cli.supervisor.restarts import RestartHistory
@@ -12,6 +12,11 @@ from services.cli.supervisor.restarts import RestartHistory
 # These end first, in this order: no new requests, then the engines; the control plane afterwards and all at once.
 STOP_ORDER = ("frontend", "worker")
 KILL_AFTER_S = 10.0
+ASKED_TO_END = {
+    ExitStatus.STOPPED: "by a signal that was not the supervisor's",
+    ExitStatus.RESTART: "as `penstock restart` asked",
+}
+"""By somebody else than the supervisor, who would not start it again."""
 
 
 @dataclass(slots=True)
@@ -112,8 +117,7 @@ class Supervisor:
             if entry.stopping:
                 return
             process.kill_group()
-            if status == 0 and entry.spec.role == "worker":
-                # It was drained by `penstock drain`: a worker ends with 0 only when it was asked to.
+            if status == ExitStatus.DRAINED:
                 self._on_event(f"{name} was drained and has ended; it is not started again")
                 del self._running[name]
                 return
@@ -137,18 +141,22 @@ class Supervisor:
             try:
                 entry.process = await self._launcher.launch(entry.spec)
             except OSError as error:
-                told = f"it cannot be started: {error}"
+                status, told = ExitStatus.FAILED, f"it cannot be started: {error}"
             else:
                 return True
 
     def _pause_s(self, entry: _Running, status: int, told: str) -> float | None:
         """Seconds until a process that ended is started again, or None if it is given up; says which, and why."""
         name, log_path = entry.spec.name, self._launcher.log_of(entry.spec.name)
-        if status == EXIT_WRONG_SETTINGS and not entry.history.restarts_s:
+        if status in ASKED_TO_END:
+            # No failure, so neither a pause nor a step towards being given up.
+            self._on_event(f"{name} ended, {ASKED_TO_END[ExitStatus(status)]}; starting it again")
+            return 0.0
+        if status == ExitStatus.WRONG_SETTINGS and not entry.history.restarts_s:
             entry.given_up = f"it cannot run with its settings ({told}); see {log_path}"
             self._on_event(f"{name} cannot run with its settings ({told}) and is given up; see {log_path}")
             return None
-        if status == EXIT_SUPERSEDED:
+        if status == ExitStatus.SUPERSEDED:
             entry.given_up = f"another process of the mesh has taken its name; see {log_path}"
             self._on_event(f"{name} has ended: another process of the mesh has taken its name; see {log_path}")
             return None

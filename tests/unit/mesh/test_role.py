@@ -5,8 +5,9 @@ from typing import ClassVar
 import pytest
 from prometheus_client import CollectorRegistry
 
+from mesh.ending import Ending, ExitStatus
 from mesh.membership import Directory
-from mesh.role import EXIT_SUPERSEDED, RoleContext, RoleSettings, Surroundings, live
+from mesh.role import RoleContext, RoleSettings, Surroundings, live
 from mesh.runtime import system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
@@ -43,7 +44,7 @@ async def host() -> AsyncIterator[StoreHost]:
 
 def surroundings(host: StoreHost) -> Surroundings:
     return Surroundings(
-        system_runtime(), EmbeddedStore(host), CollectorRegistry(), "127.0.0.1:1", 1, asyncio.Event(), asyncio.Event()
+        system_runtime(), EmbeddedStore(host), CollectorRegistry(), "127.0.0.1:1", 1, Ending(), supervised=False
     )
 
 
@@ -56,8 +57,8 @@ async def test_a_role_whose_name_is_taken_drains_and_ends_with_a_status_of_its_o
     await directory.wait_for("idle", 1, timeout_s=5)
     second_life = asyncio.create_task(live(second, settings, around))
     async with asyncio.timeout(10):
-        assert await first_life == EXIT_SUPERSEDED
+        assert await first_life == ExitStatus.SUPERSEDED
         assert first.calls == ["start", "drain", "stop"]
-        around.stop_asked.set()
-        assert await second_life == 0
+        around.ending.on_signal()
+        assert await second_life == ExitStatus.STOPPED
     await directory.stop()

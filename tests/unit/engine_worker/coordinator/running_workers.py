@@ -62,13 +62,10 @@ class Heard:
 class Worker:
     """One worker and the frontend's stream to it."""
 
-    def __init__(
-        self, role: WorkerRole, context: RoleContext, announcement: Announcement, ended: asyncio.Event
-    ) -> None:
+    def __init__(self, role: WorkerRole, context: RoleContext, announcement: Announcement) -> None:
         self.role = role
         self.context = context
         self.announcement = announcement
-        self.ended = ended
         self.channel = open_channel(context.address)
         self.stub: Any = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call]
         self.call: Any = None
@@ -207,18 +204,18 @@ async def running_workers(
 async def _worker(
     workers: Workers, host: StoreHost, settings: WorkerSettings, name: str, incarnation_id: str
 ) -> AsyncIterator[None]:
-    store, server, ended = EmbeddedStore(host), RpcServer(GrpcTransport()), asyncio.Event()
+    store, server = EmbeddedStore(host), RpcServer(GrpcTransport())
     directory = Directory(store)
     await directory.start()
     context = RoleContext(
         "worker", name, incarnation_id, server.address, store, directory, server, CollectorRegistry(), system_runtime()
     )
-    role = WorkerRole(settings, end_process=ended.set)
+    role = WorkerRole(settings)
     attributes = await role.start(context)
     await server.start()
     announcement = Announcement(store, Member("worker", name, incarnation_id, server.address, "", attributes))
     await announcement.start()
-    worker = workers.workers[name] = Worker(role, context, announcement, ended)
+    worker = workers.workers[name] = Worker(role, context, announcement)
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ import pytest
 from engine_worker.coordinator.drain import ready_loads
 from engine_worker.coordinator.settings import CoordinatorSettings
 from mesh.announcement import Announcement
+from mesh.ending import ExitStatus
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
@@ -212,7 +213,9 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
         await mesh.until(lambda: all(each.token_ids for each in mesh.heard.values()))
         assert set(await ready_loads(mesh.workers["a"].role._mover.coordinator.peers())) == {"d"}  # type: ignore[union-attr]
         await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
-        await asyncio.wait_for(mesh.workers["a"].ended.wait(), WAIT_S)
+        ending = mesh.workers["a"].context.ending
+        await asyncio.wait_for(ending.asked.wait(), WAIT_S)
+        assert ending.status is ExitStatus.DRAINED
         await mesh.until_ended(*mesh.heard)
         assert {each.owner for each in mesh.heard.values()} == {"d"}
         for request in requests:
@@ -228,7 +231,9 @@ async def test_a_drained_prefill_instance_hands_over_what_it_has_begun() -> None
             await mesh.generate("p", request, decode="d")
         await mesh.until_tokens("r0", 1)
         await mesh.workers["p"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
-        await asyncio.wait_for(mesh.workers["p"].ended.wait(), WAIT_S)
+        ending = mesh.workers["p"].context.ending
+        await asyncio.wait_for(ending.asked.wait(), WAIT_S)
+        assert ending.status is ExitStatus.DRAINED
         await mesh.until_ended(*mesh.heard)
         assert {each.owner for each in mesh.heard.values()} == {"d"}
         for request in requests:

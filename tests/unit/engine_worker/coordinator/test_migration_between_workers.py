@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from mesh.ending import ExitStatus
 from mesh.errors import IllegalTransition
 from penstock.v1 import request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.running_workers import (
@@ -159,7 +160,9 @@ async def test_a_drain_moves_every_stream_and_ends_the_worker() -> None:
             await mesh.generate("a", request)
         await mesh.until(lambda: all(len(each.token_ids) > 3 for each in mesh.heard.values()))
         await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
-        await asyncio.wait_for(mesh.workers["a"].ended.wait(), WAIT_S)
+        ending = mesh.workers["a"].context.ending
+        await asyncio.wait_for(ending.asked.wait(), WAIT_S)
+        assert ending.status is ExitStatus.DRAINED
         await mesh.until_ended(*mesh.heard)
         assert {each.owner for each in mesh.heard.values()} == {"b", "c"}
         for request in requests:

@@ -1,6 +1,7 @@
-"""The supervisor starts again what ended by itself, and leaves alone what was drained."""
+"""The supervisor starts again whatever ended without its doing, and leaves alone what was drained."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -8,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mesh.membership import Member
+from penstock.v1 import member_pb2_grpc, worker_pb2, worker_pb2_grpc
+from penstock.v1.member_pb2 import RestartRequest
+from services.cli.connection import call
 from services.cli.supervisor.launcher import Launched, ProcessSpec, SystemLauncher
 from services.cli.supervisor.supervisor import Supervisor
 
@@ -71,14 +76,33 @@ async def until_log(path: Path, holds: Callable[[str], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_drained_worker_stays_away_and_a_killed_one_comes_back(
+async def member_of(log_path: Path, life: int) -> Member:
+    """What the process says of itself in its `life`-th life, from its log."""
+    await until_log(log_path, lambda text: text.count('"message": "serving"') >= life)
+    records = [json.loads(line) for line in log_path.read_text().splitlines() if line.startswith("{")]
+    serving = [each for each in records if each["message"] == "serving"][life - 1]
+    return Member("worker", "w", serving["incarnation_id"], serving["address"], "")
+
+
+async def test_a_killed_worker_comes_back(supervisor: Supervisor, events: Events, tmp_path: Path) -> None:
+    await supervisor.add(ProcessSpec("w", "worker", WORKER))
+    os.kill(supervisor.pids()["w"], signal.SIGKILL)
+    assert "starting it again in 0.5 s" in await events.next_line()
+    await member_of(tmp_path / "w.log", 1)
+
+
+async def test_a_worker_that_somebody_else_ends_comes_back_and_a_drained_one_stays_away(
     supervisor: Supervisor, events: Events, tmp_path: Path
 ) -> None:
     await supervisor.add(ProcessSpec("w", "worker", WORKER))
-    os.kill(supervisor.pids()["w"], signal.SIGKILL)
-    assert "starting it again" in await events.next_line()
-    await until_log(tmp_path / "w.log", lambda text: '"message": "serving"' in text)
+    await member_of(tmp_path / "w.log", 1)
     os.kill(supervisor.pids()["w"], signal.SIGTERM)
+    assert "by a signal that was not the supervisor's; starting it again" in await events.next_line()
+    member = await member_of(tmp_path / "w.log", 2)
+    await call(member, member_pb2_grpc.MemberStub, "Restart", RestartRequest(incarnation_id=member.incarnation_id))
+    assert "as `penstock restart` asked; starting it again" in await events.next_line()
+    member = await member_of(tmp_path / "w.log", 3)
+    await call(member, worker_pb2_grpc.WorkerStub, "Drain", worker_pb2.DrainRequest(migrate=True))
     assert "drained" in await events.next_line()
     assert supervisor.pids() == {}
 
