@@ -16,6 +16,10 @@ class HangDetector:
         self._last_marks: tuple[float, ...] = ()
         self.hung = False
 
+    def stalled_s(self, now_s: float) -> float:
+        """Since the engine's last step, or since it had nothing to do."""
+        return max(0.0, now_s - self._last_progress_s)
+
     def note_step(self, now_s: float) -> None:
         """The engine brought a step's output."""
         self._last_progress_s = now_s

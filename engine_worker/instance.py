@@ -12,6 +12,7 @@ from engine_worker.admission import refusal
 from engine_worker.deltas import Failure, FailureCode
 from engine_worker.engines.interface import Engine
 from engine_worker.hang_detector import HangDetector
+from engine_worker.heartbeats import Heartbeats
 from engine_worker.metrics import WorkerMetrics
 from engine_worker.reported_load import reported_load
 from engine_worker.request_table import Orders, RequestTable
@@ -53,6 +54,7 @@ class Instance:
         self._metrics = metrics
         self._clock = clock
         self._hang = HangDetector(settings.hang_s)
+        self._heartbeats = Heartbeats()
         self._stream_ids = count(1)
         self.last_load = LoadReport()
         """The engine's load as of the last tick, for other threads."""
@@ -79,13 +81,14 @@ class Instance:
         """Another frontend may connect."""
         return not self._closed_reason and len(self.streams) < self._settings.max_streams
 
-    def open_stream(self, frontend_id: str) -> OutputStream:
+    def open_stream(self, frontend_id: str, *, wants_heartbeats: bool = False) -> OutputStream:
         """A stream for one frontend; look at `has_room` first."""
         stream = OutputStream(
             next(self._stream_ids),
             frontend_id,
             max_messages=self._settings.stream_buffer_messages,
             max_bytes=self._settings.stream_buffer_bytes,
+            wants_heartbeats=wants_heartbeats,
         )
         self.streams[stream.stream_id] = stream
         self._no_streams.clear()
@@ -181,11 +184,14 @@ class Instance:
         self._changed()
 
     def tick(self) -> None:
-        """End requests past their deadline and look whether the engine hangs. Call it every 50 ms or so."""
+        """End requests past their deadline, look whether the engine hangs, and send heartbeats. Call it every 50 ms or
+        so."""
         now_s = self._clock()
         self._carry_out(self.table.expire(now_s))
         self.last_load = self._engine.load()
-        if not self._hang.observe(now_s, busy=len(self.table) > 0, load=self.last_load):
+        hang_changed = self._hang.observe(now_s, busy=len(self.table) > 0, load=self.last_load)
+        self._send_heartbeats(now_s)
+        if not hang_changed:
             return
         if self._hang.hung:
             log.critical(
@@ -234,6 +240,13 @@ class Instance:
                 await self._no_streams.wait()
         except TimeoutError:
             log.warning("some frontends did not read the end of their streams", extra={"streams": len(self.streams)})
+
+    def _send_heartbeats(self, now_s: float) -> None:
+        busy = {tracked.stream_id for tracked in self.table.live()}
+        streams = {key: stream for key, stream in self.streams.items() if stream.wants_heartbeats and key in busy}
+        for stream_id in self._heartbeats.due(now_s, {key: stream.messages for key, stream in streams.items()}):
+            streams[stream_id].put(wire.heartbeat_message(self._hang.stalled_s(now_s)))
+        self._drop_cut_streams(streams.values())
 
     def _on_step(self, step: StepOutput) -> None:
         self._hang.note_step(self._clock())

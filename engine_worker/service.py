@@ -62,7 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         gets all answers."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                frontend_id = await _read_hello(inbound)
+                hello = await _read_hello(inbound)
         except TimeoutError:
             await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came; send FrontendHello first")
         except ProtocolViolation as error:
@@ -70,7 +70,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if not self._instance.has_room:
             message = f"{len(self._instance.streams)} frontends are connected, or the worker is stopping"
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-        stream = self._instance.open_stream(frontend_id)
+        frontend_id = hello.frontend_id
+        stream = self._instance.open_stream(frontend_id, wants_heartbeats=hello.wants_heartbeats)
         log.info("a frontend has connected", extra={"frontend_id": frontend_id})
         reader = asyncio.create_task(self._read(inbound, stream))
         writer = asyncio.create_task(_write(stream, context))
@@ -176,11 +177,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         log.error("a request is decoded where it was prefilled: requests cannot move from here", extra=extra)
 
 
-async def _read_hello(inbound: Inbound) -> str:
+async def _read_hello(inbound: Inbound) -> worker_pb2.FrontendHello:
     async for message in inbound:
         if message.WhichOneof("message") != "hello" or not message.hello.frontend_id:
             raise ProtocolViolation("the first message must be a FrontendHello with a frontend_id")
-        return message.hello.frontend_id
+        return message.hello
     raise ProtocolViolation("the stream ended before its hello")
 
 

@@ -13,9 +13,20 @@ class OutputStream:
     merging its messages instead would either lose tokens or hide that it cannot keep up.
     """
 
-    def __init__(self, stream_id: int, frontend_id: str, *, max_messages: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        stream_id: int,
+        frontend_id: str,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        wants_heartbeats: bool = False,
+    ) -> None:
         self.stream_id = stream_id
         self.frontend_id = frontend_id
+        self.wants_heartbeats = wants_heartbeats
+        self.messages = 0
+        """Put so far."""
         self.input_ended = False
         """The frontend will send nothing more, but still reads."""
         self.cut_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -30,6 +41,7 @@ class OutputStream:
     def put(self, message: worker_pb2.WorkerMessage) -> int:
         """Queue a message and return its size in bytes. What does not fit cuts the stream."""
         size_bytes = message.ByteSize()
+        self.messages += 1
         self._waiting.append((size_bytes, message))
         self._waiting_bytes += size_bytes
         self._ready.set()

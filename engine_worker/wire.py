@@ -87,6 +87,11 @@ def moved_message(request_id: str, instance_id: str, incarnation_id: str, epoch:
     return worker_pb2.WorkerMessage(moved=moved)
 
 
+def heartbeat_message(stalled_s: float) -> worker_pb2.WorkerMessage:
+    """A sign of life on a stream that has nothing else to say."""
+    return worker_pb2.WorkerMessage(heartbeat=worker_pb2.Heartbeat(stalled_ms=round(1000 * stalled_s)))
+
+
 def description_message(instance: InstanceDescription) -> worker_pb2.InstanceDescription:
     """The instance's facts."""
     return worker_pb2.InstanceDescription(

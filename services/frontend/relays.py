@@ -83,7 +83,9 @@ class Relays:
     def lose(self, sender: Sender, loss: Loss) -> int:
         """Nothing more comes from a worker. Returns how many requests that left without an owner."""
         lost = len(self.of(sender))
-        self._metrics.worker_losses.inc(lost)
+        self._metrics.worker_losses.labels(loss.reason).inc(lost)
+        if lost and loss.reason == "worker_lost":
+            self._metrics.dead_workers.inc()
         for relay in list(self._relays.values()):
             relay.lost(sender, loss)
             self._look_after(relay)

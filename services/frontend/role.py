@@ -18,6 +18,7 @@ from services.frontend.api_keys import KeyRing
 from services.frontend.cascade.cascades import Cascades
 from services.frontend.cascade.judging import JudgeClient
 from services.frontend.http_server import HttpEndpoint, HttpServer
+from services.frontend.liveness import LivenessMonitor
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ModelCatalogue
 from services.frontend.placement import PlacementClient
@@ -101,7 +102,9 @@ class FrontendRole:
     def _build(self, context: RoleContext) -> FrontendService:
         settings, clock, unix_time = self._settings, context.runtime.clock.now_s, context.runtime.clock.unix_s
         metrics = FrontendMetrics(context.registry)
-        pool = WorkerPool(context.member_id, metrics, clock, self._on_failed, settings.stall_s)
+        pool = WorkerPool(
+            context.member_id, metrics, clock, self._on_failed, LivenessMonitor(settings.freeze_s, settings.stall_s)
+        )
         placement = PlacementClient(
             lambda model: [link.instance_id for link in pool.connected(model)],
             settings.placement_deadline_s,

@@ -6,7 +6,7 @@ from pathlib import Path
 from mesh.errors import ConfigurationError
 
 _AT_LEAST_ONE = ("max_running_requests", "max_body_bytes", "max_choices", "max_pending_tokens")
-_LONGER_THAN_NOTHING = ("request_deadline_s", "placement_deadline_s", "judge_deadline_s", "stall_s")
+_LONGER_THAN_NOTHING = ("request_deadline_s", "placement_deadline_s", "judge_deadline_s", "freeze_s", "stall_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,11 @@ class FrontendSettings:
     max_recoveries: int = 3
     """How often a request is placed again, at least, without gaining a token between two losses of its worker; after
     that it is for as long as --instance-wait-s."""
-    stall_s: float = 5.0
-    """A worker that has requests and sends nothing for so long is asked whether it still works."""
+    freeze_s: float = 0.5
+    """A worker that has requests and gives no sign of life for so long, asked twice, has frozen; its requests go on
+    elsewhere. Where workers are heard from irregularly it is more, by itself."""
+    stall_s: float = 10.0
+    """A worker whose engine has requests and makes no step for so long hangs; its requests go on elsewhere."""
     max_pending_tokens: int = 2048
     """Tokens of each choice that wait for a client that does not read; beyond it the request is aborted."""
     tokenizer_cache_characters: int = 16 * 1024 * 1024

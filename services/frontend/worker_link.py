@@ -9,6 +9,7 @@ from mesh.errors import PeerUnavailable, PenstockError
 from mesh.membership import Member
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.frontend.api.errors import upstream_failed
+from services.frontend.liveness import Hang
 from services.frontend.peer_stream import PeerStream, StreamHandlers
 from services.frontend.placement import Placement
 from services.frontend.relay import Loss, LossReason, Relay
@@ -42,11 +43,15 @@ class WorkerLink:
         self.retired = asyncio.Event()
         """Set once the worker has left the mesh and its last request has ended."""
         self.leaving = False
-        self.hung = False
-        """The worker is known to make no progress; ends with its next message."""
+        self.hung: Hang | None = None
+        """How, if the worker is known to hang; ends with its next message, or its engine's next step."""
+        self.stalled_s = 0.0
+        """For how long its engine had made no step, by its last message."""
         self.messages = 0
         """Received so far."""
-        self._hello = worker_pb2.FrontendMessage(hello=worker_pb2.FrontendHello(frontend_id=frontend_id))
+        self._hello = worker_pb2.FrontendMessage(
+            hello=worker_pb2.FrontendHello(frontend_id=frontend_id, wants_heartbeats=True)
+        )
         self._relays = relays
         self._clock = clock
         self._on_moved = on_moved
@@ -84,7 +89,7 @@ class WorkerLink:
     @property
     def is_connected(self) -> bool:
         """Whether it takes requests from us."""
-        return self.connected.is_set() and not self.leaving and not self.hung
+        return self.connected.is_set() and not self.leaving and self.hung is None
 
     def submit(self, relay: Relay, placement: Placement) -> None:
         """Send a request, with what the placement says of who decodes it. Raises PeerUnavailable while the worker is
@@ -125,7 +130,12 @@ class WorkerLink:
 
     def _received(self, message: worker_pb2.WorkerMessage) -> None:
         self.messages += 1
-        self.hung = False
+        if message.HasField("heartbeat"):
+            self.stalled_s = message.heartbeat.stalled_ms / 1000
+            self.hung = None if self.hung is Hang.FROZEN else self.hung
+            return
+        self.stalled_s = 0.0
+        self.hung = None
         if message.HasField("step"):
             now_s, deliver = self._clock(), self._relays.deliver
             for delta in message.step.deltas:
@@ -147,4 +157,5 @@ class WorkerLink:
 
     def _lost(self, reason: str) -> None:
         self.connected.clear()
+        self.stalled_s = 0.0
         self.lose_requests("worker_lost", reason)

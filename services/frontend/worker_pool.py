@@ -10,6 +10,7 @@ from mesh.tasks import TaskSet
 from penstock.v1 import worker_pb2
 from services.frontend.api.errors import upstream_failed
 from services.frontend.hang_watch import HangWatch
+from services.frontend.liveness import LivenessMonitor
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.relay import Loss, Relay
 from services.frontend.relays import Relays
@@ -30,9 +31,9 @@ class WorkerPool:
         metrics: FrontendMetrics,
         clock: Callable[[], float],
         on_failed: Callable[[BaseException], None],
-        stall_s: float,
+        liveness: LivenessMonitor,
     ) -> None:
-        """`on_failed` is told when a link died by a bug of ours; `stall_s`: see `HangWatch`."""
+        """`on_failed` is told when a link died by a bug of ours."""
         self._frontend_id = frontend_id
         self._clock = clock
         self._on_failed = on_failed
@@ -41,7 +42,7 @@ class WorkerPool:
         """With those of workers that have left and still finish requests."""
         self._relays = Relays(metrics)
         self._tasks = TaskSet("worker-pool")
-        self._hangs = HangWatch(stall_s, metrics, self._tasks, on_failed)
+        self._hangs = HangWatch(liveness, metrics, self._tasks, on_failed)
         self._watch: asyncio.Task[None] | None = None
         self.news = 0
         """How often a worker has joined or connected."""
@@ -162,9 +163,8 @@ class WorkerPool:
     def _tick(self, now_s: float) -> None:
         self._relays.expire(now_s)
         owned = self._relays.owned()
-        links = list(self._all_links.values())
-        self._hangs.tick(links, owned, now_s)
-        for link in links:
+        self._hangs.tick(self._all_links, owned, now_s)
+        for link in list(self._all_links.values()):
             if link.leaving and not owned.get(link.sender):
                 link.retired.set()
                 del self._all_links[link.sender]

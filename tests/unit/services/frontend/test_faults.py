@@ -48,7 +48,7 @@ async def test_the_death_of_the_only_worker_ends_its_streams_with_an_error(model
         answer = await whole
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "worker_lost")
         assert running(mesh) == []
-        assert mesh.metric("worker_losses_total") == 2
+        assert mesh.metric("worker_losses_total", reason="worker_lost") == 2
         assert (await http.get("/health")).status_code == 503
         await mesh.until(lambda: len(mesh.scheduler.ended) >= 2)
         assert {(ended.ok, ended.reason) for ended in mesh.scheduler.ended} == {(False, "worker_lost")}

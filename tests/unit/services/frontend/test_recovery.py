@@ -73,6 +73,7 @@ async def test_a_request_survives_the_death_of_its_worker(model_path: Path, fiel
         await mesh.until(lambda: emitted(mesh) == 10 * choices)
         await one.stop()
         answer, instance = await asking
+        assert mesh.metric("dead_workers_total") == 1
         assert [choice.text for choice in answer.choices] == [choice.text for choice in expected.choices]
         assert [choice.finish_reason for choice in answer.choices] == ["length"] * choices
         assert answer.usage == expected.usage
@@ -223,47 +224,60 @@ async def never() -> worker_pb2.LoadReport:
     raise AssertionError("unreachable")
 
 
-async def idle() -> worker_pb2.LoadReport:
-    return worker_pb2.LoadReport(generated_tokens_total=7)
+def heartbeat(stalled_ms: int) -> worker_pb2.WorkerMessage:
+    return worker_pb2.WorkerMessage(heartbeat=worker_pb2.Heartbeat(stalled_ms=stalled_ms))
 
 
-@pytest.mark.parametrize("load", [never, idle])
-async def test_a_worker_that_hangs_loses_its_requests(model_path: Path, load: Any) -> None:
-    async with mesh_of_fakes(model_path, stall_s=0.1) as mesh:
+@pytest.mark.parametrize("hang", ["frozen", "stalled"])
+async def test_a_worker_that_hangs_loses_its_requests(model_path: Path, hang: str) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
         one, _ = await two_workers(mesh, stops_after(10))
-        one.load = load
-        answer, _ = await ask(mesh)
+        one.load = never
+        asking = asyncio.create_task(ask(mesh))
+        await mesh.until(lambda: emitted(mesh) == 10)
+        if hang == "stalled":
+            one.say(heartbeat(stalled_ms=11_000))
+        answer, _ = await asking
         assert answer.usage.completion_tokens == 40
-        assert mesh.metric("hung_workers_total") == 1
+        assert mesh.metric("hung_workers_total", hang=hang) == 1
+        assert mesh.metric("dead_workers_total") == 0
+        assert mesh.metric("worker_losses_total", reason="worker_hung") == 1
         assert mesh.metric("recoveries_total", reason="worker_hung") == 1
         await one.wait_until(lambda: len(one.aborted) == 1)
         link = mesh.service.pool.link("worker-0")
         assert link is not None
         assert not link.is_connected, "and gets nothing new"
-        late = deltas(10, 12)
-        one.say(worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=late)))
+        one.say(heartbeat(stalled_ms=12_000))
+        if hang == "frozen":
+            await mesh.until(lambda: link.is_connected)
+            return
+        seen = link.messages
+        await mesh.until(lambda: link.messages > seen)
+        assert not link.is_connected, "its process lives, but its engine does not"
+        one.say(worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=deltas(10, 12))))
         await mesh.until(lambda: link.is_connected)
 
 
-async def test_a_worker_that_is_busy_with_others_keeps_its_requests(model_path: Path) -> None:
-    tokens = 0
-
-    async def busy() -> worker_pb2.LoadReport:
-        nonlocal tokens
-        tokens += 100
-        return worker_pb2.LoadReport(generated_tokens_total=tokens)
-
-    async with mesh_of_fakes(model_path, stall_s=0.05) as mesh:
+@pytest.mark.parametrize("answers_probes", [True, False])
+async def test_a_worker_that_is_busy_with_others_keeps_its_requests(model_path: Path, answers_probes: bool) -> None:
+    """For longer than both bounds; without probes it is the heartbeats that tell."""
+    async with mesh_of_fakes(model_path, freeze_s=0.4, stall_s=1.0) as mesh:
         one, two = await two_workers(mesh, stops_after(10))
-        one.load = busy
+        one.load = None if answers_probes else never
         asking = asyncio.create_task(ask(mesh))
-        await mesh.until(lambda: tokens >= 300)
+        await mesh.until(lambda: emitted(mesh) == 10)
+        for _ in range(6 if answers_probes else 30):
+            await asyncio.sleep(0.25 if answers_probes else 0.05)
+            one.say(heartbeat(stalled_ms=300))
         assert two.received == []
         rest = deltas(10, 40)
         for delta in rest:
             delta.request_id = one.received[0].request_id
         one.say(worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=rest)))
         assert (await asking)[0].usage.completion_tokens == 40
+        assert (
+            mesh.metric("hung_workers_total", hang="frozen") == mesh.metric("hung_workers_total", hang="stalled") == 0
+        )
 
 
 def handed_over(request_id: str, at: int) -> list[Delta]:

@@ -1,0 +1,179 @@
+"""Which workers hang: those whose process is frozen, within a second, and those whose engine makes no step. Pure; time
+is an argument.
+
+While a worker has requests of a stream, it sends on that stream at least every 0.15 s, a heartbeat if no step brought
+anything. A frozen process (SIGSTOP, a machine that swaps or is suspended) sends none and answers no probe on another
+connection either. A busy one sends them through the longest prefill. A heartbeat says for how long the engine has made
+no step, so an engine that hangs under a live process shows as well, only later: a step may take seconds.
+
+To take a request from a worker that is merely slow loses no token, but costs its prefill once more, so under
+overload false alarms would feed themselves. Four things keep them away:
+- Others are not blamed for our own lateness: of the time between two looks, no more counts than a punctual look takes.
+- The bound grows with the silences that ended well. (Hayashibara et al., "The phi accrual failure detector", 2004, fit
+  a distribution; there are too few silences for that here, so it is their maximum.)
+- A probe on another connection must have failed, too.
+- If nobody else is heard from either, it is more likely us, or there is nobody to take the requests anyway.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+from controlplane.protocols.ownership import Sender
+
+LONGEST_LOOK_S: Final = 0.15
+LONGEST_LEARNT_S: Final = 1.0
+"""Silences beyond it were no jitter."""
+REMEMBERED_S: Final = 30.0
+"""A silence raises the bound for so long, and up to twice as long."""
+MARGIN: Final = 2.0
+"""The bound is so many times the longest silence that ended well."""
+
+
+class Hang(Enum):
+    """In which way a worker hangs."""
+
+    FROZEN = "frozen"
+    """Its process does nothing."""
+    STALLED = "stalled"
+    """Its process lives, its engine makes no step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What is known of a worker when it is looked at."""
+
+    requests: int
+    """Of ours that it has."""
+    messages: int
+    """Received from it so far."""
+    stalled_s: float
+    """For how long its engine had made no step, as of the last of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the worker for a sign of life on another connection, and tell `probed`."""
+
+    worker: Sender
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """Take its requests from the worker; said once for each silence."""
+
+    worker: Sender
+    hang: Hang
+    silence_s: float
+    """Since its last message, or since its engine's last step."""
+
+
+Finding: TypeAlias = Probe | Hung
+
+
+@dataclass(slots=True)
+class _Watched:
+    messages: int
+    silence_s: float = 0.0
+    """Since its last message."""
+    unseen_s: float = 0.0
+    """Since its last message or answered probe."""
+    is_probing: bool = False
+    probe_failed: bool = False
+    is_reported: bool = False
+    longest_s: float = 0.0
+    """Of the silences that ended well, in the present period."""
+    longest_before_s: float = 0.0
+    """In the period before."""
+
+    def hear(self, messages: int) -> None:
+        """A message has come, or none is due."""
+        self.messages = messages
+        self.silence_s = self.unseen_s = 0.0
+        self.probe_failed = self.is_reported = False
+
+    def learn(self) -> None:
+        """The silence ended well."""
+        self.longest_s = max(self.longest_s, min(self.silence_s, LONGEST_LEARNT_S))
+
+
+class LivenessMonitor:
+    """Of all workers that a frontend is connected to."""
+
+    def __init__(self, freeze_s: float, stall_s: float) -> None:
+        """`freeze_s`: the shortest silence of a frozen process; `stall_s`: an engine that has requests makes a step
+        within it."""
+        self._freeze_s = freeze_s
+        self._stall_s = stall_s
+        self._watched: dict[Sender, _Watched] = {}
+        self._looked_s: float | None = None
+        self._period_began_s = 0.0
+
+    def look(self, now_s: float, sightings: Mapping[Sender, Sighting]) -> list[Finding]:
+        """Call it some ten times a second, with all workers that are connected."""
+        elapsed_s = 0.0 if self._looked_s is None else min(max(0.0, now_s - self._looked_s), LONGEST_LOOK_S)
+        self._looked_s = now_s
+        is_new_period = now_s - self._period_began_s >= REMEMBERED_S
+        if is_new_period:
+            self._period_began_s = now_s
+        self._watched = {
+            worker: self._watched.get(worker) or _Watched(seen.messages) for worker, seen in sightings.items()
+        }
+        for worker, seen in sightings.items():
+            watched = self._watched[worker]
+            if is_new_period:
+                watched.longest_before_s, watched.longest_s = watched.longest_s, 0.0
+            watched.silence_s += elapsed_s
+            watched.unseen_s += elapsed_s
+            if not seen.requests:
+                watched.hear(seen.messages)
+            elif seen.messages != watched.messages:
+                watched.learn()
+                watched.hear(seen.messages)
+        busy = [worker for worker, seen in sightings.items() if seen.requests]
+        found = (self._judge(worker, sightings[worker], busy) for worker in busy)
+        return [finding for finding in found if finding is not None]
+
+    def probed(self, worker: Sender, *, is_alive: bool) -> None:
+        """How a probe ended."""
+        watched = self._watched.get(worker)
+        if watched is None or not watched.is_probing:
+            return
+        watched.is_probing = False
+        if is_alive:
+            watched.unseen_s = 0.0
+        elif watched.unseen_s > 0:  # nothing has come meanwhile
+            watched.probe_failed = True
+
+    def bound_s(self, worker: Sender) -> float:
+        """The silence of this worker by which it counts as frozen, now."""
+        watched = self._watched[worker]
+        longest_s = max(watched.longest_s, watched.longest_before_s)
+        return min(max(self._freeze_s, MARGIN * longest_s), self._stall_s)
+
+    def _judge(self, worker: Sender, seen: Sighting, busy: list[Sender]) -> Finding | None:
+        watched, bound_s = self._watched[worker], self.bound_s(worker)
+        if watched.is_reported:
+            return None
+        if seen.stalled_s >= self._stall_s:
+            return self._report(worker, Hang.STALLED, seen.stalled_s)
+        if watched.silence_s >= self._stall_s:
+            return self._report(worker, Hang.FROZEN if watched.probe_failed else Hang.STALLED, watched.silence_s)
+        if watched.probe_failed:
+            is_alone = watched.unseen_s >= bound_s and self._others_are_heard(worker, busy)
+            return self._report(worker, Hang.FROZEN, watched.silence_s) if is_alone else None
+        if watched.unseen_s >= bound_s / 2 and not watched.is_probing:
+            watched.is_probing = True
+            return Probe(worker, bound_s / 2)
+        return None
+
+    def _others_are_heard(self, worker: Sender, busy: list[Sender]) -> bool:
+        """Or nobody else has anything to say."""
+        others = [other for other in busy if other != worker]
+        return not others or any(self._watched[other].unseen_s < self.bound_s(other) / 2 for other in others)
+
+    def _report(self, worker: Sender, hang: Hang, silence_s: float) -> Hung:
+        self._watched[worker].is_reported = True
+        return Hung(worker, hang, silence_s)
