@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.migration_gap import CONTEXTS_TOKENS, MODEL, PROMPT_TOKEN_IDS, Client, worker_members
 from mesh.membership import Member
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 
 PREFILL, DECODE = "a", "b"
@@ -37,7 +38,7 @@ async def run(engine: str, contexts_tokens: Sequence[int], repeats: int) -> dict
     async with worker_members(engine, PREFILL, DECODE) as members, AsyncExitStack() as stack:
         stubs = {}
         for member in members:
-            channel = await stack.enter_async_context(open_channel(member.address))
+            channel = await stack.enter_async_context(open_channel(GrpcTransport(), member.address))
             stubs[member.member_id] = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         client = Client(stubs)
         await client.connect()

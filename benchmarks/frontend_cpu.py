@@ -30,6 +30,7 @@ from rich.table import Table
 
 from benchmarks.frontend_hops import chunk_hops, prompts, request_hops
 from mesh.membership import Member
+from mesh.runtime import SystemClock
 from services.frontend.text.model_text import ModelText
 from tests.unit.services.frontend.checkpoints import LLAMA_3_REGEX, byte_level, write_checkpoint
 from tests.unit.services.frontend.fakes import FakeScheduler, FakeWorker, always, tokens
@@ -246,7 +247,7 @@ def main(rounds: int, json_path: Path | None) -> None:
     """Measure and print a table."""
     with tempfile.TemporaryDirectory() as directory:
         model_path = write_checkpoint(Path(directory), byte_level(LLAMA_3_REGEX))
-        model = ModelText.load(model_path)
+        model = ModelText.load(model_path, SystemClock().unix_s)
         several = [case for case in REQUEST_CASES if case.at_once > 1]
         hops = {
             **{case.name: request_hops(model, case.characters, case.shared_characters) for case in several},

@@ -24,6 +24,7 @@ import grpc
 
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport, system_runtime
 from mesh.store import open_store
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 from services.cli.supervisor.state_server import StateServer
@@ -184,7 +185,7 @@ async def workers(engine: str, *names: str) -> AsyncIterator[dict[str, Any]]:
     async with worker_members(engine, *names) as members, AsyncExitStack() as stack:
         stubs = {}
         for member in members:
-            channel = await stack.enter_async_context(open_channel(member.address))
+            channel = await stack.enter_async_context(open_channel(GrpcTransport(), member.address))
             stubs[member.member_id] = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         yield stubs
 
@@ -193,11 +194,11 @@ async def workers(engine: str, *names: str) -> AsyncIterator[dict[str, Any]]:
 async def worker_members(engine: str, *names: str) -> AsyncIterator[tuple[Member, ...]]:
     """The same processes, as they announce themselves."""
     async with AsyncExitStack() as stack:
-        server = await StateServer.start(None)
+        server = await StateServer.start(system_runtime(), None)
         stack.push_async_callback(server.stop)
         for name in names:
             await stack.enter_async_context(_worker(name, engine, server.url))
-        store = open_store(server.url)
+        store = open_store(server.url, system_runtime())
         stack.push_async_callback(store.close)
         directory = Directory(store)
         await directory.start()

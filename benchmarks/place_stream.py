@@ -32,7 +32,7 @@ from controlplane.scheduler.settings import SchedulerSettings
 from mesh.rpc.client import open_channel
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport
+from mesh.runtime import GrpcTransport, SystemClock, system_runtime
 from mesh.store import open_store
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -48,12 +48,12 @@ def serve(pipe: multiprocessing.connection.Connection, instances: int, blocks: i
 
 async def _serve(pipe: multiprocessing.connection.Connection, instances: int, blocks: int, seed: int) -> None:
     registry = CollectorRegistry()
-    desk = PlacementDesk(SchedulerSettings(), SchedulerMetrics(registry), time.monotonic, time.time)
+    desk = PlacementDesk(SchedulerSettings(), SchedulerMetrics(registry), SystemClock())
     desk.feed.table = Cluster(instances, blocks, seed).table
     desk.feed.heard_s = time.monotonic() + 1e9
     desk.tick()
     server = RpcServer(GrpcTransport(), metrics=RpcMetrics(registry))
-    service = SchedulerService(desk, PolicyConfig(open_store("embedded:"), desk.switch))
+    service = SchedulerService(desk, PolicyConfig(open_store("embedded:", system_runtime()), desk.switch))
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
     pipe.send(await server.start())
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
@@ -66,7 +66,7 @@ async def ask(address: str, chains: list[list[int]], seconds: float, pace_per_s:
     latencies_ms: list[float] = []
     ended: list[scheduler_pb2.RequestEnded] = []
     free = asyncio.Semaphore(UNDER_WAY)
-    async with open_channel(address) as channel:
+    async with open_channel(GrpcTransport(), address) as channel:
         call: Any = scheduler_pb2_grpc.SchedulerStub(channel).PlaceStream()  # type: ignore[no-untyped-call]
         # gRPC takes one write at a time.
         writing = asyncio.Lock()

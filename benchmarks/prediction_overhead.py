@@ -34,7 +34,7 @@ from engine_worker.prediction.predictor_link import PredictorLink
 from engine_worker.prediction.state import PredictionState
 from engine_worker.request_table import RequestTable
 from mesh.membership import Member
-from mesh.runtime import GrpcTransport
+from mesh.runtime import GrpcTransport, SystemClock, SystemThreads
 
 MODELS: Final = Path(__file__).resolve().parents[1] / "demo"
 BATCH: Final = 32
@@ -73,7 +73,6 @@ def serve_predictor(artefact: Path, address: Connection) -> None:
     """Run in a process of its own: a length predictor on a free port, told through `address`."""
 
     async def serve() -> None:
-        from concurrent.futures import ThreadPoolExecutor
 
         from prometheus_client import CollectorRegistry
 
@@ -86,7 +85,9 @@ def serve_predictor(artefact: Path, address: Connection) -> None:
         shelf = ArtefactShelf((artefact,))
         shelf.look()
         server = RpcServer(GrpcTransport())
-        service = PredictorService(shelf, PredictorMetrics(CollectorRegistry()), ThreadPoolExecutor(1))
+        service = PredictorService(
+            shelf, PredictorMetrics(CollectorRegistry()), SystemThreads().pool(1, "predictor"), SystemClock().now_s
+        )
         server.add(predictor_pb2_grpc.add_LengthPredictorServicer_to_server, service, "penstock.v1.LengthPredictor")
         address.send(await server.start())
         await asyncio.Event().wait()
@@ -146,8 +147,10 @@ async def measure(model: str, rounds: int) -> list[Turn]:
     table, state = RequestTable(), PredictionState(EVERY[1])
     member = Member("predictor", "predictor", "1", address, "")
     directory: Any = SimpleNamespace(members=lambda _role: (member,))
-    link = PredictorLink(directory, "worker", model, lambda: checkpoint_fingerprint(model_path), 1.0)
-    loop = PredictionLoop(engine, table, link, state, 4096)
+    link = PredictorLink(
+        directory, "worker", model, lambda: checkpoint_fingerprint(model_path), 1.0, GrpcTransport(), SystemThreads()
+    )
+    loop = PredictionLoop(engine, table, link, state, 4096, SystemClock().now_s)
     predicting = asyncio.create_task(loop.run())
     turns: list[Turn] = []
     try:

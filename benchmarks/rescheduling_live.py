@@ -34,6 +34,7 @@ from mesh.membership import Directory, Member
 from mesh.parent_death import PARENT_VARIABLE
 from mesh.rpc.client import open_channel
 from mesh.run_file import read_run_file, run_dir
+from mesh.runtime import GrpcTransport, system_runtime
 from mesh.store import open_store
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 
@@ -275,7 +276,7 @@ class DecodeStep:
 
 async def listen(worker: Member, steps: list[DecodeStep]) -> None:
     """All decode steps of a worker, until cancelled."""
-    async with open_channel(worker.address) as channel:
+    async with open_channel(GrpcTransport(), worker.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         async for samples in stub.WatchSteps(worker_pb2.WatchStepsRequest()):
             second = int(time.monotonic())
@@ -357,12 +358,12 @@ async def until_serving(process: asyncio.subprocess.Process, printed: Callable[[
 @asynccontextmanager
 async def members_of(store_url: str) -> AsyncIterator[tuple[Any, Sequence[Member]]]:
     """A stub of the mesh's only scheduler, and the workers."""
-    store = open_store(store_url)
+    store = open_store(store_url, system_runtime())
     directory = Directory(store)
     await directory.start()
     try:
         (scheduler,) = directory.members("scheduler")
-        async with open_channel(scheduler.address) as channel:
+        async with open_channel(GrpcTransport(), scheduler.address) as channel:
             yield scheduler_pb2_grpc.SchedulerStub(channel), directory.members("worker")  # type: ignore[no-untyped-call]
     finally:
         await directory.stop()

@@ -153,7 +153,7 @@ def _deltas(requests: int) -> list[TokenDelta]:
 
 async def _read(address: str, requests: int) -> None:
     """A frontend that reads until the worker goes."""
-    async with open_channel(address) as channel:
+    async with open_channel(GrpcTransport(), address) as channel:
         call: Any = worker_pb2_grpc.WorkerStub(channel).Stream()  # type: ignore[no-untyped-call]
         hello = worker_pb2.FrontendHello(frontend_id="benchmark")
         await call.write(worker_pb2.FrontendMessage(hello=hello))

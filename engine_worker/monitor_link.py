@@ -20,6 +20,7 @@ from engine_worker.pacing import Pacing
 from engine_worker.settings import WorkerSettings
 from mesh.errors import DeadlineExceeded, PeerUnavailable, RpcError
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 from mesh.store.backoff import Backoff
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc
 
@@ -41,6 +42,7 @@ class MonitorLink:
         metrics: WorkerMetrics,
         backoff: Backoff,
         clock: Callable[[], float],
+        transport: Transport,
         decoding: DecodeReporting,
     ) -> None:
         self._address = address
@@ -50,6 +52,7 @@ class MonitorLink:
         self._metrics = metrics
         self._backoff = backoff
         self._clock = clock
+        self._transport = transport
         self._decoding = decoding
         self._decoding_told_s = -inf
         self._backlog = KvBacklog(max_changes=instance.description.kv_blocks)
@@ -87,7 +90,7 @@ class MonitorLink:
         """One report stream, until it breaks. Raises RpcError."""
         peer = f"the monitor at {self._address}"
         try:
-            async with open_channel(self._address) as channel:
+            async with open_channel(self._transport, self._address) as channel:
                 stub = monitor_pb2_grpc.MonitorStub(channel)  # type: ignore[no-untyped-call]
                 await self._converse(stub.Report())
         except TimeoutError:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncIterator, Callable
 
 from controlplane.model.instance import KvBlocks
@@ -13,8 +12,8 @@ from engine_worker.metrics import WorkerMetrics
 from engine_worker.monitor_link import MonitorLink
 from engine_worker.settings import WorkerSettings
 from mesh.membership import ChangeKind, Directory, Member, MemberChange
+from mesh.runtime import Runtime
 from mesh.store.backoff import Backoff
-from mesh.store.clock import SystemClock
 from mesh.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -23,15 +22,13 @@ log = logging.getLogger(__name__)
 class Reporter:
     """One link for each monitor in the directory, fed from one ledger of cached blocks."""
 
-    def __init__(
-        self, instance: Instance, settings: WorkerSettings, metrics: WorkerMetrics, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, instance: Instance, settings: WorkerSettings, metrics: WorkerMetrics, runtime: Runtime) -> None:
         self.ledger = CacheLedger(instance.description.kv_blocks)
         self.decoding = DecodeReporting(instance.table)
         self._instance = instance
         self._settings = settings
         self._metrics = metrics
-        self._clock = clock
+        self._runtime = runtime
         self._links: dict[str, tuple[MonitorLink, asyncio.Task[None]]] = {}
         self._tasks = TaskSet("reporter")
         self._unsubscribe: Callable[[], None] | None = None
@@ -70,8 +67,9 @@ class Reporter:
             self.ledger,
             self._settings,
             self._metrics,
-            Backoff(random.Random(), SystemClock()),
-            self._clock,
+            Backoff(self._runtime.entropy.generator(), self._runtime.clock),
+            self._runtime.clock.now_s,
+            self._runtime.transport,
             self.decoding,
         )
         task = self._tasks.spawn(link.run(), name=f"report to {monitor.member_id}")

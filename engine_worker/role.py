@@ -72,11 +72,11 @@ class WorkerRole:
         description = _describe(self._settings, context, limits)
         metrics = WorkerMetrics(context.registry)
         instance = Instance(self._engine, description, self._settings, metrics, clock.now_s)
-        reporter = Reporter(instance, self._settings, metrics, clock.now_s)
+        reporter = Reporter(instance, self._settings, metrics, context.runtime)
         self._instance, self._reporter = instance, reporter
         GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
         if is_movable(self._engine):
-            self._mover = Mover(instance, self._engine, context, clock.now_s)
+            self._mover = Mover(instance, self._engine, context)
             serve_agent(context.server, self._engine.kv_agent, context.address)
         device = await threads.run(device_of, self._settings.engine)
         context.server.add(

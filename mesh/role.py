@@ -116,7 +116,7 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
     ProcessCollector(registry=registry)
     metrics = MetricsPort(settings.bind_host, settings.metrics_port, registry)
     try:
-        store = open_store(settings.store_url)
+        store = open_store(settings.store_url, runtime)
         try:
             surroundings = Surroundings(runtime, store, registry, metrics.address, os.getpid(), ending, supervised)
             return await live(role, settings, surroundings)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -25,20 +24,20 @@ class MonitorRole:
 
     name: ClassVar[str] = "monitor"
 
-    def __init__(self, settings: MonitorSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: MonitorSettings) -> None:
         self._settings = settings
-        self._clock = clock
         self._service: MonitorService | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._tasks = TaskSet("monitor")
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve reports and watches."""
-        service = MonitorService(context.member_id, InstanceBook(self._settings.stale_s), self._settings, self._clock)
+        clock = context.runtime.clock.now_s
+        service = MonitorService(context.member_id, InstanceBook(self._settings.stale_s), self._settings, clock)
         self._service = service
-        MonitorCollector(service, self._clock, context.registry)
+        MonitorCollector(service, clock, context.registry)
         context.server.add(monitor_pb2_grpc.add_MonitorServicer_to_server, service, "penstock.v1.Monitor")
-        self._ticking = self._tasks.spawn(self._tick(service, context.directory), name="tick")
+        self._ticking = self._tasks.spawn(self._tick(service, context.directory, clock), name="tick")
         return {}
 
     async def failed(self) -> None:
@@ -55,15 +54,15 @@ class MonitorRole:
         """End the staleness detector."""
         await self._tasks.cancel()
 
-    async def _tick(self, service: MonitorService, directory: Directory) -> None:
-        settle_until_s = self._clock() + self._settings.settle_s
+    async def _tick(self, service: MonitorService, directory: Directory, clock: Callable[[], float]) -> None:
+        settle_until_s = clock() + self._settings.settle_s
         settled = False
         while True:
-            if not settled and (self._clock() >= settle_until_s or not missing_workers(service.book, directory)):
+            if not settled and (clock() >= settle_until_s or not missing_workers(service.book, directory)):
                 settled = True
                 log.info("settled", extra={"missing": missing_workers(service.book, directory)})
                 service.settled()
-            changes = service.book.tick(self._clock())
+            changes = service.book.tick(clock())
             for change in changes:
                 log.warning(
                     "instance is stale: its load reports have stopped", extra={"instance_id": change.instance_id}

@@ -44,10 +44,11 @@ class PlannerRole:
             self._drift,
             self._tasks,
             metrics,
+            context.runtime.clock,
             routers=lambda: [member.member_id for member in context.directory.members("cascade")],
         )
         context.server.add(planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(desk), "penstock.v1.Planner")
-        stages = StageDesk(context.store, context.directory, context.member_id, metrics)
+        stages = StageDesk(context.store, context.directory, context.member_id, metrics, context.runtime)
         stages.start(self._tasks, self._on_failed)
         context.server.add(
             stages_pb2_grpc.add_StagePlannerServicer_to_server,

@@ -1,8 +1,6 @@
 """Where placements are made: the table in force, the policy in force, and the record of what was decided."""
 
 import logging
-from collections.abc import Callable
-from time import perf_counter
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.placement import Placement
@@ -18,6 +16,7 @@ from controlplane.scheduler.recorder import Recorder
 from controlplane.scheduler.recording_desk import RecordedDecisions
 from controlplane.scheduler.settings import SchedulerSettings
 from mesh.errors import NoInstance, PlacementError, UnknownModel
+from mesh.runtime import Clock
 from penstock.v1 import scheduler_pb2
 
 log = logging.getLogger(__name__)
@@ -35,10 +34,8 @@ class PlacementDesk:
         self,
         settings: SchedulerSettings,
         metrics: SchedulerMetrics,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
-        """`clock` is monotonic; `wall_clock` tells the time of day for explanations."""
         limits = ClusterLimits(max_indexed_blocks=settings.max_indexed_blocks)
         self.recorder = (
             None if settings.record is None else Recorder(settings.record, settings.record_mib << 20, limits)
@@ -52,31 +49,30 @@ class PlacementDesk:
         self._observation = Observation(self._recorded.shown)
         self._metrics = metrics
         self._clock = clock
-        self._wall_clock = wall_clock
-        self.switch.refresh(None, clock())
+        self.switch.refresh(None, clock.now_s())
 
     def place(self, message: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
         """Choose an instance, or say why there is none."""
-        policy, request = self.switch.in_force, wire.placement_request(message, self._clock())
+        policy, request = self.switch.in_force, wire.placement_request(message, self._clock.now_s())
         seen = self._recorded.before(request)
-        started = perf_counter()
+        started = self._clock.now_s()
         try:
             placement = place(self.feed.table, policy, request, asks_later=True)
         except PlacementError as error:
             self._recorded.placed(request, None, seen)
             return self._refusal(message, error)
-        self._metrics.decision_seconds.observe(perf_counter() - started)
+        self._metrics.decision_seconds.observe(self._clock.now_s() - started)
         self._metrics.placements.labels(policy.name, placement.instance.instance_id).inc()
         if placement.is_split:
             self._metrics.split_placements.labels(placement.decode_instance.instance_id).inc()
         self._recorded.placed(request, placement, seen)
         pools = policy.pools(message.model) if has_pools(policy) else NO_POOLS
-        self.explanations.add(placement, int(1000 * self._wall_clock()), pools)
+        self.explanations.add(placement, int(1000 * self._clock.unix_s()), pools)
         return _answer(placement)
 
     def place_decode(self, message: scheduler_pb2.PlaceDecodeRequest) -> scheduler_pb2.PlaceDecodeResponse:
         """Choose who decodes a request, now that its prompt is computed."""
-        request = wire.decode_request(message, self._clock())
+        request = wire.decode_request(message, self._clock.now_s())
         seen = self._recorded.before(request)
         chosen = choose_decode(self.feed.table, self.switch.in_force, request, message.prefill_instance_id)
         decode_id = ""
@@ -96,7 +92,7 @@ class PlacementDesk:
 
     def tick(self) -> None:
         """Look at the clock: is the monitor still heard, have placed requests failed to arrive?"""
-        now_s = self._clock()
+        now_s = self._clock.now_s()
         if self.switch.refresh(self.feed.heard_s, now_s):
             self._note_fallback()
         forgotten = self.feed.table.forget_unreported(now_s)
@@ -112,7 +108,7 @@ class PlacementDesk:
     def heard_age_ms(self) -> int:
         """Milliseconds since the monitor was last heard; 0 if it never was."""
         heard_s = self.feed.heard_s
-        return 0 if heard_s is None else int(1000 * (self._clock() - heard_s))
+        return 0 if heard_s is None else int(1000 * (self._clock.now_s() - heard_s))
 
     def not_ready(self) -> str:
         """Why nothing can be placed yet; empty if it can."""

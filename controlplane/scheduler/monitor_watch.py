@@ -12,6 +12,7 @@ from controlplane.scheduler.metrics import SchedulerMetrics
 from mesh.errors import DeadlineExceeded, IllegalTransition, PeerUnavailable, RpcError
 from mesh.membership import ChangeKind, Directory, Member, MemberChange
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class MonitorWatch:
         metrics: SchedulerMetrics,
         silence_s: float,
         clock: Callable[[], float],
+        transport: Transport,
         on_synced: Callable[[], None],
     ) -> None:
         """`on_synced` is called when the table in force has become a watch's own."""
@@ -39,6 +41,7 @@ class MonitorWatch:
         self._metrics = metrics
         self._silence_s = silence_s
         self._clock = clock
+        self._transport = transport
         self._on_synced = on_synced
         self._attempts = 0
 
@@ -68,7 +71,7 @@ class MonitorWatch:
         self._metrics.resyncs.inc()
         self._feed.begin()
         try:
-            async with open_channel(monitor.address) as channel:
+            async with open_channel(self._transport, monitor.address) as channel:
                 stub = monitor_pb2_grpc.MonitorStub(channel)  # type: ignore[no-untyped-call]
                 await self._read(stub.Watch(monitor_pb2.WatchClusterRequest(watcher_id=self._scheduler_id)))
         except TimeoutError:

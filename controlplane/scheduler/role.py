@@ -1,8 +1,7 @@
 """The scheduler role."""
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from controlplane.model.prefix_index import PrefixIndex
@@ -36,23 +35,16 @@ class SchedulerRole:
 
     name: ClassVar[str] = "scheduler"
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        self._clock = clock
-        self._wall_clock = wall_clock
         self._vital: tuple[asyncio.Task[None], ...] = ()
         self._tasks = TaskSet("scheduler")
         self._rescheduling: ReschedulingRunner | None = None
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""
-        metrics = SchedulerMetrics(context.registry)
-        desk = PlacementDesk(self._settings, metrics, self._clock, self._wall_clock)
+        clock, metrics = context.runtime.clock, SchedulerMetrics(context.registry)
+        desk = PlacementDesk(self._settings, metrics, clock)
         GaugeCollector(desk.gauges, context.registry)
         policy_config = PolicyConfig(context.store, desk.switch)
         watch = MonitorWatch(
@@ -61,7 +53,8 @@ class SchedulerRole:
             desk.feed,
             metrics,
             self._settings.monitor_silence_s,
-            self._clock,
+            clock.now_s,
+            context.runtime.transport,
             on_synced=desk.tick,
         )
         profiles = ProfileWatch(context.store, desk.switch)
@@ -108,11 +101,11 @@ class SchedulerRole:
             desk.feed,
             ReschedulerSwitch(ReschedulerMode(settings.rescheduler), lambda: desk.switch.in_force.name),
             Migrations(settings.rescheduler_in_flight, settings.max_explanations),
-            WorkerOrders(settings.migration_deadline_s),
+            WorkerOrders(settings.migration_deadline_s, context.runtime.transport),
             ReschedulerMetrics(context.registry),
             is_in_charge,
-            self._clock,
-            self._wall_clock,
+            context.runtime.clock,
+            context.runtime.threads,
         )
 
 

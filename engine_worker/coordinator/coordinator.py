@@ -14,6 +14,7 @@ from engine_worker.coordinator.workplace import Workplace
 from engine_worker.request_table import TrackedRequest
 from mesh.errors import PenstockError
 from mesh.membership import Directory, Member
+from mesh.runtime import Transport
 from penstock.v1 import migration_pb2
 
 log = logging.getLogger(__name__)
@@ -26,10 +27,11 @@ ENDED = MigrationOutcome(False, "the request ended before it was moved", "ended"
 class Coordinator:
     """Starts migrations to other workers, at most so many at once, and takes those from others (`arrivals`)."""
 
-    def __init__(self, workplace: Workplace, directory: Directory) -> None:
+    def __init__(self, workplace: Workplace, directory: Directory, transport: Transport) -> None:
         self.arrivals = Arrivals(workplace)
         self._workplace = workplace
         self._directory = directory
+        self._transport = transport
         self._outgoing: dict[str, OutgoingMigration] = {}
         """By migration id."""
         self._ordered: set[str] = set()
@@ -168,7 +170,7 @@ class Coordinator:
             own = self._workplace.instance.description
             kv_address = self._workplace.engine.kv_address
             hello = source_hello(own.instance_id, own.incarnation_id, own.address, kv_address)
-            link = TargetLink(target, hello, self._receive, self._workplace.settings.unsent_messages)
+            link = TargetLink(target, hello, self._receive, self._workplace.settings.unsent_messages, self._transport)
             self._links[key] = link
             self._workplace.tasks.spawn(self._run_link(link), name=f"link {target.member_id}")
         return link

@@ -11,6 +11,7 @@ from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.instance import Instance
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ LONGEST_PAUSE_S = 5.0
 MAX_REQUESTS_A_PASS = 64
 
 
-async def evacuate(instance: Instance, coordinator: Coordinator) -> int:
+async def evacuate(instance: Instance, coordinator: Coordinator, transport: Transport) -> int:
     """Move the running requests of a draining instance to the least loaded others, and again elsewhere where one is
     refused, until none is left: what cannot be moved now may be once another instance has room or is there again.
     Returns how many moved."""
@@ -31,7 +32,7 @@ async def evacuate(instance: Instance, coordinator: Coordinator) -> int:
     while here := [tracked.request.request_id for tracked in instance.table.live() if tracked.state == "running"]:
         # Those that are being moved by others' orders may yet stay.
         running = [request_id for request_id in here if not coordinator.is_ordered(request_id)]
-        loads = await ready_loads(coordinator.peers()) if running else {}
+        loads = await ready_loads(transport, coordinator.peers()) if running else {}
         plan = assign(running[:MAX_REQUESTS_A_PASS], loads, refused) if loads else {}
         outcomes = await asyncio.gather(*(coordinator.migrate(each, target) for each, target in plan.items()))
         for (request_id, target), outcome in zip(plan.items(), outcomes, strict=True):
@@ -65,9 +66,9 @@ def assign(
     return plan
 
 
-async def ready_loads(members: Sequence[Member]) -> dict[str, int]:
+async def ready_loads(transport: Transport, members: Sequence[Member]) -> dict[str, int]:
     """Waiting and running requests of those that are ready and answer; of those that decode, if there are any."""
-    answers = await asyncio.gather(*map(_load, members))
+    answers = await asyncio.gather(*(_load(transport, member) for member in members))
     ready = [
         (member, load.running_requests + load.queued_requests)
         for member, load in zip(members, answers, strict=True)
@@ -82,8 +83,8 @@ def phase_of(member: Member) -> InstancePhase:
     return InstancePhase(member.attributes.get("phase", InstancePhase.ANY))
 
 
-async def _load(member: Member) -> worker_pb2.LoadReport | None:
-    async with open_channel(member.address) as channel:
+async def _load(transport: Transport, member: Member) -> worker_pb2.LoadReport | None:
+    async with open_channel(transport, member.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = await stub.GetLoad(worker_pb2.GetLoadRequest(), timeout=LOAD_DEADLINE_S)

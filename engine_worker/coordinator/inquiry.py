@@ -9,6 +9,7 @@ from controlplane.model.request import EngineRequest
 from mesh.errors import PeerUnavailable
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 DEADLINE_S = 1.0
@@ -18,7 +19,8 @@ DEADLINE_S = 1.0
 class DecodeInquiry:
     """One connection, to the scheduler that frontends use as well: the first by name."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, transport: Transport) -> None:
+        self._transport = transport
         self._directory = directory
         self._member: Member | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -57,7 +59,11 @@ class DecodeInquiry:
 
     async def _connect(self, scheduler: Member) -> grpc.aio.Channel:
         if self._channel is None or scheduler != self._member:
-            former, self._member, self._channel = self._channel, scheduler, open_channel(scheduler.address)
+            former, self._member, self._channel = (
+                self._channel,
+                scheduler,
+                open_channel(self._transport, scheduler.address),
+            )
             if former is not None:
                 await former.close()
         return self._channel

@@ -11,6 +11,7 @@ from engine_worker.coordinator import wire
 from mesh.errors import IllegalTransition, PenstockError, ProtocolViolation
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 from penstock.v1 import migration_pb2, migration_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,10 @@ class TargetLink:
         hello: migration_pb2.SourceMessage,
         receive: Callable[[migration_pb2.TargetMessage], None],
         max_messages: int,
+        transport: Transport,
     ) -> None:
         self.target = target
+        self._transport = transport
         self._outbox = Outbox(max_messages)
         self._outbox.put(hello)
         self._receive = receive
@@ -64,7 +67,7 @@ class TargetLink:
     async def run(self) -> str:
         """Talk until the stream ends; returns why it did."""
         peer = f"worker {self.target.member_id} at {self.target.address}"
-        async with open_channel(self.target.address) as channel:
+        async with open_channel(self._transport, self.target.address) as channel:
             stub = migration_pb2_grpc.MigrationStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Exchange()
             writer = asyncio.create_task(self._write(call))

@@ -1,7 +1,6 @@
 """The moving part of a worker: coordinator, its service, stages and the drain, put together for the role."""
 
 import asyncio
-from collections.abc import Callable
 
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.coordinator.drain import evacuate
@@ -29,24 +28,24 @@ class Mover:
         instance: Instance,
         engine: MovableEngine,
         context: RoleContext,
-        clock: Callable[[], float],
     ) -> None:
         self._instance = instance
         self._ending = context.ending
+        self._transport = context.runtime.transport
         self._tasks = TaskSet("mover")
         self._evacuation: asyncio.Task[int] | None = None
         self._is_leaving = False
         settings, metrics = CoordinatorSettings(), MigrationMetrics(context.registry)
-        workplace = Workplace(instance, engine, settings, metrics, TaskSet("coordinator"), clock)
-        self.coordinator = Coordinator(workplace, context.directory)
-        self._inquiry = DecodeInquiry(context.directory)
+        workplace = Workplace(instance, engine, settings, metrics, TaskSet("coordinator"), context.runtime.clock.now_s)
+        self.coordinator = Coordinator(workplace, context.directory, self._transport)
+        self._inquiry = DecodeInquiry(context.directory, self._transport)
         self._hand_overs = HandOvers(workplace, self.coordinator, self._inquiry)
         context.server.add(
             migration_pb2_grpc.add_MigrationServicer_to_server,
             MigrationService(instance, self.coordinator.arrivals, settings.unsent_messages),
             "penstock.v1.Migration",
         )
-        self.stages = StageCoordinator(instance, self.coordinator, context, clock)
+        self.stages = StageCoordinator(instance, self.coordinator, context)
         self.stages.start()
 
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
@@ -60,7 +59,9 @@ class Mover:
     def evacuate(self) -> None:
         """Begin to move all requests of a draining instance away, unless that goes on already."""
         if self._evacuation is None or self._evacuation.done():
-            self._evacuation = self._tasks.spawn(evacuate(self._instance, self.coordinator), name="evacuate")
+            self._evacuation = self._tasks.spawn(
+                evacuate(self._instance, self.coordinator, self._transport), name="evacuate"
+            )
 
     def leave(self) -> None:
         """Move all requests away, then end the process. Once is enough, more is no harm."""

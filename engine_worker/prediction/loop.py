@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from controlplane.prediction.length_fallback import MeanResidual
@@ -27,12 +26,19 @@ class PredictionLoop:
     """One for each worker. Predictions go into the request table."""
 
     def __init__(
-        self, engine: Engine, table: RequestTable, link: PredictorLink, state: PredictionState, max_model_len: int
+        self,
+        engine: Engine,
+        table: RequestTable,
+        link: PredictorLink,
+        state: PredictionState,
+        max_model_len: int,
+        clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._table = table
         self._link = link
         self._max_model_len = max_model_len
+        self._clock = clock
         self._residual = MeanResidual()
         self._waiting: HiddenStates | None = None
         self._tasks = TaskSet("prediction")
@@ -95,7 +101,7 @@ class PredictionLoop:
             batch = self._batch(states)
             if not batch.request_ids:
                 continue
-            started_s = time.perf_counter()
+            started_s = self._clock()
             try:
                 answer = await self._link.predict(batch)
             except PenstockError as error:
@@ -103,7 +109,7 @@ class PredictionLoop:
                 self.state.fall_back(str(error))
                 self._fall_back(self._table.live())
                 continue
-            self.state.latency_ms = 1e3 * (time.perf_counter() - started_s)
+            self.state.latency_ms = 1e3 * (self._clock() - started_s)
             self.state.predicted_by(answer.artefact)
             lengths = zip(batch.request_ids, batch.generated_tokens, answer.remaining_tokens, strict=True)
             for request_id, generated, remaining in lengths:

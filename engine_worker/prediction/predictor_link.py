@@ -1,6 +1,5 @@
 """Calls to a length predictor of the mesh."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ import grpc
 from mesh.errors import PeerUnavailable, ProtocolViolation
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Threads, Transport
 from penstock.v1 import predictor_pb2, predictor_pb2_grpc
 
 ROLE = "predictor"
@@ -37,7 +37,14 @@ class PredictorLink:
     """To whichever predictor the directory lists first; any of them will do."""
 
     def __init__(
-        self, directory: Directory, instance_id: str, model: str, fingerprint: Callable[[], str], deadline_s: float
+        self,
+        directory: Directory,
+        instance_id: str,
+        model: str,
+        fingerprint: Callable[[], str],
+        deadline_s: float,
+        transport: Transport,
+        threads: Threads,
     ) -> None:
         """`fingerprint` of the checkpoint: reads files, once, at the first call."""
         self._directory = directory
@@ -46,6 +53,8 @@ class PredictorLink:
         self._fingerprint = fingerprint
         self._known_fingerprint = ""
         self._deadline_s = deadline_s
+        self._transport = transport
+        self._threads = threads
         self._channel: grpc.aio.Channel | None = None
         self._address = ""
 
@@ -97,7 +106,7 @@ class PredictorLink:
 
     async def _checkpoint(self) -> str:
         if not self._known_fingerprint:
-            self._known_fingerprint = await asyncio.to_thread(self._fingerprint)
+            self._known_fingerprint = await self._threads.run(self._fingerprint)
         return self._known_fingerprint
 
     def _predictor(self) -> Member:
@@ -109,5 +118,5 @@ class PredictorLink:
     async def _stub(self, member: Member) -> predictor_pb2_grpc.LengthPredictorStub:
         if self._channel is None or member.address != self._address:
             await self.close()
-            self._channel, self._address = open_channel(member.address), member.address
+            self._channel, self._address = open_channel(self._transport, member.address), member.address
         return predictor_pb2_grpc.LengthPredictorStub(self._channel)  # type: ignore[no-untyped-call]

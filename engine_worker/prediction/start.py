@@ -27,6 +27,8 @@ def predict_lengths(
         description.model,
         lambda: checkpoint_fingerprint(Path(description.model_path)),
         settings.predict_deadline_ms / 1000,
+        context.runtime.transport,
+        context.runtime.threads,
     )
     PredictionCollector(state, context.registry)
     context.server.add(
@@ -34,4 +36,6 @@ def predict_lengths(
         LengthPredictionService(state),
         "penstock.v1.LengthPrediction",
     )
-    return PredictionLoop(engine, instance.table, link, state, description.max_model_len_tokens)
+    return PredictionLoop(
+        engine, instance.table, link, state, description.max_model_len_tokens, context.runtime.clock.now_s
+    )

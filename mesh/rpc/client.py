@@ -7,6 +7,7 @@ import grpc
 
 from mesh.errors import DeadlineExceeded, PeerUnavailable, RpcError
 from mesh.rpc.limits import CHANNEL_OPTIONS, DEFAULT_DEADLINE_S
+from mesh.runtime import Transport
 
 
 class DefaultDeadline(grpc.aio.UnaryUnaryClientInterceptor):
@@ -25,9 +26,9 @@ class DefaultDeadline(grpc.aio.UnaryUnaryClientInterceptor):
         return await continuation(client_call_details, request)
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(transport: Transport, address: str) -> grpc.aio.Channel:
     """A channel to host:port. It connects when first used and reconnects by itself; close it when done."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=[DefaultDeadline()])
+    return transport.channel(address, CHANNEL_OPTIONS, [DefaultDeadline()])
 
 
 def rpc_error(error: grpc.aio.AioRpcError, peer: str) -> RpcError:

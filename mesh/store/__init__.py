@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mesh.errors import ConfigurationError
+from mesh.runtime import Runtime
 from mesh.store.interface import KeyValue, Listing, StateStore, WatchEvent
 from mesh.store.lease import Lease, LeaseLoss
 
@@ -11,7 +12,7 @@ __all__ = ["KeyValue", "Lease", "LeaseLoss", "Listing", "StateStore", "WatchEven
 _FORMS = "etcd://HOST:PORT[,HOST:PORT...], penstock://HOST:PORT or embedded:[FILE]"
 
 
-def open_store(url: str) -> StateStore:
+def open_store(url: str, runtime: Runtime) -> StateStore:
     """The store behind a URL; call it on the event loop that will use it. Connects when first used.
 
     `etcd://HOST:PORT[,HOST:PORT...]`, `penstock://HOST:PORT` (the store served by another Penstock process), or
@@ -23,19 +24,19 @@ def open_store(url: str) -> StateStore:
         case "etcd":
             from mesh.store.etcd import EtcdStore
 
-            return EtcdStore(_endpoints(url, rest))
+            return EtcdStore(_endpoints(url, rest), runtime)
         case "penstock":
             from mesh.store.remote import RemoteStore
 
             endpoints = _endpoints(url, rest)
             if len(endpoints) > 1:
                 raise ConfigurationError(f"{url!r}: penstock:// takes one HOST:PORT")
-            return RemoteStore(endpoints[0])
+            return RemoteStore(endpoints[0], runtime)
         case "embedded":
             from mesh.store.embedded import EmbeddedStore
             from mesh.store.host import StoreHost
 
-            return EmbeddedStore(StoreHost(Path(rest) if rest else None))
+            return EmbeddedStore(StoreHost(runtime.clock, runtime.entropy, Path(rest) if rest else None))
         case _:
             raise ConfigurationError(f"{url!r} is no store URL; use {_FORMS}")
 

@@ -2,7 +2,7 @@
 
 import random
 
-from mesh.store.clock import Clock
+from mesh.runtime import Clock
 
 
 class Backoff:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ import grpc
 
 from mesh.errors import LeaseLost, StoreCompacted, StoreError, StoreUnavailable
 from mesh.rpc.limits import CHANNEL_OPTIONS
+from mesh.runtime import Runtime
 from mesh.store.backoff import Backoff
-from mesh.store.clock import SystemClock
 
 Stubs = TypeVar("Stubs")
 Answer = TypeVar("Answer")
@@ -53,18 +52,20 @@ class Connection(Generic[Stubs]):
         self,
         endpoints: Sequence[str],
         make_stubs: Callable[[grpc.aio.Channel], Stubs],
-        rng: random.Random | None = None,
+        runtime: Runtime,
     ) -> None:
         self._endpoints = tuple(endpoints)
         self._make_stubs = make_stubs
-        self._rng = rng or random.Random()
+        self._transport = runtime.transport
+        self._clock = runtime.clock
+        self._rng = runtime.entropy.generator()
         self._peers: dict[str, Peer[Stubs]] = {}
         self._current = 0
         self.closed = False
 
     def backoff(self) -> Backoff:
         """A back-off of its own for a caller that tries again."""
-        return Backoff(self._rng, SystemClock())
+        return Backoff(self._rng, self._clock)
 
     async def call(
         self, send: Callable[[Stubs, float], Awaitable[Answer]], timeout_s: float, *, resend: bool
@@ -74,11 +75,11 @@ class Connection(Generic[Stubs]):
         With `resend` (calls that may happen twice) a lost connection or a slow endpoint leads to another try within the
         deadline; otherwise to `StoreUnavailable`, because nobody knows whether the call took effect.
         """
-        deadline_s = _now_s() + timeout_s
+        deadline_s = self._clock.now_s() + timeout_s
         backoff = self.backoff()
         while True:
-            peer = await self.connected(deadline_s - _now_s())
-            left_s = max(deadline_s - _now_s(), 0.0)
+            peer = await self.connected(deadline_s - self._clock.now_s())
+            left_s = max(deadline_s - self._clock.now_s(), 0.0)
             share_s = left_s / len(self._endpoints) if resend else left_s
             try:
                 with self.failures(peer):
@@ -89,7 +90,7 @@ class Connection(Generic[Stubs]):
                         f"{failure}; the write may or may not have happened, read first"
                     ) from failure
                 pause_s = backoff.next_s()
-                if _now_s() + pause_s >= deadline_s:
+                if self._clock.now_s() + pause_s >= deadline_s:
                     raise
             await asyncio.sleep(pause_s)
 
@@ -147,7 +148,7 @@ class Connection(Generic[Stubs]):
             raise StoreUnavailable(_CLOSED)
         endpoint = self._endpoints[self._current]
         if endpoint not in self._peers:
-            channel = grpc.aio.insecure_channel(endpoint, options=tuple(_CHANNEL_OPTIONS.items()))
+            channel = self._transport.channel(endpoint, tuple(_CHANNEL_OPTIONS.items()), ())
             self._peers[endpoint] = Peer(endpoint, channel, self._make_stubs(channel))
         return self._peers[endpoint]
 
@@ -165,7 +166,3 @@ async def _ready(channel: grpc.aio.Channel) -> bool:
             return False
         await channel.wait_for_state_change(state)
     return True
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

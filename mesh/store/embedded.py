@@ -1,7 +1,6 @@
 """The state store inside this process."""
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator
 
 from mesh.errors import LeaseLost
@@ -19,9 +18,9 @@ class EmbeddedStore:
     must not hold up the event loop, and races that can happen on a server happen here too.
     """
 
-    def __init__(self, host: StoreHost, *, rng: random.Random | None = None) -> None:
+    def __init__(self, host: StoreHost) -> None:
         self._host = host
-        self._rng = rng or random.Random()
+        self._rng = host.entropy.generator()
         self._source = _HostSource(host)
         self._leases = HeldLeases(self._refresh, self._revoke, host.clock)
 

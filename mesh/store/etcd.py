@@ -5,7 +5,6 @@ the server ends the stream or cancels a watch, so nothing could resume there.
 """
 
 import math
-import random
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +13,7 @@ import grpc
 from aetcd import rpc
 
 from mesh.errors import LeaseLost, StoreCompacted, StoreUnavailable
-from mesh.store.clock import SystemClock
+from mesh.runtime import Runtime
 from mesh.store.connection import Connection, Peer
 from mesh.store.interface import DEFAULT_TIMEOUT_S, KeyValue, Listing, WatchEvent
 from mesh.store.lease import HeldLeases, Lease, incarnation_of
@@ -40,10 +39,10 @@ class EtcdStore:
     as many revisions as the old had takes it for the old one.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, rng: random.Random | None = None) -> None:
+    def __init__(self, endpoints: Sequence[str], runtime: Runtime) -> None:
         """`endpoints`: "host:port" of members of one cluster, the preferred one first."""
-        self._clock = SystemClock()
-        self._connection = Connection(endpoints, _make_stubs, rng)
+        self._clock = runtime.clock
+        self._connection = Connection(endpoints, _make_stubs, runtime)
         self._source = _EtcdSource(self._connection)
         self._leases = HeldLeases(self._refresh, self._revoke, self._clock)
 

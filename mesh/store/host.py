@@ -1,13 +1,11 @@
 """The embedded store at work: a key space, the clock that ends its leases, its journal and its watchers."""
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from mesh.errors import StoreUnavailable
-from mesh.store.clock import Clock, SystemClock
+from mesh.runtime import Clock, Entropy
 from mesh.store.disk import Disk, SystemDisk
 from mesh.store.interface import KeyValue, Listing, WatchEvent
 from mesh.store.journal import Journal
@@ -24,19 +22,19 @@ class StoreHost:
 
     def __init__(
         self,
+        clock: Clock,
+        entropy: Entropy,
         path: Path | None = None,
         *,
         disk: Disk | None = None,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
         start_revision: int | None = None,
     ) -> None:
-        self.clock = clock or SystemClock()
-        self._rng = rng or random.SystemRandom()
+        self.clock = clock
+        self.entropy = entropy
         self._journal = Journal(path, disk or SystemDisk()) if path else None
         # A store that restarts has forgotten its leased keys and its history. Counting on from the wall clock puts it
         # ahead of every revision that its predecessor gave out, so a watcher that reconnects is told to list again.
-        epoch = time.time_ns() // 1000 if start_revision is None else start_revision
+        epoch = int(1e6 * clock.unix_s()) if start_revision is None else start_revision
         self._keys = KeySpace(
             max(epoch, self._journal.revision + 1 if self._journal else 1),
             self._journal.entries.values() if self._journal else (),
@@ -103,7 +101,7 @@ class StoreHost:
     def grant_lease(self, ttl_s: float) -> str:
         """Add a lease; returns its incarnation id."""
         self._begin()
-        incarnation_id = f"{self._rng.getrandbits(64):016x}"
+        incarnation_id = self.entropy.token_hex(8)
         self._keys.grant_lease(incarnation_id, ttl_s, self.clock.now_s())
         self._watch_expiry()
         return incarnation_id

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from mesh.errors import LeaseLost, StoreError
-from mesh.store.clock import Clock
+from mesh.runtime import Clock
 
 LeaseLoss = Literal["expired", "unreachable", "revoked", "abandoned"]
 Refresh = Callable[[str, float], Awaitable[bool]]

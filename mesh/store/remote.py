@@ -1,13 +1,12 @@
 """The state store of another process, over gRPC (`penstock.v1.State`)."""
 
-import random
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
 
 from mesh.errors import LeaseLost, StoreUnavailable
-from mesh.store.clock import SystemClock
+from mesh.runtime import Runtime
 from mesh.store.connection import Connection, Peer
 from mesh.store.interface import DEFAULT_TIMEOUT_S, KeyValue, Listing, WatchEvent
 from mesh.store.lease import HeldLeases, Lease, incarnation_of
@@ -22,10 +21,10 @@ _WATCH_START_S = 3.0
 class RemoteStore:
     """`StateStore` on a `StateService` elsewhere."""
 
-    def __init__(self, endpoint: str, *, rng: random.Random | None = None) -> None:
+    def __init__(self, endpoint: str, runtime: Runtime) -> None:
         """`endpoint`: "host:port"."""
-        self._clock = SystemClock()
-        self._connection: Connection[Any] = Connection([endpoint], state_pb2_grpc.StateStub, rng)
+        self._clock = runtime.clock
+        self._connection: Connection[Any] = Connection([endpoint], state_pb2_grpc.StateStub, runtime)
         self._source = _RemoteSource(self._connection)
         self._leases = HeldLeases(self._refresh, self._revoke, self._clock)
 

@@ -1,7 +1,6 @@
 """The cascade role."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
@@ -36,13 +35,14 @@ class CascadeRole:
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Follow the cascades and serve the contract."""
         self._failure = asyncio.get_running_loop().create_future()
-        settings = self._settings
+        settings, runtime = self._settings, context.runtime
+        clock = runtime.clock.now_s
         find_frontend = partial(self._frontend, context)
         self._tiers = TierClient(find_frontend, settings.sample_deadline_s, settings.mesh_api_key)
         sampling = SamplingSettings(settings.sample_window_s, settings.sample_requests)
         metrics = CascadeMetrics(context.registry)
-        report = PlannerLink(context.directory, context.member_id, metrics).report
-        samplers = Samplers(sampling, self._tiers, report, time.monotonic, metrics)
+        report = PlannerLink(context.directory, context.member_id, runtime.transport, metrics).report
+        samplers = Samplers(sampling, self._tiers, report, clock, runtime.entropy, metrics)
         judges = partial(
             make_judge,
             find_frontend=find_frontend,
@@ -50,13 +50,11 @@ class CascadeRole:
             api_key=settings.judge_api_key,
             mesh_key=settings.mesh_api_key,
         )
-        cascades = Cascades(
-            context.store, judges, settings.judge_deadline_s, time.monotonic, self._tasks, samplers, metrics
-        )
+        cascades = Cascades(context.store, judges, settings.judge_deadline_s, clock, self._tasks, samplers, metrics)
         self._cascades = cascades
         self._tasks.spawn(cascades.follow(), name="follow the cascades", on_error=self._on_failed)
         self._tasks.spawn(samplers.run(), name="sample the workload", on_error=self._on_failed)
-        service = CascadeService(context.store, cascades, samplers, metrics, settings.max_judging, time.monotonic)
+        service = CascadeService(context.store, cascades, samplers, metrics, settings.max_judging, clock)
         context.server.add(cascade_pb2_grpc.add_CascadeServicer_to_server, service, "penstock.v1.Cascade")
         return {}
 

@@ -13,6 +13,7 @@ from mesh.errors import PeerUnavailable, StoreUnavailable
 from mesh.membership import MEMBERS_PREFIX, Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.run_file import find_store_url
+from mesh.runtime import GrpcTransport, system_runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 
@@ -44,7 +45,7 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @asynccontextmanager
 async def mesh_store(store: str | None, mesh: str) -> AsyncIterator[StateStore]:
     """The mesh's state store. Raises ConfigurationError if there is no mesh to be found."""
-    opened = open_store(find_store_url(store, mesh))
+    opened = open_store(find_store_url(store, mesh), system_runtime())
     try:
         yield opened
     finally:
@@ -80,7 +81,7 @@ def only_member(directory: Directory, role: str) -> Member:
 
 async def call(member: Member, stub_class: Callable[[Any], Any], method: str, request: Any) -> Any:
     """One unary call to a member, with a deadline. Raises RpcError."""
-    async with open_channel(member.address) as channel:
+    async with open_channel(GrpcTransport(), member.address) as channel:
         try:
             return await getattr(stub_class(channel), method)(request, timeout=CALL_DEADLINE_S)
         except grpc.aio.AioRpcError as error:

@@ -11,6 +11,7 @@ import grpc
 from mesh.errors import RpcError
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import GrpcTransport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, run, store_options
 from services.cli.proto_json import plain
@@ -70,7 +71,7 @@ async def _move(
     ordered = worker_pb2.MigrateRequest()
     ordered.CopyFrom(request)
     ordered.request_id = request_id
-    async with open_channel(source.address) as channel:
+    async with open_channel(GrpcTransport(), source.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = await stub.Migrate(ordered, timeout=timeout_s)

@@ -22,7 +22,7 @@ from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.parent_death import end_with_parent_if_asked
 from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
-from mesh.runtime import SystemClock
+from mesh.runtime import Clock, Runtime, system_runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from services.cli.connection import mesh_name
@@ -172,7 +172,8 @@ async def _up(options: UpOptions) -> int:
     started_s = time.monotonic()
     http_url = f"http://{options.host}:{options.port}"
     log_dir = run_dir() / options.name / "logs"
-    async with _store(options) as (store_url, store):
+    runtime = system_runtime()
+    async with _store(options, runtime) as (store_url, store):
         write_run_file(options.name, RunFile(os.getpid(), store_url, http_url, str(log_dir)))
         supervisor = Supervisor(SystemLauncher(log_dir), lambda event: click.echo(event, err=True))
         mesh = _local_mesh(options, store_url)
@@ -192,7 +193,7 @@ async def _up(options: UpOptions) -> int:
                 )
             if serving:
                 _say_how_to_use(mesh, http_url, time.monotonic() - started_s)
-                await _until_stopped(options, store, mesh, supervisor, gpus, stop_asked)
+                await _until_stopped(options, store, mesh, supervisor, gpus, runtime.clock, stop_asked)
             return 0 if serving or stop_asked.is_set() else 1
         finally:
             click.echo("stopping; Ctrl-C again cuts running requests", err=True)
@@ -221,11 +222,11 @@ def _check_port_is_free(host: str, port: int) -> None:
 
 
 @asynccontextmanager
-async def _store(options: UpOptions) -> AsyncIterator[tuple[str, StateStore]]:
+async def _store(options: UpOptions, runtime: Runtime) -> AsyncIterator[tuple[str, StateStore]]:
     """The store's URL and a connection to it; without --store, one is served from this process meanwhile."""
-    server = None if options.store else await StateServer.start(options.store_file)
+    server = None if options.store else await StateServer.start(runtime, options.store_file)
     store_url = options.store or (server.url if server else "")
-    store = open_store(store_url)
+    store = open_store(store_url, runtime)
     try:
         yield store_url, store
     finally:
@@ -299,6 +300,7 @@ async def _until_stopped(
     mesh: LocalMesh,
     supervisor: Supervisor,
     gpus: GpuPool,
+    clock: Clock,
     stop_asked: asyncio.Event,
 ) -> None:
     """Run as many instances as the plan in force says, until asked to stop."""
@@ -310,7 +312,7 @@ async def _until_stopped(
     await directory.start()
     shape = shape_of(mesh.engine_options)
     patience = Patience(options.ready_timeout_s, mesh.drain_s)
-    fleet = Fleet(supervisor, directory, gpus, make_spec, patience, SystemClock().now_s)
+    fleet = Fleet(supervisor, directory, gpus, make_spec, patience, clock.now_s)
     fleet.adopt({each.name: {f"{each.name}-{index}": shape for index in range(each.workers)} for each in mesh.models})
     follower = PlanFollower(options.name, store, fleet, lambda event: click.echo(event, err=True))
     follow = asyncio.create_task(follower.follow())

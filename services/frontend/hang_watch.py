@@ -7,6 +7,7 @@ import grpc
 
 from controlplane.protocols.ownership import Sender
 from mesh.rpc.client import open_channel
+from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.frontend.liveness import Hang, Hung, LivenessMonitor, Probe, Sighting
@@ -22,11 +23,13 @@ class HangWatch:
     def __init__(
         self,
         monitor: LivenessMonitor,
+        transport: Transport,
         metrics: FrontendMetrics,
         tasks: TaskSet,
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self._monitor = monitor
+        self._transport = transport
         self._metrics = metrics
         for hang in Hang:  # so that the first one is a rise from 0
             metrics.hung_workers.labels(hang.value)
@@ -50,7 +53,7 @@ class HangWatch:
                 self._take_requests(link, finding)
 
     async def _probe(self, link: WorkerLink, probe: Probe) -> None:
-        is_alive = await _answers(link.member.address, probe.deadline_s)
+        is_alive = await _answers(self._transport, link.member.address, probe.deadline_s)
         self._monitor.probed(probe.worker, is_alive=is_alive)
 
     def _take_requests(self, link: WorkerLink, hung: Hung) -> None:
@@ -64,8 +67,8 @@ class HangWatch:
         link.drop_requests("worker_hung", reason)
 
 
-async def _answers(address: str, deadline_s: float) -> bool:
-    async with open_channel(address) as channel:
+async def _answers(transport: Transport, address: str, deadline_s: float) -> bool:
+    async with open_channel(transport, address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         try:
             await stub.GetLoad(worker_pb2.GetLoadRequest(), timeout=deadline_s)

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.errors import ConfigurationError
 from mesh.membership import ChangeKind, Member, MemberChange
+from mesh.runtime import Clock, Threads
 from mesh.tasks import TaskSet
 from services.frontend.text.model_text import ModelText
 from services.frontend.worker_pool import WORKER_ROLE
@@ -33,9 +34,10 @@ class ModelCatalogue:
     """Follows the directory. A model stays known when its last worker goes: asking for it is then answered 503
     (come back), not 404 (give up). It is learnt anew when none of its workers is any more as it was learnt."""
 
-    def __init__(self, cache_characters: int, unix_time: Callable[[], float]) -> None:
+    def __init__(self, cache_characters: int, clock: Clock, threads: Threads) -> None:
         self._cache_characters = cache_characters
-        self._unix_time = unix_time
+        self._clock = clock
+        self._threads = threads
         self._models: dict[str, ServedModel] = {}
         self._learnt: dict[str, Mapping[str, str]] = {}
         """What each model was learnt from."""
@@ -95,14 +97,14 @@ class ModelCatalogue:
         try:
             block_tokens = int(member.attributes["block_tokens"])
             max_model_len_tokens = int(member.attributes["max_model_len_tokens"])
-            text = await asyncio.to_thread(ModelText.load, path, self._cache_characters)
+            text = await self._threads.run(ModelText.load, path, self._clock.unix_s, self._cache_characters)
         except (ConfigurationError, KeyError, ValueError) as error:
             log.error(
                 "a model cannot be served", extra={"model": name, "worker": member.member_id, "error": str(error)}
             )
             return
         known = self._models.get(name)
-        created = int(self._unix_time()) if known is None else known.created_unix_s
+        created = int(self._clock.unix_s()) if known is None else known.created_unix_s
         self._models[name] = ServedModel(name, text, block_tokens, max_model_len_tokens, created)
         self._learnt[name] = _facts(member)
         log.info("model known", extra={"model": name, "chunked_tokenisation": text.chunked.chunked})

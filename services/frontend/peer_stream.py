@@ -11,6 +11,7 @@ import grpc
 
 from mesh.errors import PeerUnavailable, PenstockError
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +67,18 @@ class PeerStream(Generic[Out, In]):
     """Owns the channel to one peer and, over time, one stream after another on it."""
 
     def __init__(
-        self, peer: str, address: str, method: Callable[[grpc.aio.Channel], Any], handlers: StreamHandlers[In]
+        self,
+        peer: str,
+        address: str,
+        transport: Transport,
+        method: Callable[[grpc.aio.Channel], Any],
+        handlers: StreamHandlers[In],
     ) -> None:
         """`method` makes the multi-callable of a bidirectional method from a channel; `peer` names the other
         side in logs and errors."""
         self._peer = peer
         self._address = address
+        self._transport = transport
         self._method = method
         self._handlers = handlers
         self._outbox: Outbox[Out] | None = None
@@ -91,7 +98,7 @@ class PeerStream(Generic[Out, In]):
 
     async def run(self) -> None:
         """Keep the stream open until cancelled."""
-        channel = self.channel = open_channel(self._address)
+        channel = self.channel = open_channel(self._transport, self._address)
         clock = asyncio.get_running_loop().time
         backoff_s = FIRST_BACKOFF_S
         try:

@@ -19,6 +19,7 @@ from controlplane.protocols.placing import (
 )
 from mesh.errors import NoInstance, UnknownModel
 from mesh.membership import ChangeKind, MemberChange
+from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import scheduler_pb2
 from services.frontend.metrics import FrontendMetrics
@@ -53,6 +54,7 @@ class PlacementClient:
         self,
         candidates: Callable[[str], Sequence[str]],
         deadline_s: float,
+        transport: Transport,
         metrics: FrontendMetrics,
         on_failed: Callable[[BaseException], None],
         clock: Callable[[], float],
@@ -60,6 +62,7 @@ class PlacementClient:
         """`candidates` gives the instances of a model that the fallback may choose from."""
         self._candidates = candidates
         self._deadline_s = deadline_s
+        self._transport = transport
         self._metrics = metrics
         self._on_failed = on_failed
         self._clock = clock
@@ -87,7 +90,10 @@ class PlacementClient:
         elif link is not None:
             link.is_announced = True
         else:
-            self._open(SchedulerLink(member, self._deadline_s, self._metrics, self._clock, self._handlers()))
+            link = SchedulerLink(
+                member, self._deadline_s, self._metrics, self._clock, self._transport, self._handlers()
+            )
+            self._open(link)
         self._drop_departed()
 
     def links(self) -> tuple[SchedulerLink, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mesh.runtime import Threads
 from penstock.v1 import request_pb2
 from services.frontend.api.errors import bad_request, context_too_long
 from services.frontend.api.schema import INT32_MAX, ChatCompletionRequest, CompletionRequest, Message, SamplingFields
@@ -58,15 +59,21 @@ class GenerationPlan:
 
 
 async def plan_request(
-    request: ChatCompletionRequest | CompletionRequest, request_id: str, model: ServedModel, max_choices: int
+    request: ChatCompletionRequest | CompletionRequest,
+    request_id: str,
+    model: ServedModel,
+    max_choices: int,
+    threads: Threads,
 ) -> GenerationPlan:
     """Raises ApiError (400) for what this model cannot serve."""
     if isinstance(request, ChatCompletionRequest):
-        return await plan_chat(request, request_id, model)
-    return await plan_completion(request, request_id, model, max_choices)
+        return await plan_chat(request, request_id, model, threads)
+    return await plan_completion(request, request_id, model, max_choices, threads)
 
 
-async def plan_chat(request: ChatCompletionRequest, request_id: str, model: ServedModel) -> GenerationPlan:
+async def plan_chat(
+    request: ChatCompletionRequest, request_id: str, model: ServedModel, threads: Threads
+) -> GenerationPlan:
     """Raises ApiError (400) for what this model cannot serve."""
     template = model.text.template
     if template is None:
@@ -76,14 +83,14 @@ async def plan_chat(request: ChatCompletionRequest, request_id: str, model: Serv
     except ChatTemplateRefused as error:
         raise bad_request(f"{error}.", "messages") from error
     logprobs = _chat_logprobs(request)
-    token_ids = await tokenise(model.text.chunked, text)
+    token_ids = await tokenise(model.text.chunked, text, threads)
     max_tokens = request.max_completion_tokens or request.max_tokens
     prompt = Prompt(token_ids, _sampling(request, model, len(token_ids), max_tokens, logprobs, "messages"))
     return _plan(request, request_id, model, (prompt,))
 
 
 async def plan_completion(
-    request: CompletionRequest, request_id: str, model: ServedModel, max_choices: int
+    request: CompletionRequest, request_id: str, model: ServedModel, max_choices: int, threads: Threads
 ) -> GenerationPlan:
     """Raises ApiError (400) for what this model cannot serve."""
     sources = _prompts(request.prompt)
@@ -92,7 +99,7 @@ async def plan_completion(
     max_tokens = request.max_tokens or COMPLETION_MAX_TOKENS
     prompts = []
     for source in sources:
-        token_ids = await _prompt_ids(source, model)
+        token_ids = await _prompt_ids(source, model, threads)
         echo = ""
         if request.echo:
             echo = source if isinstance(source, str) else model.text.decode(token_ids)
@@ -139,9 +146,9 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[i
     raise bad_request("`prompt` must hold only texts, only token ids, or only lists of token ids.", "prompt")
 
 
-async def _prompt_ids(source: str | list[int], model: ServedModel) -> list[int]:
+async def _prompt_ids(source: str | list[int], model: ServedModel, threads: Threads) -> list[int]:
     if isinstance(source, str):
-        token_ids = model.text.around(await tokenise(model.text.chunked, source))
+        token_ids = model.text.around(await tokenise(model.text.chunked, source, threads))
     else:
         token_ids = source
         if token_ids and max(token_ids) >= model.text.vocabulary_size:

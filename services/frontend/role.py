@@ -100,14 +100,21 @@ class FrontendRole:
         await self._tasks.cancel()
 
     def _build(self, context: RoleContext) -> FrontendService:
-        settings, clock, unix_time = self._settings, context.runtime.clock.now_s, context.runtime.clock.unix_s
+        settings, runtime = self._settings, context.runtime
+        clock = runtime.clock.now_s
         metrics = FrontendMetrics(context.registry)
         pool = WorkerPool(
-            context.member_id, metrics, clock, self._on_failed, LivenessMonitor(settings.freeze_s, settings.stall_s)
+            context.member_id,
+            metrics,
+            clock,
+            runtime.transport,
+            self._on_failed,
+            LivenessMonitor(settings.freeze_s, settings.stall_s),
         )
         placement = PlacementClient(
             lambda model: [link.instance_id for link in pool.connected(model)],
             settings.placement_deadline_s,
+            runtime.transport,
             metrics,
             self._on_failed,
             clock,
@@ -116,16 +123,18 @@ class FrontendRole:
         return FrontendService(
             settings=settings,
             metrics=metrics,
-            catalogue=ModelCatalogue(settings.tokenizer_cache_characters, unix_time),
+            catalogue=ModelCatalogue(settings.tokenizer_cache_characters, runtime.clock, runtime.threads),
             pool=pool,
             placement=placement,
             cascades=Cascades(context.store),
-            judging=JudgeClient(settings.judge_deadline_s, metrics.cascade.untold),
+            judging=JudgeClient(settings.judge_deadline_s, runtime.transport, metrics.cascade.untold),
             gate=AdmissionGate(queue, clock, metrics),
             room=WaitingRoom(settings.max_waiting_requests, metrics),
             keys=KeyRing.load(settings.api_keys_file) if settings.api_keys_file else None,
             clock=clock,
-            unix_time=unix_time,
+            unix_time=runtime.clock.unix_s,
+            entropy=runtime.entropy,
+            threads=runtime.threads,
         )
 
     def _on_failed(self, error: BaseException) -> None:

@@ -11,6 +11,7 @@ import grpc
 from controlplane.protocols.circuit_breaker import CircuitBreaker
 from mesh.errors import PeerUnavailable
 from mesh.membership import Member
+from mesh.runtime import Transport
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.peer_stream import PeerStream, StreamHandlers
@@ -60,6 +61,7 @@ class SchedulerLink:
         deadline_s: float,
         metrics: FrontendMetrics,
         clock: Callable[[], float],
+        transport: Transport,
         handlers: LinkHandlers,
     ) -> None:
         self.member = member
@@ -80,6 +82,7 @@ class SchedulerLink:
         self._stream: _Stream = PeerStream(
             self._peer,
             member.address,
+            transport,
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).PlaceStream,  # type: ignore[no-untyped-call]
             StreamHandlers(self._opened, self._answered, self._lost),
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mesh.runtime import Entropy, Threads
 from services.frontend.admission_gate import AdmissionGate
 from services.frontend.api.errors import invalid_api_key, stopped, too_many_requests
 from services.frontend.api_keys import ApiKey, KeyRing
@@ -37,6 +38,8 @@ class FrontendService:
     clock: Callable[[], float]
     """Monotonic, in seconds."""
     unix_time: Callable[[], float]
+    entropy: Entropy
+    threads: Threads
     key_limits: KeyLimits = field(default_factory=KeyLimits)
     running: dict[str, Generation] = field(default_factory=dict)
     """Requests in flight, by request id."""

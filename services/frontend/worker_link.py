@@ -7,6 +7,7 @@ from collections.abc import Callable
 from controlplane.protocols.ownership import Sender
 from mesh.errors import PeerUnavailable, PenstockError
 from mesh.membership import Member
+from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.frontend.api.errors import upstream_failed
 from services.frontend.liveness import Hang
@@ -31,6 +32,7 @@ class WorkerLink:
         frontend_id: str,
         relays: Relays,
         clock: Callable[[], float],
+        transport: Transport,
         on_moved: Callable[[Sender, worker_pb2.RequestMoved], None],
         on_connected: Callable[[], None],
     ) -> None:
@@ -59,6 +61,7 @@ class WorkerLink:
         self._stream: PeerStream[worker_pb2.FrontendMessage, worker_pb2.WorkerMessage] = PeerStream(
             f"worker {self.instance_id}",
             member.address,
+            transport,
             lambda channel: worker_pb2_grpc.WorkerStub(channel).Stream,  # type: ignore[no-untyped-call]
             StreamHandlers(self._opened, self._received, self._lost),
         )

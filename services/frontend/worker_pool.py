@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from controlplane.protocols.ownership import Sender
 from mesh.membership import ChangeKind, Member, MemberChange
+from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import worker_pb2
 from services.frontend.api.errors import upstream_failed
@@ -30,19 +31,21 @@ class WorkerPool:
         frontend_id: str,
         metrics: FrontendMetrics,
         clock: Callable[[], float],
+        transport: Transport,
         on_failed: Callable[[BaseException], None],
         liveness: LivenessMonitor,
     ) -> None:
         """`on_failed` is told when a link died by a bug of ours."""
         self._frontend_id = frontend_id
         self._clock = clock
+        self._transport = transport
         self._on_failed = on_failed
         self._links: dict[str, WorkerLink] = {}
         self._all_links: dict[Sender, WorkerLink] = {}
         """With those of workers that have left and still finish requests."""
         self._relays = Relays(metrics)
         self._tasks = TaskSet("worker-pool")
-        self._hangs = HangWatch(liveness, metrics, self._tasks, on_failed)
+        self._hangs = HangWatch(liveness, transport, metrics, self._tasks, on_failed)
         self._watch: asyncio.Task[None] | None = None
         self.news = 0
         """How often a worker has joined or connected."""
@@ -132,7 +135,9 @@ class WorkerPool:
         log.info("worker joined", extra={"instance_id": member.member_id, "address": member.address})
 
     def _open(self, member: Member) -> WorkerLink:
-        link = WorkerLink(member, self._frontend_id, self._relays, self._clock, self._on_moved, self.wake)
+        link = WorkerLink(
+            member, self._frontend_id, self._relays, self._clock, self._transport, self._on_moved, self.wake
+        )
         self._all_links[link.sender] = link
         self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)
         return link

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from mesh.role import RoleContext
+from mesh.runtime import ThreadPool, Threads
 from mesh.tasks import TaskSet
 from penstock.v1 import predictor_pb2_grpc
 from services.predictor.metrics import PredictorMetrics, ShelfCollector
@@ -22,20 +22,22 @@ class PredictorRole:
     def __init__(self, settings: PredictorSettings) -> None:
         self._settings = settings
         self._shelf = ArtefactShelf(settings.artefact)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="length-predictor")
+        self._pool: ThreadPool | None = None
         self._tasks = TaskSet("predictor")
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Load what is there and serve the contract."""
-        await asyncio.to_thread(self._shelf.look)
-        service = PredictorService(self._shelf, PredictorMetrics(context.registry), self._executor)
+        runtime = context.runtime
+        self._pool = runtime.threads.pool(1, "length-predictor")
+        await runtime.threads.run(self._shelf.look)
+        service = PredictorService(self._shelf, PredictorMetrics(context.registry), self._pool, runtime.clock.now_s)
         ShelfCollector(self._shelf, context.registry)
         context.server.add(
             predictor_pb2_grpc.add_LengthPredictorServicer_to_server, service, "penstock.v1.LengthPredictor"
         )
         if self._shelf.folders:
-            self._watching = self._tasks.spawn(self._watch(), name="artefacts")
+            self._watching = self._tasks.spawn(self._watch(runtime.threads), name="artefacts")
         return {}
 
     async def failed(self) -> None:
@@ -49,9 +51,10 @@ class PredictorRole:
     async def stop(self) -> None:
         """End the watch and the thread."""
         await self._tasks.cancel()
-        self._executor.shutdown(wait=False)
+        if self._pool is not None:
+            self._pool.close()
 
-    async def _watch(self) -> None:
+    async def _watch(self, threads: Threads) -> None:
         while True:
             await asyncio.sleep(self._settings.artefact_poll_s)
-            await asyncio.to_thread(self._shelf.look)
+            await threads.run(self._shelf.look)

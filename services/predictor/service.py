@@ -1,8 +1,6 @@
 """The length predictor's gRPC methods."""
 
-import asyncio
-import time
-from concurrent.futures import Executor
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -11,6 +9,7 @@ from numpy.typing import NDArray
 
 from controlplane.prediction.length_features import features
 from mesh.errors import ConfigurationError
+from mesh.runtime import ThreadPool
 from penstock.v1 import predictor_pb2, predictor_pb2_grpc
 from services.predictor.artefact import Artefact
 from services.predictor.metrics import PredictorMetrics
@@ -23,11 +22,14 @@ _STATE_BYTES = 4
 class PredictorService(predictor_pb2_grpc.LengthPredictorServicer):
     """Answers with the artefact of the caller's very model, or refuses; it never guesses."""
 
-    def __init__(self, shelf: ArtefactShelf, metrics: PredictorMetrics, executor: Executor) -> None:
-        """`executor` runs the network, so that the event loop goes on."""
+    def __init__(
+        self, shelf: ArtefactShelf, metrics: PredictorMetrics, pool: ThreadPool, clock: Callable[[], float]
+    ) -> None:
+        """`pool` runs the network, so that the event loop goes on."""
         self._shelf = shelf
         self._metrics = metrics
-        self._executor = executor
+        self._pool = pool
+        self._clock = clock
 
     async def Predict(self, request: predictor_pb2.PredictRequest, context: Any) -> predictor_pb2.PredictResponse:
         """Remaining tokens of a batch."""
@@ -41,9 +43,9 @@ class PredictorService(predictor_pb2_grpc.LengthPredictorServicer):
                 grpc.StatusCode.FAILED_PRECONDITION, f"{error}; callers go on with their fallback, {FALLBACK}"
             )
             raise AssertionError("abort raises") from error
-        started_s = time.perf_counter()
-        remaining = await asyncio.get_running_loop().run_in_executor(self._executor, _predict, artefact, request)
-        self._metrics.seconds.observe(time.perf_counter() - started_s)
+        started_s = self._clock()
+        remaining = await self._pool.run(_predict, artefact, request)
+        self._metrics.seconds.observe(self._clock() - started_s)
         self._metrics.requests.observe(len(request.request_ids))
         return predictor_pb2.PredictResponse(remaining_tokens=remaining.tolist(), artefact=artefact.name)
 

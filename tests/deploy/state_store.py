@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mesh.runtime import system_runtime
 from services.cli.supervisor.state_server import StateServer
 
 
@@ -14,7 +15,7 @@ def served_state_store() -> Iterator[str]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = asyncio.run_coroutine_threadsafe(StateServer.start(None), loop).result(10)
+    server = asyncio.run_coroutine_threadsafe(StateServer.start(system_runtime(), None), loop).result(10)
     try:
         yield server.url
     finally:

@@ -14,6 +14,7 @@ from openai import OpenAI
 
 from mesh.membership import GRACE_S, MEMBERS_PREFIX, Member
 from mesh.run_file import RunFile
+from mesh.runtime import system_runtime
 from mesh.store import StateStore, open_store
 from tests.mesh.running_mesh import RunningMesh, eventually
 
@@ -93,7 +94,7 @@ def with_store(mesh: RunningMesh, work: Any) -> Any:
     run_file = msgspec.json.decode((mesh.log_dir.parent.parent / "default.json").read_bytes(), type=RunFile)
 
     async def opened() -> Any:
-        store = open_store(run_file.store_url)
+        store = open_store(run_file.store_url, system_runtime())
         try:
             return await work(store)
         finally:

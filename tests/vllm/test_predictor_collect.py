@@ -11,6 +11,7 @@ import pytest_asyncio
 from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
+from mesh.runtime import SystemClock
 from services.cli.predictor.collecting import Collector
 from services.cli.predictor.prompts import tokenised_prompts
 from services.frontend.text.model_text import ModelText
@@ -48,7 +49,7 @@ def description() -> DatasetDescription:
 
 async def test_every_request_leaves_all_its_samples(engine: VllmEngine, tmp_path: Path) -> None:
     folder = DatasetFolder(tmp_path)
-    prompts = list(tokenised_prompts(ModelText.load(MODEL), None, 8, 60, seed=1))
+    prompts = list(tokenised_prompts(ModelText.load(MODEL, SystemClock().unix_s), None, 8, 60, seed=1))
 
     async def collect() -> Collector:
         collector = Collector(engine, folder, description(), prompts, 16, time.monotonic)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +19,7 @@ from controlplane.planning.cascade.plan import CascadePlan, decode_plan
 from controlplane.planning.cascade.workload import read_window
 from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError, PenstockError, PlanInfeasible
+from mesh.runtime import Clock
 from mesh.store.interface import StateStore
 from mesh.tasks import TaskSet
 
@@ -68,8 +68,7 @@ class CascadeDesk:
         drift: DriftSettings,
         tasks: TaskSet,
         metrics: PlannerMetrics,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Clock,
         routers: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`routers`: the cascade routers that are announced in the mesh."""
@@ -79,7 +78,6 @@ class CascadeDesk:
         self._tasks = tasks
         self._metrics = metrics
         self._clock = clock
-        self._wall_clock = wall_clock
         self._routers = routers
         self._watched: dict[str, _Watched] = {}
         self._planning: set[str] = set()
@@ -101,7 +99,7 @@ class CascadeDesk:
         assert stored.record is not None  # or it would have been refused
         watched = self._watched_with(stored.record.name, window.models, stored.record.judges[0])
         combined = watched.routers.reported(
-            report.router, report.observed(window), self._routers() if report.router else (), self._clock()
+            report.router, report.observed(window), self._routers() if report.router else (), self._clock.now_s()
         )
         if combined is None:
             return f"taken down; waiting for the windows of {', '.join(watched.routers.waiting_for)}"
@@ -156,7 +154,7 @@ class CascadeDesk:
             self._metrics.plans.labels(label, PlanOutcome.FAILED).inc()
             raise
         self._metrics.plans.labels(label, PlanOutcome.APPLIED).inc()
-        self._metrics.applied.labels(plan.name).set(self._wall_clock())
+        self._metrics.applied.labels(plan.name).set(self._clock.unix_s())
         log.warning("plan applied", extra={"cascade": plan.name, "revision": revision, "thresholds": plan.thresholds})
         return revision
 
@@ -264,12 +262,12 @@ class CascadeDesk:
 
     async def _made(self, goal: CascadeGoal, history: WorkloadHistory) -> tuple[CascadePlan, tuple[str, ...]]:
         """And what is to be said of it."""
-        began_s = self._clock()
+        began_s = self._clock.now_s()
         try:
             case = history.case()
             plan = await self._make(case.goal(goal, history.judge), case.lines(), await self._stored.profiles())
         finally:
-            self._metrics.planning_seconds.observe(self._clock() - began_s)
+            self._metrics.planning_seconds.observe(self._clock.now_s() - began_s)
         plan = with_left_out(plan, case.models)
         workload = case.summary(plan.thresholds[0] if plan.thresholds else 0.0)
         return msgspec.structs.replace(plan, judge=history.judge, workload=workload), case.notes

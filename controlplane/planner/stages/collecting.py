@@ -9,6 +9,7 @@ import grpc
 from controlplane.planner.stages.making import LengthStatistics
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 from penstock.v1 import stages_pb2, stages_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -16,9 +17,13 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 3.0
 
 
-async def collect(workers: Sequence[Member]) -> LengthStatistics:
+async def collect(transport: Transport, workers: Sequence[Member]) -> LengthStatistics:
     """All that answer in time; one that does not is logged and left out."""
-    answers = [answer for answer in await asyncio.gather(*map(_ask, workers)) if answer is not None]
+    answers = [
+        answer
+        for answer in await asyncio.gather(*(_ask(transport, worker) for worker in workers))
+        if answer is not None
+    ]
     speeds = [answer.transfer_tokens_s for answer in answers if answer.transfer_tokens_s > 0]
     return LengthStatistics(
         lengths=tuple(
@@ -31,8 +36,8 @@ async def collect(workers: Sequence[Member]) -> LengthStatistics:
     )
 
 
-async def _ask(worker: Member) -> stages_pb2.GetLengthsResponse | None:
-    async with open_channel(worker.address) as channel:
+async def _ask(transport: Transport, worker: Member) -> stages_pb2.GetLengthsResponse | None:
+    async with open_channel(transport, worker.address) as channel:
         stub = stages_pb2_grpc.StagesStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer: stages_pb2.GetLengthsResponse = await stub.GetLengths(

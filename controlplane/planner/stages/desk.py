@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -25,6 +24,7 @@ from controlplane.policies.stages.record import (
 from controlplane.protocols.bid_ask.limits import BidAskLimits
 from mesh.errors import ConfigurationError, PenstockError
 from mesh.membership import Directory, Member
+from mesh.runtime import Runtime
 from mesh.store.followed_prefix import FollowedPrefix
 from mesh.store.interface import StateStore
 from mesh.store.stored_setting import StoredSetting
@@ -51,8 +51,7 @@ class StageDesk:
         directory: Directory,
         member_id: str,
         metrics: PlannerMetrics,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        runtime: Runtime,
     ) -> None:
         self.setting = StagesSetting()
         self.moves: deque[BoundaryRecord] = deque(maxlen=REMEMBERED_MOVES)
@@ -63,8 +62,9 @@ class StageDesk:
         self._directory = directory
         self._member_id = member_id
         self._metrics = metrics
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock = runtime.clock
+        self._threads = runtime.threads
+        self._transport = runtime.transport
         self._plans = FollowedPrefix(store, LAYOUT_PREFIX, StageRecord, lambda key, record: None)
         self._boundaries = FollowedPrefix(store, BOUNDARY_PREFIX, BoundaryRecord, self._moved)
         self._stored_setting = StoredSetting(store, STAGES_KEY, StagesSetting, StagesSetting(), self._apply)
@@ -154,7 +154,7 @@ class StageDesk:
                 log.warning("stages cannot be planned now; trying again", extra={"error": str(error)})
 
     def _is_due(self, model: str, members: Sequence[Member]) -> bool:
-        now_s = self._clock()
+        now_s = self._clock.now_s()
         ids = tuple(sorted(member.member_id for member in members))
         seen, since_s = self._seen.get(model, ((), now_s))
         if seen != ids:
@@ -170,7 +170,7 @@ class StageDesk:
         if record.method is not self.setting.method:
             return True
         # Either way: a plan from the future was made by a clock that has been set back since.
-        is_old = abs(1000 * self._wall_clock() - record.planned_unix_ms) >= 1000 * self.setting.replan_s
+        is_old = abs(1000 * self._clock.unix_s() - record.planned_unix_ms) >= 1000 * self.setting.replan_s
         return is_old or record.parameters != self.setting.parameters
 
     async def _plan(self, model: str, members: Sequence[Member]) -> None:
@@ -178,8 +178,8 @@ class StageDesk:
             await self._plan_alone(model, members)
 
     async def _plan_alone(self, model: str, members: Sequence[Member]) -> None:
-        self._tried_s[model] = self._clock()
-        statistics = await collect(members)
+        self._tried_s[model] = self._clock.now_s()
+        statistics = await collect(self._transport, members)
         if len(statistics.lengths) < self.setting.fewest_lengths:
             self.obstacles[model] = (
                 f"{len(statistics.lengths)} requests have ended so far, a plan needs {self.setting.fewest_lengths}"
@@ -214,7 +214,7 @@ class StageDesk:
         mean_output = sum(outputs for _, outputs in statistics.lengths) / len(statistics.lengths)
         before = await self._stored(model)
         # 256 instances take a few hundred milliseconds: not on the event loop.
-        return await asyncio.to_thread(
+        return await self._threads.run(
             make_record,
             model,
             [member.member_id for member in members],
@@ -223,7 +223,7 @@ class StageDesk:
             self.setting,
             BidAskLimits().throughput_tokens_s,
             None if before is None else before.layout,
-            int(1000 * self._wall_clock()),
+            int(1000 * self._clock.unix_s()),
         )
 
     async def _stored(self, model: str) -> StageRecord | None:

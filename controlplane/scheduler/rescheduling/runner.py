@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from time import perf_counter
 from typing import Protocol
 
 from controlplane.policies.rescheduling.migrations import Migrations, OrderedMigration
@@ -14,6 +13,7 @@ from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
 from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
 from controlplane.scheduler.rescheduling.view import DecodeView, decode_view
 from mesh.errors import RpcError
+from mesh.runtime import Clock, Threads
 from mesh.tasks import TaskSet
 from penstock.v1 import worker_pb2
 
@@ -38,8 +38,8 @@ class ReschedulingRunner:
         mover: Mover,
         metrics: ReschedulerMetrics,
         is_in_charge: Callable[[], bool],
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
+        clock: Clock,
+        threads: Threads,
     ) -> None:
         self.switch = switch
         self.migrations = migrations
@@ -51,7 +51,7 @@ class ReschedulingRunner:
         self._mover = mover
         self._metrics = metrics
         self._clock = clock
-        self._wall_clock = wall_clock
+        self._threads = threads
         self._wake = asyncio.Event()
         self._tasks = TaskSet("rescheduler")
 
@@ -88,9 +88,9 @@ class ReschedulingRunner:
             heard = loads.get(instance_id, incarnations.get(instance_id, ""))
             return None if heard is None else heard.heard_s
 
-        self.migrations.settle(heard_s, self._clock())
+        self.migrations.settle(heard_s, self._clock.now_s())
         for model in table.models():
-            now_s = self._clock()
+            now_s = self._clock.now_s()
             shunned = self.migrations.shunned_targets(now_s)
             view = decode_view(table, loads, model, self.switch.parameters, shunned, now_s)
             self.views[model] = view
@@ -102,11 +102,11 @@ class ReschedulingRunner:
         rescheduler, changed = self.switch.rescheduler(view)
         if changed:
             self._note_fallback(view.model)
-        held = self.migrations.held_requests(self._clock())
-        started = perf_counter()
+        held = self.migrations.held_requests(self._clock.now_s())
+        started = self._clock.now_s()
         # In a thread of its own: with hundreds of instances it takes milliseconds, which placements must not wait for.
-        decided = await asyncio.to_thread(rescheduler.decide, view.instances, self.migrations.moving(), held)
-        self._metrics.decision_seconds.observe(perf_counter() - started)
+        decided = await self._threads.run(rescheduler.decide, view.instances, self.migrations.moving(), held)
+        self._metrics.decision_seconds.observe(self._clock.now_s() - started)
         if view.model not in self.views:
             return  # what was decided is void, see `note_change`
         self._note_balance(view, decided)
@@ -119,7 +119,7 @@ class ReschedulingRunner:
             address = addresses.get(order.source_instance_id)
             if address is None or order.request_id in self.migrations:
                 continue  # gone while the decision was made; or two instances told of it, which are handing it over
-            ordered = self.migrations.begin(order, self._clock(), int(1000 * self._wall_clock()))
+            ordered = self.migrations.begin(order, self._clock.now_s(), int(1000 * self._clock.unix_s()))
             log.info("a migration is ordered", extra=_names(ordered) | {"reason": order.reason})
             self._tasks.spawn(self._carry_out(ordered, address), name=f"move {order.request_id}")
         self._metrics.in_flight.set(self.migrations.in_flight)
@@ -132,7 +132,7 @@ class ReschedulingRunner:
         except RpcError as error:
             message = str(error)
         finally:
-            self.migrations.end(ordered, moved=moved, message=message, paused_ms=paused_ms, now_s=self._clock())
+            self.migrations.end(ordered, moved=moved, message=message, paused_ms=paused_ms, now_s=self._clock.now_s())
             self._metrics.migrations.labels(ordered.outcome).inc()
             self._metrics.move_seconds.observe(ordered.duration_ms / 1000)
             self._metrics.in_flight.set(self.migrations.in_flight)

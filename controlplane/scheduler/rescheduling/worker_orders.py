@@ -4,20 +4,22 @@ import grpc
 
 from controlplane.policies.rescheduling.migrations import OrderedMigration
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 
 
 class WorkerOrders:
     """Calls Worker.Migrate on the source, which carries out the whole migration and answers how it went."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, transport: Transport) -> None:
+        self._transport = transport
         self._deadline_s = deadline_s
 
     async def migrate(self, ordered: OrderedMigration, address: str) -> worker_pb2.MigrateResponse:
         """Raises `RpcError`; a migration that has not ended by the deadline is cancelled by the worker."""
         order = ordered.order
         request = worker_pb2.MigrateRequest(request_id=order.request_id, target_instance_id=order.target_instance_id)
-        async with open_channel(address) as channel:
+        async with open_channel(self._transport, address) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
             try:
                 answer: worker_pb2.MigrateResponse = await stub.Migrate(request, timeout=self._deadline_s)

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isinf
 
 import msgspec
@@ -50,9 +49,7 @@ class StageCoordinator:
         instance: Instance,
         mover: Coordinator,
         context: RoleContext,
-        clock: Callable[[], float],
         limits: BidAskLimits | None = None,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         description = instance.description
         self.agent: StageAgent | None = None
@@ -62,13 +59,16 @@ class StageCoordinator:
         self._instance = instance
         self._mover = mover
         self._context = context
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._clock = context.runtime.clock
         self._limits = limits or BidAskLimits()
         self._metrics = StageMetrics(context.registry)
         self._record: StageRecord | None = None
         self._links = StageLinks(
-            description.instance_id, description.incarnation_id, mover.peers, lambda peer: self._peer_lost(peer)
+            description.instance_id,
+            description.incarnation_id,
+            mover.peers,
+            lambda peer: self._peer_lost(peer),
+            context.runtime.transport,
         )
         self._plans = FollowedPrefix(context.store, LAYOUT_PREFIX, StageRecord, self._plan_changed)
         self._boundary: BoundaryRecord | None = None
@@ -96,12 +96,12 @@ class StageCoordinator:
 
     @property
     def _now_ms(self) -> float:
-        return 1000 * self._clock()
+        return 1000 * self._clock.now_s()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.lengths.look(self._instance.table, self._clock())
+            self.lengths.look(self._instance.table, self._clock.now_s())
             if self.agent is not None:
                 try:
                     self._tick_agent(self.agent)
@@ -237,7 +237,7 @@ class StageCoordinator:
             description.instance_id,
             0.0 if isinf(tokens) else tokens,
             revision,
-            int(1000 * self._wall_clock()),
+            int(1000 * self._clock.unix_s()),
         )
         self._boundary_changed.set()
 

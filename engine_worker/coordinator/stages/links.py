@@ -10,6 +10,7 @@ from engine_worker.coordinator.link import Outbox
 from engine_worker.coordinator.stages import wire
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import stages_pb2, stages_pb2_grpc
 
@@ -27,12 +28,14 @@ class StageLinks:
         incarnation_id: str,
         peers: Callable[[], tuple[Member, ...]],
         lost: Callable[[str], None],
+        transport: Transport,
     ) -> None:
         """`peers` are the workers that may be spoken to; `lost` hears the id of one whose stream has ended."""
         self._instance_id = instance_id
         self._incarnation_id = incarnation_id
         self._peers = peers
         self._lost = lost
+        self._transport = transport
         self._outboxes: dict[tuple[str, str], Outbox] = {}
         """By instance and incarnation."""
         self._tasks = TaskSet("stage links")
@@ -58,7 +61,7 @@ class StageLinks:
         name = f"worker {peer.member_id} at {peer.address}"
         reason = "it ended the stream"
         try:
-            async with open_channel(peer.address) as channel:
+            async with open_channel(self._transport, peer.address) as channel:
                 stub = stages_pb2_grpc.StagesStub(channel)  # type: ignore[no-untyped-call]
                 call = stub.Tell()
                 ended = asyncio.ensure_future(call.code())

@@ -7,6 +7,7 @@ import grpc
 from controlplane.planning.cascade.workload import WorkloadWindow, write_window
 from mesh.membership import Directory
 from mesh.rpc.client import open_channel
+from mesh.runtime import Transport
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.sampler import SampledWorkload
@@ -19,9 +20,10 @@ REPORT_DEADLINE_S = 10.0
 class PlannerLink:
     """Calls the mesh's first planner; a workload that no planner takes is lost, and said so: the next one follows."""
 
-    def __init__(self, directory: Directory, router: str, metrics: CascadeMetrics) -> None:
+    def __init__(self, directory: Directory, router: str, transport: Transport, metrics: CascadeMetrics) -> None:
         self._directory = directory
         self._router = router
+        self._transport = transport
         self._metrics = metrics
 
     async def report(self, workload: SampledWorkload) -> None:
@@ -37,7 +39,7 @@ class PlannerLink:
         # All routers tell the same planner: it adds up what they have seen.
         planner = min(planners, key=lambda member: member.member_id)
         request = report_of(workload, self._router)
-        async with open_channel(planner.address) as channel:
+        async with open_channel(self._transport, planner.address) as channel:
             stub = planner_pb2_grpc.PlannerStub(channel)  # type: ignore[no-untyped-call]
             try:
                 answer = await stub.ReportWorkload(request, timeout=REPORT_DEADLINE_S)

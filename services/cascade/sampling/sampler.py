@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -131,8 +130,3 @@ class WorkloadSampler:
 
 def _falls_of(answer: KnownAnswer | None) -> AnswerFalls | None:
     return tuple(confidence_of(answer.token_logprobs).falls) if answer is not None else None
-
-
-def new_window(size: int, began_s: float, seed: int) -> SampleWindow[SampledRequest]:
-    """Of a cascade that begins to be sampled."""
-    return SampleWindow(size, began_s, random.Random(seed))

@@ -4,18 +4,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import count
 
 import msgspec
 
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planning.cascade.drift import MIN_REQUESTS
+from mesh.runtime import Entropy
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import Judgement
 from services.cascade.metrics import CascadeMetrics
-from services.cascade.sampling.sampler import SampledWorkload, WorkloadSampler, new_window
+from services.cascade.sampling.sampler import SampledWorkload, WorkloadSampler
 from services.cascade.sampling.tiers import KnownAnswer, SampledRequest, TierClient
+from services.cascade.sampling.window import SampleWindow
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +48,17 @@ class Samplers:
         tiers: TierClient,
         report: Callable[[SampledWorkload], Awaitable[None]],
         clock: Callable[[], float],
+        entropy: Entropy,
         metrics: CascadeMetrics,
     ) -> None:
         self._settings = settings
         self._tiers = tiers
         self._report = report
         self._clock = clock
+        self._entropy = entropy
         self._metrics = metrics
         self._samplers: dict[str, WorkloadSampler] = {}
         self._closing: set[WorkloadSampler] = set()
-        self._seeds = count()
         if settings.warning():
             log.error(settings.warning())
 
@@ -64,7 +66,7 @@ class Samplers:
         """A cascade came into force, or another came under its name. Other thresholds do not change what is sampled."""
         former = self._samplers.get(record.name)
         if self._settings.requests and (former is None or not former.is_for(record, chain)):
-            window = new_window(self._settings.requests, self._clock(), next(self._seeds))
+            window = SampleWindow[SampledRequest](self._settings.requests, self._clock(), self._entropy.generator())
             self._samplers[record.name] = WorkloadSampler(
                 record, chain, self._tiers, self._report, window, self._metrics
             )

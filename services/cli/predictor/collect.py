@@ -15,6 +15,7 @@ from engine_worker.engine_options import engine_settings
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
 from mesh.errors import ConfigurationError
+from mesh.runtime import SystemClock
 from services.cli.predictor.collecting import Collector, CollectProgress
 from services.cli.predictor.prompts import prompt_source, tokenised_prompts
 from services.cli.supervisor.local_mesh import parse_model
@@ -77,7 +78,7 @@ async def _collect(options: CollectOptions) -> dict[str, object]:
     if min(options.requests, options.every, options.max_tokens, options.part_requests) < 1:
         raise ConfigurationError("--requests, --every, --max-tokens and --part-requests must be at least 1")
     model = parse_model(options.model, 1)
-    text = ModelText.load(model.path)
+    text = ModelText.load(model.path, SystemClock().unix_s)
     prompts = list(tokenised_prompts(text, options.prompts, options.hardest, options.requests, options.seed))
     settings = engine_settings(
         VllmSettings, options.engine_option, {"model_path": str(model.path), "seed": options.seed, "movable": False}

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Self
 
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport
+from mesh.runtime import Runtime
 from mesh.store.host import StoreHost
 from mesh.store.service import StateService
 from penstock.v1 import state_pb2_grpc
@@ -19,10 +19,10 @@ class StateServer:
         self.url = f"penstock://{server.address}"
 
     @classmethod
-    async def start(cls, path: Path | None) -> Self:
+    async def start(cls, runtime: Runtime, path: Path | None) -> Self:
         """Serve a store; its lasting keys are kept in `path`, if there is one."""
-        host = StoreHost(path)
-        server = RpcServer(GrpcTransport())
+        host = StoreHost(runtime.clock, runtime.entropy, path)
+        server = RpcServer(runtime.transport)
         server.add(state_pb2_grpc.add_StateServicer_to_server, StateService(host), "penstock.v1.State")
         await server.start()
         await server.set_serving(True)

@@ -151,7 +151,9 @@ class ModelExchange(Exchange):
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         service = self._service
-        plan = await plan_request(self._request, self._request_id, self._model, service.settings.max_choices)
+        plan = await plan_request(
+            self._request, self._request_id, self._model, service.settings.max_choices, service.threads
+        )
         async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
             await self._answer(sender, run.generation)
 

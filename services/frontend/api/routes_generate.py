@@ -1,7 +1,6 @@
 """POST /v1/chat/completions and /v1/completions"""
 
 import asyncio
-import secrets
 from typing import Final, TypeVar
 
 from fastapi import APIRouter
@@ -44,7 +43,7 @@ def generation_routes(service: FrontendService) -> APIRouter:
 async def _accept(service: FrontendService, http: Request, kind: type[Kind], id_prefix: str) -> Response:
     """Everything that can be refused without waiting."""
     arrived_s = service.clock()
-    request_id = f"{id_prefix}-{secrets.token_hex(16)}"
+    request_id = f"{id_prefix}-{service.entropy.token_hex(16)}"
     try:
         key = service.authenticate(http.headers.get("authorization"))
         request = decode_body(await _body(service, http), kind)

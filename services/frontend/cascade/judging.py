@@ -13,6 +13,7 @@ from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.errors import JudgeUnavailable
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.client import open_channel
+from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 
@@ -46,9 +47,10 @@ class Score:
 class JudgeClient:
     """Calls the routers of the mesh in turn."""
 
-    def __init__(self, deadline_s: float, untold: Counter) -> None:
+    def __init__(self, deadline_s: float, transport: Transport, untold: Counter) -> None:
         """`untold` counts, by cascade, the requests that no router has counted."""
         self._deadline_s = deadline_s
+        self._transport = transport
         self._untold = untold
         self._members: dict[str, Member] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -122,7 +124,7 @@ class JudgeClient:
     def _channel(self, member: Member) -> grpc.aio.Channel:
         channel = self._channels.get(member.member_id)
         if channel is None:
-            channel = self._channels[member.member_id] = open_channel(member.address)
+            channel = self._channels[member.member_id] = open_channel(self._transport, member.address)
         return channel
 
     def _close(self, member_id: str) -> None:

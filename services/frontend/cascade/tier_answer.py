@@ -147,7 +147,7 @@ def read_until(give_up_below: float) -> Read:
 async def ask_tier(service: FrontendService, question: TierQuestion, client: Client, read: Read) -> TierAnswer:
     """Let a model answer, as far as `read` wants it. Raises ApiError, as any request to the model would."""
     request = _with_logprobs(question.request) if question.with_logprobs else question.request
-    plan = await plan_request(request, question.request_id, question.model, max_choices=1)
+    plan = await plan_request(request, question.request_id, question.model, max_choices=1, threads=service.threads)
     async with generating(service, plan, question.began_s, client, waits=question.waits) as run:
         reader = TierReader(service, run.generation, question)
         try:

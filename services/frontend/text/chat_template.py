@@ -27,16 +27,17 @@ class ChatTemplate:
         self,
         source: str,
         special_tokens: Mapping[str, str],
-        today: Callable[[], datetime] = datetime.now,
+        unix_time: Callable[[], float],
     ) -> None:
-        """`special_tokens` (bos_token, eos_token ...) are variables of the template; `today` is what
-        `strftime_now` formats. Raises ConfigurationError for a template that cannot be compiled."""
+        """`special_tokens` (bos_token, eos_token ...) are variables of the template; `strftime_now`
+        formats `unix_time` in this machine's time zone. Raises ConfigurationError for a template that cannot be
+        compiled."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: today().strftime(form)
+        environment.globals["strftime_now"] = lambda form: datetime.fromtimestamp(unix_time()).strftime(form)
         try:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:

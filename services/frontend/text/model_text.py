@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,9 +42,12 @@ class ModelText:
         self.vocabulary_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
-    def load(cls, directory: Path, cache_characters: int = DEFAULT_CACHE_CHARACTERS) -> "ModelText":
+    def load(
+        cls, directory: Path, unix_time: Callable[[], float], cache_characters: int = DEFAULT_CACHE_CHARACTERS
+    ) -> "ModelText":
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json; only the
-        first must be there. Raises ConfigurationError for what cannot be read."""
+        first must be there. `unix_time`: for templates that tell the date. Raises ConfigurationError for what cannot be
+        read."""
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ConfigurationError(f"{directory} holds no tokenizer.json; point the worker at a full checkpoint")
@@ -60,7 +62,7 @@ class ModelText:
         template = _template_source(directory, config)
         return cls(
             tokenizer,
-            ChatTemplate(template, special, datetime.now) if template is not None else None,
+            ChatTemplate(template, special, unix_time) if template is not None else None,
             _eos_token_ids(tokenizer, special, directory),
             cache_characters,
         )

@@ -7,6 +7,7 @@ import aetcd
 import grpc
 
 from mesh.rpc.limits import SERVER_OPTIONS
+from mesh.runtime import SystemClock, SystemEntropy, system_runtime
 from mesh.store import StateStore
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.etcd import EtcdStore
@@ -36,7 +37,7 @@ class Backend(Protocol):
 class EmbeddedBackend:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.host = StoreHost(clock=self.clock)
+        self.host = StoreHost(self.clock, SystemEntropy())
         self._store = EmbeddedStore(self.host)
 
     def store(self, endpoints: Sequence[str] = ()) -> StateStore:
@@ -58,7 +59,7 @@ class EmbeddedBackend:
 
 class RemoteBackend:
     def __init__(self, host: StoreHost | None = None) -> None:
-        self.host = host or StoreHost()
+        self.host = host or StoreHost(SystemClock(), SystemEntropy())
         self.port = free_port()
         self._server: grpc.aio.Server | None = None
         self._stores: list[StateStore] = []
@@ -76,10 +77,10 @@ class RemoteBackend:
 
     async def lose_data(self) -> None:
         self.host.close()
-        self.host = StoreHost(start_revision=1)
+        self.host = StoreHost(SystemClock(), SystemEntropy(), start_revision=1)
 
     def store(self, endpoints: Sequence[str] = ()) -> StateStore:
-        self._stores.append(RemoteStore(endpoints[0] if endpoints else f"127.0.0.1:{self.port}"))
+        self._stores.append(RemoteStore(endpoints[0] if endpoints else f"127.0.0.1:{self.port}", system_runtime()))
         return self._stores[-1]
 
     async def let_expire(self, ttl_s: float) -> None:
@@ -114,7 +115,7 @@ class EtcdBackend:
         self.process.data = self.process.directory / "empty"
 
     def store(self, endpoints: Sequence[str] = ()) -> StateStore:
-        self._stores.append(EtcdStore(endpoints or [self.process.endpoint]))
+        self._stores.append(EtcdStore(endpoints or [self.process.endpoint], system_runtime()))
         return self._stores[-1]
 
     async def let_expire(self, ttl_s: float) -> None:

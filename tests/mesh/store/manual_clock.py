@@ -16,6 +16,9 @@ class ManualClock:
     def now_s(self) -> float:
         return self._now_s
 
+    def unix_s(self) -> float:
+        return 1.7e9 + self._now_s
+
     async def sleep(self, duration_s: float) -> None:
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now_s + duration_s, next(self._order), woken))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mesh.errors import StoreUnavailable
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store import StateStore, WatchEvent
 from mesh.store.host import StoreHost
 from tests.mesh.store.backends import EtcdBackend, RemoteBackend
@@ -200,7 +201,7 @@ async def test_a_lease_survives_a_short_cut(mortal: Mortal, proxy: Proxy) -> Non
 
 async def test_a_restarted_host_keeps_what_its_file_keeps(tmp_path: Path) -> None:
     path = tmp_path / "state.journal"
-    backend = RemoteBackend(StoreHost(path))
+    backend = RemoteBackend(StoreHost(SystemClock(), SystemEntropy(), path))
     await backend.start()
     store = backend.store()
     async with running_watch(store, "f/") as watch:
@@ -209,7 +210,7 @@ async def test_a_restarted_host_keeps_what_its_file_keeps(tmp_path: Path) -> Non
         await take(watch, 1)
         await backend.kill()
         backend.host.close()
-        backend.host = StoreHost(path)
+        backend.host = StoreHost(SystemClock(), SystemEntropy(), path)
         await backend.start()
         assert outline(await take(watch, 1)) == ["-f/leased"]
         revision = await store.put("f/second", b"")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -17,22 +18,12 @@ from mesh.membership import WITHDRAWN, Directory, Member
 from mesh.role import Role, RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport, system_runtime
+from mesh.runtime import Clock, GrpcTransport, SystemClock, system_runtime
 from mesh.store import StateStore, open_store
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
 MODEL = "m"
 TIME_LIMIT_S = 20.0
-
-
-class Clock:
-    """Stands still until it is told to move."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Running:
@@ -56,7 +47,7 @@ class LocalMesh:
         self._exit_stack = exit_stack
         self._running: dict[str, AsyncExitStack] = {}
 
-    async def start(self, role: Role, member_id: str) -> Running:
+    async def start(self, role: Role, member_id: str, clock: Clock | None = None) -> Running:
         server = RpcServer(GrpcTransport())
         context = RoleContext(
             role.name,
@@ -67,7 +58,7 @@ class LocalMesh:
             self.directory,
             server,
             CollectorRegistry(),
-            system_runtime(),
+            replace(system_runtime(), clock=clock or SystemClock()),
         )
         stack = AsyncExitStack()
         stack.push_async_callback(server.stop, 0)
@@ -78,15 +69,11 @@ class LocalMesh:
         await self.announce(role.name, member_id, server.address)
         return Running(role, context)
 
-    async def monitor(
-        self, member_id: str = "monitor-0", clock: Callable[[], float] | None = None, **settings: Any
-    ) -> Running:
-        return await self.start(MonitorRole(MonitorSettings(**settings), clock or Clock()), member_id)
+    async def monitor(self, member_id: str = "monitor-0", clock: Clock | None = None, **settings: Any) -> Running:
+        return await self.start(MonitorRole(MonitorSettings(**settings)), member_id, clock)
 
-    async def scheduler(
-        self, member_id: str = "scheduler-0", clock: Callable[[], float] | None = None, **settings: Any
-    ) -> Running:
-        return await self.start(SchedulerRole(SchedulerSettings(**settings), clock or Clock(), Clock()), member_id)
+    async def scheduler(self, member_id: str = "scheduler-0", clock: Clock | None = None, **settings: Any) -> Running:
+        return await self.start(SchedulerRole(SchedulerSettings(**settings)), member_id, clock)
 
     async def kill(self, running: Running) -> None:
         """Every stream breaks; the lease has not run out yet."""
@@ -103,7 +90,7 @@ class LocalMesh:
 
     async def worker(self, monitor: Running, instance_id: str, **facts: Any) -> "PlayedWorker":
         """A worker whose report stream has begun."""
-        channel = await self._exit_stack.enter_async_context(open_channel(monitor.address))
+        channel = await self._exit_stack.enter_async_context(open_channel(GrpcTransport(), monitor.address))
         worker = PlayedWorker(monitor_pb2_grpc.MonitorStub(channel).Report(), instance_id)
         await worker.hello(**facts)
         return worker
@@ -158,7 +145,7 @@ class PlayedWorker:
 async def local_mesh() -> AsyncIterator[LocalMesh]:
     """A test that waits in vain fails after the time limit."""
     async with asyncio.timeout(TIME_LIMIT_S), AsyncExitStack() as stack:
-        store = open_store("embedded:")
+        store = open_store("embedded:", system_runtime())
         stack.push_async_callback(store.close)
         directory = Directory(store)
         await directory.start()
@@ -170,7 +157,7 @@ async def local_mesh() -> AsyncIterator[LocalMesh]:
 
 @asynccontextmanager
 async def scheduler_stub(scheduler: Running) -> AsyncIterator[scheduler_pb2_grpc.SchedulerStub]:
-    async with open_channel(scheduler.address) as channel:
+    async with open_channel(GrpcTransport(), scheduler.address) as channel:
         yield scheduler_pb2_grpc.SchedulerStub(channel)
 
 

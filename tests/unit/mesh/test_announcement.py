@@ -12,6 +12,7 @@ from mesh import announcement as announcing
 from mesh import membership
 from mesh.announcement import Announcement, Claim, Kept, Superseded, Write
 from mesh.membership import MEMBERS_PREFIX, ChangeKind, Directory, Member, MemberChange
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.store.interface import KeyValue, Listing
@@ -142,7 +143,7 @@ def test_a_successor_is_not_overwritten_even_where_its_key_was_deleted_and_the_o
 async def host(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StoreHost]:
     for module in (membership, announcing):
         monkeypatch.setattr(module, "RETRY_S", 0.02)
-    host = StoreHost()
+    host = StoreHost(SystemClock(), SystemEntropy())
     yield host
     host.close()
 

@@ -22,7 +22,7 @@ async def served(ending: Ending) -> AsyncIterator[Restart]:
     service = MemberService("worker", "w", "first", 30.0, ending, supervised=True)
     server.add(member_pb2_grpc.add_MemberServicer_to_server, service, "penstock.v1.Member")
     await server.start()
-    async with open_channel(server.address) as channel:
+    async with open_channel(GrpcTransport(), server.address) as channel:
         stub = member_pb2_grpc.MemberStub(channel)  # type: ignore[no-untyped-call]
         yield lambda request: stub.Restart(request)
     await server.stop(0)

@@ -8,6 +8,7 @@ from mesh import membership
 from mesh.announcement import Announcement
 from mesh.errors import DeadlineExceeded
 from mesh.membership import MEMBERS_PREFIX, ChangeKind, Directory, Member, MemberChange
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 
@@ -18,7 +19,7 @@ def worker(member_id: str, incarnation_id: str = "1") -> Member:
 
 @pytest.fixture
 async def host() -> AsyncIterator[StoreHost]:
-    host = StoreHost()
+    host = StoreHost(SystemClock(), SystemEntropy())
     yield host
     host.close()
 
@@ -79,7 +80,7 @@ async def test_members_have_time_to_announce_themselves_to_a_store_that_forgot_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(membership, "GRACE_S", 0.5)
-    former, host = StoreHost(), StoreHost()
+    former, host = StoreHost(SystemClock(), SystemEntropy()), StoreHost(SystemClock(), SystemEntropy())
     store = EmbeddedStore(former)
     for name in ("alive", "dead"):
         await store.put(worker(name).key, msgspec.json.encode(worker(name)))

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from mesh.ending import Ending, ExitStatus
 from mesh.membership import Directory
 from mesh.role import RoleContext, RoleSettings, Surroundings, live
-from mesh.runtime import system_runtime
+from mesh.runtime import SystemClock, SystemEntropy, system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 
@@ -37,7 +37,7 @@ class Idle:
 
 @pytest.fixture
 async def host() -> AsyncIterator[StoreHost]:
-    host = StoreHost()
+    host = StoreHost(SystemClock(), SystemEntropy())
     yield host
     host.close()
 

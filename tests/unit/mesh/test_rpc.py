@@ -65,7 +65,7 @@ async def test_health_follows_set_serving(server: RpcServer) -> None:
 
 
 async def call_plan(address: str, timeout_s: float | None = None) -> None:
-    async with open_channel(address) as channel:
+    async with open_channel(GrpcTransport(), address) as channel:
         try:
             await planner_pb2_grpc.PlannerStub(channel).GetPlan(planner_pb2.GetPlanRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

@@ -10,8 +10,10 @@ import pytest
 
 from controlplane.monitor.book import PIECE_BLOCKS
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc, worker_pb2
-from tests.unit.controlplane.local_mesh import Clock, Running, local_mesh, until
+from tests.still_clock import StillClock
+from tests.unit.controlplane.local_mesh import Running, local_mesh, until
 
 TIME_LIMIT_S = 10.0
 
@@ -46,14 +48,14 @@ class Watched:
 
 @asynccontextmanager
 async def watching(monitor: Running) -> AsyncIterator[Watched]:
-    async with open_channel(monitor.address) as channel, asyncio.timeout(TIME_LIMIT_S):
+    async with open_channel(GrpcTransport(), monitor.address) as channel, asyncio.timeout(TIME_LIMIT_S):
         call = monitor_pb2_grpc.MonitorStub(channel).Watch(monitor_pb2.WatchClusterRequest(watcher_id="test"))
         yield Watched(call)
         call.cancel()
 
 
 async def cluster_until(monitor: Running, wanted: Any) -> monitor_pb2.GetClusterResponse:
-    async with open_channel(monitor.address) as channel, asyncio.timeout(TIME_LIMIT_S):
+    async with open_channel(GrpcTransport(), monitor.address) as channel, asyncio.timeout(TIME_LIMIT_S):
         stub = monitor_pb2_grpc.MonitorStub(channel)
         answer: monitor_pb2.GetClusterResponse = await until(
             lambda: stub.GetCluster(monitor_pb2.GetClusterRequest()), wanted
@@ -98,14 +100,14 @@ async def test_the_end_of_a_stream_is_the_instances_end() -> None:
 
 
 async def test_silence_is_stale_and_a_report_freshens() -> None:
-    clock = Clock()
+    clock = StillClock()
     async with local_mesh() as mesh:
         monitor = await mesh.monitor(clock=clock, stale_s=2.0)
         worker = await mesh.worker(monitor, "a")
         async with watching(monitor) as watched:
             await worker.load()
             await watched.until("load")
-            clock.now_s += 2.1
+            clock.at_s += 2.1
             assert (await watched.until("stale")).stale
             assert monitor.metric("penstock_monitor_instance_stale", instance="a", model="m") == 1
             await worker.load()
@@ -133,7 +135,7 @@ async def test_a_newer_stream_of_an_instance_takes_over() -> None:
 async def test_a_stream_must_begin_with_a_hello() -> None:
     async with local_mesh() as mesh:
         monitor = await mesh.monitor()
-        async with open_channel(monitor.address) as channel, asyncio.timeout(TIME_LIMIT_S):
+        async with open_channel(GrpcTransport(), monitor.address) as channel, asyncio.timeout(TIME_LIMIT_S):
             call = monitor_pb2_grpc.MonitorStub(channel).Report()
             await call.write(monitor_pb2.WorkerReport(load=worker_pb2.LoadReport()))
             with pytest.raises(grpc.aio.AioRpcError, match="must be a hello") as refused:
@@ -158,7 +160,7 @@ async def test_a_slow_watcher_is_cut_off_and_can_start_again() -> None:
 
 
 async def test_watchers_are_not_told_that_all_is_there_before_the_known_workers_are_back() -> None:
-    clock = Clock()
+    clock = StillClock()
     async with local_mesh() as mesh:
         await mesh.announce("worker", "a")
         await mesh.announce("worker", "dead")
@@ -168,7 +170,7 @@ async def test_watchers_are_not_told_that_all_is_there_before_the_known_workers_
             await mesh.worker(monitor, "a")
             await watched.until("joined")
             assert not any([(await watched.next()).synced for _ in range(10)])
-            clock.now_s += 3.0
+            clock.at_s += 3.0
             await watched.until_synced()
         async with watching(monitor) as later:
             await later.until_synced()

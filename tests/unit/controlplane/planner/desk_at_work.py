@@ -22,8 +22,10 @@ from controlplane.planning.cascade.workload import (
     read_workload,
     write_window,
 )
+from mesh.runtime import system_runtime
 from mesh.store import StateStore, open_store
 from mesh.tasks import TaskSet
+from tests.still_clock import StillClock
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
 
 NOW_UNIX_S = 1_800_000_000.0
@@ -75,8 +77,7 @@ class Desk:
     @staticmethod
     def of(store: StateStore, maker: "Maker", tasks: TaskSet, **more: Any) -> "Desk":
         registry = CollectorRegistry()
-        clocks = (lambda: 5.0, lambda: NOW_UNIX_S)
-        desk = CascadeDesk(store, maker, DRIFT, tasks, PlannerMetrics(registry), *clocks, **more)
+        desk = CascadeDesk(store, maker, DRIFT, tasks, PlannerMetrics(registry), StillClock(5.0, NOW_UNIX_S), **more)
         return Desk(store, desk, maker, registry, tasks)
 
     def metric(self, name: str, **labels: str) -> float | None:
@@ -109,7 +110,7 @@ class Desk:
 async def desk_with(
     goal: CascadeGoal | None = GOAL, record: CascadeRecord = RECORD, **more: Any
 ) -> AsyncIterator[Desk]:
-    store, maker, tasks = open_store("embedded:"), Maker(), TaskSet("test")
+    store, maker, tasks = open_store("embedded:", system_runtime()), Maker(), TaskSet("test")
     at = Desk.of(store, maker, tasks, **more)
     await store.put(record.key, msgspec.json.encode(record))
     if goal is not None:

@@ -20,6 +20,7 @@ from controlplane.planning.cascade.workload import (
 )
 from mesh.errors import ConfigurationError, DeadlineExceeded, PlanInfeasible
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from tests.unit.controlplane.local_mesh import local_mesh
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
@@ -228,7 +229,7 @@ async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
     async with local_mesh() as mesh:
         await mesh.store.put(RECORD.key, msgspec.json.encode(RECORD))
         planner = await mesh.start(PlannerRole(PlannerSettings()), "planner-0")
-        async with open_channel(planner.address) as channel:
+        async with open_channel(GrpcTransport(), planner.address) as channel:
             stub: Any = planner_pb2_grpc.PlannerStub(channel)
             empty = await stub.GetPlan(planner_pb2.GetPlanRequest())
             assert (empty.revision, empty.plan_json) == (0, "")
@@ -278,7 +279,7 @@ async def test_the_planner_waits_for_the_routers_that_are_announced_and_a_goal_m
         async with asyncio.timeout(10):
             while len(mesh.directory.members("cascade")) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        async with open_channel(planner.address) as channel:
+        async with open_channel(GrpcTransport(), planner.address) as channel:
             stub: Any = planner_pb2_grpc.PlannerStub(channel)
             goal = message_from(msgspec.structs.replace(GOAL, judge_s=None, tiers=GOAL.tiers[:1]))
             with pytest.raises(grpc.aio.AioRpcError, match="names 1 tiers, the cascade has 2") as refused:

@@ -11,6 +11,7 @@ from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planner.cascade.stored import ATTEMPTS, CascadeStore
 from controlplane.planning.cascade.plan import decode_plan
 from mesh.errors import PlanInfeasible, StoreConflict, StoreUnavailable
+from mesh.runtime import system_runtime
 from mesh.store import StateStore, open_store
 from mesh.tasks import TaskSet
 from tests.unit.controlplane.planner.cascade_windows import RECORD, plan_with
@@ -53,7 +54,7 @@ class FlakyStore:
 
 @pytest.fixture
 async def flaky() -> Any:
-    store = open_store("embedded:")
+    store = open_store("embedded:", system_runtime())
     await store.put(RECORD.key, msgspec.json.encode(RECORD))
     yield FlakyStore(store)
     await store.close()

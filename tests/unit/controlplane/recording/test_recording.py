@@ -27,6 +27,7 @@ from controlplane.scheduler.settings import SchedulerSettings
 from mesh.errors import ConfigurationError
 from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
 from services.cli.decisions import command
+from tests.still_clock import StillClock
 
 PHASES = {
     "a": worker_pb2.INSTANCE_PHASE_UNSPECIFIED,
@@ -41,10 +42,10 @@ class LiveScheduler:
     """A placement desk as the scheduler role drives it, with a monitor's messages made up from a seed."""
 
     def __init__(self, path: Path, policy: str, seed: int) -> None:
-        self.now_s = 0.0
+        self.clock = StillClock(0.0)
         self.random = random.Random(seed)
         settings = SchedulerSettings(policy=policy, record=path, max_indexed_blocks=10_000)
-        self.desk = PlacementDesk(settings, SchedulerMetrics(CollectorRegistry()), lambda: self.now_s, lambda: 0.0)
+        self.desk = PlacementDesk(settings, SchedulerMetrics(CollectorRegistry()), self.clock)
         self.requests: list[str] = []
         self.prefilled: dict[str, str] = {}
         self._sequence = 0
@@ -63,7 +64,7 @@ class LiveScheduler:
     def tell(self, *changes: monitor_pb2.InstanceUpdate, synced: bool = False) -> None:
         self._sequence += 1
         update = monitor_pb2.ClusterUpdate(sequence=self._sequence, instances=changes, synced=synced)
-        self.desk.feed.apply(update, self.now_s)
+        self.desk.feed.apply(update, self.clock.at_s)
 
     def joined(self, name: str) -> monitor_pb2.InstanceUpdate:
         description = worker_pb2.InstanceDescription(
@@ -97,7 +98,7 @@ class LiveScheduler:
 
     def happen(self) -> None:
         """One thing, at random."""
-        self.now_s += 0.05
+        self.clock.at_s += 0.05
         choose, desk = self.random, self.desk
         name = choose.choice(list(PHASES))
         match choose.randrange(12):
@@ -131,7 +132,7 @@ class LiveScheduler:
                     )
                 )
             case _:
-                self.place(f"r{self.now_s:.2f}")
+                self.place(f"r{self.clock.at_s:.2f}")
 
     def place(self, request_id: str) -> None:
         choose = self.random
@@ -179,7 +180,7 @@ def test_through_switches_of_the_policy_a_silent_monitor_and_a_new_watch(tmp_pat
         for _ in range(30):
             live.happen()
         if turn == 4:
-            live.now_s += 10.0
+            live.clock.at_s += 10.0
             live.desk.tick()
             assert live.desk.switch.fallback_reason
             live.place("by the fallback")

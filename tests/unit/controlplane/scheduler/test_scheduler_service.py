@@ -6,8 +6,8 @@ import pytest
 from controlplane.policies.registry import POLICIES
 from controlplane.scheduler.policy_config import POLICY_KEY
 from penstock.v1 import scheduler_pb2, worker_pb2
+from tests.still_clock import StillClock
 from tests.unit.controlplane.local_mesh import (
-    Clock,
     LocalMesh,
     PlayedWorker,
     Running,
@@ -123,16 +123,16 @@ async def test_several_models_at_once() -> None:
 
 
 async def test_a_stale_instance_gets_nothing_until_it_is_fresh_again() -> None:
-    clock = Clock()
+    clock = StillClock()
     async with local_mesh() as mesh:
         monitor, scheduler = await mesh.monitor(clock=clock), await mesh.scheduler()
         hung, lively = await ready_workers(mesh, monitor, "hung", "lively")
         async with scheduler_stub(scheduler) as stub:
             await snapshot_until(stub, all_ready("hung", "lively"))
-            clock.now_s += 1.9
+            clock.at_s += 1.9
             await lively.load(running_requests=50)
             await snapshot_until(stub, lambda s: any(i.load.running_requests == 50 for i in s.instances))
-            clock.now_s += 0.2
+            clock.at_s += 0.2
             await snapshot_until(stub, lambda s: states(s) == {"hung": "stale", "lively": "ready"})
             assert {(await stub.Place(place_request(f"r{n}"))).instance_id for n in range(5)} == {"lively"}
             await hung.load()
@@ -221,7 +221,7 @@ async def test_a_policy_that_cannot_be_used_is_ignored_loudly(caplog: pytest.Log
 
 
 async def test_without_a_monitor_the_fallback_places_on_the_last_known_instances() -> None:
-    clock = Clock()
+    clock = StillClock()
     async with local_mesh() as mesh:
         monitor, scheduler = await mesh.monitor(), await mesh.scheduler(clock=clock)
         await mesh.announce("worker", "b")
@@ -235,7 +235,7 @@ async def test_without_a_monitor_the_fallback_places_on_the_last_known_instances
             await mesh.kill(monitor)
             await snapshot_until(stub, lambda s: not s.synced)
             assert (await stub.Place(place_request("r1"))).policy == "lmetric", "not at once"
-            clock.now_s += 2.1
+            clock.at_s += 2.1
             policy = await until(lambda: stub.GetPolicy(get), lambda policy: policy.fallback == "round_robin")
             assert policy.policy == "lmetric"
             assert "silent" in policy.fallback_reason
@@ -278,7 +278,7 @@ async def test_before_a_monitor_was_heard_nothing_is_called_unknown() -> None:
 
 
 async def test_a_placed_request_that_never_arrives_is_forgotten() -> None:
-    clock = Clock()
+    clock = StillClock()
     async with local_mesh() as mesh:
         monitor, scheduler = await mesh.monitor(), await mesh.scheduler(clock=clock)
         await ready_workers(mesh, monitor, "a")
@@ -286,7 +286,7 @@ async def test_a_placed_request_that_never_arrives_is_forgotten() -> None:
             await snapshot_until(stub, all_ready("a"))
             await stub.Place(place_request())
             await snapshot_until(stub, lambda s: s.instances[0].unreported_requests == 1)
-            clock.now_s += 5.1
+            clock.at_s += 5.1
             await snapshot_until(stub, lambda s: s.instances[0].unreported_requests == 0)
         assert scheduler.metric("penstock_scheduler_forgotten_requests_total") == 1
 

@@ -11,6 +11,7 @@ from controlplane.policies.stages.placement import Stages
 from controlplane.policies.stages.record import BoundaryRecord, StageRecord, boundary_key, layout_key
 from controlplane.scheduler.policy_switch import PolicySwitch
 from controlplane.scheduler.stage_watch import StageWatch
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 
@@ -25,7 +26,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_plans_and_boundaries_reach_the_policy() -> None:
-    host = StoreHost()
+    host = StoreHost(SystemClock(), SystemEntropy())
     store, switch = EmbeddedStore(host), PolicySwitch("lmetric", 1.0)
     watch = StageWatch(store, switch)
     following = asyncio.create_task(watch.follow())

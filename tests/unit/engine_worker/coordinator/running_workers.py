@@ -18,7 +18,7 @@ from mesh.membership import Directory, Member
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport, system_runtime
+from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy, system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
@@ -66,7 +66,7 @@ class Worker:
         self.role = role
         self.context = context
         self.announcement = announcement
-        self.channel = open_channel(context.address)
+        self.channel = open_channel(GrpcTransport(), context.address)
         self.stub: Any = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call]
         self.call: Any = None
 
@@ -179,7 +179,7 @@ async def running_workers(
 ) -> AsyncIterator[Workers]:
     """Workers that know each other, with a frontend connected to all of them. Their engines are simulated, with these
     options, unless there are settings. `phases` by name; any phase for the others."""
-    host, workers = StoreHost(), Workers()
+    host, workers = StoreHost(SystemClock(), SystemEntropy()), Workers()
     if settings is None:
         engine_option = (f"cost.fixed_ms={STEP_MS}", *options)
         settings = WorkerSettings(model=MODEL, model_path="/none", engine="simulated", engine_option=engine_option)

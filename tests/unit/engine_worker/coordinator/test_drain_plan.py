@@ -11,6 +11,7 @@ from engine_worker.coordinator import drain
 from engine_worker.coordinator.drain import assign, evacuate
 from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.request_table import RequestTable
+from mesh.runtime import GrpcTransport
 from tests.unit.engine_worker.worker.fake_engine import make_request
 
 TARGETS = ("a", "b", "c")
@@ -66,20 +67,20 @@ class HandingOver:
 async def test_a_request_whose_hand_over_fails_during_the_drain_is_moved_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def loads(_: object) -> dict[str, int]:
+    async def loads(*_: object) -> dict[str, int]:
         return {"b": 0}
 
     monkeypatch.setattr(drain, "ready_loads", loads)
     monkeypatch.setattr(drain, "PAUSE_S", 0.0)
     both: Any = HandingOver()
-    assert await evacuate(both, both) == 1
+    assert await evacuate(both, both, GrpcTransport()) == 1
     assert both.moved_to == ["b"]
 
 
 async def test_a_drain_goes_on_until_another_instance_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = 0
 
-    async def loads(_: object) -> dict[str, int]:
+    async def loads(*_: object) -> dict[str, int]:
         nonlocal passes
         passes += 1
         return {"b": 0} if passes > 20 else {}
@@ -87,16 +88,16 @@ async def test_a_drain_goes_on_until_another_instance_is_there(monkeypatch: pyte
     monkeypatch.setattr(drain, "ready_loads", loads)
     monkeypatch.setattr(drain, "PAUSE_S", 0.0)
     both: Any = HandingOver()
-    assert await evacuate(both, both) == 1
+    assert await evacuate(both, both, GrpcTransport()) == 1
 
 
 async def test_a_drain_ends_with_the_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
     both: Any = HandingOver()
 
-    async def loads(_: object) -> dict[str, int]:
+    async def loads(*_: object) -> dict[str, int]:
         both.table.take_out("r")  # it ends by itself
         return {}
 
     monkeypatch.setattr(drain, "ready_loads", loads)
     monkeypatch.setattr(drain, "PAUSE_S", 0.0)
-    assert await evacuate(both, both) == 0
+    assert await evacuate(both, both, GrpcTransport()) == 0

@@ -211,7 +211,8 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
         for request in requests:
             await mesh.generate("a", request)
         await mesh.until(lambda: all(each.token_ids for each in mesh.heard.values()))
-        assert set(await ready_loads(mesh.workers["a"].role._mover.coordinator.peers())) == {"d"}  # type: ignore[union-attr]
+        peers = mesh.workers["a"].role._mover.coordinator.peers  # type: ignore[union-attr]
+        assert set(await ready_loads(GrpcTransport(), peers())) == {"d"}
         await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
         ending = mesh.workers["a"].context.ending
         await asyncio.wait_for(ending.asked.wait(), WAIT_S)
@@ -221,7 +222,7 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
         for request in requests:
             assert mesh.heard[request.request_id].token_ids == undisturbed(request)
         await mesh.workers["d"].stub.Drain(worker_pb2.DrainRequest())
-        assert set(await ready_loads(mesh.workers["a"].role._mover.coordinator.peers())) == {"p"}  # type: ignore[union-attr]
+        assert set(await ready_loads(GrpcTransport(), peers())) == {"p"}
 
 
 async def test_a_drained_prefill_instance_hands_over_what_it_has_begun() -> None:

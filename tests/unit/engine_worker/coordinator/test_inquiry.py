@@ -51,7 +51,7 @@ async def test_whoever_waits_for_a_scheduler_that_is_replaced_hears_of_it() -> N
     here = InstanceDescription("a", "1", "127.0.0.1:1", "m", "/none", "simulated", 16, 100, 4096, 8, 512)
     async with Scheduler("one", answers=False) as one, Scheduler("two", answers=True) as two:
         directory = Directory(one.member)
-        inquiries = DecodeInquiry(cast(Any, directory))
+        inquiries = DecodeInquiry(cast(Any, directory), GrpcTransport())
         waiting = asyncio.create_task(inquiries.ask(make_request("r"), here))
         await one.asked.wait()
         directory.member = two.member
@@ -64,7 +64,7 @@ async def test_whoever_waits_for_a_scheduler_that_is_replaced_hears_of_it() -> N
 async def test_a_caller_that_is_cancelled_is_cancelled() -> None:
     here = InstanceDescription("a", "1", "127.0.0.1:1", "m", "/none", "simulated", 16, 100, 4096, 8, 512)
     async with Scheduler("one", answers=False) as one:
-        inquiries = DecodeInquiry(cast(Any, Directory(one.member)))
+        inquiries = DecodeInquiry(cast(Any, Directory(one.member)), GrpcTransport())
         waiting = asyncio.create_task(inquiries.ask(make_request("r"), here))
         await one.asked.wait()
         waiting.cancel()

@@ -14,6 +14,7 @@ from engine_worker.prediction.predictor_link import Answer, StateBatch
 from engine_worker.prediction.state import LengthSource, PredictionState
 from engine_worker.request_table import RequestTable
 from mesh.errors import DeadlineExceeded, PeerUnavailable
+from tests.still_clock import StillClock
 from tests.unit.engine_worker.prediction.state_engine import StateEngine
 from tests.unit.engine_worker.worker.fake_engine import FakeEngine, make_request
 
@@ -58,7 +59,7 @@ class Run:
     def __init__(self, engine: FakeEngine, link: FakeLink, every_steps: int = 20) -> None:
         self.table = RequestTable()
         self.state = PredictionState(every_steps)
-        self.loop = PredictionLoop(engine, self.table, link, self.state, MODEL_LEN)  # type: ignore[arg-type]
+        self.loop = PredictionLoop(engine, self.table, link, self.state, MODEL_LEN, StillClock().now_s)  # type: ignore[arg-type]
         self.task = asyncio.create_task(self.loop.run())
 
     def admit(self, request_id: str, *, prompt: int = 3, max_tokens: int = 500) -> None:

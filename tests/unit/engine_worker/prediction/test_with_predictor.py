@@ -12,6 +12,7 @@ from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
 from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import predictor_pb2, predictor_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.predictor.role import PredictorRole
 from services.predictor.settings import PredictorSettings
@@ -52,7 +53,7 @@ async def worker_in(mesh: LocalMesh, model_path: Path) -> AsyncIterator[Worker]:
     engine = StateEngine(width=HIDDEN_SIZE)
     settings = WorkerSettings(model="m", model_path=str(model_path), engine="simulated")
     running = await mesh.start(WorkerRole(settings, lambda _settings, _seed, _clock: engine), "worker-0")
-    async with open_channel(running.address) as channel:
+    async with open_channel(GrpcTransport(), running.address) as channel:
         worker = Worker(engine, channel)
         await worker.stream.hello()
         yield worker

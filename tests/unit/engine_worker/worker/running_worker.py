@@ -117,7 +117,7 @@ async def running_worker(
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     output = asyncio.create_task(instance.run())
     address = await server.start()
-    async with open_channel(address) as channel:
+    async with open_channel(GrpcTransport(), address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         yield RunningWorker(engine, instance, stub, clock, output)
     output.cancel()

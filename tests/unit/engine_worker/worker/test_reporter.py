@@ -17,7 +17,7 @@ from engine_worker.reporter import Reporter
 from engine_worker.settings import WorkerSettings
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport
+from mesh.runtime import GrpcTransport, system_runtime
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc, worker_pb2
 from tests.unit.engine_worker.worker.fake_engine import FakeEngine, make_request
 from tests.unit.engine_worker.worker.running_worker import DESCRIPTION, SETTINGS, WAIT_S, Clock
@@ -91,7 +91,7 @@ class Mesh:
         self.registry = CollectorRegistry()
         metrics = WorkerMetrics(self.registry)
         self.instance = Instance(self.engine, DESCRIPTION, settings, metrics, self.clock)
-        self.reporter = Reporter(self.instance, settings, metrics, asyncio.get_running_loop().time)
+        self.reporter = Reporter(self.instance, settings, metrics, system_runtime())
         self.servers: list[RpcServer] = []
         self.monitor = FakeMonitor()
         self.output = asyncio.create_task(self.instance.run())

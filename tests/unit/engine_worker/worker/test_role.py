@@ -19,7 +19,7 @@ from mesh.membership import Directory
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport, system_runtime
+from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy, system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
@@ -29,7 +29,7 @@ from tests.unit.engine_worker.worker.running_worker import SETTINGS, WAIT_S, Fro
 
 @pytest.fixture
 async def context() -> AsyncIterator[RoleContext]:
-    host = StoreHost()
+    host = StoreHost(SystemClock(), SystemEntropy())
     store = EmbeddedStore(host)
     directory = Directory(store)
     await directory.start()
@@ -88,7 +88,7 @@ async def test_a_worker_says_how_many_gpus_its_engine_spans(context: RoleContext
     role = make_role(FakeEngine(replace(LIMITS, tensor_parallel=4, pipeline_parallel=2)))
     await role.start(context)
     await context.server.start()
-    async with open_channel(context.server.address) as channel:
+    async with open_channel(GrpcTransport(), context.server.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         described = await stub.Describe(worker_pb2.DescribeRequest(), timeout=WAIT_S)
     await role.stop()
@@ -115,7 +115,7 @@ async def test_an_engine_that_cannot_start_is_cleaned_up(context: RoleContext) -
 async def test_the_role_fails_when_its_engine_dies(context: RoleContext) -> None:
     engine = FakeEngine()
     role = make_role(engine)
-    async with open_channel(context.address) as channel:
+    async with open_channel(GrpcTransport(), context.address) as channel:
         stream = await start_with_request(role, context, engine, channel)
         failed = asyncio.create_task(role.failed())
         engine.die("core dumped")
@@ -130,7 +130,7 @@ async def test_the_role_fails_when_its_engine_dies(context: RoleContext) -> None
 async def test_waiting_for_failure_can_be_given_up_without_harm(context: RoleContext) -> None:
     engine = FakeEngine()
     role = make_role(engine)
-    async with open_channel(context.address) as channel:
+    async with open_channel(GrpcTransport(), context.address) as channel:
         stream = await start_with_request(role, context, engine, channel)
         failed = asyncio.create_task(role.failed())
         await asyncio.sleep(0)
@@ -146,7 +146,7 @@ async def test_waiting_for_failure_can_be_given_up_without_harm(context: RoleCon
 async def test_a_drain_that_is_cut_ends_the_rest_with_unavailable(context: RoleContext) -> None:
     engine = FakeEngine()
     role = make_role(engine)
-    async with open_channel(context.address) as channel:
+    async with open_channel(GrpcTransport(), context.address) as channel:
         stream = await start_with_request(role, context, engine, channel)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(role.drain(), 0.01)
@@ -158,7 +158,7 @@ async def test_a_drain_that_is_cut_ends_the_rest_with_unavailable(context: RoleC
 async def test_health_follows_the_engine(context: RoleContext) -> None:
     engine = FakeEngine()
     role = make_role(engine, replace(SETTINGS, hang_s=0.01))
-    async with open_channel(context.address) as channel:
+    async with open_channel(GrpcTransport(), context.address) as channel:
         await start_with_request(role, context, engine, channel)
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="penstock.v1.Worker"))
         async with asyncio.timeout(WAIT_S):
@@ -176,7 +176,7 @@ async def test_health_follows_the_engine(context: RoleContext) -> None:
 async def test_metrics_show_engine_and_shell(context: RoleContext) -> None:
     engine = FakeEngine()
     role = make_role(engine)
-    async with open_channel(context.address) as channel:
+    async with open_channel(GrpcTransport(), context.address) as channel:
         stream = await start_with_request(role, context, engine, channel)
         engine.step()
         await stream.only_delta()

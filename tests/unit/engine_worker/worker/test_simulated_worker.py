@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import request_pb2, worker_pb2_grpc
 from tests.unit.engine_worker.worker.running_worker import FrontendStream
 
@@ -89,7 +90,7 @@ async def frontend(stub: Any, name: str) -> FrontendStream:
 
 
 async def test_many_requests_over_three_streams_then_a_drain_that_cuts_nothing() -> None:
-    async with worker_process() as worker, open_channel(worker.address) as channel:
+    async with worker_process() as worker, open_channel(GrpcTransport(), worker.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         streams = [await frontend(stub, f"frontend-{number}") for number in range(3)]
         for number in range(20):
@@ -124,7 +125,7 @@ async def test_many_requests_over_three_streams_then_a_drain_that_cuts_nothing()
 async def test_a_second_signal_cuts_the_drain_and_says_so_to_the_frontend() -> None:
     async with (
         worker_process("--engine-option", "cost.fixed_ms=1000") as worker,
-        open_channel(worker.address) as channel,
+        open_channel(GrpcTransport(), worker.address) as channel,
     ):
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         stream = await frontend(stub, "frontend-0")
@@ -141,7 +142,7 @@ async def test_a_second_signal_cuts_the_drain_and_says_so_to_the_frontend() -> N
 
 
 async def test_emitted_tokens_are_gone_on_from() -> None:
-    async with worker_process() as worker, open_channel(worker.address) as channel:
+    async with worker_process() as worker, open_channel(GrpcTransport(), worker.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         stream = await frontend(stub, "frontend-0")
         options: dict[str, Any] = {"model": MODEL, "sampling": sampling(40, ignore_eos=True)}

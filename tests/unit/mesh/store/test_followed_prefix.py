@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.followed_prefix import FollowedPrefix
 from mesh.store.host import StoreHost
@@ -21,7 +22,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_records_are_followed() -> None:
-    host = StoreHost()
+    host = StoreHost(SystemClock(), SystemEntropy())
     store = EmbeddedStore(host)
     heard: list[tuple[str, Fact | None]] = []
     followed = FollowedPrefix(store, "/facts/", Fact, lambda key, fact: heard.append((key, fact)))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.errors import StoreError
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.disk import SystemDisk
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
@@ -154,17 +155,17 @@ def test_reopening_restores_any_sequence(
 
 
 async def test_a_store_comes_back_ahead_of_its_former_self(path: Path) -> None:
-    store = EmbeddedStore(StoreHost(path))
+    store = EmbeddedStore(StoreHost(SystemClock(), SystemEntropy(), path))
     revision = await store.put("kept", b"1")
     lease = await store.grant_lease(60.0)
     for _ in range(10):
         leased = await store.put("leased", b"", lease=lease)
     await store.close()
-    store = EmbeddedStore(StoreHost(path, start_revision=1))
+    store = EmbeddedStore(StoreHost(SystemClock(), SystemEntropy(), path, start_revision=1))
     listing = await store.range("")
     assert listing.entries == (KeyValue("kept", b"1", revision),)
     assert await store.compare_and_swap("kept", revision, b"2") is not None
     await store.close()
-    store = EmbeddedStore(StoreHost(path))
+    store = EmbeddedStore(StoreHost(SystemClock(), SystemEntropy(), path))
     assert (await store.range("")).revision > leased
     await store.close()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from mesh.errors import LeaseLost, StoreUnavailable
+from mesh.runtime import SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.store.lease import Lease
@@ -109,7 +110,7 @@ async def test_a_broken_keep_alive_ends_the_lease(clock: ManualClock) -> None:
 
 
 async def test_a_holder_that_was_stopped_for_too_long_learns_it(clock: ManualClock) -> None:
-    host = StoreHost(clock=clock)
+    host = StoreHost(clock, SystemEntropy())
     store = EmbeddedStore(host)
     lease = await store.grant_lease(9.0)
     await store.put("held", b"", lease=lease)
@@ -121,7 +122,7 @@ async def test_a_holder_that_was_stopped_for_too_long_learns_it(clock: ManualClo
 
 
 async def test_leases_end_in_the_order_of_their_time(clock: ManualClock) -> None:
-    host = StoreHost(clock=clock)
+    host = StoreHost(clock, SystemEntropy())
     store = EmbeddedStore(host)
     for name, ttl_s in (("long", 20.0), ("short", 5.0), ("middle", 10.0)):
         lease = await store.grant_lease(ttl_s)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mesh.errors import ConfigurationError
+from mesh.runtime import system_runtime
 from mesh.store import open_store
 from mesh.store.backoff import Backoff
 from mesh.store.embedded import EmbeddedStore
@@ -24,17 +25,17 @@ from tests.mesh.store.manual_clock import ManualClock
     ],
 )
 async def test_each_url_opens_its_store(url: str, kind: type) -> None:
-    store = open_store(url)
+    store = open_store(url, system_runtime())
     assert isinstance(store, kind)
     await store.close()
 
 
 async def test_an_embedded_store_keeps_a_file(tmp_path: Path) -> None:
     url = f"embedded:{tmp_path / 'state'}"
-    store = open_store(url)
+    store = open_store(url, system_runtime())
     await store.put("a", b"1")
     await store.close()
-    store = open_store(url)
+    store = open_store(url, system_runtime())
     entry = await store.get("a")
     assert entry is not None
     assert entry.value == b"1"
@@ -51,7 +52,7 @@ async def test_an_embedded_store_keeps_a_file(tmp_path: Path) -> None:
 )
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):
-        open_store(url)
+        open_store(url, system_runtime())
 
 
 def test_pauses_double_up_to_a_bound_and_begin_anew() -> None:

@@ -9,6 +9,7 @@ import pytest
 from controlplane.model.cascade_record import CASCADES_PREFIX
 from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.role import CascadeRole
@@ -30,7 +31,7 @@ async def mesh() -> AsyncIterator[LocalMesh]:
 @pytest.fixture
 async def cascade(mesh: LocalMesh) -> AsyncIterator[cascade_pb2_grpc.CascadeStub]:
     started = await mesh.start(CascadeRole(CascadeSettings()), "cascade-0")
-    async with open_channel(started.address) as channel:
+    async with open_channel(GrpcTransport(), started.address) as channel:
         yield cascade_pb2_grpc.CascadeStub(channel)
 
 
@@ -76,7 +77,7 @@ async def test_a_cascade_judges_by_the_first_judge_that_can(cascade: cascade_pb2
 
 async def test_a_first_judge_without_a_score_counts_whether_another_stood_in_or_none(mesh: LocalMesh) -> None:
     started = await mesh.start(CascadeRole(CascadeSettings()), "cascade-0")
-    async with open_channel(started.address) as channel:
+    async with open_channel(GrpcTransport(), started.address) as channel:
         stub = cascade_pb2_grpc.CascadeStub(channel)  # type: ignore[no-untyped-call]
         await set_up(stub, TWO)
 
@@ -99,7 +100,7 @@ async def test_a_first_judge_without_a_score_counts_whether_another_stood_in_or_
 
 async def test_what_is_only_a_sample_is_not_judged(mesh: LocalMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     started = await mesh.start(CascadeRole(CascadeSettings(max_judging=0)), "cascade-0")
-    async with open_channel(started.address) as channel:
+    async with open_channel(GrpcTransport(), started.address) as channel:
         stub = cascade_pb2_grpc.CascadeStub(channel)  # type: ignore[no-untyped-call]
         await set_up(stub, TWO)
         request = cascade_pb2.JudgeRequest(cascade="both", tier="small", sample_only=True, first_answer=True)
@@ -184,7 +185,7 @@ async def test_a_broken_record_in_the_store_leaves_the_good_one_in_force(
 
 async def test_the_thresholds_in_force_are_shown_and_those_of_a_cascade_that_is_gone_are_not(mesh: LocalMesh) -> None:
     started = await mesh.start(CascadeRole(CascadeSettings()), "cascade-0")
-    async with open_channel(started.address) as channel:
+    async with open_channel(GrpcTransport(), started.address) as channel:
         stub = cascade_pb2_grpc.CascadeStub(channel)  # type: ignore[no-untyped-call]
         await set_up(stub, TWO)
         assert started.metric("penstock_cascade_threshold", cascade="both", tier="small") == 70.0

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_record import CascadeRecord
 from mesh.errors import JudgeUnavailable
+from mesh.runtime import system_runtime
 from mesh.store import StateStore, open_store
 from mesh.tasks import TaskSet
 from services.cascade.cascades import Cascades
@@ -84,7 +85,7 @@ class Followed:
 
 @pytest.fixture
 async def followed() -> AsyncIterator[Followed]:
-    store = open_store("embedded:")
+    store = open_store("embedded:", system_runtime())
     followed = Followed(store)
     try:
         yield followed

@@ -10,6 +10,7 @@ from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planner.role import PlannerRole
 from controlplane.planner.settings import PlannerSettings
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc, planner_pb2, planner_pb2_grpc
 from services.cascade.role import CascadeRole
 from services.cascade.settings import CascadeSettings
@@ -32,7 +33,7 @@ async def test_two_routers_report_their_windows_and_the_planner_adds_them_up() -
         ]
 
         async def verdict() -> str:
-            async with open_channel(planner.address) as channel:
+            async with open_channel(GrpcTransport(), planner.address) as channel:
                 stub: Any = planner_pb2_grpc.PlannerStub(channel)
                 plans = (await stub.ListPlans(planner_pb2.ListPlansRequest())).plans
                 return str(plans[0].verdict)
@@ -43,7 +44,7 @@ async def test_two_routers_report_their_windows_and_the_planner_adds_them_up() -
             request = cascade_pb2.JudgeRequest(cascade="both", tier="small", sample_only=True, first_answer=True)
             while "too few requests to plan for (0 of 20; " not in await verdict():
                 for router in routers:
-                    async with open_channel(router.address) as channel:
+                    async with open_channel(GrpcTransport(), router.address) as channel:
                         stub: Any = cascade_pb2_grpc.CascadeStub(channel)
                         await stub.Judge(request)
         labels = {"cascade": "both"}

@@ -20,6 +20,7 @@ from controlplane.planning.cascade.workload import read_window, read_workload
 from controlplane.protocols.cascade.confidence import confidence_of
 from mesh.errors import JudgeUnavailable, NoInstance, PeerUnavailable
 from mesh.membership import Member
+from mesh.runtime import GrpcTransport, SystemEntropy
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.confidence import ConfidenceJudge
@@ -126,6 +127,7 @@ class Sampling:
             client,
             self._report,
             lambda: self.now_s,
+            SystemEntropy(),
             CascadeMetrics(self.registry),
         )
         self.chain = JudgeChain(
@@ -289,7 +291,7 @@ def test_samples_too_small_to_plan_for_are_warned_of_at_the_start(
 async def test_all_routers_tell_the_same_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def refused(address: str) -> Any:
+    def refused(_transport: object, address: str) -> Any:
         asked.append(address)
         raise ConnectionError("enough seen")
 
@@ -299,7 +301,9 @@ async def test_all_routers_tell_the_same_planner(monkeypatch: pytest.MonkeyPatch
     for order in (planners, planners[::-1]):
         directory: Any = SimpleNamespace(members=lambda _, order=order: order)
         with pytest.raises(ConnectionError):
-            await PlannerLink(directory, "cascade-0", CascadeMetrics(CollectorRegistry())).report(workload)
+            await PlannerLink(directory, "cascade-0", GrpcTransport(), CascadeMetrics(CollectorRegistry())).report(
+                workload
+            )
     assert asked == ["host-0:1", "host-0:1"]
 
 
@@ -307,7 +311,7 @@ async def test_a_workload_that_no_planner_takes_is_counted_as_lost() -> None:
     registry = CollectorRegistry()
     directory: Any = FakeDirectory()
     workload = SampledWorkload(RECORD, 10, 10.0, (), "first")
-    await PlannerLink(directory, "cascade-0", CascadeMetrics(registry)).report(workload)
+    await PlannerLink(directory, "cascade-0", GrpcTransport(), CascadeMetrics(registry)).report(workload)
     labels = {"cascade": "both", "outcome": "lost"}
     assert registry.get_sample_value("penstock_cascade_workloads_total", labels) == 1
 

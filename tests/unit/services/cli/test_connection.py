@@ -6,6 +6,7 @@ import click
 import pytest
 
 from mesh.errors import StoreUnavailable
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.store.interface import DEFAULT_TIMEOUT_S, Listing
@@ -17,7 +18,7 @@ class _SilentAfter(EmbeddedStore):
     """Lists so often, then does not answer any more."""
 
     def __init__(self, answers: int) -> None:
-        super().__init__(StoreHost(None))
+        super().__init__(StoreHost(SystemClock(), SystemEntropy()))
         self._answers = answers
 
     async def range(self, prefix: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Listing:

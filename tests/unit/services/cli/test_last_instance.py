@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import request_pb2, worker_pb2_grpc
 from services.cli.supervisor.launcher import SystemLauncher
 from services.cli.supervisor.local_mesh import DEMO_MODELS, DRAIN_S, LocalMesh, ModelSpec, worker_process
@@ -40,7 +41,7 @@ async def test_what_runs_on_it_is_cut_by_nothing_but_the_time_that_the_mesh_give
     supervisor = Supervisor(SystemLauncher(tmp_path), lambda _: None)
     try:
         await supervisor.add(worker_process(mesh, MODEL, "last", (1, 1)))
-        async with open_channel(await address_of(tmp_path / "last.log")) as channel:
+        async with open_channel(GrpcTransport(), await address_of(tmp_path / "last.log")) as channel:
             stream = FrontendStream(worker_pb2_grpc.WorkerStub(channel).Stream())  # type: ignore[no-untyped-call]
             await stream.hello()
             sampling = request_pb2.SamplingParams(max_tokens=TOKENS, top_p=1, repetition_penalty=1, ignore_eos=True)

@@ -11,7 +11,7 @@ from mesh.ending import Ending, ExitStatus, MemberService
 from mesh.errors import ConfigurationError, DeadlineExceeded, PeerUnavailable
 from mesh.membership import Directory, Member
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport
+from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import member_pb2_grpc
@@ -77,7 +77,7 @@ class Mesh:
 
 @asynccontextmanager
 async def _mesh() -> AsyncIterator[Mesh]:
-    store = EmbeddedStore(StoreHost())
+    store = EmbeddedStore(StoreHost(SystemClock(), SystemEntropy()))
     directory = Directory(store)
     await directory.start()
     async with AsyncExitStack() as stack:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from services.cli.supervisor.launcher import ProcessSpec, SystemLauncher
@@ -19,7 +20,7 @@ NO_MESH = LocalMesh(
 
 
 async def _serving(supervisor: Supervisor, timeout_s: float, stop_asked: asyncio.Event) -> bool:
-    store = EmbeddedStore(StoreHost(None))
+    store = EmbeddedStore(StoreHost(SystemClock(), SystemEntropy()))
     async with asyncio.timeout(20.0):
         return await _until_serving(store, NO_MESH, supervisor, timeout_s, stop_asked)
 

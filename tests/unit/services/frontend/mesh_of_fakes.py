@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from mesh.membership import Member
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport, system_runtime
+from mesh.runtime import GrpcTransport, SystemClock, system_runtime
 from mesh.store import StateStore, open_store
 from services.frontend.role import FrontendRole
 from services.frontend.service import FrontendService
@@ -80,7 +80,7 @@ class MeshOfFakes:
 async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settings: Any) -> AsyncIterator[MeshOfFakes]:
     """A running frontend with, given a script, one worker."""
     directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer(GrpcTransport())
-    store = open_store("embedded:")
+    store = open_store("embedded:", system_runtime())
     scheduler = FakeScheduler(always("worker-0"))
     await scheduler.start()
     directory.join(scheduler.member)
@@ -96,7 +96,7 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
         f"http://{attributes['http_address']}",
         server.address,
         registry,
-        ModelText.load(model_path),
+        ModelText.load(model_path, SystemClock().unix_s),
         model_path,
         store,
     )
@@ -118,7 +118,7 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
 async def frontend_between(members: Sequence[Member]) -> AsyncIterator[str]:
     """A frontend among members that run elsewhere, connected to all of them; yields its URL."""
     directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer(GrpcTransport())
-    store = open_store("embedded:")
+    store = open_store("embedded:", system_runtime())
     for member in members:
         directory.join(member)
     role = FrontendRole(FrontendSettings(http_port=0))

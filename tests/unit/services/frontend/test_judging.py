@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from mesh.errors import JudgeUnavailable
 from mesh.membership import ChangeKind, MemberChange
+from mesh.runtime import GrpcTransport
 from penstock.v1 import cascade_pb2
 from services.frontend.cascade.judging import JudgeClient
 from tests.unit.services.frontend.fakes import FakeRouter
@@ -25,7 +26,7 @@ def untold() -> float:
 @asynccontextmanager
 async def two_routers() -> AsyncIterator[tuple[JudgeClient, FakeRouter, FakeRouter]]:
     """A client of both, which asks the first one first."""
-    client = JudgeClient(5.0, UNTOLD)
+    client = JudgeClient(5.0, GrpcTransport(), UNTOLD)
     UNTOLD.clear()
     routers = FakeRouter(lambda _: 10.0, "cascade-0"), FakeRouter(lambda _: 20.0, "cascade-1")
     try:

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from mesh.membership import ChangeKind, Member, MemberChange
+from mesh.runtime import SystemThreads
 from services.frontend.models import ModelCatalogue
+from tests.still_clock import StillClock
 
 
 def worker(name: str, model_path: Path, block_tokens: int) -> Member:
@@ -21,8 +23,8 @@ async def settled(catalogue: ModelCatalogue) -> int:
 
 
 async def test_a_model_whose_workers_all_come_back_otherwise_is_learnt_anew(model_path: Path) -> None:
-    times = iter([1.0, 2.0, 3.0])
-    catalogue = ModelCatalogue(1000, lambda: next(times))
+    clock = StillClock(unix_at_s=1.0)
+    catalogue = ModelCatalogue(1000, clock, SystemThreads())
 
     def changed(kind: ChangeKind, member: Member) -> None:
         catalogue.on_change(MemberChange(kind, member))
@@ -31,6 +33,7 @@ async def test_a_model_whose_workers_all_come_back_otherwise_is_learnt_anew(mode
     changed(ChangeKind.JOINED, former)
     changed(ChangeKind.JOINED, other)
     assert await settled(catalogue) == 16
+    clock.unix_at_s = 2.0
     changed(ChangeKind.LEFT, former)
     changed(ChangeKind.JOINED, worker("a", model_path, 32))
     assert await settled(catalogue) == 16, "as long as there is one of these"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mesh.rpc.client import open_channel
+from mesh.runtime import GrpcTransport
 from penstock.v1 import predictor_pb2, predictor_pb2_grpc
 from services.predictor.role import PredictorRole
 from services.predictor.settings import PredictorSettings
@@ -23,7 +24,7 @@ async def predictor(*folders: Path) -> AsyncIterator[Any]:
     async with local_mesh() as mesh:
         settings = PredictorSettings(artefact=folders, artefact_poll_s=0.01)
         member = await mesh.start(PredictorRole(settings), "predictor-0")
-        async with open_channel(member.address) as channel:
+        async with open_channel(GrpcTransport(), member.address) as channel:
             yield predictor_pb2_grpc.LengthPredictorStub(channel)
 
 

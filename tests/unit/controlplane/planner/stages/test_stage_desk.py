@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -29,23 +29,16 @@ from mesh.errors import StoreError
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport
+from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy, system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.tasks import TaskSet
 from penstock.v1 import stages_pb2, stages_pb2_grpc
+from tests.still_clock import StillClock
 from tests.unit.simulator.cascade.instance_profiles import profile_of
 
 WAIT_S = 10.0
 LENGTHS = tuple((50 + 37 * number % 3000, 20 + 11 * number % 500) for number in range(200))
-
-
-@dataclass
-class Clock:
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Bench:
@@ -54,17 +47,18 @@ class Bench:
     def __init__(self, host: StoreHost, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = EmbeddedStore(host)
         self.directory = Directory(self.store)
-        self.clock = self.wall_clock = Clock()
+        self.clock = StillClock(1000.0)
+        self.runtime = replace(system_runtime(), clock=self.clock)
         self.told = LengthStatistics((), 0.0, 0.0)
         self.tasks, self.errors = TaskSet("test"), []
         self.announcements: dict[str, Announcement] = {}
         self.registry = CollectorRegistry()
         metrics = PlannerMetrics(self.registry)
-        self.desk = StageDesk(self.store, self.directory, "planner", metrics, self.clock, lambda: self.wall_clock())
+        self.desk = StageDesk(self.store, self.directory, "planner", metrics, self.runtime)
         self.server = RpcServer(GrpcTransport())
         self.stub: Any = None
 
-        async def collect(workers: Any) -> LengthStatistics:
+        async def collect(_transport: object, workers: Any) -> LengthStatistics:
             return self.told
 
         monkeypatch.setattr(desk_module, "collect", collect)
@@ -79,7 +73,7 @@ class Bench:
             "penstock.v1.StagePlanner",
         )
         await self.server.start()
-        self.channel = open_channel(self.server.address)
+        self.channel = open_channel(GrpcTransport(), self.server.address)
         self.stub = stages_pb2_grpc.StagePlannerStub(self.channel)  # type: ignore[no-untyped-call]
 
     async def stop(self) -> None:
@@ -113,7 +107,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    host = StoreHost()
+    host = StoreHost(SystemClock(), SystemEntropy())
     made = Bench(host, monkeypatch)
     await made.start()
     yield made
@@ -133,7 +127,7 @@ async def test_a_plan_waits_for_lengths_then_stands_and_is_taken_away(bench: Ben
     waiting = await bench.until(lambda model: bool(model.obstacle))
     assert waiting.obstacle == "0 requests have ended so far, a plan needs 50"
     bench.told = LengthStatistics(LENGTHS, 400.0, 0.0)
-    bench.clock.now_s += desk_module.RETRY_S
+    bench.clock.at_s += desk_module.RETRY_S
     planned = await bench.until(lambda model: model.revision == 1)
     assert [len(stage.instances) for stage in planned.stages] == [1, 1, 1, 1]
     assert planned.stages[0].first_tokens == 1
@@ -161,7 +155,7 @@ async def test_instances_that_change_are_planned_for_once_they_settle(bench: Ben
     assert (covered.stages[1].first_tokens, covered.stages[1].last_tokens) == (1, 0), "it covers the lost stage"
 
     def time_passes(model: stages_pb2.ModelStages) -> bool:
-        bench.clock.now_s += desk_module.SETTLE_S + desk_module.RETRY_S
+        bench.clock.at_s += desk_module.SETTLE_S + desk_module.RETRY_S
         return model.revision == 2
 
     settled = await bench.until(time_passes)
@@ -186,8 +180,9 @@ class Blind:
     def desk(self) -> StageDesk:
         """Another planner, restarted."""
         store: Any = self
-        clock = self._bench.clock
-        desk = StageDesk(store, self._bench.directory, "planner", PlannerMetrics(CollectorRegistry()), clock, clock)
+        desk = StageDesk(
+            store, self._bench.directory, "planner", PlannerMetrics(CollectorRegistry()), self._bench.runtime
+        )
         desk.start(self._bench.tasks, self._bench.errors.append)
         return desk
 
@@ -214,15 +209,15 @@ async def test_plans_stand_while_a_restarted_planner_has_not_heard_whether_stage
 async def test_a_restarted_planner_that_does_not_know_the_plans_yet_gives_no_revision_twice(bench: Bench) -> None:
     await planned(bench)
     Blind(bench, LAYOUT_PREFIX).desk()
-    bench.clock.now_s += 1.0
+    bench.clock.at_s += 1.0
     replanned = await bench.until(lambda model: model.planned_unix_ms > 1_000_000)
     assert replanned.revision > 1
 
 
 async def test_a_clock_that_is_set_back_ends_no_planning(bench: Bench) -> None:
     await planned(bench)
-    bench.wall_clock = Clock(0.0)
-    bench.clock.now_s += desk_module.RETRY_S
+    bench.clock.unix_at_s = 0.0
+    bench.clock.at_s += desk_module.RETRY_S
     assert (await bench.until(lambda model: model.revision == 2)).planned_unix_ms == 0
 
 

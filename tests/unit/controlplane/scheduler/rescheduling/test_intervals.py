@@ -16,7 +16,9 @@ from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
 from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
 from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
+from mesh.runtime import SystemThreads
 from penstock.v1 import monitor_pb2, worker_pb2
+from tests.still_clock import StillClock
 
 
 class Bench:
@@ -35,8 +37,8 @@ class Bench:
             self,
             ReschedulerMetrics(self.registry),
             lambda: True,
-            lambda: 10.0,
-            lambda: 10.0,
+            StillClock(10.0),
+            SystemThreads(),
         )
         self._sequence = 0
         self.feed.begin()

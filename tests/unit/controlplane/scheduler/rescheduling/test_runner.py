@@ -13,8 +13,8 @@ from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
 from mesh.errors import PeerUnavailable
 from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
+from tests.still_clock import StillClock
 from tests.unit.controlplane.local_mesh import (
-    Clock,
     LocalMesh,
     PlayedWorker,
     Running,
@@ -51,7 +51,9 @@ class Orders:
         monkeypatch.setattr(WorkerOrders, "migrate", migrate)
 
 
-async def crowded_mesh(mesh: LocalMesh, clock: Clock, **settings: Any) -> tuple[Running, PlayedWorker, PlayedWorker]:
+async def crowded_mesh(
+    mesh: LocalMesh, clock: StillClock, **settings: Any
+) -> tuple[Running, PlayedWorker, PlayedWorker]:
     monitor = await mesh.monitor(clock=clock)
     scheduler = await mesh.scheduler(clock=clock, **settings)
     a, b = await mesh.worker(monitor, "a"), await mesh.worker(monitor, "b")
@@ -74,7 +76,7 @@ async def intervals(scheduler: Running, count: int) -> None:
 async def test_the_crowded_instance_is_told_to_move_a_request_once(monkeypatch: Any) -> None:
     orders = Orders(monkeypatch, moved=True, rounds=2, paused_ms=4.0)
     async with local_mesh() as mesh:
-        scheduler, _, _ = await crowded_mesh(mesh, Clock())
+        scheduler, _, _ = await crowded_mesh(mesh, StillClock())
         async with scheduler_stub(scheduler) as stub:
             answer = await stub.SetRescheduler(scheduler_pb2.SetReschedulerRequest(mode="current", parameters=FAST))
             assert answer.parameters["theta"] == ReschedulerParameters().theta
@@ -98,7 +100,7 @@ async def test_the_crowded_instance_is_told_to_move_a_request_once(monkeypatch: 
 async def test_a_refused_request_is_held_and_explained(monkeypatch: Any) -> None:
     orders = Orders(monkeypatch, error="worker a is away")
     async with local_mesh() as mesh:
-        scheduler, _, _ = await crowded_mesh(mesh, Clock(), rescheduler="current")
+        scheduler, _, _ = await crowded_mesh(mesh, StillClock(), rescheduler="current")
         async with scheduler_stub(scheduler) as stub:
             await stub.SetRescheduler(scheduler_pb2.SetReschedulerRequest(mode="current", parameters=FAST))
             # r2 first; then r1, since r2 is held; then b, which has refused twice, is left alone.
@@ -112,7 +114,7 @@ async def test_a_refused_request_is_held_and_explained(monkeypatch: Any) -> None
 
 
 async def test_silence_and_missing_predictions_fall_back_loudly(monkeypatch: Any, caplog: Any) -> None:
-    orders, clock = Orders(monkeypatch, moved=True), Clock()
+    orders, clock = Orders(monkeypatch, moved=True), StillClock()
     async with local_mesh() as mesh:
         scheduler, a, b = await crowded_mesh(mesh, clock)
         async with scheduler_stub(scheduler) as stub:
@@ -120,7 +122,7 @@ async def test_silence_and_missing_predictions_fall_back_loudly(monkeypatch: Any
             status = await until(lambda: stub.GetRescheduler(GET), lambda s: s.fallback == "current")
             assert "0 of 3 running requests" in status.fallback_reason
             await until(lambda: stub.GetRescheduler(GET), lambda s: len(s.orders) == 1)
-            clock.now_s += 1.0
+            clock.at_s += 1.0
             await a.load(running_requests=2)
             await b.load(running_requests=1)
             status = await until(lambda: stub.GetRescheduler(GET), lambda s: s.fallback == "off")
@@ -138,7 +140,7 @@ async def test_silence_and_missing_predictions_fall_back_loudly(monkeypatch: Any
 async def test_only_the_first_scheduler_orders(monkeypatch: Any) -> None:
     orders = Orders(monkeypatch, moved=True)
     async with local_mesh() as mesh:
-        scheduler, _, _ = await crowded_mesh(mesh, Clock(), rescheduler="current")
+        scheduler, _, _ = await crowded_mesh(mesh, StillClock(), rescheduler="current")
         await mesh.announce("scheduler", "a-scheduler")
         async with scheduler_stub(scheduler) as stub:
             await until(lambda: stub.GetRescheduler(GET), lambda s: not s.in_charge)
@@ -164,7 +166,7 @@ async def test_what_cannot_be_set_is_refused() -> None:
 
 async def test_a_report_that_makes_no_sense_is_logged_and_dropped(caplog: Any) -> None:
     async with local_mesh() as mesh:
-        scheduler, a, _ = await crowded_mesh(mesh, Clock(), rescheduler="current")
+        scheduler, a, _ = await crowded_mesh(mesh, StillClock(), rescheduler="current")
         await a.call.write(
             monitor_pb2.WorkerReport(decode=monitor_pb2.DecodeReport(request_ids=["r1"], stride_tokens=1))
         )

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from mesh.errors import ConfigurationError
+from mesh.runtime import SystemClock
 from services.cli.predictor.command import command
 from services.cli.predictor.prompts import tokenised_prompts
 from services.frontend.text.model_text import ModelText
@@ -69,7 +70,7 @@ def test_widths_are_checked() -> None:
 
 
 def test_demo_tasks_are_drawn_alike_and_as_hard_as_asked() -> None:
-    text = ModelText.load(MODEL)
+    text = ModelText.load(MODEL, SystemClock().unix_s)
     prompts = list(tokenised_prompts(text, None, 8, 40, seed=3))
     assert prompts[:20] == list(tokenised_prompts(text, None, 8, 20, seed=3))
     easy = list(tokenised_prompts(text, None, 2, 40, seed=3))
@@ -80,7 +81,7 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     messages = [{"role": "user", "content": "Spell: crow"}]
     file.write_text(json.dumps({"messages": messages}) + "\n" + json.dumps({"prompt": "Spell: crow"}) + "\n{}\n")
-    text = ModelText.load(MODEL)
+    text = ModelText.load(MODEL, SystemClock().unix_s)
     chat, plain = tokenised_prompts(text, file, 8, 2, seed=0)
     assert len(chat) > len(plain)
     with pytest.raises(ConfigurationError, match="line 3: expected"):

@@ -5,6 +5,7 @@ import pytest
 from mesh.errors import ConfigurationError
 from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused
 
+NOW = datetime(2024, 5, 6).timestamp
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -13,13 +14,13 @@ def test_a_template_sees_messages_special_tokens_and_the_date() -> None:
         "{{ bos_token }}{% for m in messages %}\n[{{ m.role }}] {{ m.content }}\n{% endfor %}\n"
         "{% if add_generation_prompt %}{{ strftime_now('%Y') }}{% endif %}",
         {"bos_token": "<s>"},
-        lambda: datetime(2024, 5, 6),
+        NOW,
     )
     assert template.render(USER) == "<s>[user] hi\n2024"
 
 
 def test_json_is_written_without_html_escapes() -> None:
-    assert ChatTemplate("{{ messages[0] | tojson }}", {}).render([{"role": "<é>"}]) == '{"role": "<é>"}'
+    assert ChatTemplate("{{ messages[0] | tojson }}", {}, NOW).render([{"role": "<é>"}]) == '{"role": "<é>"}'
 
 
 @pytest.mark.parametrize(
@@ -36,9 +37,9 @@ def test_json_is_written_without_html_escapes() -> None:
 )
 def test_what_a_template_does_not_take_is_refused(source: str) -> None:
     with pytest.raises(ChatTemplateRefused, match="chat template"):
-        ChatTemplate(source, {}).render(USER)
+        ChatTemplate(source, {}, NOW).render(USER)
 
 
 def test_a_template_that_is_no_template_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="line 2"):
-        ChatTemplate("\n{% if %}", {})
+        ChatTemplate("\n{% if %}", {}, NOW)

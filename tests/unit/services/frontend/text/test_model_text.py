@@ -4,12 +4,13 @@ from pathlib import Path
 import pytest
 
 from mesh.errors import ConfigurationError
+from mesh.runtime import SystemClock
 from services.frontend.text.model_text import ModelText
 from tests.unit.services.frontend.checkpoints import CHAT_TEMPLATE, KINDS, write_checkpoint
 
 
 def test_a_checkpoint_gives_tokenizer_template_and_ends(tmp_path: Path) -> None:
-    model = ModelText.load(write_checkpoint(tmp_path))
+    model = ModelText.load(write_checkpoint(tmp_path), SystemClock().unix_s)
     assert model.eos_token_ids == {1}
     assert model.around([7]) == [0, 7]
     assert model.template is not None
@@ -20,15 +21,15 @@ def test_a_checkpoint_gives_tokenizer_template_and_ends(tmp_path: Path) -> None:
 def test_more_ends_may_stand_in_the_generation_config(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')
-    assert ModelText.load(tmp_path).eos_token_ids == {1, 3}
+    assert ModelText.load(tmp_path, SystemClock().unix_s).eos_token_ids == {1, 3}
 
 
 @pytest.mark.parametrize("form", [CHAT_TEMPLATE, [{"name": "default", "template": CHAT_TEMPLATE}]])
 def test_the_template_may_stand_in_the_tokenizer_config(tmp_path: Path, form: object) -> None:
     write_checkpoint(tmp_path, template="")
-    assert ModelText.load(tmp_path).template is None
+    assert ModelText.load(tmp_path, SystemClock().unix_s).template is None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": form}))
-    assert ModelText.load(tmp_path).template is not None
+    assert ModelText.load(tmp_path, SystemClock().unix_s).template is not None
 
 
 @pytest.mark.parametrize(
@@ -43,12 +44,12 @@ def test_broken_files_are_named(tmp_path: Path, file: str, content: str, message
     write_checkpoint(tmp_path)
     (tmp_path / file).write_text(content)
     with pytest.raises(ConfigurationError, match=message):
-        ModelText.load(tmp_path)
+        ModelText.load(tmp_path, SystemClock().unix_s)
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no tokenizer\.json"):
-        ModelText.load(tmp_path)
+        ModelText.load(tmp_path, SystemClock().unix_s)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "metaspace"])
