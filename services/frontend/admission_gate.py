@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 
 from services.frontend.admission import AdmissionQueue, Admitted, Refused
-from services.frontend.api.errors import deadline_exceeded, too_many_requests, unavailable
+from services.frontend.api.errors import deadline_exceeded, too_many_requests
 from services.frontend.metrics import FrontendMetrics
 
 
@@ -18,16 +18,11 @@ class AdmissionGate:
         metrics.running.set_function(lambda: queue.running)
         metrics.queued.set_function(lambda: queue.queued)
         self._waiting: dict[Hashable, asyncio.Future[None]] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._closed = False
 
     @asynccontextmanager
     async def admitted(self, ticket: Hashable, priority: int, deadline_s: float) -> AsyncIterator[None]:
         """Inside, the request counts as running. Raises ApiError: 429 if the queue is full, 504 if the turn does
-        not come within `deadline_s`, 503 once closed."""
-        if self._closed:
-            raise unavailable("This frontend is shutting down; try again.", "draining")
+        not come within `deadline_s`."""
         verdict = self.queue.offer(ticket, priority, self._clock())
         if isinstance(verdict, Refused):
             raise too_many_requests(
@@ -35,16 +30,10 @@ class AdmissionGate:
             )
         if not isinstance(verdict, Admitted):
             await self._wait(ticket, deadline_s)
-        self._idle.clear()
         try:
             yield
         finally:
             self._release(ticket)
-
-    async def close(self) -> None:
-        """Let nothing more in and return when all that was in, or waited, has ended."""
-        self._closed = True
-        await self._idle.wait()
 
     async def _wait(self, ticket: Hashable, deadline_s: float) -> None:
         turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
@@ -69,5 +58,3 @@ class AdmissionGate:
             turn = self._waiting[admitted]
             if not turn.done():
                 turn.set_result(None)
-        if self.queue.running == 0:
-            self._idle.set()

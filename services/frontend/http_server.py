@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import uvicorn
 from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from mesh.errors import ConfigurationError
 from mesh.tasks import TaskSet
@@ -20,16 +21,45 @@ BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
 """Longer than the usual pools of clients and balancers keep an idle connection, so that they close it, not we."""
 DATE_RENEWED_S: Final = 1.0
+LINGER_S: Final = 0.5
+"""How long a connection without a request is kept when draining: one may be on its way, and HTTP/1.1 has no word to
+stop it."""
 TRANSPORT: Final = "penstock.transport"
 
 
+class _State(ServerState):
+    """Shared by the connections of one server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_draining = False
+        self.has_lost_connection = asyncio.Event()
+
+
 class AbortableProtocol(HttpToolsProtocol):
-    """Lets a response cut its own connection. ASGI has no way to: closing waits for the client to read."""
+    """Lets a response cut its own connection. ASGI has no way to: closing waits for the client to read. And answers
+    with `connection: close` while its server drains."""
 
     def on_message_begin(self) -> None:
         """A request begins: its scope gets the transport."""
         super().on_message_begin()
         self.scope[TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        """The request is about to be answered."""
+        super().on_headers_complete()
+        if self._state.is_draining:
+            self.cycle.keep_alive = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        super().connection_lost(exc)
+        self._state.has_lost_connection.set()
+
+    @property
+    def _state(self) -> _State:
+        assert isinstance(self.server_state, _State)
+        return self.server_state
 
 
 def abort_connection(scope: Scope) -> None:
@@ -51,11 +81,13 @@ class HttpEndpoint(Protocol):
     def start(self, tasks: TaskSet, on_failed: Callable[[BaseException], None]) -> None:
         """Serve in the background, in `tasks`; `on_failed` is told if that ends by an error."""
 
-    def stop_accepting(self) -> None:
-        """Close the port and idle connections; running requests have a second to finish, then are cancelled."""
+    async def drain(self) -> None:
+        """Close the port, so that clients go elsewhere, and return when the last connection has ended. What runs, and
+        what still arrives over connections that were kept, is answered to its end."""
 
     async def stop(self) -> None:
-        """The same, and return when all is closed."""
+        """Close the port and idle connections; return when all is closed. Running requests have a second to finish,
+        then are cancelled."""
 
 
 class HttpServer:
@@ -83,13 +115,13 @@ class HttpServer:
         """See `HttpEndpoint`."""
         self._task = tasks.spawn(self._server.serve(sockets=[self._socket]), name="http", on_error=on_failed)
 
-    def stop_accepting(self) -> None:
+    async def drain(self) -> None:
         """See `HttpEndpoint`."""
-        self._server.end()
+        await self._server.drain()
 
     async def stop(self) -> None:
         """See `HttpEndpoint`."""
-        self.stop_accepting()
+        self._server.end()
         if self._task is not None:
             await asyncio.wait((self._task,))
         self._socket.close()
@@ -100,7 +132,26 @@ class _Uvicorn(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
+        self._state = self.server_state = _State()
         self._end = asyncio.Event()
+
+    async def drain(self) -> None:
+        """See `HttpEndpoint`."""
+        self._state.is_draining = True
+        for server in getattr(self, "servers", ()):  # none before `startup`
+            server.close()
+        for connection in self._connections():
+            if connection.cycle is not None:
+                connection.cycle.keep_alive = False
+        await asyncio.sleep(LINGER_S)
+        for connection in self._connections():
+            connection.shutdown()
+        while self._state.connections:
+            self._state.has_lost_connection.clear()
+            await self._state.has_lost_connection.wait()
+
+    def _connections(self) -> list[AbortableProtocol]:
+        return [each for each in self._state.connections if isinstance(each, AbortableProtocol)]
 
     def end(self) -> None:
         """Leave the main loop."""

@@ -78,10 +78,9 @@ class FrontendRole:
         await asyncio.shield(self._failure)
 
     async def drain(self) -> None:
-        """Answer nothing new; return when all requests have ended."""
-        if self.service is not None and self._http is not None:
-            await self.service.gate.close()
-            self._http.stop_accepting()
+        """Close the port; return when all requests have ended, those that still arrive over kept connections, too."""
+        if self._http is not None:
+            await self._http.drain()
 
     async def stop(self) -> None:
         """Close every connection."""

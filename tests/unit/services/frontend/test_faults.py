@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from penstock.v1 import request_pb2, scheduler_pb2
+from services.frontend import http_server
 from services.frontend.generation import Generation
 from tests.unit.services.frontend.fakes import Delta, always, failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
@@ -253,17 +254,54 @@ async def test_a_full_frontend_answers_429_with_retry_after(model_path: Path) ->
         await mesh.until(lambda: mesh.service.gate.queue.running == 0)
 
 
-async def test_draining_finishes_what_runs_and_refuses_the_rest(model_path: Path) -> None:
-    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+async def test_draining_closes_the_port_and_answers_what_still_comes_over_kept_connections(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "LINGER_S", 60.0)
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as kept, mesh.http() as another:
         worker = await mesh.add_worker(lambda _: tokens(*([70] for _ in range(20)), [1]), step_s=0.005)
-        answer = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
+        assert (await kept.get("/health")).status_code == 200
+        running = asyncio.create_task(ask_raw(mesh, {**BODY, "stream": True}))
         await worker.wait_until(lambda: len(worker.received) == 1)
         draining = asyncio.create_task(mesh.role.drain())
         await asyncio.sleep(0)
-        refused = await http.post("/v1/chat/completions", json=BODY)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-        assert (await answer).status_code == 200
-        await draining
+        with pytest.raises(httpx.ConnectError):
+            await another.get("/health")
+        late = await kept.post("/v1/chat/completions", json=BODY)
+        assert (late.status_code, late.headers["connection"]) == (200, "close")
+        with pytest.raises(httpx.ConnectError):
+            await kept.get("/health")
+        assert b"data: [DONE]" in await running
+        draining.cancel()
+
+
+async def test_draining_ends_with_the_last_answer_and_closes_idle_connections(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "LINGER_S", 0.01)
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as idle:
+        worker = await mesh.add_worker(lambda _: tokens(*([70] for _ in range(20)), [1]), step_s=0.01)
+        assert (await idle.get("/health")).status_code == 200
+        running = asyncio.create_task(ask_raw(mesh, {**BODY, "stream": True}))
+        await worker.wait_until(lambda: len(worker.received) == 1)
+        async with asyncio.timeout(5):
+            await mesh.role.drain()
+            assert b"data: [DONE]" in await running
+        with pytest.raises(httpx.ConnectError):
+            await idle.get("/health")
+
+
+async def ask_raw(mesh: MeshOfFakes, body: dict[str, Any]) -> bytes:
+    """All bytes until the server closes the connection, which the client would keep."""
+    host, port = mesh.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    content = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+    writer.write(head + content)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
 
 
 async def test_stopping_tells_the_clients(model_path: Path) -> None:
