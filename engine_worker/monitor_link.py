@@ -76,6 +76,10 @@ class MonitorLink:
         if self._pacing.note_change():
             self._wake.set()
 
+    def readdress(self, address: str) -> None:
+        """The monitor is to be found elsewhere from now on. A stream to it stays as long as it lives."""
+        self._address = address
+
     async def run(self) -> None:
         """Report for ever."""
         while True:

@@ -55,10 +55,13 @@ class Reporter:
             return
         if change.kind is ChangeKind.JOINED:
             self._join(change.member)
+        elif change.kind is ChangeKind.CHANGED:
+            link, _ = self._links[change.member.member_id]
+            link.readdress(change.member.address)
         else:
-            link = self._links.pop(change.member.member_id, None)
-            if link is not None:
-                link[1].cancel()
+            left = self._links.pop(change.member.member_id, None)
+            if left is not None:
+                left[1].cancel()
 
     def _join(self, monitor: Member) -> None:
         link = MonitorLink(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
@@ -22,6 +23,7 @@ from engine_worker.reporter import Reporter
 from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from engine_worker.step_watch import StepWatches
+from mesh.membership import MemberChange
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
 from mesh.runtime import Clock
@@ -58,6 +60,7 @@ class WorkerRole:
         self._reporter: Reporter | None = None
         self._prediction: PredictionLoop | None = None
         self._vital: tuple[asyncio.Task[None], ...] = ()
+        self._unsubscribe: Callable[[], None] = lambda: None
         self._tasks = TaskSet("worker")
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
@@ -77,7 +80,7 @@ class WorkerRole:
         GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
         if is_movable(self._engine):
             self._mover = Mover(instance, self._engine, context)
-            serve_agent(context.server, self._engine.kv_agent, context.address)
+            serve_agent(context.server, self._engine.kv_agent, lambda: instance.description.address)
         device = await threads.run(device_of, self._settings.engine)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
@@ -90,6 +93,7 @@ class WorkerRole:
         )
         self._tasks.spawn(_follow_health(instance, context.server), name="health")
         reporter.start(context.directory, self._engine.kv_blocks())
+        self._unsubscribe = context.directory.subscribe(lambda change: _follow_own(context, instance, change))
         rescheduler = StoredSetting(
             context.store, RESCHEDULER_KEY, ReschedulerRecord, UNSET_RESCHEDULER, reporter.decoding.configure
         )
@@ -124,6 +128,7 @@ class WorkerRole:
 
     async def stop(self) -> None:
         """End what still runs with UNAVAILABLE, leave the monitors, end the engine and its processes."""
+        self._unsubscribe()
         if self._mover is not None:
             await self._mover.stop()
         if self._instance is not None:
@@ -143,6 +148,12 @@ async def _tick(instance: Instance, mover: Mover | None) -> None:
         if mover is not None:
             mover.tick()
         await asyncio.sleep(TICK_S)
+
+
+def _follow_own(context: RoleContext, instance: Instance, change: MemberChange) -> None:
+    """Whoever is told this worker's address from now on is told the one that stands in its record."""
+    if context.is_own(change.member):
+        instance.description = replace(instance.description, address=change.member.address)
 
 
 async def _follow_health(instance: Instance, server: RpcServer) -> None:

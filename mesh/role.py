@@ -5,8 +5,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
@@ -21,6 +21,7 @@ from mesh.rpc.server import RpcServer
 from mesh.runtime import Runtime, system_runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
+from mesh.tasks import TaskSet
 from mesh.telemetry import MetricsPort, set_up_logs
 from penstock.v1 import member_pb2_grpc
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 SERVER_GRACE_S = 1.0
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "[::]"})
+HOST_CHECK_S = 5.0
+"""How often a machine whose name gives its address asks whether it still does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class RoleContext:
     member_id: str
     incarnation_id: str
     address: str
-    """host:port by which others reach this process."""
+    """host:port by which others reach this process, as of its start; its own record in the directory has the latest."""
     store: StateStore
     directory: Directory
     server: RpcServer
@@ -69,6 +72,11 @@ class RoleContext:
     runtime: Runtime
     ending: Ending = field(default_factory=Ending)
     """By which the role may end its process in peace; to fail, see `Role.failed`."""
+
+    def is_own(self, member: Member) -> bool:
+        """Whether this is the record of this very process."""
+        own = (self.role, self.member_id, self.incarnation_id)
+        return (member.role, member.member_id, member.incarnation_id) == own
 
 
 class Role(Protocol):
@@ -104,6 +112,8 @@ class Surroundings:
     """By which the process is asked to end, from inside and outside."""
     supervised: bool
     """Whether the supervisor of `penstock up` starts it again."""
+    resolve_own_host: Callable[[], str] = lambda: socket.gethostbyname(socket.gethostname())
+    """The address that this machine's name stands for now; may block, and raise OSError."""
 
 
 async def run_role(role: Role, settings: RoleSettings) -> int:
@@ -133,11 +143,12 @@ async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -
     runtime, registry, ending = surroundings.runtime, surroundings.registry, surroundings.ending
     server = RpcServer(runtime.transport, f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
     directory = Directory(surroundings.store)
+    host, tasks = _advertised_host(settings, surroundings), TaskSet("membership")
     context = RoleContext(
         role=role.name,
         member_id=settings.member_id,
         incarnation_id=runtime.entropy.token_hex(8),
-        address=_advertised(server.address, settings),
+        address=_at(host, server.address),
         store=surroundings.store,
         directory=directory,
         server=server,
@@ -153,7 +164,9 @@ async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -
         await directory.start()
         attributes = {"pid": str(surroundings.pid), **await role.start(context)}
         await server.start()
-        announcement = await _announce(context, _advertised(surroundings.metrics_address, settings), attributes)
+        announcement = await _announce(context, _at(host, surroundings.metrics_address), attributes)
+        if (settings.advertise_host or settings.bind_host) in WILDCARD_HOSTS:
+            tasks.spawn(_follow_own_host(announcement, surroundings), name="own host")
         await server.set_serving(True)
         status = await _until_asked_to_end(role, ending, announcement)
         await server.set_serving(False)
@@ -168,6 +181,7 @@ async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -
         log.exception("the role cannot run")
         return ExitStatus.FAILED
     finally:
+        await tasks.cancel()
         await role.stop()
         await directory.stop()
         await server.stop(SERVER_GRACE_S)
@@ -182,11 +196,44 @@ def _ending_by_signals() -> Ending:
     return ending
 
 
-def _advertised(address: str, settings: RoleSettings) -> str:
+def _advertised_host(settings: RoleSettings, surroundings: Surroundings) -> str:
     host = settings.advertise_host or settings.bind_host
-    if host in WILDCARD_HOSTS:
-        host = socket.gethostbyname(socket.gethostname())
+    return surroundings.resolve_own_host() if host in WILDCARD_HOSTS else host
+
+
+def _at(host: str, address: str) -> str:
+    """The same port of another host."""
     return f"{host}:{address.rpartition(':')[2]}"
+
+
+async def _follow_own_host(announcement: Announcement, surroundings: Surroundings) -> None:
+    """Announce every address of this process anew when its machine's name stands for another one: for ever."""
+    while True:
+        await asyncio.sleep(HOST_CHECK_S)
+        member = announcement.member
+        former = member.address.rpartition(":")[0]
+        try:
+            host = await surroundings.runtime.threads.run(surroundings.resolve_own_host)
+        except OSError as error:
+            log.warning("this machine's name cannot be resolved", extra={"kept": former, "error": str(error)})
+            continue
+        if host != former:
+            log.warning("this machine has another address", extra={"host": host, "former": former})
+            announcement.change(_rehosted(member, former, host))
+
+
+def _rehosted(member: Member, former: str, host: str) -> Member:
+    """Whatever stood as an address at the former host is at the new one."""
+    attributes = {
+        name: _at(host, value) if value.rpartition(":")[0] == former else value
+        for name, value in member.attributes.items()
+    }
+    return replace(
+        member,
+        address=_at(host, member.address),
+        metrics_address=_at(host, member.metrics_address),
+        attributes=attributes,
+    )
 
 
 async def _announce(context: RoleContext, metrics_address: str, attributes: Mapping[str, str]) -> Announcement:

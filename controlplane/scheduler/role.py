@@ -101,7 +101,7 @@ class SchedulerRole:
             desk.feed,
             ReschedulerSwitch(ReschedulerMode(settings.rescheduler), lambda: desk.switch.in_force.name),
             Migrations(settings.rescheduler_in_flight, settings.max_explanations),
-            WorkerOrders(settings.migration_deadline_s, context.runtime.transport),
+            WorkerOrders(settings.migration_deadline_s, context.runtime.transport, context.directory),
             ReschedulerMetrics(context.registry),
             is_in_charge,
             context.runtime.clock,

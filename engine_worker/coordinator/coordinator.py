@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from itertools import count
+from typing import TypeAlias
 
 from controlplane.protocols.migration.source import Cancel, TargetLost
 from engine_worker.coordinator import wire
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 ALIKE = ("model", "engine", "block_tokens")
 """Attributes that two workers must share before KV of one makes sense to the other."""
+LinkKey: TypeAlias = tuple[str, str, str, str]
+"""Instance, incarnation and address of the target, and the address that it was told of this worker."""
 ENDED = MigrationOutcome(False, "the request ended before it was moved", "ended")
 
 
@@ -39,8 +42,7 @@ class Coordinator:
         self._departed_s: dict[str, float] = {}
         """When a migration of a request ended, for as long as the tombstones of arrivals."""
         self._lanes = Lanes(workplace.settings.parallel, self._runs)
-        self._links: dict[tuple[str, str], TargetLink] = {}
-        """By instance and incarnation."""
+        self._links: dict[LinkKey, TargetLink] = {}
         self._numbers = count(1)
         self._is_stopping = False
         workplace.instance.on_change.append(self._look)
@@ -124,7 +126,7 @@ class Coordinator:
         migration_id = f"{workplace.instance.description.incarnation_id}-{next(self._numbers)}"
         try:
             link = self._link(target)
-            outgoing = OutgoingMigration(migration_id, tracked, target, limits, link.send, workplace)
+            outgoing = OutgoingMigration(migration_id, tracked, link, limits, workplace)
             self._outgoing[migration_id] = outgoing
             outgoing.start()
         except PenstockError as error:
@@ -163,26 +165,26 @@ class Coordinator:
         return next((member for member in self.peers() if member.member_id == instance_id), None)
 
     def _link(self, target: Member) -> TargetLink:
-        """The stream to this incarnation of the target, opened if there is none."""
-        key = (target.member_id, target.incarnation_id)
+        """The stream to this incarnation of the target, opened if there is none between the addresses of now."""
+        own = self._workplace.instance.description
+        key = (target.member_id, target.incarnation_id, target.address, own.address)
         link = self._links.get(key)
         if link is None:
-            own = self._workplace.instance.description
             kv_address = self._workplace.engine.kv_address
             hello = source_hello(own.instance_id, own.incarnation_id, own.address, kv_address)
             link = TargetLink(target, hello, self._receive, self._workplace.settings.unsent_messages, self._transport)
             self._links[key] = link
-            self._workplace.tasks.spawn(self._run_link(link), name=f"link {target.member_id}")
+            self._workplace.tasks.spawn(self._run_link(key, link), name=f"link {target.member_id}")
         return link
 
-    async def _run_link(self, link: TargetLink) -> None:
+    async def _run_link(self, key: LinkKey, link: TargetLink) -> None:
         try:
             reason = await link.run()
             log.info("a migration stream ended", extra={"instance_id": link.target.member_id, "reason": reason})
         finally:
-            del self._links[link.target.member_id, link.target.incarnation_id]
+            del self._links[key]
             for outgoing in list(self._outgoing.values()):
-                if outgoing.target == link.target:
+                if outgoing.link is link:
                     outgoing.handle(TargetLost())
 
     def _receive(self, message: migration_pb2.TargetMessage) -> None:

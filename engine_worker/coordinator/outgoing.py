@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,10 +26,10 @@ from controlplane.protocols.migration.source import (
     Tick,
 )
 from engine_worker.coordinator import wire
+from engine_worker.coordinator.link import TargetLink
 from engine_worker.coordinator.workplace import Workplace
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.request_table import TrackedRequest
-from mesh.membership import Member
 from penstock.v1 import migration_pb2
 
 log = logging.getLogger(__name__)
@@ -57,17 +56,15 @@ class OutgoingMigration:
         self,
         migration_id: str,
         tracked: TrackedRequest,
-        target: Member,
+        link: TargetLink,
         limits: MigrationLimits,
-        send: Callable[[migration_pb2.SourceMessage], None],
         workplace: Workplace,
     ) -> None:
         self.outcome: asyncio.Future[MigrationOutcome] = asyncio.get_running_loop().create_future()
         self.request_id = tracked.request.request_id
         self.migration_id = migration_id
-        self.target = target
+        self.link = link
         self._tracked = tracked
-        self._send = send
         self._workplace = workplace
         self._machine = SourceMigration(
             migration_id,
@@ -180,7 +177,7 @@ class OutgoingMigration:
         for instruction in instructions:
             match instruction:
                 case Send(message):
-                    self._send(self._wire_message(message))
+                    self.link.send(self._wire_message(message))
                 case Pause():
                     self._workplace.tasks.spawn(self._pause(), name=f"pause {self.migration_id}")
                 case Resume():
@@ -188,7 +185,7 @@ class OutgoingMigration:
                 case Release():
                     engine.release(self.request_id, self.migration_id)
                     self._workplace.instance.hand_away(
-                        self.request_id, self.target.member_id, self.target.incarnation_id
+                        self.request_id, self.link.target.member_id, self.link.target.incarnation_id
                     )
                 case GiveUp(reason):
                     engine.release(self.request_id, self.migration_id)

@@ -58,9 +58,9 @@ class AgentPort(Protocol):
 class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
     """penstock.v1.KvTransfer."""
 
-    def __init__(self, agent: Callable[[], AgentPort], host: str) -> None:
+    def __init__(self, agent: Callable[[], AgentPort], host: Callable[[], str]) -> None:
         """`agent` raises `ConfigurationError` where the engine has none. `host` is how other workers reach this
-        machine."""
+        machine now."""
         self._agent = agent
         self._host = host
 
@@ -72,7 +72,7 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
             await _abort(context, error)
         return pb2.KvDescribeResponse(
             agent_id=about.agent_id,
-            host=self._host,
+            host=self._host(),
             port=about.port,
             model=about.layout.model,
             dtype=about.layout.dtype,
@@ -125,9 +125,9 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
         )
 
 
-def serve_agent(server: RpcServer, agent: Callable[[], AgentPort], address: str) -> None:
-    """Add the service to a worker's server. `address` is that of the worker."""
-    service = KvTransferService(agent, address.rpartition(":")[0])
+def serve_agent(server: RpcServer, agent: Callable[[], AgentPort], address: Callable[[], str]) -> None:
+    """Add the service to a worker's server. `address` is that of the worker now."""
+    service = KvTransferService(agent, lambda: address().rpartition(":")[0])
     server.add(kv_transfer_pb2_grpc.add_KvTransferServicer_to_server, service, SERVICE_NAME)
 
 

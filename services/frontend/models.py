@@ -50,7 +50,7 @@ class ModelCatalogue:
         member = change.member
         if member.role != WORKER_ROLE:
             return
-        if change.kind is ChangeKind.JOINED:
+        if change.kind is not ChangeKind.LEFT:
             self._workers[member.member_id] = member
         elif self._workers.get(member.member_id) == member:
             del self._workers[member.member_id]

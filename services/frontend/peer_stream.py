@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -21,6 +21,7 @@ LONGEST_BACKOFF_S: Final = 1.0
 HEALTHY_S: Final = 10.0
 """A stream that lived this long resets the back-off."""
 MAX_OUTBOX_MESSAGES: Final = 8192
+LEFT: Final = "left for another address"
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -82,6 +83,8 @@ class PeerStream(Generic[Out, In]):
         self._method = method
         self._handlers = handlers
         self._outbox: Outbox[Out] | None = None
+        self._leave = asyncio.Event()
+        """The stream, or the attempt at one, is to be given up for one to another address."""
         self.channel: grpc.aio.Channel | None = None
         """To the peer, while `run` runs: other calls to it may share the connection."""
 
@@ -96,27 +99,49 @@ class PeerStream(Generic[Out, In]):
             raise PeerUnavailable(f"{self._peer} at {self._address} is not connected")
         self._outbox.put(message)
 
+    def readdress(self, address: str) -> None:
+        """The peer is to be found elsewhere from now on. A stream that is open stays as long as it lives, or until
+        `reconnect`."""
+        self._address = address
+        if self._outbox is None:
+            self._leave.set()
+
+    def reconnect(self) -> None:
+        """Leave the stream that is open, for a new one to the address of now."""
+        self._leave.set()
+
     async def run(self) -> None:
         """Keep the stream open until cancelled."""
-        channel = self.channel = open_channel(self._transport, self._address)
-        clock = asyncio.get_running_loop().time
         backoff_s = FIRST_BACKOFF_S
-        try:
-            while True:
-                opened_s = clock()
-                reason = await self._one_stream(channel)
-                log.warning("stream lost", extra={"peer": self._peer, "address": self._address, "reason": reason})
-                healthy = clock() - opened_s >= HEALTHY_S
-                backoff_s = FIRST_BACKOFF_S if healthy else min(LONGEST_BACKOFF_S, 2 * backoff_s)
-                await asyncio.sleep(backoff_s)
-        finally:
-            self.channel = None
-            await channel.close()
+        while True:
+            address = self._address
+            channel = self.channel = open_channel(self._transport, address)
+            try:
+                while address == self._address:
+                    backoff_s = await self._one_stream(channel, address, backoff_s)
+            finally:
+                self.channel = None
+                await channel.close()
 
-    async def _one_stream(self, channel: grpc.aio.Channel) -> str:
+    async def _one_stream(self, channel: grpc.aio.Channel, address: str, backoff_s: float) -> float:
+        """Open a stream, read it to its end, and pause; returns how long to pause the next time."""
+        clock = asyncio.get_running_loop().time
+        opened_s = clock()
+        self._leave.clear()
+        reason = await self._until_lost(channel)
+        log.warning("stream lost", extra={"peer": self._peer, "address": address, "reason": reason})
+        healthy = clock() - opened_s >= HEALTHY_S
+        if self._leave.is_set():
+            return FIRST_BACKOFF_S
+        await self._unless_left(asyncio.sleep(pause_s := FIRST_BACKOFF_S if healthy else backoff_s))
+        return min(LONGEST_BACKOFF_S, 2 * pause_s)
+
+    async def _until_lost(self, channel: grpc.aio.Channel) -> str:
         """Open a stream and read it to its end; returns why it ended."""
         try:
-            await asyncio.wait_for(channel.channel_ready(), CONNECT_TIMEOUT_S)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if not await self._unless_left(channel.channel_ready()):
+                    return LEFT
         except TimeoutError:
             return f"no connection within {CONNECT_TIMEOUT_S:g} s"
         outbox = self._outbox = Outbox[Out](self._peer)
@@ -124,10 +149,7 @@ class PeerStream(Generic[Out, In]):
         reason = "closed here"
         try:
             self._handlers.on_open()
-            on_message = self._handlers.on_message
-            async for message in call:
-                on_message(message)
-            reason = "the peer ended it"
+            reason = "the peer ended it" if await self._unless_left(self._read(call)) else LEFT
         except grpc.aio.AioRpcError as error:
             reason = str(rpc_error(error, self._peer))
         except PenstockError as error:
@@ -137,3 +159,22 @@ class PeerStream(Generic[Out, In]):
             call.cancel()
             self._handlers.on_lost(reason)
         return reason
+
+    async def _read(self, call: Any) -> None:
+        on_message = self._handlers.on_message
+        async for message in call:
+            on_message(message)
+
+    async def _unless_left(self, work: Coroutine[Any, Any, None]) -> bool:
+        """False if the work was given up because the stream is to be left. Raises what the work raises."""
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._leave.wait())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            return working.done()
+        finally:
+            leaving.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait((working,))

@@ -23,7 +23,7 @@ from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import scheduler_pb2
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.scheduler_link import AnswerHandlers, LinkHandlers, SchedulerLink
+from services.frontend.scheduler_link import AnswerHandlers, LinkHandlers, SchedulerLink, link_key
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,13 @@ class PlacementClient:
         member = change.member
         if member.role != SCHEDULER_ROLE:
             return
-        link = next((link for link in self.links() if link.member == member), None)
+        link = self._links.get(link_key(member))
         if change.kind is ChangeKind.LEFT:
             if link is not None:
                 link.is_announced = False
         elif link is not None:
             link.is_announced = True
+            link.readdress(member)
         else:
             link = SchedulerLink(
                 member, self._deadline_s, self._metrics, self._clock, self._transport, self._handlers()

@@ -47,6 +47,7 @@ class FrontendRole:
         self.service: FrontendService | None = None
         """Set by `start`."""
         self._http: HttpEndpoint | None = None
+        self._http_address = ""
         self._unsubscribe: list[Callable[[], None]] = []
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
@@ -57,14 +58,15 @@ class FrontendRole:
         self._http = self._make_http(
             create_app(service, context.registry), self._settings.http_host, self._settings.http_port
         )
-        http_address = _reachable(self._http.address, context)
-        servicer = FrontendServicer(service, http_address)
+        http_address = self._http_address = _reachable(self._http.address, context)
+        servicer = FrontendServicer(service, lambda: self._http_address)
         context.server.add(frontend_pb2_grpc.add_FrontendServicer_to_server, servicer, "penstock.v1.Frontend")
         followers: tuple[Callable[[MemberChange], None], ...] = (
             service.catalogue.on_change,
             service.pool.on_change,
             service.placement.on_change,
             service.judging.on_change,
+            lambda change: self._follow_own(context, change),
         )
         self._unsubscribe = [context.directory.subscribe(follower) for follower in followers]
         self._tasks.spawn(service.cascades.follow(), name="follow the cascades", on_error=self._on_failed)
@@ -135,6 +137,10 @@ class FrontendRole:
             entropy=runtime.entropy,
             threads=runtime.threads,
         )
+
+    def _follow_own(self, context: RoleContext, change: MemberChange) -> None:
+        if context.is_own(change.member):
+            self._http_address = change.member.attributes.get("http_address", self._http_address)
 
     def _on_failed(self, error: BaseException) -> None:
         if self._failure is not None and not self._failure.done():

@@ -48,6 +48,11 @@ class _Asked:
     deadline: asyncio.TimerHandle
 
 
+def link_key(member: Member) -> str:
+    """Tells the links to the incarnations of the schedulers apart."""
+    return f"{member.member_id}/{member.incarnation_id}"
+
+
 class SchedulerLink:
     """One incarnation of a scheduler. It may be asked while its stream is open and its breaker closed.
 
@@ -90,7 +95,7 @@ class SchedulerLink:
     @property
     def key(self) -> str:
         """Of this incarnation, among all links."""
-        return f"{self.member.member_id}/{self.member.incarnation_id}"
+        return link_key(self.member)
 
     @property
     def is_open(self) -> bool:
@@ -106,6 +111,12 @@ class SchedulerLink:
     def outstanding(self) -> int:
         """Placements asked for and not answered, those that were decided elsewhere meanwhile included."""
         return len(self._asked)
+
+    def readdress(self, member: Member) -> None:
+        """The same scheduler is announced, perhaps at another address, to which the stream goes when this one ends."""
+        if member.address != self.member.address:
+            self._stream.readdress(member.address)
+        self.member = member
 
     def ask(self, request: scheduler_pb2.PlaceRequest, handlers: AnswerHandlers) -> None:
         """Ask for a placement. `handlers` may be called before this returns."""

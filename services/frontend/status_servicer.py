@@ -1,5 +1,7 @@
 """The frontend's gRPC service, for operators."""
 
+from collections.abc import Callable
+
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.generation import Generation
 from services.frontend.scheduler_link import SchedulerLink
@@ -10,7 +12,7 @@ from services.frontend.worker_link import WorkerLink
 class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
     """penstock.v1.Frontend"""
 
-    def __init__(self, service: FrontendService, http_address: str) -> None:
+    def __init__(self, service: FrontendService, http_address: Callable[[], str]) -> None:
         self._service = service
         self._http_address = http_address
 
@@ -20,7 +22,7 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
         """Counters and connections."""
         service = self._service
         return frontend_pb2.GetFrontendStatusResponse(
-            http_address=self._http_address,
+            http_address=self._http_address(),
             active_requests=service.gate.queue.running,
             queued_requests=service.gate.queue.queued,
             requests_total=service.requests_total,

@@ -49,6 +49,8 @@ class WorkerLink:
         """How, if the worker is known to hang; ends with its next message, or its engine's next step."""
         self.stalled_s = 0.0
         """For how long its engine had made no step, by its last message."""
+        self.has_moved = False
+        """The worker is announced at another address than that of the stream."""
         self.messages = 0
         """Received so far."""
         self._hello = worker_pb2.FrontendMessage(
@@ -94,6 +96,16 @@ class WorkerLink:
         """Whether it takes requests from us."""
         return self.connected.is_set() and not self.leaving and self.hung is None
 
+    def readdress(self, member: Member) -> None:
+        """The same worker is announced at another address. What runs on the stream stays there as long as it lives."""
+        self.member, self.has_moved = member, member.address != self.member.address or self.has_moved
+        self._stream.readdress(member.address)
+
+    def reconnect(self) -> None:
+        """Open the stream anew, at the address of now."""
+        self.has_moved = False
+        self._stream.reconnect()
+
     def submit(self, relay: Relay, placement: Placement) -> None:
         """Send a request, with what the placement says of who decodes it. Raises PeerUnavailable while the worker is
         not connected."""
@@ -129,6 +141,7 @@ class WorkerLink:
             log.error("requests lost with their worker", extra={"instance_id": self.instance_id, "lost": lost})
 
     def _opened(self) -> None:
+        self.has_moved = False
         self._stream.send(self._hello)
 
     def _received(self, message: worker_pb2.WorkerMessage) -> None:

@@ -57,6 +57,8 @@ class WorkerPool:
             return
         if change.kind is ChangeKind.JOINED:
             self._join(change.member)
+        elif change.kind is ChangeKind.CHANGED:
+            self._readdress(change.member)
         else:
             self._leave(change.member)
 
@@ -142,6 +144,12 @@ class WorkerPool:
         self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)
         return link
 
+    def _readdress(self, member: Member) -> None:
+        link = self._links.get(member.member_id)
+        if link is not None and link.member.incarnation_id == member.incarnation_id:
+            log.info("worker moved", extra={"instance_id": member.member_id, "address": member.address})
+            link.readdress(member)
+
     def _leave(self, member: Member) -> None:
         link = self._links.get(member.member_id)
         if link is None or link.member.incarnation_id != member.incarnation_id:
@@ -170,6 +178,10 @@ class WorkerPool:
         owned = self._relays.owned()
         self._hangs.tick(self._all_links, owned, now_s)
         for link in list(self._all_links.values()):
-            if link.leaving and not owned.get(link.sender):
+            if owned.get(link.sender):
+                continue
+            if link.leaving:
                 link.retired.set()
                 del self._all_links[link.sender]
+            elif link.has_moved:
+                link.reconnect()

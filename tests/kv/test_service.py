@@ -34,7 +34,7 @@ async def test_described_ordered_and_asked_through_reflection() -> None:
         server = RpcServer(GrpcTransport())
         server.add(
             kv_transfer_pb2_grpc.add_KvTransferServicer_to_server,
-            KvTransferService(lambda: agent, "10.0.0.7"),
+            KvTransferService(lambda: agent, lambda: "10.0.0.7"),
             SERVICE_NAME,
         )
         client = ReflectionClient(await server.start())

@@ -3,6 +3,7 @@
 import grpc
 
 from controlplane.policies.rescheduling.migrations import OrderedMigration
+from mesh.membership import Directory
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
@@ -11,13 +12,18 @@ from penstock.v1 import worker_pb2, worker_pb2_grpc
 class WorkerOrders:
     """Calls Worker.Migrate on the source, which carries out the whole migration and answers how it went."""
 
-    def __init__(self, deadline_s: float, transport: Transport) -> None:
+    def __init__(self, deadline_s: float, transport: Transport, directory: Directory) -> None:
         self._transport = transport
         self._deadline_s = deadline_s
+        self._directory = directory
 
     async def migrate(self, ordered: OrderedMigration, address: str) -> worker_pb2.MigrateResponse:
-        """Raises `RpcError`; a migration that has not ended by the deadline is cancelled by the worker."""
+        """Raises `RpcError`; a migration that has not ended by the deadline is cancelled by the worker. `address` is as
+        of the beginning of the worker's reports; the directory knows of a later one."""
         order = ordered.order
+        for member in self._directory.members("worker"):
+            if member.member_id == order.source_instance_id:
+                address = member.address
         request = worker_pb2.MigrateRequest(request_id=order.request_id, target_instance_id=order.target_instance_id)
         async with open_channel(self._transport, address) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]

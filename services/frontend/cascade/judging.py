@@ -62,7 +62,7 @@ class JudgeClient:
         member = change.member
         if member.role != CASCADE_ROLE:
             return
-        if change.kind is ChangeKind.JOINED:
+        if change.kind is not ChangeKind.LEFT:
             self._close(member.member_id)
             self._members[member.member_id] = member
         elif self._members.get(member.member_id) == member:

@@ -1,12 +1,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from mesh import role as role_life
 from mesh.ending import Ending, ExitStatus
-from mesh.membership import Directory
+from mesh.membership import ChangeKind, Directory, MemberChange
 from mesh.role import RoleContext, RoleSettings, Surroundings, live
 from mesh.runtime import SystemClock, SystemEntropy, system_runtime
 from mesh.store.embedded import EmbeddedStore
@@ -23,7 +25,7 @@ class Idle:
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         self.calls.append("start")
-        return {}
+        return {"http_address": f"{context.address.rpartition(':')[0]}:80", "model": "m"}
 
     async def failed(self) -> None:
         await asyncio.Event().wait()
@@ -61,4 +63,40 @@ async def test_a_role_whose_name_is_taken_drains_and_ends_with_a_status_of_its_o
         assert first.calls == ["start", "drain", "stop"]
         around.ending.on_signal()
         assert await second_life == ExitStatus.STOPPED
+    await directory.stop()
+
+
+async def test_another_address_of_the_machine_is_announced_for_all_that_is_reached_there(
+    host: StoreHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role_life, "HOST_CHECK_S", 0.01)
+    addresses = iter(["10.0.0.1", OSError("no name server"), "10.0.0.1"])
+
+    def resolve() -> str:
+        answer = next(addresses, "10.0.0.2")
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    around = replace(surroundings(host), resolve_own_host=resolve)
+    directory = Directory(EmbeddedStore(host))
+    await directory.start()
+    changes: asyncio.Queue[MemberChange] = asyncio.Queue()
+    directory.subscribe(changes.put_nowait)
+    life = asyncio.create_task(live(Idle(), RoleSettings("embedded:", "one", bind_host="0.0.0.0"), around))
+    async with asyncio.timeout(10):
+        before, after = await changes.get(), await changes.get()
+        around.ending.on_signal()
+        assert await life == ExitStatus.STOPPED
+        assert (await changes.get()).kind is ChangeKind.LEFT
+    assert (before.kind, after.kind) == (ChangeKind.JOINED, ChangeKind.CHANGED)
+    port = before.member.address.rpartition(":")[2]
+    assert before.member.address == f"10.0.0.1:{port}"
+    assert before.member.attributes["http_address"] == "10.0.0.1:80"
+    assert after.member == replace(
+        before.member,
+        address=f"10.0.0.2:{port}",
+        metrics_address="10.0.0.2:1",
+        attributes={"pid": "1", "http_address": "10.0.0.2:80", "model": "m"},
+    )
     await directory.stop()

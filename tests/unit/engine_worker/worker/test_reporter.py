@@ -279,3 +279,19 @@ async def test_decoding_requests_are_told_of_at_the_meshs_interval(make_mesh: An
     told, loads = len(decoding()), len(mesh.monitor.loads())
     await mesh.monitor.until(lambda: len(mesh.monitor.loads()) > loads + 6)
     assert len(decoding()) <= told + 1, "one may have been on its way"
+
+
+async def test_a_monitor_that_is_announced_at_another_address_is_reported_to_there_once_its_stream_ends(
+    make_mesh: Any,
+) -> None:
+    mesh = await make_mesh(QUICK)
+    await mesh.monitor.until(mesh.monitor.loads)
+    elsewhere = await mesh.serve_monitor()
+    mesh.directory.tell(ChangeKind.CHANGED, elsewhere.address)
+    loads = len(mesh.monitor.loads())
+    await mesh.monitor.until(lambda: len(mesh.monitor.loads()) > loads + 1)
+    assert len(mesh.monitor.streams) == 1, "what works is left alone"
+    await mesh.servers[0].stop(0.0)
+    await mesh.monitor.until(lambda: len(mesh.monitor.streams) == 2 and mesh.monitor.loads())
+    mesh.directory.tell(ChangeKind.LEFT, elsewhere.address)
+    await mesh.monitor.until(lambda: mesh.monitor.open_streams == 0)

@@ -280,6 +280,12 @@ class FakeDirectory:
         self._members.append(member)
         self._tell(MemberChange(ChangeKind.JOINED, member))
 
+    def change(self, member: Member) -> None:
+        """Announce another record of a member."""
+        (known,) = (each for each in self._members if (each.role, each.member_id) == (member.role, member.member_id))
+        self._members[self._members.index(known)] = member
+        self._tell(MemberChange(ChangeKind.CHANGED, member))
+
     def leave(self, member: Member) -> None:
         """Take it back."""
         self._members.remove(member)

@@ -13,7 +13,7 @@ import pytest
 from penstock.v1 import request_pb2, scheduler_pb2
 from services.frontend import http_server
 from services.frontend.generation import Generation
-from tests.unit.services.frontend.fakes import Delta, always, failure, tokens
+from tests.unit.services.frontend.fakes import Delta, FakeScheduler, FakeWorker, always, failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -70,6 +70,55 @@ async def test_a_restarted_worker_is_used_again(model_path: Path) -> None:
         assert [link.instance_id for link in mesh.service.pool.links()] == []
         await mesh.add_worker(short, incarnation_id="second")
         assert (await mesh.client().chat.completions.create(**BODY)).choices[0].finish_reason == "stop"
+
+
+async def test_a_worker_that_is_announced_at_another_address_finishes_what_it_has_and_is_found_there(
+    model_path: Path,
+) -> None:
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+        before = await mesh.add_worker(lambda _: tokens(*([70] for _ in range(40)), [1]), step_s=0.005)
+        answer = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
+        await before.wait_until(lambda: len(before.received) == 1)
+        # The same incarnation, as it would answer at its new address.
+        after = FakeWorker(short)
+        await after.start()
+        mesh.workers.append(after)
+        mesh.directory.change(after.member(str(model_path)))
+        assert [link.member.address for link in mesh.service.pool.links()] == [after.address]
+        assert (await answer).json()["usage"]["completion_tokens"] == 41
+        assert mesh.metric("worker_losses_total") == 0
+        assert mesh.metric("recoveries_total", reason="worker_lost") == 0
+        link = mesh.service.pool.links()[0]
+        await mesh.until(lambda: not link.has_moved and link.is_connected)
+        assert (await mesh.client().chat.completions.create(**BODY)).choices[0].finish_reason == "stop"
+        assert len(after.received) == 1
+
+
+async def test_a_worker_whose_old_address_is_dead_is_found_at_the_new_one(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short) as mesh:
+        await mesh.worker.stop()
+        link = mesh.service.pool.links()[0]
+        await mesh.until(lambda: not link.is_connected)
+        after = FakeWorker(short)
+        await after.start()
+        mesh.workers.append(after)
+        mesh.directory.change(after.member(str(model_path)))
+        assert (await mesh.client().chat.completions.create(**BODY)).choices[0].finish_reason == "stop"
+        assert mesh.service.pool.links()[0] is link
+
+
+async def test_a_scheduler_that_is_announced_at_another_address_is_asked_there(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short) as mesh:
+        after = FakeScheduler(always("worker-0"))
+        await after.start()
+        mesh.directory.change(after.member)
+        await mesh.scheduler.stop()
+        await mesh.until(lambda: after.probes > 0 and mesh.service.placement.connected)
+        await mesh.client().chat.completions.create(**BODY)
+        assert len(mesh.service.placement.links()) == 1
+        assert len(after.placed) == 1
+        await mesh.role.stop()
+        await after.stop()
 
 
 async def test_a_worker_that_leaves_the_directory_finishes_what_it_has(model_path: Path) -> None:
