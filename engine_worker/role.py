@@ -113,9 +113,10 @@ class WorkerRole:
 
     async def failed(self) -> None:
         """Raises EngineFailed when the engine dies."""
-        done, _ = await asyncio.wait(self._vital, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(self._vital, return_when=asyncio.FIRST_COMPLETED)
+        for task in self._vital:
+            if task.done():
+                task.result()
 
     async def drain(self) -> None:
         """Take nothing new, move what runs to other instances if there are any; return when the last request has

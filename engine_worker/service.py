@@ -192,11 +192,12 @@ async def _write(stream: OutputStream, context: Context) -> None:
 
 async def _until_over(reader: asyncio.Task[None], writer: asyncio.Task[None], stream: OutputStream) -> None:
     """Return when the stream is written to its end or cut; raise what broke it."""
-    waiting: set[asyncio.Future[Any]] = {reader, writer, stream.cut_reason}
+    waiting: list[asyncio.Future[Any]] = [reader, writer, stream.cut_reason]
     while not writer.done() and not stream.is_cut:
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for finished in done:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for finished in [each for each in waiting if each.done()]:
             finished.result()
+            waiting.remove(finished)
 
 
 async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:

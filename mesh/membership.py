@@ -141,7 +141,7 @@ class Directory:
 
     async def _list(self) -> int:
         revision, entries = await self._store.range(MEMBERS_PREFIX)
-        for key in self._members.keys() - {entry.key for entry in entries}:
+        for key in sorted(self._members.keys() - {entry.key for entry in entries}):
             self._miss(key)
         for entry in entries:
             self._joined(entry.key, entry.value)

@@ -17,7 +17,8 @@ class TaskSet:
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """In the order in which they began, which is that in which they are cancelled."""
 
     def spawn(
         self,
@@ -28,7 +29,7 @@ class TaskSet:
     ) -> asyncio.Task[Any]:
         """Run `work` in the background. If it raises, that is logged and `on_error`, if any, is told."""
         task = asyncio.create_task(work, name=f"{self._owner}:{name}")
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(lambda done: self._ended(done, on_error))
         return task
 
@@ -44,7 +45,7 @@ class TaskSet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[Any], on_error: Callable[[BaseException], None] | None) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             return
         error = task.exception()

@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-import time
+from datetime import UTC, datetime
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -24,7 +24,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line for one record."""
         line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             **self._fixed,
             "logger": record.name,

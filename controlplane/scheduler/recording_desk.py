@@ -89,7 +89,7 @@ class RecordedDecisions:
             self._tell(events.FallbackSet(self._is_fallback))
 
     def _tell_layouts(self, layouts: Mapping[str, StageLayout]) -> None:
-        for model in layouts.keys() | self._layouts.keys():
+        for model in sorted(layouts.keys() | self._layouts.keys()):
             if layouts.get(model) != self._layouts.get(model):
                 self._tell(events.LayoutSet(model, layouts.get(model)))
         self._layouts = dict(layouts)

@@ -76,9 +76,10 @@ class SchedulerRole:
 
     async def failed(self) -> None:
         """Raises what ended one of the background tasks; none of them ends by itself."""
-        done, _ = await asyncio.wait(self._vital, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(self._vital, return_when=asyncio.FIRST_COMPLETED)
+        for task in self._vital:
+            if task.done():
+                task.result()
 
     async def drain(self) -> None:
         """Nothing to wait for: a placement takes no time, and frontends have a fallback of their own."""

@@ -57,7 +57,7 @@ class StageWatch:
         if policy is not self._policy:
             self._told = {}
         layouts = self.layouts()
-        for model in self._told.keys() - layouts.keys():
+        for model in sorted(self._told.keys() - layouts.keys()):
             log.warning("no stage plan any more: all instances are one stage", extra={"model": model})
             policy.use_layout(model, None)
         for model, layout in layouts.items():

@@ -31,7 +31,7 @@ class HandOvers:
         self._inquiry = inquiry
         self._workplace = workplace
         self._coordinator = coordinator
-        self._under_way: set[_HandOver] = set()
+        self._under_way: dict[_HandOver, None] = {}
         workplace.instance.on_change.append(self._look)
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class HandOvers:
         if tracked is None or target_id == self._workplace.instance.description.instance_id:
             return
         hand_over = _HandOver(tracked, target_id)
-        self._under_way.add(hand_over)
+        self._under_way[hand_over] = None
         self._workplace.tasks.spawn(self._carry_out(hand_over), name=f"hand over {request_id}")
 
     async def _carry_out(self, hand_over: _HandOver) -> None:
@@ -55,7 +55,7 @@ class HandOvers:
             outcome = await self._attempt(hand_over)
             self._note(hand_over, outcome)
         finally:
-            self._under_way.discard(hand_over)
+            self._under_way.pop(hand_over, None)
 
     async def _learn_target(self, hand_over: _HandOver) -> bool:
         """After the first token. False: the request has ended, or stays."""

@@ -295,7 +295,8 @@ class KvTransferAgent:
                 serving.fail("it was withdrawn")
         if not reading:
             return
-        _, late = await asyncio.wait(reading, timeout=self._settings.grace_s)
+        await asyncio.wait(reading, timeout=self._settings.grace_s)
+        late = [still_read for still_read in reading if not still_read.done()]
         for still_read in late:
             reading[still_read].cut(f"the puller did not take the blocks of {export_id!r}, which was withdrawn")
         if late:

@@ -18,7 +18,7 @@ class PullOrders:
     def __init__(self, pull: PullBlocks) -> None:
         self._pull = pull
         self._reserved = BlockGrants("reserved")
-        self._running: dict[str, set[asyncio.Task[TransferStats]]] = {}
+        self._running: dict[str, dict[asyncio.Task[TransferStats], None]] = {}
 
     def reserve(self, transfer_id: str, block_ids: Sequence[int]) -> None:
         """Allow orders of this id to write to these blocks, besides those reserved before."""
@@ -45,8 +45,8 @@ class PullOrders:
         `KvTransferFailed` if they are released meanwhile."""
         self._reserved.check(transfer_id, target_block_ids)
         task = asyncio.ensure_future(self._pull(peer, transfer_id, source_block_ids, target_block_ids, deadline_s))
-        running = self._running.setdefault(transfer_id, set())
-        running.add(task)
+        running = self._running.setdefault(transfer_id, {})
+        running[task] = None
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -56,6 +56,6 @@ class PullOrders:
             await at_rest(task)
             raise
         finally:
-            running.discard(task)
+            running.pop(task, None)
             if not running:
                 self._running.pop(transfer_id, None)

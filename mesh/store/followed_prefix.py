@@ -47,7 +47,7 @@ class FollowedPrefix(Generic[Record]):
         while True:
             try:
                 listing = await self._store.range(self._prefix)
-                for key in self.records.keys() - {entry.key for entry in listing.entries}:
+                for key in sorted(self.records.keys() - {entry.key for entry in listing.entries}):
                     self._take(key, None)
                 for entry in listing.entries:
                     self._take(entry.key, entry.value)

@@ -6,6 +6,8 @@ from functools import partial
 from itertools import count
 from typing import ClassVar
 
+import httpx
+
 from mesh.role import RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import cascade_pb2_grpc
@@ -24,8 +26,10 @@ class CascadeRole:
 
     name: ClassVar[str] = "cascade"
 
-    def __init__(self, settings: CascadeSettings) -> None:
+    def __init__(self, settings: CascadeSettings, http: httpx.AsyncBaseTransport | None = None) -> None:
+        """`http` carries requests to frontends and to judges elsewhere; None: TCP."""
         self._settings = settings
+        self._http = http
         self._tasks = TaskSet(self.name)
         self._failure: asyncio.Future[None] | None = None
         self._cascades: Cascades | None = None
@@ -38,7 +42,7 @@ class CascadeRole:
         settings, runtime = self._settings, context.runtime
         clock = runtime.clock.now_s
         find_frontend = partial(self._frontend, context)
-        self._tiers = TierClient(find_frontend, settings.sample_deadline_s, settings.mesh_api_key)
+        self._tiers = TierClient(find_frontend, settings.sample_deadline_s, settings.mesh_api_key, self._http)
         sampling = SamplingSettings(settings.sample_window_s, settings.sample_requests)
         metrics = CascadeMetrics(context.registry)
         report = PlannerLink(context.directory, context.member_id, runtime.transport, metrics).report
@@ -49,6 +53,7 @@ class CascadeRole:
             deadline_s=settings.judge_deadline_s,
             api_key=settings.judge_api_key,
             mesh_key=settings.mesh_api_key,
+            http=self._http,
         )
         cascades = Cascades(context.store, judges, settings.judge_deadline_s, clock, self._tasks, samplers, metrics)
         self._cascades = cascades

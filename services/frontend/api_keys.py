@@ -4,10 +4,10 @@ A line is `name:sha256hex[:requests_per_min[:concurrency]]`; empty lines and lin
 256 random bits, which no one guesses from a hash: a slow password hash would only cost CPU per request.
 """
 
+import base64
 import hashlib
 import hmac
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from mesh.errors import ConfigurationError
 KEY_PREFIX: Final = "sk-penstock-"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+SECRET_BYTES: Final = 32
 _LOOKUP_BYTES: Final = 8
 
 
@@ -57,12 +58,14 @@ class KeyRing:
         return key if key is not None and hmac.compare_digest(key.digest, digest) else None
 
 
-def new_key_line(name: str, requests_per_min: float | None = None, concurrency: int | None = None) -> tuple[str, str]:
-    """A fresh key, shown once to its owner, and the line for the file. Raises ConfigurationError for a name with
-    other characters than letters, digits, dot, dash and underscore."""
+def new_key_line(
+    name: str, secret: bytes, requests_per_min: float | None = None, concurrency: int | None = None
+) -> tuple[str, str]:
+    """A fresh key of `secret`, which holds SECRET_BYTES random bytes, shown once to its owner, and the line for the
+    file. Raises ConfigurationError for a name with other characters than letters, digits, dot, dash and underscore."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"{name!r} is no key name; use letters, digits, dot, dash, underscore, 64 at most")
-    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    key = KEY_PREFIX + base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
     fields = [name, hashlib.sha256(key.encode()).hexdigest()]
     if requests_per_min is not None or concurrency is not None:
         fields.append("" if requests_per_min is None else f"{requests_per_min:g}")

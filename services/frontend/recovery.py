@@ -35,7 +35,7 @@ class Recovery:
         self._metrics = metrics
         self._clock = clock
         self._budgets: dict[str, RecoveryBudget] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def recover(self, relay: Relay, loss: Loss) -> None:
         """Place a relay that nobody owns, or fail it with the loss."""
@@ -57,7 +57,7 @@ class Recovery:
             return
         log.warning("recovering a request", extra=story)
         task = asyncio.get_running_loop().create_task(self._place(relay, loss, pause_s))
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(lambda done: self._placed(done, relay, loss))
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Recovery:
         log.info("request recovered", extra={"request_id": relay.request_id, "instance_id": relay.instance_id})
 
     def _placed(self, task: asyncio.Task[None], relay: Relay, loss: Loss) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a recovery broke", exc_info=error, extra={"request_id": relay.request_id})
             self._give_up(relay, loss)

@@ -1,6 +1,7 @@
 """The walls between the folders, enforced so that no document needs to."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,83 @@ def test_no_drawers() -> None:
     for package in PACKAGES:
         for path in _modules(package):
             assert path.stem not in drawers, f"{path.relative_to(ROOT)}: name the file for what it is"
+
+
+SEAMED = ("mesh", "controlplane", "services/frontend", "services/cascade", "services/predictor", "engine_worker")
+"""Roles, the supervisor and what both are made of: a simulation runs them on its own time, chance, threads and
+network (see `mesh/runtime.py`). The rest of the command line runs in a process of its own only."""
+
+SEAM_EXEMPTIONS = {
+    "mesh/runtime.py": "it is the seam",
+    "engine_worker/engines/vllm": "an engine on real hardware, with processes and threads of its own",
+    "engine_worker/kv/ucx_worker.py": "a fabric on a real network, which another one takes the place of",
+    "controlplane/planner/cascade/plan_process.py": "a process, which another `PlanMaker` takes the place of",
+    "services/cli/supervisor/launcher.py": "processes, which another `Launcher` takes the place of",
+}
+SEAM_MODULES = frozenset({"time", "secrets", "uuid", "threading", "multiprocessing", "concurrent"})
+SEAM_CALLS = frozenset(
+    {
+        *("os.urandom", "asyncio.to_thread", "asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell"),
+        *("datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
+        *("aio.insecure_channel", "aio.secure_channel", "aio.server", "grpc.insecure_channel", "grpc.secure_channel"),
+    }
+)
+"""The last two names of what may not be referred to."""
+
+
+def _seam_breaks(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, what is used) for all that the roles take from the machine by themselves."""
+    called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            names = []
+        for name in names:
+            if name.partition(".")[0] in SEAM_MODULES or name.startswith("random.") or name in SEAM_CALLS:
+                yield node.lineno, name
+        if isinstance(node, ast.Attribute):
+            chain = ast.unparse(node)
+            call = called.get(id(node))
+            is_random = chain.startswith("random.") and (chain != "random.Random" or call is not None)
+            is_numpy = chain.startswith(("np.random.", "numpy.random.")) and not chain.endswith(".Generator")
+            is_seeded = call is not None and chain.endswith(".default_rng") and bool(call.args)
+            is_pool = node.attr == "run_in_executor"
+            if is_random or (is_numpy and not is_seeded) or is_pool or ".".join(chain.split(".")[-2:]) in SEAM_CALLS:
+                yield node.lineno, chain
+
+
+@pytest.mark.parametrize("folder", (*SEAMED, "services/cli/supervisor"))
+def test_roles_take_time_chance_threads_and_network_from_outside(folder: str) -> None:
+    breaks = []
+    for path in _modules(folder):
+        relative = path.relative_to(ROOT).as_posix()
+        if not relative.startswith(tuple(SEAM_EXEMPTIONS)):
+            breaks += [f"{relative}:{line} {name}" for line, name in _seam_breaks(ast.parse(path.read_text()))]
+    assert not breaks, "take it from the role's Runtime (mesh/runtime.py): " + ", ".join(breaks)
+
+
+@pytest.mark.parametrize(
+    ("source", "broken"),
+    [
+        ("import time", "time"),
+        ("from time import perf_counter", "time"),
+        ("import concurrent.futures", "concurrent.futures"),
+        ("from asyncio import to_thread", "asyncio.to_thread"),
+        ("import random\nrandom.random()", "random.random"),
+        ("import random\nrandom.Random(1)", "random.Random"),
+        ("from random import Random", "random.Random"),
+        ("np.random.default_rng()", "np.random.default_rng"),
+        ("asyncio.to_thread(f)", "asyncio.to_thread"),
+        ("asyncio.get_running_loop().run_in_executor(None, f)", "asyncio.get_running_loop().run_in_executor"),
+        ("datetime.now()", "datetime.now"),
+        ("grpc.aio.insecure_channel('a')", "grpc.aio.insecure_channel"),
+        ("def f(rng: random.Random) -> None: ...", ""),
+        ("import random\nnp.random.default_rng(seed)", ""),
+        ("clock.now_s(); threads.run(f); asyncio.sleep(1)", ""),
+    ],
+)
+def test_the_wall_of_the_seams_has_no_holes(source: str, broken: str) -> None:
+    assert next((name for _, name in _seam_breaks(ast.parse(source))), "") == broken

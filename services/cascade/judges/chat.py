@@ -39,16 +39,23 @@ class ChatJudge:
     """Asks for a one-token grade and reads the score from that token's probabilities.
 
     `find_url` gives the endpoint's base URL at the moment, ending in /v1 (frontends come and go); empty: there is none.
+    `http` carries the requests; None: TCP.
     """
 
     def __init__(
-        self, name: str, model: str, find_url: Callable[[], str], deadline_s: float, api_key: str = ""
+        self,
+        name: str,
+        model: str,
+        find_url: Callable[[], str],
+        deadline_s: float,
+        api_key: str = "",
+        http: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.name = name
         self._model = model
         self._find_url = find_url
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.AsyncClient(timeout=deadline_s, headers=headers)
+        self._client = httpx.AsyncClient(timeout=deadline_s, headers=headers, transport=http)
 
     async def score(self, judged: JudgedAnswer) -> float:
         """See `Judge`."""

@@ -86,10 +86,17 @@ class _Answer(msgspec.Struct):
 class TierClient:
     """Reaches the tiers through the mesh's own frontends."""
 
-    def __init__(self, find_frontend: Callable[[], str], deadline_s: float, api_key: str = "") -> None:
+    def __init__(
+        self,
+        find_frontend: Callable[[], str],
+        deadline_s: float,
+        api_key: str = "",
+        http: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`http`: what carries the requests; None: TCP."""
         self._find_frontend = find_frontend
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.AsyncClient(timeout=deadline_s, headers=headers)
+        self._client = httpx.AsyncClient(timeout=deadline_s, headers=headers, transport=http)
 
     async def answer(self, sampled: SampledRequest, model: str) -> SampledAnswer:
         """Raises `NoInstance` where the tier has nobody to give one, and `PeerUnavailable` where it gives none."""

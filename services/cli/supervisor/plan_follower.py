@@ -93,7 +93,7 @@ class PlanFollower:
         for cascade, (revision, _) in news.items():
             if revision:
                 self._on_event(f"the plan for {cascade}, revision {revision}, is followed")
-        for cascade in others.keys() - plans.keys():
+        for cascade in sorted(others.keys() - plans.keys()):
             self._on_event(f"no plan for {cascade} is followed any more")
 
     async def turn(self) -> DeploymentRecord:

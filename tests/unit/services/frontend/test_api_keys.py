@@ -12,6 +12,8 @@ from services.frontend.key_limits import KeyLimits, TokenBucket
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import mesh_of_fakes
 
+SECRET = bytes(range(32))
+
 
 def key_file(path: Path, *lines: str) -> Path:
     file = path / "keys"
@@ -20,7 +22,10 @@ def key_file(path: Path, *lines: str) -> Path:
 
 
 def test_a_new_key_is_found_and_its_line_does_not_hold_it(tmp_path: Path) -> None:
-    (alice, alice_line), (bob, bob_line) = new_key_line("alice", 30, 4), new_key_line("bob", concurrency=2)
+    (alice, alice_line), (bob, bob_line) = (
+        new_key_line("alice", b"a" * 32, 30, 4),
+        new_key_line("bob", b"b" * 32, concurrency=2),
+    )
     assert alice not in alice_line
     ring = KeyRing.load(key_file(tmp_path, alice_line, bob_line))
     found = ring.find(alice)
@@ -77,7 +82,7 @@ def test_a_bucket_never_gives_more_than_its_rate_and_keeps_its_word(per_min: flo
 
 
 def test_concurrency_is_given_back(tmp_path: Path) -> None:
-    key_text, line = new_key_line("alice", concurrency=1)
+    key_text, line = new_key_line("alice", SECRET, concurrency=1)
     key = KeyRing.load(key_file(tmp_path, line)).find(key_text)
     assert key is not None
     limits = KeyLimits()
@@ -90,7 +95,7 @@ def test_concurrency_is_given_back(tmp_path: Path) -> None:
 
 
 async def test_keys_are_asked_for_and_limits_hold(model_path: Path, tmp_path: Path) -> None:
-    key, line = new_key_line("alice", requests_per_min=6)
+    key, line = new_key_line("alice", SECRET, requests_per_min=6)
     keys = key_file(tmp_path, line)
     async with mesh_of_fakes(model_path, lambda _: tokens([70], [1]), api_keys_file=keys) as mesh:
         with pytest.raises(openai.AuthenticationError) as refused:
@@ -110,4 +115,4 @@ async def test_keys_are_asked_for_and_limits_hold(model_path: Path, tmp_path: Pa
 @pytest.mark.parametrize("name", ["a:b", "../..", "", "a b"])
 def test_a_key_has_a_name_that_fits_into_its_line(name: str) -> None:
     with pytest.raises(ConfigurationError, match="no key name"):
-        new_key_line(name)
+        new_key_line(name, SECRET)
