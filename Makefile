@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINE_STAMP := $(VENV)/.engine-installed
 PACKAGE_STAMP := $(VENV)/.package-installed
-CODE := mesh controlplane services engine_worker simulator demo benchmarks scripts tests
+CODE := mesh controlplane services engine_worker simulator demo fault_simulation benchmarks scripts tests
 ARGS ?=
 
 .PHONY: up test check install package protos lint types fast-tests test-services clean
@@ -58,7 +58,7 @@ lint: package
 	$(BIN)/ruff check $(CODE)
 
 types: package
-	$(BIN)/mypy mesh controlplane services engine_worker simulator demo
+	$(BIN)/mypy mesh controlplane services engine_worker simulator demo fault_simulation
 
 fast-tests: package
 	$(BIN)/python -m pytest -q -m "not vllm" $(ARGS)

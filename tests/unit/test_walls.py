@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("mesh", "controlplane", "services", "engine_worker", "simulator", "demo", "benchmarks")
+PACKAGES = ("mesh", "controlplane", "services", "engine_worker", "simulator", "demo", "fault_simulation", "benchmarks")
 
 PURE = (
     "controlplane/model",
@@ -89,10 +89,21 @@ def test_nobody_imports_a_shell_but_the_cli(shell: str) -> None:
     for package in PACKAGES:
         for path in _modules(package):
             relative = path.relative_to(ROOT).as_posix()
-            if relative.startswith((own, "services/cli", "benchmarks")):
+            if relative.startswith((own, "services/cli", "benchmarks", "fault_simulation")):
                 continue
             imported = {name for name in _imports(path) if _in_package(name, shell)}
-            assert not imported, f"{relative} imports {sorted(imported)}, a shell; only the CLI may"
+            assert not imported, (
+                f"{relative} imports {sorted(imported)}, a shell; only the CLI and the simulation of it may"
+            )
+
+
+def test_nobody_imports_the_fault_simulation_but_the_cli() -> None:
+    for package in PACKAGES:
+        for path in _modules(package):
+            relative = path.relative_to(ROOT).as_posix()
+            if not relative.startswith(("fault_simulation", "services/cli")):
+                imported = {name for name in _imports(path) if _in_package(name, "fault_simulation")}
+                assert not imported, f"{relative} imports {sorted(imported)}; only the CLI may"
 
 
 def test_the_frontend_needs_no_torch() -> None:
