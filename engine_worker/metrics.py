@@ -50,6 +50,9 @@ class WorkerMetrics:
         self.stray_deltas = Counter(
             "penstock_worker_stray_deltas", "Engine output for requests that are not here", registry=registry
         )
+        self.refused_orders = Counter(
+            "penstock_worker_refused_orders", "Orders of leaders that had been replaced", ["duty"], registry=registry
+        )
         self.report_failures = Counter(
             "penstock_worker_report_failures", "Report streams to a monitor that broke", registry=registry
         )

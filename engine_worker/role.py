@@ -23,6 +23,7 @@ from engine_worker.reporter import Reporter
 from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from engine_worker.step_watch import StepWatches
+from mesh.leadership_state import Fence
 from mesh.membership import MemberChange
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
@@ -74,17 +75,18 @@ class WorkerRole:
         log.info("the engine is ready", extra={"start_s": round(clock.now_s() - started_s, 1)})
         description = _describe(self._settings, context, limits)
         metrics = WorkerMetrics(context.registry)
+        fence = Fence(lambda duty: metrics.refused_orders.labels(duty).inc())
         instance = Instance(self._engine, description, self._settings, metrics, clock.now_s)
         reporter = Reporter(instance, self._settings, metrics, context.runtime)
         self._instance, self._reporter = instance, reporter
         GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
         if is_movable(self._engine):
-            self._mover = Mover(instance, self._engine, context)
+            self._mover = Mover(instance, self._engine, context, fence)
             serve_agent(context.server, self._engine.kv_agent, lambda: instance.description.address)
         device = await threads.run(device_of, self._settings.engine)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
-            WorkerService(instance, clock.now_s, self._mover, StepWatches(self._engine), device),
+            WorkerService(instance, clock.now_s, self._mover, StepWatches(self._engine), device, fence),
             "penstock.v1.Worker",
         )
         self._vital = (

@@ -13,7 +13,8 @@ from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.instance import Instance
 from engine_worker.step_watch import StepWatches
 from engine_worker.streams import OutputStream
-from mesh.errors import ProtocolViolation, RequestRefused
+from mesh.errors import ProtocolViolation, RequestRefused, StaleLeader
+from mesh.leadership_state import Fence
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         departures: Departures | None = None,
         steps: StepWatches | None = None,
         device: str = "",
+        fence: Fence | None = None,
     ) -> None:
-        """`departures` if requests can move away from here, `steps` if the engine's steps can be watched."""
+        """`departures` if requests can move away from here, `steps` if the engine's steps can be watched. `fence` knows
+        the leaders whose orders are taken."""
+        self._fence = fence or Fence()
         self._instance = instance
         self._steps = steps
         self._device = device
@@ -138,6 +142,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Move a request; answers when it has moved, or says why it stayed. A call that is given up cancels it."""
         if self._departures is None:
             return worker_pb2.MigrateResponse(moved=False, reason=CANNOT_MOVE)
+        if request.HasField("fencing"):
+            order = request.fencing
+            try:
+                self._fence.check(order.duty, order.epoch, order.leader)
+            except StaleLeader as error:
+                log.error("an order is refused", extra={"request_id": request.request_id, "reason": str(error)})
+                highest = self._fence.highest(order.duty)
+                return worker_pb2.MigrateResponse(moved=False, reason=str(error), highest_epoch=highest)
         outcome = await self._departures.migrate(
             request.request_id, request.target_instance_id, stop_and_copy=request.stop_and_copy
         )

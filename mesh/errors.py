@@ -9,6 +9,7 @@ PenstockError
 |   +-- PeerUnavailable     not reachable, or gone while we were talking
 |   +-- DeadlineExceeded    no answer within the deadline
 |   +-- ProtocolViolation   the peer broke the agreed order of messages
+|   +-- StaleLeader         an order of a leader that has been replaced
 |   +-- KvTransferRefused   KV blocks will not be moved, and none was
 |   +-- KvTransferFailed    moving KV blocks was given up midway
 |   +-- JudgeUnavailable    no judge of the cascade gave a score
@@ -67,6 +68,10 @@ class DeadlineExceeded(RpcError):
 
 class ProtocolViolation(RpcError):
     """The peer broke the agreed order of messages."""
+
+
+class StaleLeader(RpcError):
+    """An order of a leader that has been replaced."""
 
 
 class KvTransferRefused(RpcError):

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import ClassVar
 
+from controlplane.model.duties import CASCADES, STAGES
 from controlplane.planner.cascade.desk import CascadeDesk
 from controlplane.planner.cascade.plan_process import PlanMaker, PlanProcess
 from controlplane.planner.metrics import PlannerMetrics
@@ -12,6 +13,7 @@ from controlplane.planner.settings import PlannerSettings
 from controlplane.planner.stages.desk import StageDesk
 from controlplane.planner.stages.service import StagePlannerService
 from controlplane.planning.cascade.drift import DriftSettings
+from mesh.leadership import Leadership, LeadershipMetrics, lead
 from mesh.role import RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import planner_pb2_grpc, stages_pb2_grpc
@@ -33,22 +35,30 @@ class PlannerRole:
         self._plan_maker = plan_maker or PlanProcess(settings.seed, settings.plan_deadline_s)
         self._tasks = TaskSet(self.name)
         self._failure: asyncio.Future[None] | None = None
+        self._leaderships: tuple[Leadership, ...] = ()
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve the contract."""
         self._failure = asyncio.get_running_loop().create_future()
         metrics = PlannerMetrics(context.registry)
+        leadership_metrics = LeadershipMetrics(context.registry)
+        cascades = lead(context, CASCADES, leadership_metrics)
+        plans = lead(context, STAGES, leadership_metrics)
+        self._leaderships = (cascades, plans)
+        for each in self._leaderships:
+            self._tasks.spawn(each.run(), name=f"leader of {each.duty}", on_error=self._on_failed)
         desk = CascadeDesk(
             context.store,
             self._plan_maker.make,
             self._drift,
             self._tasks,
             metrics,
+            cascades,
             context.runtime.clock,
             routers=lambda: [member.member_id for member in context.directory.members("cascade")],
         )
         context.server.add(planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(desk), "penstock.v1.Planner")
-        stages = StageDesk(context.store, context.directory, context.member_id, metrics, context.runtime)
+        stages = StageDesk(context.store, context.directory, context.member_id, plans, metrics, context.runtime)
         stages.start(self._tasks, self._on_failed)
         context.server.add(
             stages_pb2_grpc.add_StagePlannerServicer_to_server,
@@ -63,11 +73,13 @@ class PlannerRole:
         await asyncio.shield(self._failure)
 
     async def drain(self) -> None:
-        """Nothing to wait for: a plan that is being made is made again after the next workload."""
+        """Leave the planning to others. A plan that is being made is made again after the next workload."""
+        await asyncio.gather(*(each.resign() for each in self._leaderships))
 
     async def stop(self) -> None:
         """End what plans."""
         await self._tasks.cancel()
+        await asyncio.gather(*(each.resign() for each in self._leaderships))
         self._plan_maker.stop()
 
     def _on_failed(self, error: BaseException) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import ClassVar
 
+from controlplane.model.duties import RESCHEDULER
 from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.rescheduling.migrations import Migrations
 from controlplane.policies.rescheduling.mode import ReschedulerMode
@@ -20,6 +21,7 @@ from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
 from controlplane.scheduler.service import SchedulerService
 from controlplane.scheduler.settings import SchedulerSettings
 from controlplane.scheduler.stage_watch import StageWatch
+from mesh.leadership import Leadership, LeadershipMetrics, lead
 from mesh.role import RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import scheduler_pb2_grpc
@@ -40,6 +42,7 @@ class SchedulerRole:
         self._vital: tuple[asyncio.Task[None], ...] = ()
         self._tasks = TaskSet("scheduler")
         self._rescheduling: ReschedulingRunner | None = None
+        self._leaderships: tuple[Leadership, ...] = ()
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""
@@ -58,7 +61,10 @@ class SchedulerRole:
             on_synced=desk.tick,
         )
         profiles = ProfileWatch(context.store, desk.switch)
-        rescheduling = self._rescheduling = self._make_rescheduling(context, desk)
+        leadership_metrics = LeadershipMetrics(context.registry)
+        moving = lead(context, RESCHEDULER, leadership_metrics)
+        self._leaderships = (moving,)
+        rescheduling = self._rescheduling = self._make_rescheduling(context, desk, moving)
         rescheduler_config = ReschedulerConfig(context.store, rescheduling.switch, rescheduling.note_change)
         service = SchedulerService(desk, policy_config, rescheduling, rescheduler_config)
         context.server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
@@ -71,6 +77,7 @@ class SchedulerRole:
             self._tasks.spawn(profiles.follow(), name="profiles"),
             self._tasks.spawn(_tick(desk, profiles), name="tick"),
             self._tasks.spawn(_sweep(desk), name="sweep"),
+            *(self._tasks.spawn(each.run(), name=f"leader of {each.duty}") for each in self._leaderships),
         )
         return {}
 
@@ -82,29 +89,30 @@ class SchedulerRole:
                 task.result()
 
     async def drain(self) -> None:
-        """Nothing to wait for: a placement takes no time, and frontends have a fallback of their own."""
+        """Leave what this scheduler leads to others. A placement takes no time, so nothing is waited for."""
+        await asyncio.gather(*(each.resign() for each in self._leaderships))
 
     async def stop(self) -> None:
         """End the watches, withdraw the migrations that are under way."""
         await self._tasks.cancel()
+        await asyncio.gather(*(each.resign() for each in self._leaderships))
         if self._rescheduling is not None:
             await self._rescheduling.stop()
 
-    def _make_rescheduling(self, context: RoleContext, desk: PlacementDesk) -> ReschedulingRunner:
+    def _make_rescheduling(
+        self, context: RoleContext, desk: PlacementDesk, leadership: Leadership
+    ) -> ReschedulingRunner:
+        """One scheduler moves requests: two would undo each other's work."""
         settings = self._settings
-
-        def is_in_charge() -> bool:
-            """One scheduler moves requests, the first by name: two would undo each other's work."""
-            schedulers = context.directory.members("scheduler")
-            return not schedulers or schedulers[0].member_id == context.member_id
-
         return ReschedulingRunner(
             desk.feed,
             ReschedulerSwitch(ReschedulerMode(settings.rescheduler), lambda: desk.switch.in_force.name),
             Migrations(settings.rescheduler_in_flight, settings.max_explanations),
-            WorkerOrders(settings.migration_deadline_s, context.runtime.transport, context.directory),
+            WorkerOrders(
+                settings.migration_deadline_s, context.member_id, context.runtime.transport, context.directory
+            ),
             ReschedulerMetrics(context.registry),
-            is_in_charge,
+            leadership,
             context.runtime.clock,
             context.runtime.threads,
         )

@@ -64,6 +64,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Any) -> scheduler_pb2.ExplainResponse:
         """Indicators and scores behind a placement."""
         explanation = self._desk.explanations.get(request.request_id)
+        moves = self._rescheduling.migrations.of_request(request.request_id)
+        if explanation is None and moves:  # another scheduler placed it
+            ordered = [order_message(each) for each in moves]
+            return scheduler_pb2.ExplainResponse(request_id=request.request_id, moves=ordered)
         if explanation is None:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
@@ -72,7 +76,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             )
         assert explanation is not None, "abort raises"
         message = _explain(request.request_id, explanation)
-        moves = self._rescheduling.migrations.of_request(request.request_id)
         message.moves.extend(order_message(ordered) for ordered in moves)
         return message
 

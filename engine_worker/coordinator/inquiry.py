@@ -1,23 +1,28 @@
 """Asks the scheduler who decodes a request whose prompt was computed here."""
 
 import asyncio
+import logging
 
 import grpc
 
 from controlplane.model.instance import InstanceDescription
 from controlplane.model.request import EngineRequest
-from mesh.errors import PeerUnavailable
+from mesh.errors import PeerUnavailable, RpcError
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.runtime import Transport
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-DEADLINE_S = 1.0
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 0.5
 """The request is decoded here meanwhile, and for good if no answer comes."""
+MOST_ASKED = 2
+"""Schedulers, for one request."""
 
 
 class DecodeInquiry:
-    """One connection, to the scheduler that frontends use as well: the first by name."""
+    """One connection, to the scheduler that answered last; where it does not, another one is asked."""
 
     def __init__(self, directory: Directory, transport: Transport) -> None:
         self._transport = transport
@@ -30,7 +35,17 @@ class DecodeInquiry:
         schedulers = self._directory.members("scheduler")
         if not schedulers:
             raise PeerUnavailable("the mesh has no scheduler now")
-        stub = scheduler_pb2_grpc.SchedulerStub(await self._connect(schedulers[0]))  # type: ignore[no-untyped-call]
+        last = next((index for index, each in enumerate(schedulers) if each == self._member), 0)
+        in_turn = [*schedulers[last:], *schedulers[:last]][:MOST_ASKED]
+        for scheduler in in_turn[:-1]:
+            try:
+                return await self._ask(scheduler, request, instance)
+            except RpcError as error:
+                log.warning("asking another scheduler who decodes", extra={"error": str(error)})
+        return await self._ask(in_turn[-1], request, instance)
+
+    async def _ask(self, scheduler: Member, request: EngineRequest, instance: InstanceDescription) -> str:
+        stub = scheduler_pb2_grpc.SchedulerStub(await self._connect(scheduler))  # type: ignore[no-untyped-call]
         message = scheduler_pb2.PlaceDecodeRequest(
             request_id=request.request_id,
             model=instance.model,
@@ -42,13 +57,13 @@ class DecodeInquiry:
         try:
             answer: scheduler_pb2.PlaceDecodeResponse = await stub.PlaceDecode(message, timeout=DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            raise rpc_error(error, f"scheduler {schedulers[0].member_id}") from error
+            raise rpc_error(error, f"scheduler {scheduler.member_id}") from error
         except asyncio.CancelledError as error:
             # So ends a call whose channel is closed, too: by another request that asks the next scheduler already.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise PeerUnavailable(f"scheduler {schedulers[0].member_id} left before it answered") from error
+            raise PeerUnavailable(f"scheduler {scheduler.member_id} left before it answered") from error
         chosen: str = answer.instance_id
         return chosen
 

@@ -15,6 +15,7 @@ from engine_worker.coordinator.workplace import Workplace
 from engine_worker.engines.movable import MovableEngine
 from engine_worker.instance import Instance
 from mesh.ending import ExitStatus
+from mesh.leadership_state import Fence
 from mesh.role import RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import migration_pb2_grpc
@@ -28,7 +29,9 @@ class Mover:
         instance: Instance,
         engine: MovableEngine,
         context: RoleContext,
+        fence: Fence,
     ) -> None:
+        """`fence` knows the leaders whose orders and plans are taken."""
         self._instance = instance
         self._ending = context.ending
         self._transport = context.runtime.transport
@@ -45,7 +48,7 @@ class Mover:
             MigrationService(instance, self.coordinator.arrivals, settings.unsent_messages),
             "penstock.v1.Migration",
         )
-        self.stages = StageCoordinator(instance, self.coordinator, context)
+        self.stages = StageCoordinator(instance, self.coordinator, context, fence)
         self.stages.start()
 
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:

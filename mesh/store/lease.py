@@ -27,6 +27,7 @@ class Lease:
     ) -> None:
         self.incarnation_id = incarnation_id
         self.ttl_s = ttl_s
+        self._held_until_s = granted_at_s + ttl_s
         self._refresh = refresh
         self._revoke = revoke
         self._clock = clock
@@ -39,6 +40,11 @@ class Lease:
     def loss(self) -> LeaseLoss | None:
         """Why it no longer holds; None while it does."""
         return self._loss.result() if self._loss.done() else None
+
+    @property
+    def held_until_s(self) -> float:
+        """Until when it holds for sure, by the clock of this process, if no refresh is answered any more."""
+        return self._held_until_s if self.loss is None else -float("inf")
 
     async def wait_lost(self) -> LeaseLoss:
         """Return, with the reason, once the lease no longer holds."""
@@ -86,6 +92,7 @@ class Lease:
                 _log.error("lease %s lost: the store let it expire", self.incarnation_id)
                 return "expired"
             renewed_at_s, pause_s = sent_at_s, self.ttl_s / 3
+            self._held_until_s = renewed_at_s + self.ttl_s
 
 
 class HeldLeases:

@@ -45,7 +45,7 @@ class CascadeRole:
         self._tiers = TierClient(find_frontend, settings.sample_deadline_s, settings.mesh_api_key, self._http)
         sampling = SamplingSettings(settings.sample_window_s, settings.sample_requests)
         metrics = CascadeMetrics(context.registry)
-        report = PlannerLink(context.directory, context.member_id, runtime.transport, metrics).report
+        report = PlannerLink(context.directory, context.store, context.member_id, runtime.transport, metrics).report
         samplers = Samplers(sampling, self._tiers, report, clock, runtime.entropy, metrics)
         judges = partial(
             make_judge,

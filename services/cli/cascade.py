@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mesh.membership import Member
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
-from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.connection import answering_member, call, mesh_directory, mesh_store, run, store_options
 from services.cli.finite_range import FiniteRange
 from services.cli.planning.plan_table import accepted_from
 from services.cli.proto_json import plain
@@ -96,7 +96,7 @@ def unserved_tiers(tiers: Iterable[str], workers: Iterable[Member]) -> list[str]
 async def _set(store: str | None, mesh: str, cascade: cascade_pb2.CascadeDescription) -> tuple[Member, ...]:
     """Returns the workers of the mesh."""
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
-        router = only_member(directory, "cascade")
+        router = await answering_member(directory, opened, "cascade")
         request = cascade_pb2.SetCascadeRequest(cascade=cascade)
         await call(router, cascade_pb2_grpc.CascadeStub, "SetCascade", request)
         return directory.members("worker")
@@ -104,7 +104,7 @@ async def _set(store: str | None, mesh: str, cascade: cascade_pb2.CascadeDescrip
 
 async def _call(store: str | None, mesh: str, method: str, request: Any) -> dict[str, Any]:
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
-        router = only_member(directory, "cascade")
+        router = await answering_member(directory, opened, "cascade")
         return plain(await call(router, cascade_pb2_grpc.CascadeStub, method, request))
 
 

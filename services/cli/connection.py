@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import click
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh.errors import PeerUnavailable, StoreUnavailable
+from mesh.errors import PeerUnavailable, RpcError, StoreUnavailable
+from mesh.leadership import leaders
 from mesh.membership import MEMBERS_PREFIX, Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.run_file import find_store_url
@@ -19,6 +21,7 @@ from mesh.store.interface import StateStore
 
 T = TypeVar("T")
 CALL_DEADLINE_S = 3.0
+PROBE_DEADLINE_S = 1.0
 DIRECTORY_DEADLINE_S = 5.0
 MESH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -79,11 +82,30 @@ def only_member(directory: Directory, role: str) -> Member:
     return members[0]
 
 
-async def call(member: Member, stub_class: Callable[[Any], Any], method: str, request: Any) -> Any:
+async def answering_member(directory: Directory, store: StateStore, role: str, duty: str = "") -> Member:
+    """A member with the role that answers: the leader of `duty` if it does, else the next by name. Raises
+    PeerUnavailable if there is none, and what stands in the way of the last one if none answers."""
+    first = only_member(directory, role)
+    leader = (await leaders(store)).get(duty)
+    in_turn = sorted(directory.members(role), key=lambda member: leader is None or member.member_id != leader.member_id)
+    if len(in_turn) == 1:
+        return first
+    for member in in_turn[:-1]:
+        try:
+            await call(member, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest(), PROBE_DEADLINE_S)
+            return member
+        except RpcError:
+            continue
+    return in_turn[-1]
+
+
+async def call(
+    member: Member, stub_class: Callable[[Any], Any], method: str, request: Any, deadline_s: float = CALL_DEADLINE_S
+) -> Any:
     """One unary call to a member, with a deadline. Raises RpcError."""
     async with open_channel(GrpcTransport(), member.address) as channel:
         try:
-            return await getattr(stub_class(channel), method)(request, timeout=CALL_DEADLINE_S)
+            return await getattr(stub_class(channel), method)(request, timeout=deadline_s)
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error, f"{member.role} {member.member_id} at {member.address}") from error
 

@@ -1,12 +1,16 @@
 """`penstock explain REQUEST`: the indicators and scores behind a placement, and the moves that followed."""
 
+import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 import click
 
+from mesh.errors import PeerUnavailable, RpcError
+from mesh.membership import Member
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
 from services.cli.proto_json import plain
@@ -30,9 +34,35 @@ def command(request_id: str, store: str | None, mesh: str, as_json: bool) -> Non
 
 async def _explain(store: str | None, mesh: str, request_id: str) -> dict[str, Any]:
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
-        request = scheduler_pb2.ExplainRequest(request_id=request_id)
-        scheduler = only_member(directory, "scheduler")
+        only_member(directory, "scheduler")
+        asked = directory.members("scheduler")
+        answers = await asyncio.gather(*(_ask(scheduler, request_id) for scheduler in asked))
+    return merged(request_id, dict(zip((each.member_id for each in asked), answers, strict=True)))
+
+
+async def _ask(scheduler: Member, request_id: str) -> dict[str, Any] | RpcError:
+    request = scheduler_pb2.ExplainRequest(request_id=request_id)
+    try:
         return plain(await call(scheduler, scheduler_pb2_grpc.SchedulerStub, "Explain", request))
+    except RpcError as error:
+        return error
+
+
+def merged(request_id: str, answers: Mapping[str, dict[str, Any] | RpcError]) -> dict[str, Any]:
+    """One explanation of what each scheduler knows, by its name: the last placement, and the moves that any of them
+    ordered. Raises PeerUnavailable if none knows the request, with what they said."""
+    known = {name: answer for name, answer in answers.items() if not isinstance(answer, RpcError)}
+    placements = [(answer["placed_unix_ms"], name) for name, answer in known.items() if answer["chosen_instance_id"]]
+    if not placements:
+        said = "; ".join(str(answer) for answer in answers.values() if isinstance(answer, RpcError))
+        raise PeerUnavailable(f"no scheduler knows the placement of request {request_id!r}: {said}")
+    _, name = max(placements, key=lambda placement: int(placement[0]))
+    moves = sorted((move for answer in known.values() for move in answer["moves"]), key=_ordered_ms)
+    return {**known[name], "moves": moves, "scheduler": name}
+
+
+def _ordered_ms(move: dict[str, Any]) -> int:
+    return int(move["ordered_unix_ms"])
 
 
 def _print(explanation: dict[str, Any]) -> None:

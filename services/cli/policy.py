@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
+from controlplane.model.duties import POOLS
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.connection import answering_member, call, mesh_directory, mesh_store, run, store_options
 from services.cli.proto_json import plain
 
 
@@ -52,7 +53,7 @@ def parameters_of(settings: tuple[str, ...]) -> dict[str, float]:
 
 async def _policy(store: str | None, mesh: str, name: str | None, parameters: dict[str, float]) -> dict[str, Any]:
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
-        scheduler = only_member(directory, "scheduler")
+        scheduler = await answering_member(directory, opened, "scheduler", POOLS)
         stub = scheduler_pb2_grpc.SchedulerStub
         if name is not None:
             request = scheduler_pb2.SetPolicyRequest(policy=name, parameters=parameters)

@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
+from controlplane.model.duties import RESCHEDULER
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.connection import answering_member, call, mesh_directory, mesh_store, run, store_options
 from services.cli.policy import parameters_of
 from services.cli.proto_json import plain
 
@@ -36,7 +37,7 @@ def command(mode: str | None, settings: tuple[str, ...], store: str | None, mesh
 
 async def _rescheduler(store: str | None, mesh: str, mode: str | None, parameters: dict[str, float]) -> dict[str, Any]:
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
-        scheduler = only_member(directory, "scheduler")
+        scheduler = await answering_member(directory, opened, "scheduler", RESCHEDULER)
         stub = scheduler_pb2_grpc.SchedulerStub
         if mode is not None:
             request = scheduler_pb2.SetReschedulerRequest(mode=mode, parameters=parameters)

@@ -6,10 +6,12 @@ from typing import Any
 
 import click
 
+from controlplane.model.duties import STAGES
 from mesh.errors import RpcError
 from mesh.membership import Directory
+from mesh.store.interface import StateStore
 from penstock.v1 import stages_pb2, stages_pb2_grpc
-from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.connection import answering_member, call, mesh_directory, mesh_store, run, store_options
 from services.cli.finite_range import FiniteRange
 from services.cli.proto_json import plain
 
@@ -59,10 +61,10 @@ def command(
         click.echo(line)
 
 
-async def gather_stages(directory: Directory) -> dict[str, Any]:
+async def gather_stages(directory: Directory, store: StateStore) -> dict[str, Any]:
     """The planner's view, or its error."""
     try:
-        return await _ask(directory, "GetStages", stages_pb2.GetStagesRequest())
+        return await _ask(directory, store, "GetStages", stages_pb2.GetStagesRequest())
     except RpcError as error:
         return {"error": str(error)}
 
@@ -114,13 +116,13 @@ async def _stages(
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
         match action:
             case "plan":
-                return await _ask(directory, "PlanStages", stages_pb2.PlanStagesRequest())
+                return await _ask(directory, opened, "PlanStages", stages_pb2.PlanStagesRequest())
             case "on" | "off":
-                return await _ask(directory, "SetStages", setting)
+                return await _ask(directory, opened, "SetStages", setting)
             case _:
-                return await _ask(directory, "GetStages", stages_pb2.GetStagesRequest())
+                return await _ask(directory, opened, "GetStages", stages_pb2.GetStagesRequest())
 
 
-async def _ask(directory: Directory, method: str, request: Any) -> dict[str, Any]:
-    planner = only_member(directory, "planner")
+async def _ask(directory: Directory, store: StateStore, method: str, request: Any) -> dict[str, Any]:
+    planner = await answering_member(directory, store, "planner", STAGES)
     return plain(await call(planner, stages_pb2_grpc.StagePlannerStub, method, request))

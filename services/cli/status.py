@@ -8,11 +8,14 @@ import click
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from controlplane.model.duties import POOLS, RESCHEDULER
 from mesh.errors import RpcError
+from mesh.leadership import leaders
+from mesh.leadership_state import LeaderRecord
 from mesh.membership import MEMBERS_PREFIX, Directory, Member
 from mesh.store.interface import StateStore
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.connection import answering_member, call, mesh_directory, mesh_store, run, store_options
 from services.cli.planning.deployments import deployment_status, read_deployments
 from services.cli.prediction_status import gather_prediction
 from services.cli.proto_json import plain
@@ -39,22 +42,26 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
     """What the command prints; a process that does not answer is listed with its error."""
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
         incarnations = await _leases(opened)
+        leading = await leaders(opened)
         members = [member for role in ROLE_ORDER for member in directory.members(role)]
         roles, snapshot, policy, rescheduler, frontends, prediction = await asyncio.gather(
-            asyncio.gather(*(_role(member, incarnations) for member in members)),
-            _ask_scheduler(directory, "GetSnapshot", scheduler_pb2.GetSnapshotRequest()),
-            _ask_scheduler(directory, "GetPolicy", scheduler_pb2.GetPolicyRequest()),
-            _ask_scheduler(directory, "GetRescheduler", scheduler_pb2.GetReschedulerRequest()),
+            asyncio.gather(*(_role(member, incarnations, leading) for member in members)),
+            _ask_scheduler(directory, opened, POOLS, "GetSnapshot", scheduler_pb2.GetSnapshotRequest()),
+            _ask_scheduler(directory, opened, POOLS, "GetPolicy", scheduler_pb2.GetPolicyRequest()),
+            _ask_scheduler(directory, opened, RESCHEDULER, "GetRescheduler", scheduler_pb2.GetReschedulerRequest()),
             asyncio.gather(*(_frontend(member) for member in directory.members("frontend"))),
             gather_prediction(directory),
         )
-        stages = await gather_stages(directory)
+        schedulers = await asyncio.gather(*(_scheduler(member) for member in directory.members("scheduler")))
+        stages = await gather_stages(directory, opened)
         deployments = await read_deployments(opened)
         return {
             "roles": roles,
             "instances": _instances(directory, snapshot),
             "policy": policy,
             "rescheduler": rescheduler,
+            "schedulers": schedulers,
+            "leaders": {duty: _leader(record) for duty, record in sorted(leading.items())},
             "frontends": frontends,
             "prediction": prediction,
             "stages": stages,
@@ -69,7 +76,11 @@ async def _leases(store: StateStore) -> dict[str, str]:
     return {entry.key: entry.incarnation_id for entry in listing.entries}
 
 
-async def _role(member: Member, leases: dict[str, str]) -> dict[str, Any]:
+def _leader(record: LeaderRecord) -> dict[str, Any]:
+    return {"member_id": record.member_id, "epoch": record.epoch, "since_unix_ms": record.since_unix_ms}
+
+
+async def _role(member: Member, leases: dict[str, str], leading: dict[str, LeaderRecord]) -> dict[str, Any]:
     health = "unreachable"
     try:
         reply = await call(member, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest())
@@ -84,13 +95,34 @@ async def _role(member: Member, leases: dict[str, str]) -> dict[str, Any]:
         "metrics_address": member.metrics_address,
         "incarnation_id": member.incarnation_id,
         "lease": leases.get(member.key, ""),
+        "leads": sorted(duty for duty, record in leading.items() if record.incarnation_id == member.incarnation_id),
         "attributes": dict(member.attributes),
     }
 
 
-async def _ask_scheduler(directory: Directory, method: str, request: Message) -> dict[str, Any]:
+async def _scheduler(member: Member) -> dict[str, Any]:
+    """What one scheduler places by, and how old its knowledge is."""
+    stub = scheduler_pb2_grpc.SchedulerStub
     try:
-        scheduler = only_member(directory, "scheduler")
+        snapshot = await call(member, stub, "GetSnapshot", scheduler_pb2.GetSnapshotRequest())
+        policy = await call(member, stub, "GetPolicy", scheduler_pb2.GetPolicyRequest())
+    except RpcError as error:
+        return {"member_id": member.member_id, "error": str(error)}
+    return {
+        "member_id": member.member_id,
+        "policy": snapshot.policy,
+        "fallback_reason": policy.fallback_reason,
+        "synced": snapshot.synced,
+        "age_ms": snapshot.age_ms,
+        "instances": len(snapshot.instances),
+    }
+
+
+async def _ask_scheduler(
+    directory: Directory, store: StateStore, duty: str, method: str, request: Message
+) -> dict[str, Any]:
+    try:
+        scheduler = await answering_member(directory, store, "scheduler", duty)
         return plain(await call(scheduler, scheduler_pb2_grpc.SchedulerStub, method, request))
     except RpcError as error:
         return {"error": str(error)}

@@ -23,6 +23,8 @@ def print_status(status: dict[str, Any]) -> None:
     console.print(_roles(status["roles"]))
     console.print(_instances(status["instances"]))
     console.print(_policy_line(status["policy"]))
+    for line in _scheduler_lines(status["schedulers"]):
+        console.print(line, soft_wrap=True)
     for line in _rescheduler_lines(status["rescheduler"]):
         console.print(line, soft_wrap=True)
     for line in stage_lines(status["stages"], moves=3):
@@ -38,7 +40,7 @@ def print_status(status: dict[str, Any]) -> None:
 
 
 def _roles(roles: list[dict[str, Any]]) -> Table:
-    table = Table("role", "member", "health", "gRPC", "metrics", "lease", title="Roles", title_justify="left")
+    table = Table("role", "member", "health", "gRPC", "metrics", "lease", "leads", title="Roles", title_justify="left")
     for role in roles:
         health = role["health"]
         style = "green" if health == "serving" else "red"
@@ -49,6 +51,7 @@ def _roles(roles: list[dict[str, Any]]) -> Table:
             role["address"],
             role["metrics_address"],
             role["lease"],
+            ", ".join(role["leads"]),
         )
     return table
 
@@ -98,6 +101,22 @@ def _policy_line(policy: dict[str, Any]) -> str:
     return f"policy: {policy['policy']} (available: {', '.join(policy['available'])})"
 
 
+def _scheduler_lines(schedulers: list[dict[str, Any]]) -> list[str]:
+    """Of several; the one of most meshes has nothing to say that the policy's line does not."""
+    if len(schedulers) < 2:
+        return []
+    lines = []
+    for each in schedulers:
+        name = f"scheduler {each['member_id']}"
+        if "error" in each:
+            lines.append(f"[red]{name}: {escape(each['error'])}[/]")
+        elif not each["synced"] or each["fallback_reason"]:
+            lines.append(f"[red]{name}: places by {each['policy']}: {each['fallback_reason'] or 'not synced'}[/]")
+        else:
+            lines.append(f"{name}: places by {each['policy']} over {each['instances']} instances")
+    return lines
+
+
 def _rescheduler_lines(rescheduler: dict[str, Any]) -> list[str]:
     if "error" in rescheduler:
         return [f"[red]rescheduler: {rescheduler['error']}[/]"]
@@ -119,6 +138,9 @@ def _frontend_line(frontend: dict[str, Any]) -> str:
         f"{frontend['queued_requests']} queued, {frontend['requests_total']} in all"
     )
     troubles = [f"placing by {frontend['placement_fallback']}"] if frontend["placement_fallback"] else []
+    out = [each["member_id"] for each in frontend["schedulers"] if each["breaker"] != "closed" or not each["connected"]]
+    if out:
+        troubles.append(f"does not ask {', '.join(out)}")
     if frontend["waiting_requests"]:
         troubles.append(f"{frontend['waiting_requests']} wait for an instance")
     return f"[red]{'; '.join([line, *troubles])}[/]" if troubles else line

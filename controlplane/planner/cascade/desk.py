@@ -18,7 +18,8 @@ from controlplane.planning.cascade.left_out import with_left_out
 from controlplane.planning.cascade.plan import CascadePlan, decode_plan
 from controlplane.planning.cascade.workload import read_window
 from controlplane.planning.instance_profile import InstanceProfile
-from mesh.errors import ConfigurationError, PenstockError, PlanInfeasible
+from mesh.errors import ConfigurationError, PenstockError, PlanInfeasible, StaleLeader
+from mesh.leadership_state import Lead
 from mesh.runtime import Clock
 from mesh.store.interface import StateStore
 from mesh.tasks import TaskSet
@@ -68,6 +69,7 @@ class CascadeDesk:
         drift: DriftSettings,
         tasks: TaskSet,
         metrics: PlannerMetrics,
+        lead: Lead,
         clock: Clock,
         routers: Callable[[], Collection[str]] = tuple,
     ) -> None:
@@ -77,6 +79,7 @@ class CascadeDesk:
         self._drift = drift
         self._tasks = tasks
         self._metrics = metrics
+        self._lead = lead
         self._clock = clock
         self._routers = routers
         self._watched: dict[str, _Watched] = {}
@@ -131,22 +134,23 @@ class CascadeDesk:
             log.warning("goal removed", extra={"cascade": cascade})
         return removed
 
-    async def apply(self, plan: CascadePlan) -> int:
+    async def apply(self, plan: CascadePlan, *, as_leader: bool = False) -> int:
         """Put a plan into force: thresholds at once, replicas as whoever runs them follows. Returns the revision.
 
         What has begun is brought to its end even if the caller goes meanwhile: thresholds would stay without their
-        plan. Raises `PlanInfeasible` for a plan that contradicts itself or the cascade of its name, and `StoreError`.
+        plan. Raises `PlanInfeasible` for a plan that contradicts itself or the cascade of its name, and `StoreError`;
+        `as_leader`, of a planner that leads no more, `StaleLeader`.
         """
-        applying = asyncio.create_task(self._apply(plan), name=f"apply the plan for {plan.name}")
+        applying = asyncio.create_task(self._apply(plan, as_leader), name=f"apply the plan for {plan.name}")
         self._applying.add(applying)
         applying.add_done_callback(self._applying.discard)
         return await asyncio.shield(applying)
 
-    async def _apply(self, plan: CascadePlan) -> int:
+    async def _apply(self, plan: CascadePlan, as_leader: bool) -> int:
         label = UNKNOWN_CASCADE
         try:
             label = _label(await self._stored.cascade(plan.name))
-            revision = await self._stored.apply(plan)
+            revision = await self._stored.apply(plan, self._check_lead if as_leader else lambda: None)
         except PlanInfeasible:
             self._metrics.plans.labels(label, PlanOutcome.REFUSED).inc()
             raise
@@ -157,6 +161,10 @@ class CascadeDesk:
         self._metrics.applied.labels(plan.name).set(self._clock.unix_s())
         log.warning("plan applied", extra={"cascade": plan.name, "revision": revision, "thresholds": plan.thresholds})
         return revision
+
+    def _check_lead(self) -> None:
+        if not self._lead.is_leading:
+            raise StaleLeader("this planner ceased to lead while a plan was being made, which is dropped")
 
     async def apply_encoded(self, plan_json: bytes) -> int:
         """The same for a plan as it is stored. Raises `PlanInfeasible` for what is no plan, too."""
@@ -211,6 +219,8 @@ class CascadeDesk:
             return f"{why or says}; a plan is being made"
         if not why:
             return says
+        if not self._lead.is_leading:
+            return f"{why}, but another planner leads"
         if not stored.goal.replan and not stored.reason_to_plan:
             return f"{why}, but planning anew is switched off"
         self._planning.add(cascade)
@@ -255,7 +265,7 @@ class CascadeDesk:
             )
             log.warning("a plan was outdated when it was made", extra={"cascade": cascade, "why": watched.why})
             return
-        revision = await self.apply(plan)
+        revision = await self.apply(plan, as_leader=True)
         history.planned(plan)
         history.verdict = "; ".join((f"{watched.why}: planned anew, revision {revision}", *notes))
         log.warning("planned", extra={"cascade": cascade, "why": watched.why, "revision": revision, "notes": notes})

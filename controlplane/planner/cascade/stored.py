@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -112,12 +113,14 @@ class CascadeStore:
         """Delete it; False if there was none."""
         return await self._store.delete(GOALS_PREFIX + name)
 
-    async def apply(self, plan: CascadePlan) -> int:
+    async def apply(self, plan: CascadePlan, check: Callable[[], None] = lambda: None) -> int:
         """Put a plan into force; returns its revision.
 
         Thresholds first, and only in the record as it stands at that moment: an operator who changes the cascade
         meanwhile is not overwritten, and a plan that does not fit what he made of it is refused before instances
         follow.
+        `check` raises if whoever made the plan may not apply it any more. It is called between reading the record and
+        writing it, and the record is written only as it was read: what a later leader has written stays.
         Raises `PlanInfeasible` for a plan that contradicts itself or the cascade, and `StoreError`; then the thresholds
         are as before.
         """
@@ -127,6 +130,7 @@ class CascadeStore:
                 record = fitting_record(plan, _decoded(entry, CascadeRecord))
                 planned = msgspec.structs.replace(record, thresholds=plan.thresholds, plan_revision=0)
                 before = entry.mod_revision if entry else 0
+                check()
                 revision = await self._store.compare_and_swap(record.key, before, msgspec.json.encode(planned))
                 if revision is not None:
                     return await self._deploy(plan, record, planned, revision)

@@ -23,6 +23,7 @@ from controlplane.policies.stages.record import (
 )
 from controlplane.protocols.bid_ask.limits import BidAskLimits
 from mesh.errors import ConfigurationError, PenstockError
+from mesh.leadership_state import Lead
 from mesh.membership import Directory, Member
 from mesh.runtime import Runtime
 from mesh.store.followed_prefix import FollowedPrefix
@@ -50,6 +51,7 @@ class StageDesk:
         store: StateStore,
         directory: Directory,
         member_id: str,
+        lead: Lead,
         metrics: PlannerMetrics,
         runtime: Runtime,
     ) -> None:
@@ -61,6 +63,7 @@ class StageDesk:
         self._store = store
         self._directory = directory
         self._member_id = member_id
+        self._lead = lead
         self._metrics = metrics
         self._clock = runtime.clock
         self._threads = runtime.threads
@@ -73,6 +76,8 @@ class StageDesk:
         self._tried_s: dict[str, float] = {}
         self._is_told = False
         """The store has said whether stages are on. Before that nothing is planned, and no plan taken away."""
+        self._read_revision = 0
+        """Of the key of the plan that is about to be replaced."""
         self._planning = asyncio.Lock()
         """Plans on demand and those that are due follow each other."""
 
@@ -111,6 +116,11 @@ class StageDesk:
         """For the whole mesh. Raises `StoreError` and `DeadlineExceeded`."""
         await self._stored_setting.put(setting)
 
+    @property
+    def is_leading(self) -> bool:
+        """Whether this planner makes the plans."""
+        return self._lead.is_leading
+
     async def plan_now(self) -> None:
         """All models, if stages are switched on; what stands in the way is kept in `obstacles`."""
         if self.setting.enabled:
@@ -132,16 +142,10 @@ class StageDesk:
         if record is not None:
             self.moves.append(record)
 
-    @property
-    def _is_in_charge(self) -> bool:
-        """One planner plans, the first by name."""
-        planners = self._directory.members("planner")
-        return not planners or planners[0].member_id == self._member_id
-
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
-            if not (self._is_told and self._is_in_charge):
+            if not (self._is_told and self._lead.is_leading):
                 continue
             try:
                 if self.setting.enabled:
@@ -192,7 +196,9 @@ class StageDesk:
             self._metrics.stage_plans.labels(model, PlanOutcome.FAILED).inc()
             log.error("a stage plan cannot be made", extra={"model": model, "error": str(error)})
             return
-        await self._store.put(layout_key(model), msgspec.json.encode(record))
+        revision = await self._written(model, record)
+        if revision is None:
+            return
         self._metrics.stage_plans.labels(model, PlanOutcome.APPLIED).inc()
         self.obstacles.pop(model, None)
         await self._forget_boundaries()
@@ -226,10 +232,27 @@ class StageDesk:
             int(1000 * self._clock.unix_s()),
         )
 
+    async def _written(self, model: str, record: StageRecord) -> int | None:
+        """Only as the leader, and only over the plan that was read when this one was made: a planner that was paused
+        while another one took over overwrites nothing. None if it was not written."""
+        if self._lead.is_leading:
+            led = msgspec.structs.replace(record, epoch=self._lead.epoch, leader=self._member_id)
+            content = msgspec.json.encode(led)
+            revision = await self._store.compare_and_swap(layout_key(model), self._read_revision, content)
+            if revision is not None:
+                return revision
+            self.obstacles[model] = "the plan was changed by another planner while one was being made"
+        else:
+            self.obstacles[model] = "this planner ceased to lead while a plan was being made"
+        self._metrics.stage_plans.labels(model, PlanOutcome.OUTDATED).inc()
+        log.warning("a stage plan is dropped", extra={"model": model, "reason": self.obstacles[model]})
+        return None
+
     async def _stored(self, model: str) -> StageRecord | None:
         """The plan that stands in the store now, of which the followed one may know nothing yet: no two plans may
         have one revision. One that cannot be read is none."""
         entry = await self._store.get(layout_key(model))
+        self._read_revision = 0 if entry is None else entry.mod_revision
         if entry is None:
             return None
         try:

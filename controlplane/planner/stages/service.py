@@ -28,6 +28,8 @@ class StagePlannerService(stages_pb2_grpc.StagePlannerServicer):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "stages are switched off; `penstock stages on` switches them on"
             )
+        if not self._desk.is_leading:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another planner makes the plans; ask the leader")
         try:
             await self._desk.plan_now()
         except PenstockError as error:

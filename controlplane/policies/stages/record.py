@@ -43,6 +43,10 @@ class StageRecord(msgspec.Struct, frozen=True):
     planned_unix_ms: int
     method: PartitionMethod = PartitionMethod.EXACT
     parameters: StageParameters = StageParameters()
+    epoch: int = 0
+    """Of the planner's leadership; a record of a lower one than was seen before counts for nothing."""
+    leader: str = ""
+    """The planner."""
 
 
 class BoundaryRecord(msgspec.Struct, frozen=True):

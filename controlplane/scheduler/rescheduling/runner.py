@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from controlplane.policies.rescheduling.migrations import Migrations, OrderedMigration
@@ -13,6 +12,7 @@ from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
 from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
 from controlplane.scheduler.rescheduling.view import DecodeView, decode_view
 from mesh.errors import RpcError
+from mesh.leadership_state import Lead
 from mesh.runtime import Clock, Threads
 from mesh.tasks import TaskSet
 from penstock.v1 import worker_pb2
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Mover(Protocol):
     """How an order reaches the worker that has the request."""
 
-    async def migrate(self, ordered: OrderedMigration, address: str) -> worker_pb2.MigrateResponse:
+    async def migrate(self, ordered: OrderedMigration, address: str, epoch: int) -> worker_pb2.MigrateResponse:
         """Ends within a deadline. Raises `RpcError`."""
 
 
@@ -37,13 +37,13 @@ class ReschedulingRunner:
         migrations: Migrations,
         mover: Mover,
         metrics: ReschedulerMetrics,
-        is_in_charge: Callable[[], bool],
+        lead: Lead,
         clock: Clock,
         threads: Threads,
     ) -> None:
         self.switch = switch
         self.migrations = migrations
-        self.is_in_charge = is_in_charge
+        self.lead = lead
         self.balances: dict[str, Balance] = {}
         """By model, as of the last interval."""
         self.views: dict[str, DecodeView] = {}
@@ -110,7 +110,7 @@ class ReschedulingRunner:
         if view.model not in self.views:
             return  # what was decided is void, see `note_change`
         self._note_balance(view, decided)
-        if self.is_in_charge():
+        if self.lead.is_leading:
             self._order(decided)
 
     def _order(self, decided: Rescheduling) -> None:
@@ -121,13 +121,15 @@ class ReschedulingRunner:
                 continue  # gone while the decision was made; or two instances told of it, which are handing it over
             ordered = self.migrations.begin(order, self._clock.now_s(), int(1000 * self._clock.unix_s()))
             log.info("a migration is ordered", extra=_names(ordered) | {"reason": order.reason})
-            self._tasks.spawn(self._carry_out(ordered, address), name=f"move {order.request_id}")
+            self._tasks.spawn(self._carry_out(ordered, address, self.lead.epoch), name=f"move {order.request_id}")
         self._metrics.in_flight.set(self.migrations.in_flight)
 
-    async def _carry_out(self, ordered: OrderedMigration, address: str) -> None:
+    async def _carry_out(self, ordered: OrderedMigration, address: str, epoch: int) -> None:
         moved, message, paused_ms = False, "the order was withdrawn: the scheduler is stopping", 0.0
         try:
-            answer = await self._mover.migrate(ordered, address)
+            answer = await self._mover.migrate(ordered, address, epoch)
+            if answer.highest_epoch:
+                self.lead.refused(answer.highest_epoch)
             moved, message, paused_ms = answer.moved, answer.reason, answer.paused_ms
         except RpcError as error:
             message = str(error)
@@ -142,7 +144,7 @@ class ReschedulingRunner:
     def _note_mode(self) -> None:
         for mode in ReschedulerMode:
             self._metrics.mode.labels(mode).set(mode is self.switch.mode)
-        self._metrics.in_charge.set(self.is_in_charge())
+        self._metrics.in_charge.set(self.lead.is_leading)
         for model in self._feed.table.models():
             self._metrics.fallback.labels(model).set(model in self.switch.fallbacks)
 

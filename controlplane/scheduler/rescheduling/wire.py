@@ -42,7 +42,7 @@ def status_message(runner: ReschedulingRunner) -> scheduler_pb2.GetReschedulerRe
         in_flight=runner.migrations.in_flight,
         orders=[order_message(ordered) for ordered in runner.migrations.latest(SHOWN_ORDERS)],
         balances=[_balance(runner, model) for model in runner.views],
-        in_charge=runner.is_in_charge(),
+        in_charge=runner.lead.is_leading,
         moved_total=runner.migrations.moved_total,
         stayed_total=runner.migrations.stayed_total,
     )

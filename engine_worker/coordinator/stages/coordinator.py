@@ -7,6 +7,7 @@ from math import isinf
 
 import msgspec
 
+from controlplane.model.duties import STAGES
 from controlplane.model.instance import InstanceState
 from controlplane.policies.stages.agent import (
     AgentInstruction,
@@ -29,7 +30,8 @@ from engine_worker.coordinator.stages.metrics import StageMetrics
 from engine_worker.coordinator.stages.service import StagesService
 from engine_worker.decode_reporting import running_requests
 from engine_worker.instance import Instance
-from mesh.errors import IllegalTransition, StoreError
+from mesh.errors import IllegalTransition, StaleLeader, StoreError
+from mesh.leadership_state import Fence
 from mesh.membership import ChangeKind, MemberChange
 from mesh.role import RoleContext
 from mesh.store.followed_prefix import FollowedPrefix
@@ -49,6 +51,7 @@ class StageCoordinator:
         instance: Instance,
         mover: Coordinator,
         context: RoleContext,
+        fence: Fence,
         limits: BidAskLimits | None = None,
     ) -> None:
         description = instance.description
@@ -60,6 +63,7 @@ class StageCoordinator:
         self._mover = mover
         self._context = context
         self._clock = context.runtime.clock
+        self._fence = fence
         self._limits = limits or BidAskLimits()
         self._metrics = StageMetrics(context.registry)
         self._record: StageRecord | None = None
@@ -147,6 +151,12 @@ class StageCoordinator:
     def _plan_changed(self, key: str, record: StageRecord | None) -> None:
         if key != layout_key(self._instance.description.model):
             return
+        if record is not None:
+            try:
+                self._fence.check(STAGES, record.epoch, record.leader)
+            except StaleLeader as error:
+                log.error("a stage plan is refused; the one before stays", extra={"reason": str(error)})
+                return
         if record is not None and (self._record is None or record.parameters != self._record.parameters):
             # Parameters are an agent's for life; deals of the one before end as if this worker had restarted.
             self.agent = None

@@ -4,10 +4,14 @@ import logging
 
 import grpc
 
+from controlplane.model.duties import CASCADES
 from controlplane.planning.cascade.workload import WorkloadWindow, write_window
+from mesh.errors import StoreError
+from mesh.leadership import leaders
 from mesh.membership import Directory
 from mesh.rpc.client import open_channel
 from mesh.runtime import Transport
+from mesh.store.interface import StateStore
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.sampler import SampledWorkload
@@ -18,10 +22,19 @@ REPORT_DEADLINE_S = 10.0
 
 
 class PlannerLink:
-    """Calls the mesh's first planner; a workload that no planner takes is lost, and said so: the next one follows."""
+    """Calls the planner that leads, or the first one while none does: all routers tell the same one, because it adds up
+    what they have seen. A workload that no planner takes is lost, and said so: the next one follows."""
 
-    def __init__(self, directory: Directory, router: str, transport: Transport, metrics: CascadeMetrics) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        store: StateStore,
+        router: str,
+        transport: Transport,
+        metrics: CascadeMetrics,
+    ) -> None:
         self._directory = directory
+        self._store = store
         self._router = router
         self._transport = transport
         self._metrics = metrics
@@ -36,8 +49,8 @@ class PlannerLink:
         if not planners:
             log.warning("no planner is running: a sampled workload is lost", extra={"cascade": workload.record.name})
             return False
-        # All routers tell the same planner: it adds up what they have seen.
-        planner = min(planners, key=lambda member: member.member_id)
+        leader_id = await self._leader_id()
+        planner = min(planners, key=lambda member: (member.member_id != leader_id, member.member_id))
         request = report_of(workload, self._router)
         async with open_channel(self._transport, planner.address) as channel:
             stub = planner_pb2_grpc.PlannerStub(channel)  # type: ignore[no-untyped-call]
@@ -51,6 +64,14 @@ class PlannerLink:
                 return False
         log.info("workload reported", extra={"cascade": workload.record.name, "verdict": answer.verdict})
         return True
+
+    async def _leader_id(self) -> str:
+        try:
+            leader = (await leaders(self._store)).get(CASCADES)
+        except StoreError as error:
+            log.warning("the store does not tell which planner leads", extra={"error": str(error)})
+            return ""
+        return "" if leader is None else leader.member_id
 
 
 def report_of(workload: SampledWorkload, router: str) -> planner_pb2.ReportWorkloadRequest:

@@ -7,10 +7,11 @@ from typing import Any
 import click
 from rich.console import Console
 
+from controlplane.model.duties import CASCADES
 from controlplane.planning.cascade.plan import decode_plan
 from mesh.errors import ConfigurationError
 from penstock.v1 import planner_pb2, planner_pb2_grpc
-from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
+from services.cli.connection import answering_member, call, mesh_directory, mesh_store, run, store_options
 from services.cli.finite_range import FiniteRange
 from services.cli.planning.deployments import deployment_lines, deployments_of, read_deployments
 from services.cli.planning.minimise_option import latency_options
@@ -115,5 +116,5 @@ async def _plans(store: str | None, mesh: str) -> list[dict[str, Any]]:
 
 async def _call(store: str | None, mesh: str, method: str, request: Any) -> dict[str, Any]:
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
-        planner = only_member(directory, "planner")
+        planner = await answering_member(directory, opened, "planner", CASCADES)
         return plain(await call(planner, planner_pb2_grpc.PlannerStub, method, request))

@@ -27,6 +27,7 @@ from mesh.store import StateStore, open_store
 from mesh.tasks import TaskSet
 from tests.still_clock import StillClock
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
+from tests.unit.mesh.leading import Leading
 
 NOW_UNIX_S = 1_800_000_000.0
 DRIFT = DriftSettings(windows=1, pause_windows=0, min_requests=10)
@@ -77,7 +78,8 @@ class Desk:
     @staticmethod
     def of(store: StateStore, maker: "Maker", tasks: TaskSet, **more: Any) -> "Desk":
         registry = CollectorRegistry()
-        desk = CascadeDesk(store, maker, DRIFT, tasks, PlannerMetrics(registry), StillClock(5.0, NOW_UNIX_S), **more)
+        metrics, clock = PlannerMetrics(registry), StillClock(5.0, NOW_UNIX_S)
+        desk = CascadeDesk(store, maker, DRIFT, tasks, metrics, Leading(), clock, **more)
         return Desk(store, desk, maker, registry, tasks)
 
     def metric(self, name: str, **labels: str) -> float | None:

@@ -15,12 +15,16 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.model.duties import CASCADES
 from controlplane.planning.cascade.drift import MIN_REQUESTS
 from controlplane.planning.cascade.workload import read_window, read_workload
 from controlplane.protocols.cascade.confidence import confidence_of
 from mesh.errors import JudgeUnavailable, NoInstance, PeerUnavailable
+from mesh.leadership import LEADERS_PREFIX
+from mesh.leadership_state import LeaderRecord
 from mesh.membership import Member
-from mesh.runtime import GrpcTransport, SystemEntropy
+from mesh.runtime import GrpcTransport, SystemEntropy, system_runtime
+from mesh.store import open_store
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.confidence import ConfidenceJudge
@@ -288,7 +292,8 @@ def test_samples_too_small_to_plan_for_are_warned_of_at_the_start(
     assert ("too few to plan for" in caplog.text) == is_too_few
 
 
-async def test_all_routers_tell_the_same_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("leader", "told"), [("", "host-0:1"), ("planner-1", "host-1:1"), ("gone", "host-0:1")])
+async def test_all_routers_tell_the_planner_that_leads(leader: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def refused(_transport: object, address: str) -> Any:
@@ -298,20 +303,26 @@ async def test_all_routers_tell_the_same_planner(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("services.cascade.sampling.planner_link.open_channel", refused)
     planners = [Member("planner", f"planner-{n}", "", f"host-{n}:1", "") for n in (0, 1)]
     workload = SampledWorkload(RECORD, 10, 10.0, (), "first")
+    store = open_store("embedded:", system_runtime())
+    if leader:
+        record = LeaderRecord(CASCADES, leader, "1", epoch=7)
+        await store.put(LEADERS_PREFIX + CASCADES, msgspec.json.encode(record))
     for order in (planners, planners[::-1]):
         directory: Any = SimpleNamespace(members=lambda _, order=order: order)
+        link = PlannerLink(directory, store, "cascade-0", GrpcTransport(), CascadeMetrics(CollectorRegistry()))
         with pytest.raises(ConnectionError):
-            await PlannerLink(directory, "cascade-0", GrpcTransport(), CascadeMetrics(CollectorRegistry())).report(
-                workload
-            )
-    assert asked == ["host-0:1", "host-0:1"]
+            await link.report(workload)
+    await store.close()
+    assert asked == [told, told]
 
 
 async def test_a_workload_that_no_planner_takes_is_counted_as_lost() -> None:
     registry = CollectorRegistry()
     directory: Any = FakeDirectory()
     workload = SampledWorkload(RECORD, 10, 10.0, (), "first")
-    await PlannerLink(directory, "cascade-0", GrpcTransport(), CascadeMetrics(registry)).report(workload)
+    store = open_store("embedded:", system_runtime())
+    await PlannerLink(directory, store, "cascade-0", GrpcTransport(), CascadeMetrics(registry)).report(workload)
+    await store.close()
     labels = {"cascade": "both", "outcome": "lost"}
     assert registry.get_sample_value("penstock_cascade_workloads_total", labels) == 1
 

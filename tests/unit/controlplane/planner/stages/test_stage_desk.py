@@ -35,6 +35,7 @@ from mesh.store.host import StoreHost
 from mesh.tasks import TaskSet
 from penstock.v1 import stages_pb2, stages_pb2_grpc
 from tests.still_clock import StillClock
+from tests.unit.mesh.leading import Leading
 from tests.unit.simulator.cascade.instance_profiles import profile_of
 
 WAIT_S = 10.0
@@ -54,7 +55,7 @@ class Bench:
         self.announcements: dict[str, Announcement] = {}
         self.registry = CollectorRegistry()
         metrics = PlannerMetrics(self.registry)
-        self.desk = StageDesk(self.store, self.directory, "planner", metrics, self.runtime)
+        self.desk = StageDesk(self.store, self.directory, "planner", Leading(), metrics, self.runtime)
         self.server = RpcServer(GrpcTransport())
         self.stub: Any = None
 
@@ -180,9 +181,8 @@ class Blind:
     def desk(self) -> StageDesk:
         """Another planner, restarted."""
         store: Any = self
-        desk = StageDesk(
-            store, self._bench.directory, "planner", PlannerMetrics(CollectorRegistry()), self._bench.runtime
-        )
+        metrics = PlannerMetrics(CollectorRegistry())
+        desk = StageDesk(store, self._bench.directory, "planner", Leading(), metrics, self._bench.runtime)
         desk.start(self._bench.tasks, self._bench.errors.append)
         return desk
 

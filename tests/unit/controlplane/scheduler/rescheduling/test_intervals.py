@@ -19,6 +19,7 @@ from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
 from mesh.runtime import SystemThreads
 from penstock.v1 import monitor_pb2, worker_pb2
 from tests.still_clock import StillClock
+from tests.unit.mesh.leading import Leading
 
 
 class Bench:
@@ -28,6 +29,9 @@ class Bench:
         self.feed = ClusterFeed(ClusterLimits(max_indexed_blocks=100))
         self.registry = CollectorRegistry()
         self.given: list[str] = []
+        self.epochs: list[int] = []
+        self.lead = Leading()
+        self.answer = worker_pb2.MigrateResponse(moved=True)
         switch = ReschedulerSwitch(ReschedulerMode.CURRENT)
         switch.configure(ReschedulerMode.CURRENT, ReschedulerParameters(**parameters))
         self.runner = ReschedulingRunner(
@@ -36,16 +40,17 @@ class Bench:
             Migrations(8, 100),
             self,
             ReschedulerMetrics(self.registry),
-            lambda: True,
+            self.lead,
             StillClock(10.0),
             SystemThreads(),
         )
         self._sequence = 0
         self.feed.begin()
 
-    async def migrate(self, ordered: OrderedMigration, address: str) -> worker_pb2.MigrateResponse:
+    async def migrate(self, ordered: OrderedMigration, address: str, epoch: int) -> worker_pb2.MigrateResponse:
         self.given.append(ordered.order.request_id)
-        return worker_pb2.MigrateResponse(moved=True)
+        self.epochs.append(epoch)
+        return self.answer
 
     def tell(self, instance_id: str, **change: Any) -> None:
         self._sequence += 1
@@ -109,3 +114,25 @@ async def test_what_was_decided_by_a_former_configuration_is_void(monkeypatch: A
     await runner.reschedule()
     assert (runner.views, runner.balances, bench.given) == ({}, {}, [])
     assert bench.metric("mean_tokens") is None, "nothing would ever change it again"
+
+
+async def test_orders_bear_the_epoch_and_a_refusal_is_told_to_the_leadership() -> None:
+    bench = Bench()
+    bench.lead.epoch = 7
+    bench.answer = worker_pb2.MigrateResponse(moved=False, reason="stale", highest_epoch=9)
+    bench.decodes("a", r1=300, r2=200)
+    bench.decodes("b", r3=10)
+    await bench.runner.reschedule()
+    while not bench.lead.refusals:  # noqa: ASYNC110 - the order is carried out in the background
+        await asyncio.sleep(0)
+    assert (bench.epochs[0], bench.lead.refusals[0]) == (7, 9)
+    await bench.runner.stop()
+
+
+async def test_who_does_not_lead_orders_nothing() -> None:
+    bench = Bench()
+    bench.lead.is_leading = False
+    bench.decodes("a", r1=300, r2=200)
+    bench.decodes("b", r3=10)
+    await bench.runner.reschedule()
+    assert (bench.given, len(bench.runner.balances)) == ([], 1)

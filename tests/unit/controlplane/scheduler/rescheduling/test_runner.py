@@ -5,13 +5,18 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from controlplane.decode_message import decode_message
+from controlplane.model.duties import RESCHEDULER
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
 from mesh.errors import PeerUnavailable
+from mesh.leadership import Leadership, LeadershipMetrics
+from mesh.leadership_state import LeaderRecord
+from mesh.runtime import SystemClock
 from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
 from tests.still_clock import StillClock
 from tests.unit.controlplane.local_mesh import (
@@ -42,7 +47,7 @@ class Orders:
         self.given: list[tuple[str, str, str]] = []
         self._answer = answer
 
-        async def migrate(_: WorkerOrders, ordered: Any, address: str) -> worker_pb2.MigrateResponse:
+        async def migrate(_: WorkerOrders, ordered: Any, address: str, epoch: int) -> worker_pb2.MigrateResponse:
             self.given.append((ordered.order.request_id, address, ordered.order.target_instance_id))
             if "error" in self._answer:
                 raise PeerUnavailable(self._answer["error"])
@@ -137,17 +142,21 @@ async def test_silence_and_missing_predictions_fall_back_loudly(monkeypatch: Any
     assert len(orders.given) >= 1
 
 
-async def test_only_the_first_scheduler_orders(monkeypatch: Any) -> None:
+async def test_only_the_leader_orders(monkeypatch: Any) -> None:
     orders = Orders(monkeypatch, moved=True)
     async with local_mesh() as mesh:
+        metrics = LeadershipMetrics(CollectorRegistry())
+        other = Leadership(mesh.store, LeaderRecord(RESCHEDULER, "other", "1"), SystemClock(), metrics)
+        running = asyncio.create_task(other.run())
+        while not other.is_leading:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
         scheduler, _, _ = await crowded_mesh(mesh, StillClock(), rescheduler="current")
-        await mesh.announce("scheduler", "a-scheduler")
         async with scheduler_stub(scheduler) as stub:
-            await until(lambda: stub.GetRescheduler(GET), lambda s: not s.in_charge)
             await stub.SetRescheduler(scheduler_pb2.SetReschedulerRequest(mode="current", parameters=FAST))
             await until(lambda: stub.GetRescheduler(GET), lambda s: len(s.balances) == 1)
             assert orders.given == []
-            await mesh.withdraw("scheduler", "a-scheduler")
+            running.cancel()
+            await other.resign()
             await until(lambda: stub.GetRescheduler(GET), lambda s: len(s.orders) == 1)
 
 

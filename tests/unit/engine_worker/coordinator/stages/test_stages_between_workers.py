@@ -153,3 +153,22 @@ async def test_a_stream_to_another_incarnation_is_refused() -> None:
         hello = stages_pb2.StageHello(instance_id="b", incarnation_id="1", listener_incarnation_id="of old")
         await call.write(stages_pb2.StageMessage(hello=hello))
         assert "of old was spoken to" in await call.details()
+
+
+async def test_a_plan_of_a_former_leader_changes_nothing() -> None:
+    async with running_workers("a", "b") as mesh:
+        store = mesh.workers["a"].context.store
+
+        async def put(stages: tuple[tuple[str, ...], ...], epoch: int) -> None:
+            layout = StageLayout(MODEL, epoch, stages, (90,))
+            record = StageRecord(layout, QOE, "a test", 0.0, 0, 0.0, 0, epoch=epoch, leader=f"planner-{epoch}")
+            await store.put(layout_key(MODEL), msgspec.json.encode(record))
+
+        await put((("a",), ("b",)), 7)
+        await eventually(lambda: stage_of(mesh, "b") == 1)
+        await put((("b",), ("a",)), 5)
+        refused = "penstock_worker_refused_orders_total"
+        await eventually(lambda: all(each.metric(refused, duty="stages") == 1 for each in mesh.workers.values()))
+        assert (stage_of(mesh, "a"), stage_of(mesh, "b")) == (0, 1)
+        await put((("b",), ("a",)), 8)
+        await eventually(lambda: stage_of(mesh, "b") == 0)

@@ -1,0 +1,26 @@
+"""One explanation from what several schedulers know."""
+
+from typing import Any
+
+import pytest
+
+from mesh.errors import PeerUnavailable, RpcError
+from services.cli.explain import merged
+
+UNKNOWN = RpcError("scheduler s answered NOT_FOUND: no placement of request 'r' is known here")
+
+
+def answer(chosen: str, placed_unix_ms: int, *ordered_unix_ms: int) -> dict[str, Any]:
+    moves = [{"ordered_unix_ms": str(ms)} for ms in ordered_unix_ms]
+    return {"request_id": "r", "chosen_instance_id": chosen, "placed_unix_ms": str(placed_unix_ms), "moves": moves}
+
+
+def test_the_last_placement_counts_and_everybodys_moves() -> None:
+    found = merged("r", {"a": answer("x", 900, 50), "b": answer("y", 1000), "c": answer("", 0, 20), "d": UNKNOWN})
+    assert (found["chosen_instance_id"], found["scheduler"]) == ("y", "b")
+    assert [move["ordered_unix_ms"] for move in found["moves"]] == ["20", "50"]
+
+
+def test_a_request_that_nobody_placed_is_an_error_that_says_what_they_said() -> None:
+    with pytest.raises(PeerUnavailable, match="no scheduler knows the placement of request 'r': scheduler s answered"):
+        merged("r", {"a": UNKNOWN, "b": answer("", 0, 20)})
