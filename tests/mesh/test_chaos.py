@@ -4,12 +4,24 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.mesh.running_mesh import PENSTOCK
 
 FIELDS = [
-    *("streams", "finished", "lost", "duplicated", "wrong", "recovered", "gap_ms_p50", "gap_ms_max"),
-    *("engine", "fault", "seed"),
+    *("streams", "finished", "new_requests", "failed", "lost", "duplicated", "wrong", "recovered"),
+    *("gap_ms_p50", "gap_ms_max", "wait_ms_max", "healed", "engine", "fault", "seed"),
 ]
+
+
+@pytest.mark.parametrize("fault", ["restart", "delete-members", "wipe-store"])
+def test_no_request_fails_without_its_control_plane(fault: str) -> None:
+    options = ("--streams", "8", "--tokens", "200", f"--{fault}", "1")
+    result = subprocess.run((*PENSTOCK, "chaos", *options), capture_output=True, text=True, timeout=90, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["failed"], report["fault"]) == (0, fault)
+    assert report["new_requests"] > 0
 
 
 def test_no_stream_is_lost_with_a_killed_decode_worker() -> None:

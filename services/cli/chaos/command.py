@@ -1,21 +1,24 @@
-"""`penstock chaos`: break workers under running streams and check every answer token for token."""
+"""`penstock chaos`: break a mesh under running streams and check every answer token for token."""
 
 import asyncio
+import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from services.cli.chaos.experiment import ChaosPlan, encode_report, run_experiment
+from services.cli.chaos.experiment import ChaosPlan, TrafficPlan, encode_report, run_experiment
 from services.cli.chaos.own_mesh import own_mesh
 from services.cli.chaos.verdict import ChaosReport, Fault
 from services.cli.connection import mesh_name
-from services.cli.finite_range import POSITIVE
+from services.cli.finite_range import POSITIVE, FiniteRange
 from services.cli.report_output import check_writable
 
 EXIT_FLAWED = 1
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 _TOKENS = {"simulated": 300, "vllm": 96}
+_COUNT = click.IntRange(1, 63)
 
 
 @click.command()
@@ -27,12 +30,36 @@ _TOKENS = {"simulated": 300, "vllm": 96}
 @click.option("--prefill", type=click.IntRange(0, 64), default=0, help="Workers of the own mesh for prefill only.")
 @click.option("--decode", type=click.IntRange(0, 64), default=0, help="Workers of the own mesh for decode only.")
 @click.option("--streams", type=click.IntRange(1, 1024), default=32, show_default=True, help="At the same time.")
-@click.option("--kill", type=click.IntRange(1, 63), help="Kill so many workers (kill -9).")
-@click.option("--hang", type=click.IntRange(1, 63), help="Stop so many (SIGSTOP).")
-@click.option("--drain", type=click.IntRange(1, 63), help="Drain so many: their requests move away.")
+@click.option(
+    "--rate",
+    type=FiniteRange(min=0, max=1000),
+    default=4.0,
+    show_default=True,
+    help="New requests a second from the fault on, whether or not earlier ones are answered.",
+)
+@click.option("--kill", type=_COUNT, help="Kill so many workers (kill -9).")
+@click.option("--hang", type=_COUNT, help="Stop so many workers (SIGSTOP).")
+@click.option("--drain", type=_COUNT, help="Drain so many workers: their requests move away, and they stay away.")
+@click.option("--restart", type=_COUNT, help="Restart so many workers, as `penstock restart` does.")
+@click.option("--rolling", type=_COUNT, help="Restart every process in turn, so many times.")
+@click.option("--delete-members", type=_COUNT, help="Delete all member records in the store, so many times.")
+@click.option(
+    "--cut-monitor",
+    type=_COUNT,
+    help="Cut workers and schedulers from all monitors for 8 s, so many times: the monitors are stopped (SIGSTOP) and "
+    "go on with what they knew.",
+)
+@click.option("--kill-frontend", type=_COUNT, help="Kill so many frontends; another has to be left.")
+@click.option("--kill-scheduler", type=_COUNT, help="Kill so many schedulers.")
+@click.option("--kill-monitor", type=_COUNT, help="Kill so many monitors.")
+@click.option(
+    "--wipe-store",
+    type=_COUNT,
+    help="Delete every key of the store, so many times; settings are put back afterwards, as from a backup.",
+)
 @click.option("--tokens", type=click.IntRange(8, 100_000), help="Of each stream. Default: 300; vllm: 96.")
 @click.option("--seed", default=0, show_default=True, help="Prompts follow from it.")
-@click.option("--deadline-s", type=POSITIVE, default=300.0, show_default=True, help="For one run of all streams.")
+@click.option("--deadline-s", type=POSITIVE, default=300.0, show_default=True, help="For a single request.")
 @click.option("--ready-timeout-s", type=POSITIVE, default=300.0, show_default=True, help="For the own mesh to come up.")
 @click.option(
     "--json",
@@ -40,23 +67,19 @@ _TOKENS = {"simulated": 300, "vllm": 96}
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the report to this file as well.",
 )
-def command(kill: int | None, hang: int | None, drain: int | None, json_path: Path | None, **options: Any) -> None:
-    """Run greedy streams twice, undisturbed and with workers breaking in the middle, and compare.
+def command(json_path: Path | None, **options: Any) -> None:
+    """Run greedy streams twice, undisturbed and with a mesh that breaks in the middle, and compare.
 
-    Prints a JSON report. Exit status: 0 if every stream finished with exactly the right tokens, otherwise 1.
+    One fault at a time; without any, one worker is killed. Prints a JSON report. Exit status: 0 if every request
+    finished with exactly the right tokens and the mesh is whole again, otherwise 1.
     """
-    fault, victims = _fault(kill, hang, drain)
+    fault, count = _fault(options)
+    logging.disable(logging.WARNING)  # what its own view of a broken mesh misses is no news
     if json_path is not None:
         check_writable(json_path)
-    plan = ChaosPlan(
-        fault,
-        victims,
-        options["streams"],
-        options["tokens"] or _TOKENS[options["engine"]],
-        options["seed"],
-        options["deadline_s"],
-    )
-    report, stories = asyncio.run(_run(plan, options))
+    tokens = options["tokens"] or _TOKENS[options["engine"]]
+    traffic = TrafficPlan(options["streams"], tokens, options["rate"], options["seed"], options["deadline_s"])
+    report, stories = asyncio.run(_run(ChaosPlan(fault, count, traffic), options))
     for story in stories:
         click.echo(story, err=True)
     encoded = encode_report(report)
@@ -77,8 +100,8 @@ async def _run(plan: ChaosPlan, options: dict[str, Any]) -> tuple[ChaosReport, l
     counts = [options[name] for name in ("workers", "prefill", "decode")]
     if sum(counts) < 2:
         raise click.UsageError("at least two workers are needed: one that is broken, one that goes on")
-    if plan.victims >= sum(counts):
-        raise click.UsageError(f"of {sum(counts)} workers {plan.victims} cannot break: one must go on")
+    if plan.fault in ("kill", "hang", "drain") and plan.count >= sum(counts):
+        raise click.UsageError(f"of {sum(counts)} workers {plan.count} cannot break: one must go on")
     say(f"starting a mesh of {sum(counts)} {options['engine']} workers")
     async with own_mesh(
         options["engine"], counts[0], options["ready_timeout_s"], prefill=counts[1], decode=counts[2]
@@ -86,14 +109,10 @@ async def _run(plan: ChaosPlan, options: dict[str, Any]) -> tuple[ChaosReport, l
         return await run_experiment(plan, url, store, "", say)
 
 
-def _fault(kill: int | None, hang: int | None, drain: int | None) -> tuple[Fault, int]:
-    asked: list[tuple[Fault, int]] = []
-    if kill is not None:
-        asked.append(("kill", kill))
-    if hang is not None:
-        asked.append(("hang", hang))
-    if drain is not None:
-        asked.append(("drain", drain))
+def _fault(options: dict[str, Any]) -> tuple[Fault, int]:
+    """What was asked for, taken out of the options."""
+    counts = {fault: options.pop(fault.replace("-", "_")) for fault in FAULTS}
+    asked: list[tuple[Fault, int]] = [(fault, count) for fault, count in counts.items() if count is not None]
     if len(asked) > 1:
-        raise click.UsageError("choose one of --kill, --hang and --drain")
+        raise click.UsageError(f"choose one of {', '.join(f'--{fault}' for fault in FAULTS)}")
     return asked[0] if asked else ("kill", 1)

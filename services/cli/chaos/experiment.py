@@ -1,19 +1,22 @@
 """One experiment: an undisturbed run, the same run with a fault in the middle, the comparison."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
 
-from mesh.errors import RpcError
-from mesh.membership import Directory, Member
-from services.cli.chaos.faults import inject, requests_of, victims, woken_at_the_end
-from services.cli.chaos.streams import Stream, completion_requests, run_stream, undisturbed
-from services.cli.chaos.verdict import Answer, ChaosReport, Fault, judge
+from mesh.errors import PenstockError, RpcError
+from mesh.membership import Directory
+from services.cli.chaos.faults import Scene, broken, healed
+from services.cli.chaos.streams import Client, answered, completion_requests
+from services.cli.chaos.traffic import Load, Traffic, sum_of_chunks
+from services.cli.chaos.verdict import ChaosReport, Fault, judge, stories_of
 from services.cli.connection import mesh_directory, mesh_store
 from services.cli.replay.completions import request_head, served_model
-from services.cli.replay.pool import ConnectionPool, parse_endpoint
+from services.cli.replay.pool import ConnectionPool, Endpoint, parse_endpoint
+from services.cli.restarting import missing
 
 POLL_S = 0.01
 CALL_DEADLINE_S = 10.0
@@ -21,6 +24,24 @@ FIRST_TOKEN_ID = 3
 """Below are special tokens."""
 DEFAULT_VOCABULARY_TOKENS = 500
 MAX_METRICS_BYTES = 4 << 20
+NEW_QUESTIONS = 24
+"""Different new requests; they are asked in turn."""
+NEW_TOKENS = 60
+"""Of each of them, or a fifth of a stream's."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficPlan:
+    """What is asked for while the mesh is disturbed."""
+
+    streams: int
+    tokens: int
+    """Of each stream."""
+    rate: float
+    """New requests a second."""
+    seed: int
+    deadline_s: float
+    """For a single request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +49,18 @@ class ChaosPlan:
     """What to do."""
 
     fault: Fault
-    victims: int
-    streams: int
-    tokens: int
-    seed: int
-    deadline_s: float
-    """For a single run of all streams."""
+    count: int
+    """How many are broken; of what happens to the mesh as a whole, how often."""
+    traffic: TrafficPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A mesh with its questions, of which the right answers are known."""
+
+    scene: Scene
+    client: Client
+    load: Load
 
 
 class _Body:
@@ -50,95 +77,96 @@ class _Body:
             raise ValueError(f"metrics of more than {MAX_METRICS_BYTES} bytes")
 
 
+@asynccontextmanager
+async def prepared(
+    plan: TrafficPlan, url: str, store: str | None, mesh: str, say: Callable[[str], None]
+) -> AsyncIterator[Prepared]:
+    """Asks everything once, undisturbed. Raises PenstockError if the mesh cannot be used."""
+    async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
+        client = Client(_endpoints(directory, parse_endpoint(url)))
+        try:
+            pool = client.pools[0]
+            model = await served_model(pool, None, "", CALL_DEADLINE_S)
+            vocabulary = range(FIRST_TOKEN_ID, model.vocab_size or DEFAULT_VOCABULARY_TOKENS)
+
+            def requests(count: int, tokens: int, seed: int) -> list[bytes]:
+                return completion_requests(pool.endpoint, model.name, vocabulary, count, tokens, seed)
+
+            scene = Scene(directory, opened, model.name, say)
+            say(f"{plan.streams} undisturbed streams of {plan.tokens} tokens on {len(scene.workers)} workers")
+            streams = await answered(client, requests(plan.streams, plan.tokens, plan.seed), plan.deadline_s)
+            new_tokens = max(1, min(NEW_TOKENS, plan.tokens // 5))
+            # Other prompts: none of theirs may be in a cache because a stream has it.
+            new = requests(NEW_QUESTIONS if plan.rate else 0, new_tokens, plan.seed + 1)
+            load = Load(tuple(streams), tuple(await answered(client, new, plan.deadline_s)), plan.rate, plan.deadline_s)
+            yield Prepared(scene, client, load)
+        finally:
+            client.close()
+
+
 async def run_experiment(
     plan: ChaosPlan, url: str, store: str | None, mesh: str, say: Callable[[str], None]
 ) -> tuple[ChaosReport, list[str]]:
-    """The report and the errors of streams. Raises PenstockError if the mesh cannot be used."""
-    pool = ConnectionPool(parse_endpoint(url))
-    async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
+    """The report, and a line for whatever went wrong. Raises PenstockError if the mesh cannot be used."""
+    async with prepared(plan.traffic, url, store, mesh, say) as ready:
+        recovered, before = await _recoveries(ready.client), await missing(ready.scene.directory)
+        engine = ready.scene.workers[0].attributes.get("engine", "")
+        traffic = Traffic(ready.client, ready.load)
         try:
-            return await _run(plan, pool, directory, say)
+            lacking = await _disturb(plan, ready, traffic, before)
         finally:
-            pool.close()
+            await traffic.cancel()
+        report = judge(
+            traffic.streams,
+            traffic.new,
+            recovered=max(0, await _recoveries(ready.client) - recovered),
+            healed=not lacking,
+            engine=engine,
+            fault=plan.fault,
+            seed=plan.traffic.seed,
+        )
+        return report, [*stories_of((traffic.streams, traffic.new)), *lacking]
 
 
-async def _run(
-    plan: ChaosPlan, pool: ConnectionPool, directory: Directory, say: Callable[[str], None]
-) -> tuple[ChaosReport, list[str]]:
-    model = await served_model(pool, None, "", CALL_DEADLINE_S)
-    vocabulary = range(FIRST_TOKEN_ID, model.vocab_size or DEFAULT_VOCABULARY_TOKENS)
-    requests = completion_requests(pool.endpoint, model.name, vocabulary, plan.streams, plan.tokens, plan.seed)
-    workers = [one for one in directory.members("worker") if one.attributes.get("model") == model.name]
-    say(f"{plan.streams} undisturbed streams of {plan.tokens} tokens on {len(workers)} workers")
-    expected = await undisturbed(pool, requests, plan.deadline_s)
-    recovered = await _recoveries(pool)
-    streams = [Stream(asyncio.get_running_loop().time) for _ in requests]
-    running = [
-        asyncio.ensure_future(run_stream(pool, request, stream, plan.deadline_s))
-        for request, stream in zip(requests, streams, strict=True)
-    ]
-    try:
-        await _disturb(plan, workers, streams, expected, running, say)
-    finally:
-        for task in running:
-            task.cancel()
-    report = judge(
-        [stream.answer() for stream in streams],
-        expected,
-        recovered=await _recoveries(pool) - recovered,
-        engine=workers[0].attributes.get("engine", ""),
-        fault=plan.fault,
-        seed=plan.seed,
-    )
-    return report, _stories(streams, expected)
-
-
-async def _disturb(
-    plan: ChaosPlan,
-    workers: list[Member],
-    streams: list[Stream],
-    expected: list[Answer],
-    running: Sequence["asyncio.Future[None]"],
-    say: Callable[[str], None],
-) -> None:
-    """Wait until the streams together have brought a quarter of their chunks, break the workers that have most of
-    them, wait for the end. A chunk is no measure of tokens: those that spell half a character bring none."""
-    quarter = sum(right.chunks for right in expected) // 4
-    while sum(stream.chunks for stream in streams) < quarter:
-        if all(task.done() for task in running):
-            break
+async def _disturb(plan: ChaosPlan, ready: Prepared, traffic: Traffic, before: frozenset[str]) -> list[str]:
+    """Wait until the streams together have brought a quarter of their chunks, break the mesh, have streams and new
+    requests come until it is over. A chunk is no measure of tokens: those that spell half a character bring none."""
+    scene, quarter = ready.scene, sum_of_chunks(ready.load.streams) // 4
+    traffic.start_streams()
+    while traffic.chunks < quarter:  # noqa: ASYNC110  an event for each chunk would cost more
         await asyncio.sleep(POLL_S)
-    requests = await requests_of(workers)
-    if all(task.done() for task in running):
+    if traffic.streams.requests == len(ready.load.streams):
         raise RpcError("all streams ended before anything was broken; ask for more --tokens")
-    chosen = victims(workers, requests, plan.victims)
-    with woken_at_the_end(plan.fault, chosen):
-        for worker in chosen:
-            say(f"{plan.fault} {worker.member_id}, where {requests[worker.member_id]} streams run")
-            await inject(plan.fault, worker)
-        await asyncio.gather(*running)
+    traffic.start_new()
+    async with broken(plan.fault, plan.count, scene):
+        await traffic.end_streams()
+    lacking = await healed(scene.directory, before)
+    await traffic.end_new()
+    return lacking
 
 
-async def _recoveries(pool: ConnectionPool) -> int:
-    """So far, of the frontend behind the endpoint."""
+def _endpoints(directory: Directory, given: Endpoint) -> list[Endpoint]:
+    """All frontends, the given one first: as a balancer in front of them would have them."""
+    others = [parse_endpoint(f"http://{each.attributes['http_address']}") for each in directory.members("frontend")]
+    return [given, *(other for other in others if (other.host, other.port) != (given.host, given.port))]
+
+
+async def _recoveries(client: Client) -> int:
+    """So far, of all frontends that answer."""
+    return sum([await _recoveries_of(pool) for pool in client.pools])
+
+
+async def _recoveries_of(pool: ConnectionPool) -> int:
     body = _Body()
-    async with asyncio.timeout(CALL_DEADLINE_S):
-        await pool.exchange(request_head(pool.endpoint, "GET", "/metrics", "", 0), body)
+    try:
+        async with asyncio.timeout(CALL_DEADLINE_S):
+            await pool.exchange(request_head(pool.endpoint, "GET", "/metrics", "", 0), body)
+    except (PenstockError, TimeoutError):
+        return 0
     lines = body.data.decode().splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("penstock_frontend_recoveries_total"))
 
 
-def _stories(streams: list[Stream], expected: list[Answer]) -> list[str]:
-    """One line for each stream that went wrong."""
-    stories = []
-    for number, (stream, right) in enumerate(zip(streams, expected, strict=True)):
-        answer = stream.answer()
-        if not answer.finished or (answer.text, answer.tokens) != (right.text, right.tokens):
-            why = stream.error or f"{answer.tokens} tokens instead of {right.tokens}, or other ones"
-            stories.append(f"stream {number}, begun on {stream.instance_id}: {why}")
-    return stories
-
-
-def encode_report(report: ChaosReport) -> bytes:
+def encode_report(report: msgspec.Struct) -> bytes:
     """As JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2)

@@ -1,24 +1,82 @@
-"""What is done to a worker."""
+"""What is done to a mesh."""
 
 import asyncio
-import os
 import signal
-import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 from mesh.errors import PeerUnavailable
-from mesh.membership import Member
+from mesh.membership import MEMBERS_PREFIX, Directory, Member
+from mesh.store.interface import StateStore
 from penstock.v1 import worker_pb2, worker_pb2_grpc
+from services.cli.chaos.processes import send_signal
 from services.cli.chaos.verdict import Fault
 from services.cli.connection import call
+from services.cli.restarting import ROLLING_ORDER, Patience, in_rolling_order, missing, restart, restart_in_turn
+
+CUT_S = 8.0
+"""How long monitors stay silent: longer than reports take to go stale (2 s) and leases to run out (5 s)."""
+POLL_S = 0.2
+HEAL_S = 60.0
+
+START_PATIENCE = Patience(drain_s=None, start_s=120.0)
+PAUSE_BETWEEN_S = 1.0
+"""Between two blows of one fault that is asked for several times."""
+AFTERMATH_S = 8.0
+"""After a blow to the control plane: what it breaks may show only when leases and graces (5 s) have run out."""
 
 
-def victims(workers: Sequence[Member], requests: Mapping[str, int], count: int) -> list[Member]:
-    """The `count` workers that have most requests now. Raises PeerUnavailable if none would be left over."""
-    if count >= len(workers):
-        raise PeerUnavailable(f"{count} of {len(workers)} workers cannot be broken: at least one has to be left")
-    return sorted(workers, key=lambda worker: (-requests[worker.member_id], worker.member_id))[:count]
+@dataclass(frozen=True)
+class Scene:
+    """A mesh under attack."""
+
+    directory: Directory
+    store: StateStore
+    model: str
+    say: Callable[[str], None]
+
+    @property
+    def workers(self) -> list[Member]:
+        """Of the model whose streams run."""
+        members = self.directory.members("worker")
+        return [worker for worker in members if worker.attributes.get("model") == self.model]
+
+
+@asynccontextmanager
+async def broken(fault: Fault, count: int, scene: Scene) -> AsyncIterator[None]:
+    """Inside, the fault is in force, or has been; afterwards what does not heal by itself is mended.
+
+    Raises PeerUnavailable where a process is not on this machine, is gone, or is the last that could go on.
+    """
+    stopped: list[Member] = []
+    try:
+        await _BLOWS[fault](scene, count, stopped)
+        yield
+    finally:
+        # Stopped processes go on afterwards, so that they can be ended in peace.
+        for member in stopped:
+            with suppress(PeerUnavailable):  # it may have been killed meanwhile
+                send_signal(member, signal.SIGCONT)
+
+
+async def healed(directory: Directory, before: frozenset[str], timeout_s: float = HEAL_S) -> list[str]:
+    """Wait until nothing is missing in the mesh that was not missing before; returns what still is in the end."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while await missing(directory) - before:  # noqa: ASYNC110  other processes set no event here
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        return sorted(await missing(directory) - before)
+    return []
+
+
+def victims(members: Sequence[Member], requests: Mapping[str, int], count: int) -> list[Member]:
+    """The `count` that have most requests now. Raises PeerUnavailable if none would be left over."""
+    if count >= len(members):
+        role = members[0].role if members else "member"
+        raise PeerUnavailable(f"{count} of {len(members)} {role}s cannot be broken: at least one has to be left")
+    return sorted(members, key=lambda member: (-requests.get(member.member_id, 0), member.member_id))[:count]
 
 
 async def requests_of(workers: Sequence[Member]) -> dict[str, int]:
@@ -32,44 +90,101 @@ async def requests_of(workers: Sequence[Member]) -> dict[str, int]:
     }
 
 
-async def inject(fault: Fault, worker: Member) -> None:
-    """Break it now. Raises PeerUnavailable if its process is not on this machine, or no more."""
-    match fault:
-        case "kill":
-            _signal(worker, signal.SIGKILL)
-        case "hang":
-            _signal(worker, signal.SIGSTOP)
-        case "drain":
-            await call(worker, worker_pb2_grpc.WorkerStub, "Drain", worker_pb2.DrainRequest(migrate=True))
+async def _busiest(scene: Scene, count: int, doing: str) -> list[Member]:
+    workers = scene.workers
+    requests = await requests_of(workers)
+    chosen = victims(workers, requests, count)
+    for worker in chosen:
+        scene.say(f"{doing} {worker.member_id}, where {requests[worker.member_id]} requests run")
+    return chosen
 
 
-@contextmanager
-def woken_at_the_end(fault: Fault, workers: Iterable[Member]) -> Iterator[None]:
-    """Stopped processes go on afterwards, so that they can be ended in peace."""
-    try:
-        yield
-    finally:
-        for worker in workers if fault == "hang" else ():
-            with suppress(PeerUnavailable):  # it may have been killed, or never stopped
-                _signal(worker, signal.SIGCONT)
+async def _kill(scene: Scene, count: int, stopped: list[Member]) -> None:
+    for worker in await _busiest(scene, count, "kill"):
+        send_signal(worker, signal.SIGKILL)
 
 
-def _signal(worker: Member, number: signal.Signals) -> None:
-    """To its process, as it announced it: a number that means another process on another machine."""
-    host = worker.address.rpartition(":")[0].strip("[]")
-    if not _is_here(host):
-        raise PeerUnavailable(f"worker {worker.member_id} is at {host}, not on this machine: run penstock chaos there")
-    try:
-        os.kill(int(worker.attributes["pid"]), number)
-    except ProcessLookupError as error:
-        raise PeerUnavailable(f"the process of worker {worker.member_id} is gone") from error
+async def _hang(scene: Scene, count: int, stopped: list[Member]) -> None:
+    for worker in await _busiest(scene, count, "hang"):
+        stopped.append(worker)
+        send_signal(worker, signal.SIGSTOP)
 
 
-def _is_here(host: str) -> bool:
-    try:
-        family, kind, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
+async def _drain(scene: Scene, count: int, stopped: list[Member]) -> None:
+    for worker in await _busiest(scene, count, "drain"):
+        await call(worker, worker_pb2_grpc.WorkerStub, "Drain", worker_pb2.DrainRequest(migrate=True))
+
+
+async def _restart(scene: Scene, count: int, stopped: list[Member]) -> None:
+    for worker in await _busiest(scene, count, "restart"):
+        await restart(scene.directory, worker, START_PATIENCE, scene.say)
+
+
+async def _rolling(scene: Scene, count: int, stopped: list[Member]) -> None:
+    for _ in range(count):
+        members = [member for role in ROLLING_ORDER for member in scene.directory.members(role)]
+        await restart_in_turn(scene.directory, in_rolling_order(members), START_PATIENCE, scene.say)
+
+
+async def _delete_members(scene: Scene, count: int, stopped: list[Member]) -> None:
+    for _ in range(count):
+        deleted = await scene.store.delete_prefix(MEMBERS_PREFIX)
+        scene.say(f"deleted the records of {deleted} members, whose leases live on")
+        await asyncio.sleep(PAUSE_BETWEEN_S)
+    await asyncio.sleep(AFTERMATH_S)
+
+
+async def _cut_monitor(scene: Scene, count: int, stopped: list[Member]) -> None:
+    for _ in range(count):
+        monitors = scene.directory.members("monitor")
+        scene.say(f"no word from {len(monitors)} monitors for {CUT_S:g} s")
+        for monitor in monitors:
+            stopped.append(monitor)
+            send_signal(monitor, signal.SIGSTOP)
+        await asyncio.sleep(CUT_S)
+        for monitor in monitors:
+            send_signal(monitor, signal.SIGCONT)
+        scene.say("the monitors go on")
+        await asyncio.sleep(AFTERMATH_S)
+
+
+def _kill_of(role: str) -> "_Blow":
+    async def kill(scene: Scene, count: int, stopped: list[Member]) -> None:
+        members = scene.directory.members(role)
+        for member in victims(members, {}, count) if role == "frontend" else members[:count]:
+            scene.say(f"kill {role} {member.member_id}")
+            send_signal(member, signal.SIGKILL)
+        await asyncio.sleep(AFTERMATH_S)
+
+    return kill
+
+
+async def _wipe_store(scene: Scene, count: int, stopped: list[Member]) -> None:
+    kept = [entry for entry in (await scene.store.range("/")).entries if not entry.incarnation_id]
+    for _ in range(count):
+        deleted = await scene.store.delete_prefix("/")
+        scene.say(f"deleted all {deleted} keys of the state store")
+        await asyncio.sleep(PAUSE_BETWEEN_S)
+    # Settings are nobody's to announce again: without this, a policy or a cascade would be gone for good.
+    for entry in kept:
+        await scene.store.put(entry.key, entry.value)
+    scene.say(f"put back {len(kept)} settings, as from a backup")
+    await asyncio.sleep(AFTERMATH_S)
+
+
+_Blow = Callable[[Scene, int, list[Member]], Awaitable[None]]
+"""Returns when the fault has happened, or is over where it lasts; adds whom it leaves stopped."""
+
+_BLOWS: Mapping[Fault, _Blow] = {
+    "kill": _kill,
+    "hang": _hang,
+    "drain": _drain,
+    "restart": _restart,
+    "rolling": _rolling,
+    "delete-members": _delete_members,
+    "cut-monitor": _cut_monitor,
+    "kill-frontend": _kill_of("frontend"),
+    "kill-scheduler": _kill_of("scheduler"),
+    "kill-monitor": _kill_of("monitor"),
+    "wipe-store": _wipe_store,
+}

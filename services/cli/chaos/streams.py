@@ -1,8 +1,9 @@
-"""The streams that are disturbed: greedy completions of different prompts, with fixed numbers of tokens."""
+"""The requests that are disturbed: greedy completions of different prompts, with fixed numbers of tokens."""
 
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,6 +14,17 @@ from services.cli.replay.completions import request_head
 from services.cli.replay.pool import ConnectionPool, Endpoint
 
 PROMPT_TOKENS = (16, 96)
+RETRY_S = 0.1
+CONNECT_S = 10.0
+"""So long a client tries to find a frontend that takes its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request and the undisturbed answer to it."""
+
+    request: bytes
+    expected: Answer
 
 
 class Stream:
@@ -23,35 +35,76 @@ class Stream:
         self.failure = ""
         """Why the exchange broke off, if it did."""
         self.chunks = 0
+        self._asked_s = now_s()
+        self._wait_s = 0.0
         self._text: list[str] = []
         self._last_s: float | None = None
         self._longest_gap_s = 0.0
         self._finish_reason = ""
 
-    @property
-    def instance_id(self) -> str:
-        """Where it began."""
-        return self.response.instance_id
-
-    @property
-    def error(self) -> str:
-        """Why it is not whole; empty if it is."""
-        return self.response.failure(self.failure)
-
     def answer(self) -> Answer:
         """What has come so far."""
-        finished = bool(self._finish_reason) and not self.error
+        error = self.response.failure(self.failure)
         return Answer(
-            "".join(self._text), self.response.output_tokens, finished, 1000 * self._longest_gap_s, self.chunks
+            "".join(self._text),
+            self.response.output_tokens,
+            bool(self._finish_reason) and not error,
+            1000 * self._longest_gap_s,
+            self.chunks,
+            1000 * self._wait_s,
+            error,
+            self.response.instance_id,
         )
 
     def _on_choice(self, choice: Choice, now_s: float) -> None:
         self._text.append(choice.text)
         self._finish_reason = choice.finish_reason or self._finish_reason
-        if self._last_s is not None:
+        if self._last_s is None:
+            self._wait_s = now_s - self._asked_s
+        else:
             self._longest_gap_s = max(self._longest_gap_s, now_s - self._last_s)
         self._last_s = now_s
         self.chunks += 1
+
+
+class Client:
+    """A client behind a balancer: whom a frontend does not take goes to the next.
+
+    Only what nothing was answered to is sent again: a broken connection, or none, before the head of the response.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.pools = [ConnectionPool(endpoint) for endpoint in endpoints]
+        self._turn = 0
+
+    async def ask(self, request: bytes, stream: Stream, deadline_s: float) -> None:
+        """See a request through; what goes wrong is kept in the stream."""
+        self._turn += 1
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._ask(request, stream, self._turn)
+        except TimeoutError:
+            stream.failure = f"no end within {deadline_s:g} s"
+        except PeerUnavailable as error:
+            stream.failure = str(error)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for pool in self.pools:
+            pool.close()
+
+    async def _ask(self, request: bytes, stream: Stream, turn: int) -> None:
+        clock = asyncio.get_running_loop().time
+        give_up_s = clock() + CONNECT_S
+        while True:
+            try:
+                await self.pools[turn % len(self.pools)].exchange(request, stream.response)
+                return
+            except PeerUnavailable:
+                if stream.response.answered or clock() >= give_up_s:
+                    raise
+            turn += 1
+            await asyncio.sleep(RETRY_S)
 
 
 def completion_requests(
@@ -76,26 +129,16 @@ def completion_requests(
     return requests
 
 
-async def run_stream(pool: ConnectionPool, request: bytes, stream: Stream, deadline_s: float) -> None:
-    """See one through; what goes wrong is kept in the stream."""
-    try:
-        async with asyncio.timeout(deadline_s):
-            await pool.exchange(request, stream.response)
-    except TimeoutError:
-        stream.failure = f"no end within {deadline_s:g} s"
-    except PeerUnavailable as error:
-        stream.failure = str(error)
-
-
-async def undisturbed(pool: ConnectionPool, requests: Sequence[bytes], deadline_s: float) -> list[Answer]:
-    """The right answers. Raises RpcError if there is none even now."""
+async def answered(client: Client, requests: Sequence[bytes], deadline_s: float) -> list[Question]:
+    """The requests with their right answers. Raises RpcError if there is none even while nothing is broken."""
     clock = asyncio.get_running_loop().time
     streams = [Stream(clock) for _ in requests]
     await asyncio.gather(
-        *(run_stream(pool, request, stream, deadline_s) for request, stream in zip(requests, streams, strict=True))
+        *(client.ask(request, stream, deadline_s) for request, stream in zip(requests, streams, strict=True))
     )
-    answers = [stream.answer() for stream in streams]
-    for stream, answer in zip(streams, answers, strict=True):
-        if not answer.finished:
-            raise RpcError(f"a stream failed before anything was broken: {stream.error or 'it ended too early'}")
-    return answers
+    questions = [Question(request, stream.answer()) for request, stream in zip(requests, streams, strict=True)]
+    for question in questions:
+        if not question.expected.finished:
+            why = question.expected.error or "it ended too early"
+            raise RpcError(f"a stream failed before anything was broken: {why}")
+    return questions

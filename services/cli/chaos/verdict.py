@@ -1,14 +1,28 @@
-"""What became of the streams (pure)."""
+"""What became of the requests (pure)."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
 import msgspec
 
-Fault = Literal["kill", "hang", "drain"]
+Fault = Literal[
+    "kill",
+    "hang",
+    "drain",
+    "restart",
+    "rolling",
+    "delete-members",
+    "cut-monitor",
+    "kill-frontend",
+    "kill-scheduler",
+    "kill-monitor",
+    "wipe-store",
+]
 Fate = Literal["right", "lost", "duplicated", "wrong"]
+MAX_STORIES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +35,12 @@ class Answer:
     """It ended as a stream should, with a finish reason and `[DONE]`."""
     longest_gap_ms: float = 0.0
     chunks: int = 0
-
-
-class ChaosReport(msgspec.Struct, frozen=True):
-    """What `penstock chaos` prints. All counts but `recovered` are of streams."""
-
-    streams: int
-    finished: int
-    lost: int
-    """Text is missing."""
-    duplicated: int
-    """There is more text than in the undisturbed run, which it contains."""
-    wrong: int
-    """Any other difference."""
-    recovered: int
-    """Times that a frontend placed a request again."""
-    gap_ms_p50: float
-    """Of the streams' longest gaps between two chunks: median and maximum."""
-    gap_ms_max: float
-    engine: str
-    fault: Fault
-    seed: int
-
-    @property
-    def flawless(self) -> bool:
-        """Every stream ended with exactly the right tokens."""
-        return self.finished == self.streams and not (self.lost or self.duplicated or self.wrong)
+    wait_ms: float = 0.0
+    """From the request to its first chunk."""
+    error: str = ""
+    """Why it is not whole; empty if it is."""
+    instance_id: str = ""
+    """Where it began."""
 
 
 def fate_of(answer: Answer, expected: Answer) -> Fate:
@@ -60,25 +54,99 @@ def fate_of(answer: Answer, expected: Answer) -> Fate:
     return "wrong"
 
 
+@dataclass
+class Tally:
+    """Counts requests of one kind as they end. Bounded but for the gaps, of which there is one for each."""
+
+    requests: int = 0
+    finished: int = 0
+    fates: Counter[Fate] = field(default_factory=Counter)
+    gaps_ms: list[float] = field(default_factory=list)
+    waits_ms: list[float] = field(default_factory=list)
+    stories: list[str] = field(default_factory=list)
+    """One for each that went wrong, as long as they are few."""
+
+    def add(self, name: str, answer: Answer, expected: Answer) -> None:
+        """Another one has ended, or was given up."""
+        fate = fate_of(answer, expected)
+        self.requests += 1
+        self.finished += answer.finished
+        self.fates[fate] += 1
+        self.gaps_ms.append(answer.longest_gap_ms)
+        self.waits_ms.append(answer.wait_ms)
+        if (not answer.finished or fate != "right") and len(self.stories) < MAX_STORIES:
+            why = answer.error or f"{answer.tokens} tokens instead of {expected.tokens}, or other ones"
+            self.stories.append(f"{name}, begun on {answer.instance_id or 'no instance'}: {why}")
+
+    @property
+    def failed(self) -> int:
+        """Those that ended without a finish reason and `[DONE]`: an error, a refusal, a broken connection."""
+        return self.requests - self.finished
+
+
+class ChaosReport(msgspec.Struct, frozen=True):
+    """What `penstock chaos` prints. All counts but `recovered` are of requests."""
+
+    streams: int
+    """Long ones, so many at a time; as one ends before the fault is over, another begins."""
+    finished: int
+    """Of the streams."""
+    new_requests: int
+    """That came at `--rate` from the fault on."""
+    failed: int
+    """Of both: ended by an error, refused, broken off, or without an end."""
+    lost: int
+    """Of both: text is missing."""
+    duplicated: int
+    """There is more text than in the undisturbed run, which it contains."""
+    wrong: int
+    """Any other difference."""
+    recovered: int
+    """Times that a frontend placed a request again; one that died meanwhile has taken its count along."""
+    gap_ms_p50: float
+    """Of the streams' longest gaps between two chunks: median and maximum."""
+    gap_ms_max: float
+    wait_ms_max: float
+    """Of the new requests: the longest time to the first chunk."""
+    healed: bool
+    """Nothing is missing in the mesh afterwards that was there before."""
+    engine: str
+    fault: Fault
+    seed: int
+
+    @property
+    def flawless(self) -> bool:
+        """Every request ended with exactly the right tokens, and the mesh is whole again."""
+        return self.healed and not (self.failed or self.lost or self.duplicated or self.wrong)
+
+
 def judge(
-    answers: Sequence[Answer], expected: Sequence[Answer], *, recovered: int, engine: str, fault: Fault, seed: int
+    streams: Tally, new: Tally, *, recovered: int, healed: bool, engine: str, fault: Fault, seed: int
 ) -> ChaosReport:
-    """Compare answer by answer with the undisturbed run."""
-    fates = [fate_of(answer, right) for answer, right in zip(answers, expected, strict=True)]
-    gaps_ms = [answer.longest_gap_ms for answer in answers]
+    """Sum up the disturbed run."""
+    fates = streams.fates + new.fates
     return ChaosReport(
-        streams=len(answers),
-        finished=sum(answer.finished for answer in answers),
-        lost=fates.count("lost"),
-        duplicated=fates.count("duplicated"),
-        wrong=fates.count("wrong"),
+        streams=streams.requests,
+        finished=streams.finished,
+        new_requests=new.requests,
+        failed=streams.failed + new.failed,
+        lost=fates["lost"],
+        duplicated=fates["duplicated"],
+        wrong=fates["wrong"],
         recovered=recovered,
-        gap_ms_p50=round(median(gaps_ms), 1),
-        gap_ms_max=round(max(gaps_ms), 1),
+        gap_ms_p50=round(median(streams.gaps_ms or [0.0]), 1),
+        gap_ms_max=round(max(streams.gaps_ms, default=0.0), 1),
+        wait_ms_max=round(max(new.waits_ms, default=0.0), 1),
+        healed=healed,
         engine=engine,
         fault=fault,
         seed=seed,
     )
+
+
+def stories_of(tallies: Sequence[Tally]) -> list[str]:
+    """Of all that went wrong."""
+    return [story for tally in tallies for story in tally.stories]
 
 
 def _is_subsequence(short: str, long: str) -> bool:

@@ -101,6 +101,11 @@ class CompletionStream:
         )
 
     @property
+    def answered(self) -> bool:
+        """Whether the head of a response has come."""
+        return self._status != 0
+
+    @property
     def output_tokens(self) -> int:
         """Generated, as the endpoint counts them; 0 until it has told."""
         return self._usage.completion_tokens if self._usage else 0

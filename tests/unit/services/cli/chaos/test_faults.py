@@ -1,50 +1,78 @@
-"""Faults reach the announced process, and no other."""
+"""What happens to a mesh as a whole."""
 
-import asyncio
-import os
 import signal
 import sys
+from asyncio import create_subprocess_exec, subprocess
 
 import pytest
 
 from mesh.errors import PeerUnavailable
-from mesh.membership import Member
-from services.cli.chaos.faults import inject, woken_at_the_end
+from mesh.membership import MEMBERS_PREFIX, Directory, Member
+from mesh.store.embedded import EmbeddedStore
+from mesh.store.host import StoreHost
+from services.cli.chaos import faults
+from services.cli.chaos.faults import Scene, broken, victims
 
 
-def worker(pid: int, address: str = "127.0.0.1:7000") -> Member:
-    return Member("worker", "w", "1", address, "", {"pid": str(pid)})
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    for name in ("AFTERMATH_S", "PAUSE_BETWEEN_S", "CUT_S"):
+        monkeypatch.setattr(faults, name, 0.0)
+    return []
 
 
-async def sleeping() -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
+async def scene(said: list[str]) -> Scene:
+    store = EmbeddedStore(StoreHost())
+    directory = Directory(store)
+    await directory.start()
+    return Scene(directory, store, "m", said.append)
 
 
-async def test_a_worker_of_another_machine_costs_no_process_of_this_one_its_life() -> None:
-    process = await sleeping()
-    try:
-        # 192.0.2.0/24 is for documentation (RFC 5737): no machine has it.
-        with pytest.raises(PeerUnavailable, match="not on this machine"):
-            await inject("kill", worker(process.pid, "192.0.2.1:7000"))
-        assert process.returncode is None
-        os.kill(process.pid, 0)
-    finally:
-        process.kill()
-        await process.wait()
+async def test_a_wiped_store_gets_its_settings_back_and_nothing_else(said: list[str]) -> None:
+    there = await scene(said)
+    lease = await there.store.grant_lease(5)
+    await there.store.put("/penstock/config/policy", b"lmetric")
+    await there.store.put(f"{MEMBERS_PREFIX}worker/w", b"{}", lease=lease)
+    async with broken("wipe-store", 1, there):
+        left = (await there.store.range("/")).entries
+    assert [(entry.key, entry.value) for entry in left] == [("/penstock/config/policy", b"lmetric")]
+    assert said == ["deleted all 2 keys of the state store", "put back 1 settings, as from a backup"]
+    await there.directory.stop()
 
 
-async def test_a_worker_is_killed() -> None:
-    process = await sleeping()
-    await inject("kill", worker(process.pid))
-    assert await process.wait() == -signal.SIGKILL
+async def test_members_lose_their_records_and_keep_their_leases(said: list[str]) -> None:
+    there = await scene(said)
+    lease = await there.store.grant_lease(5)
+    await there.store.put("/penstock/config/policy", b"lmetric")
+    await there.store.put(f"{MEMBERS_PREFIX}worker/w", b"{}", lease=lease)
+    async with broken("delete-members", 1, there):
+        left = (await there.store.range("/")).entries
+    assert [entry.key for entry in left] == ["/penstock/config/policy"]
+    assert lease.loss is None
+    await there.directory.stop()
 
 
-async def test_a_stopped_worker_that_died_meanwhile_spoils_no_report() -> None:
-    process = await sleeping()
-    victim = worker(process.pid)
-    with woken_at_the_end("hang", [victim]):
-        await inject("hang", victim)
-        process.kill()
-        await process.wait()
-    with pytest.raises(PeerUnavailable, match="is gone"):
-        await inject("kill", victim)
+async def test_what_was_stopped_goes_on_though_it_was_broken_for_nothing(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
+    monitor = Member("monitor", "m", "1", "127.0.0.1:7000", "", {"pid": str(process.pid)})
+    gone = Member("monitor", "n", "1", "192.0.2.1:7000", "", {"pid": "1"})
+    there = await scene(said)
+    monkeypatch.setattr(there.directory, "members", lambda role: (monitor, gone))
+    with pytest.raises(PeerUnavailable, match="not on this machine"):
+        async with broken("cut-monitor", 1, there):
+            pass
+    assert process.stdin is not None
+    process.stdin.close()
+    # Were it stopped still, it would not end.
+    assert await process.wait() != -signal.SIGKILL
+    await there.directory.stop()
+
+
+def test_the_busiest_are_broken_and_one_is_left() -> None:
+    workers = [Member("worker", name, "1", "", "") for name in "abc"]
+    requests = {"a": 1, "b": 5, "c": 5}
+    assert [worker.member_id for worker in victims(workers, requests, 2)] == ["b", "c"]
+    with pytest.raises(PeerUnavailable, match="3 of 3 workers cannot be broken"):
+        victims(workers, requests, 3)

@@ -1,9 +1,15 @@
 """The client's side of a disturbed stream."""
 
+import asyncio
 from itertools import count
 
-from services.cli.chaos.streams import Stream, completion_requests
+import pytest
+
+from services.cli.chaos import streams
+from services.cli.chaos.streams import Client, Stream, completion_requests
 from services.cli.replay.pool import parse_endpoint
+from tests.mesh.running_mesh import free_port
+from tests.unit.services.cli.fake_endpoint import Answer, FakeEndpoint, serving
 
 
 def stream() -> Stream:
@@ -26,17 +32,18 @@ def test_a_stream_that_ends_well() -> None:
         sink.response.on_body(whole[start : start + 7])
     answer = sink.answer()
     assert (answer.text, answer.tokens, answer.finished) == ("abc", 3, True)
-    assert sink.instance_id == "worker-0"
+    assert (answer.instance_id, answer.error) == ("worker-0", "")
 
 
 def test_the_longest_gap_is_between_two_pieces_of_text() -> None:
-    times_s = iter((1.0, 1.1, 1.4, 1.5, 9.0))
+    times_s = iter((0.2, 1.0, 1.1, 1.4, 1.5, 9.0))
     sink = Stream(lambda: next(times_s))
     sink.response.on_head(200, {})
     for chunk in (event("a"), event("b"), event("c"), event("d", '"length"'), USAGE + b"data: [DONE]\n\n"):
         sink.response.on_body(chunk)
     assert round(sink.answer().longest_gap_ms) == 300
     assert sink.answer().chunks == 4
+    assert round(sink.answer().wait_ms) == 800
 
 
 def test_a_stream_that_breaks_off_is_not_finished() -> None:
@@ -44,7 +51,7 @@ def test_a_stream_that_breaks_off_is_not_finished() -> None:
     sink.response.on_head(200, {})
     sink.response.on_body(event("a") + b'data: {"error":{"message":"worker lost"}}\n\n')
     assert not sink.answer().finished
-    assert sink.error == "worker lost"
+    assert sink.answer().error == "worker lost"
 
 
 def test_requests_follow_from_the_seed_and_differ() -> None:
@@ -52,3 +59,39 @@ def test_requests_follow_from_the_seed_and_differ() -> None:
     first = completion_requests(endpoint, "m", range(3, 500), streams=8, tokens=9, seed=1)
     assert first == completion_requests(endpoint, "m", range(3, 500), streams=8, tokens=9, seed=1)
     assert len(set(first)) == 8
+
+
+def asked(*urls: str) -> Stream:
+    """What becomes of one request to whoever of these takes it."""
+
+    async def ask() -> Stream:
+        client = Client([parse_endpoint(url) for url in urls])
+        stream = Stream(asyncio.get_running_loop().time)
+        endpoint = client.pools[0].endpoint
+        (request,) = completion_requests(endpoint, "demo", range(3, 500), streams=1, tokens=8, seed=1)
+        await client.ask(request, stream, deadline_s=20.0)
+        client.close()
+        return stream
+
+    return asyncio.run(ask())
+
+
+def test_a_request_that_no_frontend_took_goes_to_another() -> None:
+    with serving(FakeEndpoint()) as endpoint:
+        closed = f"http://127.0.0.1:{free_port()}"
+        answers = asked(closed, endpoint.url).answer(), asked(endpoint.url, closed).answer()
+    assert [(answer.tokens, answer.error) for answer in answers] == [(8, "")] * 2
+    assert len(endpoint.bodies) == 2, "and to one only"
+
+
+def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
+    with serving(FakeEndpoint(answer=lambda body, index: Answer(cut_after_tokens=2))) as endpoint:
+        assert not asked(endpoint.url).answer().finished
+    assert len(endpoint.bodies) == 1
+
+
+def test_a_frontend_that_never_comes_back_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "CONNECT_S", 0.2)
+    answer = asked(f"http://127.0.0.1:{free_port()}").answer()
+    assert not answer.finished
+    assert "cannot connect" in answer.error

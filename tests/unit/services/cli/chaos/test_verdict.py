@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from services.cli.chaos.verdict import Answer, fate_of, judge
+from services.cli.chaos.verdict import MAX_STORIES, Answer, ChaosReport, Tally, fate_of, judge, stories_of
 
 RIGHT = Answer("one two three", 5, finished=True, longest_gap_ms=10.0)
 
@@ -21,15 +23,46 @@ def test_every_difference_has_a_name(text: str, tokens: int, fate: str) -> None:
     assert fate_of(Answer(text, tokens, finished=True), RIGHT) == fate
 
 
+def tallied(*answers: Answer) -> Tally:
+    tally = Tally()
+    for number, answer in enumerate(answers):
+        tally.add(f"stream {number}", answer, RIGHT)
+    return tally
+
+
+def judged(streams: Tally, new: Tally, healed: bool = True) -> ChaosReport:
+    return judge(streams, new, recovered=2, healed=healed, engine="simulated", fault="kill", seed=0)
+
+
 def test_a_flawless_run() -> None:
-    report = judge([RIGHT] * 3, [RIGHT] * 3, recovered=2, engine="simulated", fault="kill", seed=0)
+    late = replace(RIGHT, wait_ms=70.0)
+    report = judged(tallied(RIGHT, RIGHT, RIGHT), tallied(RIGHT, late))
     assert report.flawless
-    assert (report.finished, report.recovered, report.gap_ms_max) == (3, 2, 10.0)
+    assert (report.streams, report.finished, report.new_requests, report.failed) == (3, 3, 2, 0)
+    assert (report.recovered, report.gap_ms_max, report.wait_ms_max) == (2, 10.0, 70.0)
 
 
-def test_a_stream_that_broke_off_is_lost_and_not_finished() -> None:
-    broken = Answer("one", 0, finished=False, longest_gap_ms=50.0)
-    report = judge([RIGHT, broken, RIGHT], [RIGHT] * 3, recovered=0, engine="simulated", fault="hang", seed=0)
+def test_a_stream_that_broke_off_is_lost_and_has_failed() -> None:
+    broken = Answer("one", 0, finished=False, longest_gap_ms=50.0, error="worker lost", instance_id="w")
+    streams = tallied(RIGHT, broken, RIGHT)
+    report = judged(streams, tallied(RIGHT))
     assert not report.flawless
-    assert (report.finished, report.lost, report.wrong) == (2, 1, 0)
+    assert (report.finished, report.failed, report.lost, report.wrong) == (2, 1, 1, 0)
     assert (report.gap_ms_p50, report.gap_ms_max) == (10.0, 50.0)
+    assert stories_of([streams]) == ["stream 1, begun on w: worker lost"]
+
+
+def test_a_new_request_that_is_refused_or_wrong_counts_as_much() -> None:
+    refused, wrong = Answer("", 0, finished=False, error="HTTP 503"), replace(RIGHT, text="one two threw")
+    report = judged(tallied(RIGHT), tallied(refused, wrong))
+    assert not report.flawless
+    assert (report.streams, report.new_requests, report.failed, report.lost, report.wrong) == (1, 2, 1, 1, 1)
+
+
+def test_a_mesh_that_is_not_whole_again_is_a_flaw() -> None:
+    assert not judged(tallied(RIGHT), tallied(), healed=False).flawless
+
+
+def test_stories_are_bounded() -> None:
+    tally = tallied(*[Answer("", 0, finished=False, error="no")] * (MAX_STORIES + 9))
+    assert (tally.failed, len(stories_of([tally]))) == (MAX_STORIES + 9, MAX_STORIES)
