@@ -8,6 +8,7 @@ import pytest
 
 from mesh.errors import PeerUnavailable
 from mesh.membership import MEMBERS_PREFIX, Directory, Member
+from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from services.cli.chaos import faults
@@ -22,7 +23,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def scene(said: list[str]) -> Scene:
-    store = EmbeddedStore(StoreHost())
+    store = EmbeddedStore(StoreHost(SystemClock(), SystemEntropy()))
     directory = Directory(store)
     await directory.start()
     return Scene(directory, store, "m", said.append)
