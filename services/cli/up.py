@@ -64,6 +64,9 @@ class UpOptions:
     engine_option: tuple[str, ...]
     host: str
     port: int
+    frontends: int
+    schedulers: int
+    monitors: int
     policy: str
     rescheduler: str
     stages: bool
@@ -102,8 +105,15 @@ class UpOptions:
 @click.option("--engine-option", multiple=True, help="A setting of every instance's engine, NAME=VALUE; repeatable.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port of the HTTP endpoint."
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8000,
+    show_default=True,
+    help="Port of the HTTP endpoint; of the first one of several, which have consecutive ports.",
 )
+@click.option("--frontends", type=int, default=1, show_default=True, help="Frontends, each with an HTTP endpoint.")
+@click.option("--schedulers", type=int, default=1, show_default=True, help="Schedulers, which share the placements.")
+@click.option("--monitors", type=int, default=1, show_default=True, help="Monitors; each hears of all instances.")
 @click.option(
     "--policy",
     type=click.Choice(list(POLICIES)),
@@ -168,7 +178,8 @@ def command(**options: Any) -> None:
 async def _up(options: UpOptions) -> int:
     end_with_parent_if_asked()
     stop_asked, cut_asked = _signals()
-    _check_port_is_free(options.host, options.port)
+    for port in range(options.port, options.port + max(1, options.frontends)):
+        _check_port_is_free(options.host, port)
     started_s = time.monotonic()
     http_url = f"http://{options.host}:{options.port}"
     log_dir = run_dir() / options.name / "logs"
@@ -253,6 +264,9 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
         http_port=options.port,
         predictor_artefacts=_predictor_artefacts(options, models),
         drain_s=options.drain_s,
+        frontends=options.frontends,
+        schedulers=options.schedulers,
+        monitors=options.monitors,
     )
 
 
@@ -277,7 +291,7 @@ async def _until_serving(
     directory = Directory(store)
     await directory.start()
     workers = sum(model.instances for model in mesh.models)
-    ready = asyncio.create_task(wait_until_serving(directory, workers))
+    ready = asyncio.create_task(wait_until_serving(directory, workers, mesh.frontends, mesh.schedulers))
     ends = [asyncio.create_task(stop_asked.wait()), asyncio.create_task(supervisor.wait_given_up())]
     await asyncio.wait((ready, *ends), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     is_ready, given_up = ready.done(), ends[1].done()
@@ -338,7 +352,8 @@ def _on_gpus(spec: ProcessSpec, gpus: GpuPool, shape: Shape) -> ProcessSpec:
 def _say_how_to_use(mesh: LocalMesh, http_url: str, seconds: float) -> None:
     model = mesh.models[0].name
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Count from 7 up to 12."}}]}}'
-    click.echo(f"serving at {http_url} after {seconds:.1f} s")
+    others = "".join(f", http://{mesh.http_host}:{port}" for port in mesh.http_ports[1:])
+    click.echo(f"serving at {http_url}{others} after {seconds:.1f} s")
     click.echo(f"try:    curl {http_url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
     click.echo("status: penstock status")
 

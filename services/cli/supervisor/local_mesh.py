@@ -11,6 +11,8 @@ from services.cli.supervisor.replicas import Shape, shaped
 DEMO_MODELS = Path(__file__).resolve().parents[3] / "demo" / "models"
 DEMO_PREDICTORS = DEMO_MODELS.parent / "predictors"
 MAX_WORKERS = 64
+MAX_OF_A_ROLE = 8
+LAST_PORT = 65535
 DRAIN_S = 600.0
 """What a worker that is asked to end gives requests that cannot move to another: as long as frontends let a request
 run, so that none is cut. The supervisor waits as long for it."""
@@ -59,6 +61,25 @@ class LocalMesh:
     """Folders that the length predictor serves and watches."""
     drain_s: float = DRAIN_S
     """What every worker is told."""
+    frontends: int = 1
+    """On consecutive ports from `http_port`."""
+    schedulers: int = 1
+    monitors: int = 1
+
+    def __post_init__(self) -> None:
+        for option in ("frontends", "schedulers", "monitors"):
+            count = getattr(self, option)
+            if not 1 <= count <= MAX_OF_A_ROLE:
+                raise ConfigurationError(f"--{option} {count}: 1 to {MAX_OF_A_ROLE} are possible here")
+        if self.http_port + self.frontends - 1 > LAST_PORT:
+            raise ConfigurationError(
+                f"--port {self.http_port} --frontends {self.frontends}: ports end at {LAST_PORT}; choose a lower --port"
+            )
+
+    @property
+    def http_ports(self) -> tuple[int, ...]:
+        """One for each frontend."""
+        return tuple(self.http_port + index for index in range(self.frontends))
 
 
 def parse_model(text: str, default_workers: int, phases: PhaseCounts | None = None) -> ModelSpec:
@@ -101,12 +122,16 @@ def processes(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
     """All processes, in the order in which they are started."""
     artefacts = tuple(part for folder in mesh.predictor_artefacts for part in ("--artefact", str(folder)))
     control_plane = (
-        *(_process(mesh, role, role) for role in ("monitor", "scheduler")),
+        *(_process(mesh, "monitor", name) for name in _names("monitor", mesh.monitors)),
+        *(_process(mesh, "scheduler", name) for name in _names("scheduler", mesh.schedulers)),
         _process(mesh, "predictor", "predictor", *artefacts),
         *(_process(mesh, role, role) for role in ("cascade", "planner")),
     )
-    frontend = _process(mesh, "frontend", "frontend", "--http-host", mesh.http_host, "--http-port", str(mesh.http_port))
-    return (*_workers(mesh), frontend, *control_plane)
+    frontends = (
+        _process(mesh, "frontend", name, "--http-host", mesh.http_host, "--http-port", str(port))
+        for name, port in zip(_names("frontend", mesh.frontends), mesh.http_ports, strict=True)
+    )
+    return (*_workers(mesh), *frontends, *control_plane)
 
 
 def worker_process(mesh: LocalMesh, model: str, name: str, shape: Shape) -> ProcessSpec:
@@ -118,6 +143,11 @@ def worker_process(mesh: LocalMesh, model: str, name: str, shape: Shape) -> Proc
     options = tuple(part for option in shaped(mesh.engine_options, shape) for part in ("--engine-option", option))
     model_options = ("--model", known.name, "--model-path", str(known.path))
     return _worker(mesh, name, "--engine", mesh.engine, *options, *model_options)
+
+
+def _names(role: str, count: int) -> tuple[str, ...]:
+    """The only one of a role is called like it."""
+    return (role,) if count == 1 else tuple(f"{role}-{index}" for index in range(count))
 
 
 def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,26 @@ def test_a_mesh_has_every_role_once_and_all_its_workers(checkpoint: Path) -> Non
     assert others == ["cascade", "frontend", "monitor", "planner", "predictor", "scheduler"]
     for spec in specs:
         assert ("kv_blocks=9" in spec.arguments) == (spec.role == "worker")
+
+
+def test_control_roles_may_run_several_times(checkpoint: Path) -> None:
+    models = (ModelSpec("a", checkpoint, 1),)
+    counts = {"frontends": 2, "schedulers": 2, "monitors": 2}
+    mesh = LocalMesh(models, "simulated", (), "embedded:", "127.0.0.1", 8000, **counts)
+    specs = {spec.name: spec for spec in processes(mesh)}
+    for role in ("frontend", "scheduler", "monitor"):
+        assert sorted(name for name, spec in specs.items() if spec.role == role) == [f"{role}-0", f"{role}-1"]
+    assert [specs[f"frontend-{index}"].arguments[-1] for index in (0, 1)] == ["8000", "8001"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "port", "message"),
+    [({"frontends": 0}, 8000, "--frontends 0: 1 to"), ({"schedulers": 99}, 8000, "--schedulers 99: 1 to"),
+     ({"frontends": 2}, 65535, "ports end at 65535")],
+)  # fmt: skip
+def test_too_many_or_too_few_of_a_role_are_a_clear_error(counts: Any, port: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        LocalMesh((), "simulated", (), "embedded:", "127.0.0.1", port, **counts)
 
 
 def test_every_worker_is_told_how_long_to_drain_and_by_default_no_request_outlives_it(checkpoint: Path) -> None:
