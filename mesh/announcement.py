@@ -169,8 +169,8 @@ class Announcement:
                 if isinstance(step, Write):
                     # Once at a time: whoever deletes our key again and again must not have us flood the store.
                     await asyncio.sleep(written_s + RETRY_S - loop.time())
-                    written_s = loop.time()
                     await self._write(step, lease)
+                    written_s = loop.time()
                     continue
                 self._announced.set()
                 await self._wait(lease)
