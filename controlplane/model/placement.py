@@ -24,6 +24,8 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     excluded_instance_ids: frozenset[str] = frozenset()
     """Instances that failed this request before."""
+    unreachable_instance_ids: frozenset[str] = frozenset()
+    """Instances that the frontend that asks is not connected to."""
     is_decoding: bool = False
     """It has emitted tokens already (it lost its instance): it goes where requests are decoded, and stays there."""
 

@@ -11,6 +11,8 @@ from controlplane.policies import phases
 from controlplane.policies.interface import Policy, decides_late
 from mesh.errors import NoInstance, UnknownModel
 
+FAILED_BEFORE = "has failed this request before"
+UNREACHABLE = "is not connected to the frontend of this request"
 MAX_REASONS = 8
 """Instances named in an error message."""
 
@@ -28,7 +30,8 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
         raise UnknownModel(_unknown_model(table, request.model))
     candidates = snapshot.placeable
     excluded: dict[str, str] = {}
-    if request.excluded_instance_ids or snapshot.placeable_instances < len(snapshot):
+    is_narrower = request.excluded_instance_ids or request.unreachable_instance_ids
+    if is_narrower or snapshot.placeable_instances < len(snapshot):
         candidates, excluded = _narrow(snapshot, request)
     if len(excluded) == len(snapshot):
         raise NoInstance(_no_instance(request.model, excluded))
@@ -109,11 +112,15 @@ def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.b
     reasons = {
         snapshot.instances[row].instance_id: snapshot.refusal(row) for row in np.flatnonzero(~candidates).tolist()
     }
-    for instance_id in request.excluded_instance_ids:
-        row = snapshot.row(instance_id)
-        if row is not None and candidates[row]:
-            candidates[row] = False
-            reasons[instance_id] = "has failed this request before"
+    for instance_ids, reason in (
+        (request.excluded_instance_ids, FAILED_BEFORE),
+        (request.unreachable_instance_ids, UNREACHABLE),
+    ):
+        for instance_id in instance_ids:
+            row = snapshot.row(instance_id)
+            if row is not None and candidates[row]:
+                candidates[row] = False
+                reasons[instance_id] = reason
     return candidates, reasons
 
 

@@ -3,6 +3,7 @@
 import logging
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.frontend_links import NOBODY, FrontendLinks
 from controlplane.model.placement import Placement
 from controlplane.policies.interface import Policy, has_pools
 from controlplane.policies.place import choose_decode, place
@@ -51,9 +52,17 @@ class PlacementDesk:
         self._clock = clock
         self.switch.refresh(None, clock.now_s())
 
-    def place(self, message: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
-        """Choose an instance, or say why there is none."""
-        policy, request = self.switch.in_force, wire.placement_request(message, self._clock.now_s())
+    def place(
+        self, message: scheduler_pb2.PlaceRequest, links: FrontendLinks | None = None
+    ) -> scheduler_pb2.PlaceResponse:
+        """Choose an instance, or say why there is none; only among those that the frontend is connected to, where its
+        `links` are known."""
+        snapshot = None if links is None else self.feed.table.snapshot(message.model)
+        unreachable = NOBODY
+        if links is not None and snapshot is not None:
+            unreachable = links.unreachable(message.model, snapshot.instances)
+        policy = self.switch.in_force
+        request = wire.placement_request(message, self._clock.now_s(), unreachable)
         seen = self._recorded.before(request)
         started = self._clock.now_s()
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from controlplane.load_message import load_message
+from controlplane.model.frontend_links import MAX_LINKS, FrontendLinks
 from controlplane.model.instance import InstanceDescription
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies.registry import POLICIES
@@ -55,11 +56,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
         Reads and writes by hand: a quarter cheaper than iterating and yielding.
         """
+        links = FrontendLinks()
         while (message := await context.read()) is not grpc.aio.EOF:
+            if message.HasField("links"):
+                links.report((each.instance_id, each.incarnation_id) for each in message.links.workers[:MAX_LINKS])
             for ended in message.ended:
                 self._desk.ended(ended)
             if message.HasField("place"):
-                await context.write(self._desk.place(message.place))
+                await context.write(self._desk.place(message.place, links))
 
     async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Any) -> scheduler_pb2.ExplainResponse:
         """Indicators and scores behind a placement."""

@@ -1,6 +1,7 @@
 """Messages to values."""
 
 from controlplane.load_message import instance_phase
+from controlplane.model.frontend_links import NOBODY
 from controlplane.model.instance import InstanceDescription, KvBlocks
 from controlplane.model.placement import PlacementRequest
 from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
@@ -43,7 +44,9 @@ def decode_request(message: scheduler_pb2.PlaceDecodeRequest, now_s: float) -> P
     )
 
 
-def placement_request(message: scheduler_pb2.PlaceRequest, now_s: float) -> PlacementRequest:
+def placement_request(
+    message: scheduler_pb2.PlaceRequest, now_s: float, unreachable_instance_ids: frozenset[str] = NOBODY
+) -> PlacementRequest:
     """The request, to be placed now."""
     return PlacementRequest(
         request_id=message.request_id,
@@ -54,5 +57,6 @@ def placement_request(message: scheduler_pb2.PlaceRequest, now_s: float) -> Plac
         max_tokens=message.max_tokens,
         priority=message.priority,
         excluded_instance_ids=frozenset(message.excluded_instance_ids),
+        unreachable_instance_ids=unreachable_instance_ids,
         is_decoding=message.is_decoding,
     )

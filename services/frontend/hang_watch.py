@@ -63,7 +63,7 @@ class HangWatch:
             "a worker hangs", extra={"instance_id": link.instance_id, "hang": hung.hang.value, "reason": reason}
         )
         self._metrics.hung_workers.labels(hung.hang.value).inc()
-        link.hung = hung.hang
+        link.note_hang(hung.hang)
         link.drop_requests("worker_hung", reason)
 
 

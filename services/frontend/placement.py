@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from controlplane.protocols.ownership import Sender
 from controlplane.protocols.placing import (
     Ask,
     Candidate,
@@ -73,6 +74,7 @@ class PlacementClient:
         self._scheduler_turn = 0
         self._placed_by: dict[str, str] = {}
         """Key of the link that placed a request, until the request ends."""
+        self._workers: tuple[Sender, ...] = ()
         self._tasks = TaskSet("placement")
         self.fallback = ""
         """Name of the fallback while it is in force, otherwise empty."""
@@ -126,6 +128,12 @@ class PlacementClient:
         link = self._links.get(self._placed_by.pop(request_id, ""))
         if link is not None:
             link.ended(request_id, ok, reason)
+
+    def tell_workers(self, workers: tuple[Sender, ...]) -> None:
+        """The workers that this frontend is connected to now: schedulers place its requests on no others."""
+        self._workers = workers
+        for link in self._links.values():
+            link.tell_workers(workers)
 
     async def stop(self) -> None:
         """Close the streams."""
@@ -184,6 +192,7 @@ class PlacementClient:
     def _open(self, link: SchedulerLink) -> None:
         log.info("using scheduler", extra={"member_id": link.member.member_id, "address": link.member.address})
         self._links[link.key] = link
+        link.tell_workers(self._workers)
         self._runs[link.key] = self._tasks.spawn(link.run(), name=link.key, on_error=self._on_failed)
 
     def _drop_departed(self) -> None:

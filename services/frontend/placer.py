@@ -83,12 +83,18 @@ class Placer:
         for _ in range(MAX_PLACEMENTS):
             placement = await self._place(request, overrule=overrule)
             instance_id = placement.instance_id
-            link = await self.pool.wait_connected(instance_id, self.connect_wait_s)
+            link = await self.pool.wait_connected(instance_id, self._connect_wait_s(request, instance_id))
             if link is not None and self._submit(relays, link, placement):
                 return placement
             log.info("placed on an instance that is not connected", extra={"instance_id": instance_id})
             request.excluded_instance_ids.append(instance_id)
         raise unavailable("The instances that were chosen for this request cannot be reached; try again.")
+
+    def _connect_wait_s(self, request: scheduler_pb2.PlaceRequest, instance_id: str) -> float:
+        """Nothing where another instance could have the request at once: the chosen one may be away for good."""
+        others = (link.instance_id for link in self.pool.connected(request.model))
+        excluded = {instance_id, *request.excluded_instance_ids}
+        return self.connect_wait_s if all(other in excluded for other in others) else 0.0
 
     def ended(self, request_id: str, ok: bool, reason: str) -> None:
         """Tell the scheduler, if it placed this one."""

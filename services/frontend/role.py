@@ -120,6 +120,7 @@ class FrontendRole:
             self._on_failed,
             clock,
         )
+        pool.on_links = placement.tell_workers
         queue = AdmissionQueue(settings.max_running_requests, settings.max_queued_requests)
         return FrontendService(
             settings=settings,

@@ -8,7 +8,9 @@ from typing import Final
 
 import grpc
 
+from controlplane.model.frontend_links import MAX_LINKS
 from controlplane.protocols.circuit_breaker import CircuitBreaker
+from controlplane.protocols.ownership import Sender
 from mesh.errors import PeerUnavailable
 from mesh.membership import Member
 from mesh.runtime import Transport
@@ -18,8 +20,8 @@ from services.frontend.peer_stream import PeerStream, StreamHandlers
 
 log = logging.getLogger(__name__)
 
-ENDED_WAIT_S: Final = 0.05
-"""How long the word that a request has ended may wait for company."""
+WAIT_S: Final = 0.05
+"""How long the word that a request has ended, or that a worker is connected, may wait for company."""
 
 _Stream = PeerStream[scheduler_pb2.SchedulerMessage, scheduler_pb2.PlaceResponse]
 
@@ -81,6 +83,8 @@ class SchedulerLink:
         metrics.scheduler_usable.labels(member.member_id).set(0)
         self._asked: dict[str, _Asked] = {}
         self._ended: list[scheduler_pb2.RequestEnded] = []
+        self._workers: tuple[Sender, ...] = ()
+        self._workers_untold = False
         self._flush: asyncio.TimerHandle | None = None
         self._look = asyncio.Event()
         """Set when a probe may be due at another time than before."""
@@ -136,7 +140,14 @@ class SchedulerLink:
             return
         self._ended.append(scheduler_pb2.RequestEnded(request_id=request_id, ok=ok, reason=reason))
         if self._flush is None:
-            self._flush = asyncio.get_running_loop().call_later(ENDED_WAIT_S, self._send, None)
+            self._flush = asyncio.get_running_loop().call_later(WAIT_S, self._send, None)
+
+    def tell_workers(self, workers: tuple[Sender, ...]) -> None:
+        """The workers that this frontend is connected to, with the next placement or soon after: at its start they come
+        one by one."""
+        self._workers, self._workers_untold = workers[:MAX_LINKS], True
+        if self._stream.is_open and self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(WAIT_S, self._send, None)
 
     async def run(self) -> None:
         """Keep the stream open, and probe the scheduler while the breaker is not closed, until cancelled."""
@@ -155,14 +166,22 @@ class SchedulerLink:
             self._flush.cancel()
             self._flush = None
         ended, self._ended = self._ended, []
+        message = scheduler_pb2.SchedulerMessage(place=place, ended=ended)
+        if self._workers_untold:
+            # Before the placement: it is decided by what this says.
+            message.links.SetInParent()
+            for worker in self._workers:
+                message.links.workers.add(instance_id=worker.instance_id, incarnation_id=worker.incarnation_id)
         try:
-            self._stream.send(scheduler_pb2.SchedulerMessage(place=place, ended=ended))
+            self._stream.send(message)
+            self._workers_untold = False
         except PeerUnavailable as error:
             log.warning("a scheduler was not told of requests' ends", extra={"lost": len(ended), "error": str(error)})
             if place is not None:
                 raise
 
     def _opened(self) -> None:
+        self.tell_workers(self._workers)
         self.breaker.wake(self._clock())
         self._look.set()
 

@@ -35,8 +35,10 @@ class WorkerLink:
         transport: Transport,
         on_moved: Callable[[Sender, worker_pb2.RequestMoved], None],
         on_connected: Callable[[], None],
+        on_unusable: Callable[[], None],
     ) -> None:
-        """`on_moved`: a request has left this worker for another one; `on_connected`: it takes requests from now on."""
+        """`on_moved`: a request has left this worker for another one; `on_connected`: it takes requests from now on;
+        `on_unusable`: it does not, and what it had is not lost yet."""
         self.member = member
         self.instance_id = member.member_id
         self.sender = Sender(member.member_id, member.incarnation_id)
@@ -60,6 +62,7 @@ class WorkerLink:
         self._clock = clock
         self._on_moved = on_moved
         self._on_connected = on_connected
+        self._on_unusable = on_unusable
         self._stream: PeerStream[worker_pb2.FrontendMessage, worker_pb2.WorkerMessage] = PeerStream(
             f"worker {self.instance_id}",
             member.address,
@@ -106,6 +109,11 @@ class WorkerLink:
         self.has_moved = False
         self._stream.reconnect()
 
+    def note_hang(self, hang: Hang) -> None:
+        """The worker is known to hang, until it says otherwise."""
+        self.hung = hang
+        self._on_unusable()
+
     def submit(self, relay: Relay, placement: Placement) -> None:
         """Send a request, with what the placement says of who decodes it. Raises PeerUnavailable while the worker is
         not connected."""
@@ -148,10 +156,12 @@ class WorkerLink:
         self.messages += 1
         if message.HasField("heartbeat"):
             self.stalled_s = message.heartbeat.stalled_ms / 1000
-            self.hung = None if self.hung is Hang.FROZEN else self.hung
+            if self.hung is Hang.FROZEN:
+                self._note_life()
             return
         self.stalled_s = 0.0
-        self.hung = None
+        if self.hung is not None:
+            self._note_life()
         if message.HasField("step"):
             now_s, deliver = self._clock(), self._relays.deliver
             for delta in message.step.deltas:
@@ -160,6 +170,11 @@ class WorkerLink:
             self._on_moved(self.sender, message.moved)
         elif message.HasField("hello"):
             self._greeted(message.hello)
+
+    def _note_life(self) -> None:
+        self.hung = None
+        if self.is_connected:
+            self._on_connected()
 
     def _greeted(self, hello: worker_pb2.WorkerHello) -> None:
         if hello.incarnation_id != self.member.incarnation_id:
@@ -174,4 +189,5 @@ class WorkerLink:
     def _lost(self, reason: str) -> None:
         self.connected.clear()
         self.stalled_s = 0.0
+        self._on_unusable()
         self.lose_requests("worker_lost", reason)

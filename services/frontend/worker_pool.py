@@ -50,6 +50,9 @@ class WorkerPool:
         self.news = 0
         """How often a worker has joined or connected."""
         self._has_news = asyncio.Event()
+        self.on_links: Callable[[tuple[Sender, ...]], None] = lambda _: None
+        """Hears which workers take requests from this frontend, whenever that has changed."""
+        self._told: tuple[Sender, ...] = ()
 
     def on_change(self, change: MemberChange) -> None:
         """Follow the directory; changes of other roles are ignored."""
@@ -99,8 +102,15 @@ class WorkerPool:
 
     def wake(self) -> None:
         """Let all who wait for news look again."""
+        self._tell_links()
         self.news += 1
         self._has_news.set()
+
+    def _tell_links(self) -> None:
+        connected = tuple(link.sender for link in self.links() if link.is_connected)
+        if connected != self._told:
+            self._told = connected
+            self.on_links(connected)
 
     async def _wait_for_news(self, seen: int) -> None:
         while self.news == seen:
@@ -138,7 +148,14 @@ class WorkerPool:
 
     def _open(self, member: Member) -> WorkerLink:
         link = WorkerLink(
-            member, self._frontend_id, self._relays, self._clock, self._transport, self._on_moved, self.wake
+            member,
+            self._frontend_id,
+            self._relays,
+            self._clock,
+            self._transport,
+            self._on_moved,
+            on_connected=self.wake,
+            on_unusable=self._tell_links,
         )
         self._all_links[link.sender] = link
         self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)
@@ -156,6 +173,7 @@ class WorkerPool:
             return
         del self._links[member.member_id]
         link.leaving = True
+        self._tell_links()
         log.info("worker left", extra={"instance_id": member.member_id, "requests": link.requests})
 
     def _on_moved(self, sender: Sender, moved: worker_pb2.RequestMoved) -> None:

@@ -1,12 +1,14 @@
 """From a request to an instance, or to an error that says what to do."""
 
 import pytest
+from msgspec.structs import replace
 
-from controlplane.model.instance import InstanceState
+from controlplane.model.cluster import ClusterTable
+from controlplane.model.instance import InstancePhase, InstanceState, LoadReport
 from controlplane.policies.lmetric import LMetric
 from controlplane.policies.place import place
 from mesh.errors import NoInstance, UnknownModel
-from tests.unit.controlplane.builders import cache, cluster, report, request
+from tests.unit.controlplane.builders import cache, cluster, instance, report, request
 
 
 def test_a_placement_tells_its_reasons() -> None:
@@ -43,6 +45,26 @@ def test_when_nobody_can_take_it_everybodys_reason_is_told() -> None:
     report(table, "b", state=InstanceState.DRAINING)
     with pytest.raises(NoInstance, match=r"a is stale.*b is draining.*c has failed this request before"):
         place(table, LMetric(), request(excluded=frozenset({"c"})))
+
+
+def test_an_instance_that_the_frontend_cannot_reach_is_not_chosen_and_explain_says_so() -> None:
+    table = cluster("a", "b")
+    report(table, "b", LoadReport(running_requests=9))
+    reached = replace(request(), unreachable_instance_ids=frozenset({"a", "unknown"}))
+    placement = place(table, LMetric(), reached)
+    assert placement.instance.instance_id == "b"
+    assert placement.excluded == {"a": "is not connected to the frontend of this request"}
+    with pytest.raises(NoInstance, match=r"a is not connected to the frontend.*b is not connected"):
+        place(table, LMetric(), replace(request(), unreachable_instance_ids=frozenset({"a", "b"})))
+
+
+def test_a_request_is_not_to_be_decoded_where_its_frontend_has_no_connection() -> None:
+    table = ClusterTable()
+    for name, phase in (("p", InstancePhase.PREFILL), ("d", InstancePhase.DECODE), ("e", InstancePhase.DECODE)):
+        table.joined(instance(name, phase=phase))
+        report(table, name)
+    placement = place(table, LMetric(), replace(request(), unreachable_instance_ids=frozenset({"d"})))
+    assert placement.decode_instance.instance_id == "e"
 
 
 def test_the_reasons_of_many_are_cut_short() -> None:

@@ -167,6 +167,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     choose: Callable[[scheduler_pb2.PlaceRequest], scheduler_pb2.PlaceResponse | None]
     placed: list[scheduler_pb2.PlaceRequest] = field(default_factory=list)
     ended: list[scheduler_pb2.RequestEnded] = field(default_factory=list)
+    linked: list[tuple[str, ...]] = field(default_factory=list)
+    """Workers that the frontend is connected to, as of each of its reports."""
+    linked_at_place: list[tuple[str, ...]] = field(default_factory=list)
+    """The same as it was known at each placement."""
     member_id: str = "scheduler-0"
     is_ready: bool = True
     probes: int = 0
@@ -198,8 +202,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         """The frontends' stream."""
         async for message in messages:
             self.ended += message.ended
+            if message.HasField("links"):
+                self.linked.append(tuple(worker.instance_id for worker in message.links.workers))
             if not message.HasField("place"):
                 continue
+            self.linked_at_place.append(self.linked[-1])
             self.placed.append(message.place)
             response = self.choose(message.place)
             if response is not None:

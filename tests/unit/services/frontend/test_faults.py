@@ -121,6 +121,47 @@ async def test_a_scheduler_that_is_announced_at_another_address_is_asked_there(m
         await after.stop()
 
 
+async def test_a_scheduler_knows_at_each_placement_which_workers_the_frontend_is_connected_to(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, short) as mesh:
+        other = await mesh.add_worker(short, instance_id="worker-1")
+        await mesh.client().chat.completions.create(**BODY)
+        assert mesh.scheduler.linked_at_place == [("worker-0", "worker-1")]
+        reports = len(mesh.scheduler.linked)
+        await mesh.client().chat.completions.create(**BODY)
+        assert len(mesh.scheduler.linked) == reports, "told only when it changes"
+        await other.stop()
+        await mesh.until(lambda: mesh.scheduler.linked[-1] == ("worker-0",))
+        await mesh.worker.stop()
+        await mesh.until(lambda: mesh.scheduler.linked[-1] == ())
+
+
+async def test_a_worker_that_hangs_is_no_longer_told_of_as_connected_before_its_requests_are_placed_again(
+    model_path: Path,
+) -> None:
+    async with mesh_of_fakes(model_path, stall_s=0.1, freeze_s=0.1) as mesh:
+        hanging = await mesh.add_worker(endless, step_s=1000.0)
+        await mesh.add_worker(short, instance_id="worker-1")
+        choices = iter([hanging.instance_id])
+        mesh.scheduler.choose = lambda place: always(next(choices, "worker-1"))(place)
+        answer = await mesh.client().chat.completions.create(**BODY)
+        assert answer.choices[0].finish_reason == "stop"
+        assert mesh.scheduler.linked_at_place == [("worker-0", "worker-1"), ("worker-1",)]
+
+
+async def test_a_worker_that_the_frontend_cannot_reach_is_not_waited_for_while_another_is_connected(
+    model_path: Path,
+) -> None:
+    async with mesh_of_fakes(model_path, short, connect_wait_s=60.0) as mesh:
+        await mesh.add_worker(short, instance_id="worker-1")
+        await mesh.worker.stop()
+        await mesh.until(lambda: not mesh.service.pool.links()[0].is_connected)
+        mesh.scheduler.choose = lambda place: always("worker-1" if place.excluded_instance_ids else "worker-0")(place)
+        async with asyncio.timeout(10):
+            answer = await mesh.client().chat.completions.create(**BODY)
+        assert answer.choices[0].finish_reason == "stop"
+        assert [list(place.excluded_instance_ids) for place in mesh.scheduler.placed] == [[], ["worker-0"]]
+
+
 async def test_a_worker_that_leaves_the_directory_finishes_what_it_has(model_path: Path) -> None:
     async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
         worker = await mesh.add_worker(lambda _: tokens(*([70] for _ in range(40)), [1]), step_s=0.005)
