@@ -28,28 +28,45 @@ In = TypeVar("In")
 
 
 class Outbox(Generic[Out]):
-    """Messages to be written, in order; read by gRPC through `messages`."""
+    """Messages to be written, in order; itself the iterator that gRPC reads them from.
+
+    No generator: gRPC iterates in a task of its own, which it cancels and does not wait for. A generator that is
+    suspended there when the loop ends is closed by the loop while that task still holds it ("generator is already
+    running"), and the task is told of as destroyed. An iterator needs no closing, and this one ends when it is told to.
+    """
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._messages: deque[Out] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._is_closed = False
 
     def put(self, message: Out) -> None:
         """Raises PeerUnavailable if the peer has long stopped reading."""
         if len(self._messages) >= MAX_OUTBOX_MESSAGES:
             raise PeerUnavailable(f"{self._peer} does not read: {MAX_OUTBOX_MESSAGES} messages wait for it")
         self._messages.append(message)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._wake()
 
-    async def messages(self) -> AsyncIterator[Out]:
-        """All messages, as they are put; never ends by itself."""
-        while True:
-            while self._messages:
-                yield self._messages.popleft()
+    def close(self) -> None:
+        """End the iteration; what still waits is dropped."""
+        self._is_closed = True
+        self._wake()
+
+    def __aiter__(self) -> AsyncIterator[Out]:
+        return self
+
+    async def __anext__(self) -> Out:
+        while not self._is_closed:
+            if self._messages:
+                return self._messages.popleft()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        raise StopAsyncIteration
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +162,7 @@ class PeerStream(Generic[Out, In]):
         except TimeoutError:
             return f"no connection within {CONNECT_TIMEOUT_S:g} s"
         outbox = self._outbox = Outbox[Out](self._peer)
-        call = self._method(channel)(outbox.messages())
+        call = self._method(channel)(outbox)
         reason = "closed here"
         try:
             self._handlers.on_open()
@@ -156,6 +173,7 @@ class PeerStream(Generic[Out, In]):
             reason = str(error)
         finally:
             self._outbox = None
+            outbox.close()
             call.cancel()
             self._handlers.on_lost(reason)
         return reason

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,9 @@ from typing import Any
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
 POLL_S = 0.02
+_LEFTOVER = re.compile(
+    r"Task was destroyed|is already running|asynchronous generator|never retrieved|never awaited|Exception ignored"
+)
 PENSTOCK = (sys.executable, "-m", "services.cli.main")
 
 
@@ -93,7 +97,15 @@ class RunningMesh:
         """Ctrl-C, and the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        return self.process.wait(STOP_TIMEOUT_S)
+        status = self.process.wait(STOP_TIMEOUT_S)
+        assert self.leftovers() == [], "something was left to the garbage collector, or died unheard"
+        return status
+
+    def leftovers(self) -> list[str]:
+        """Lines of the mesh's logs that tell of tasks and generators that nobody ended."""
+        paths = [self.output_path, *sorted(self.log_dir.glob("*"))]
+        lines = (f"{path.name}: {line}" for path in paths for line in path.read_text(errors="replace").splitlines())
+        return [line for line in lines if _LEFTOVER.search(line)]
 
     def cut(self) -> None:
         """Whatever a failed test left behind."""
