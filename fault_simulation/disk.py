@@ -38,6 +38,10 @@ class SimulatedDisk:
             file.synced_bytes = min(file.synced_bytes, len(file.content))
         self._locks.clear()
 
+    def release_locks(self) -> None:
+        """The process that held them has ended."""
+        self._locks.clear()
+
     def wipe(self) -> None:
         """Lose everything."""
         self._files.clear()

@@ -40,20 +40,24 @@ class SimulatedHttpServer:
         self.node = node
         self.app = app
         self._exchanges: dict[_Exchange, None] = {}
+        self._idle = asyncio.Event()
 
     def start(self, tasks: TaskSet, on_failed: Callable[[BaseException], None]) -> None:
         """Take connections."""
         self._listener.accept = self._accept
 
-    def stop_accepting(self) -> None:
-        """Close the port and idle connections; running requests have a second."""
+    async def drain(self) -> None:
+        """Close the port and return when the last connection has ended."""
+        self._listener.close()
+        while self._exchanges:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Close the port and return when all is closed; running requests have a second."""
         self._listener.close()
         for exchange in list(self._exchanges):
             exchange.stop(GRACE_S)
-
-    async def stop(self) -> None:
-        """The same, and return when all is closed."""
-        self.stop_accepting()
         tasks = [exchange.task for exchange in self._exchanges if exchange.task is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -61,6 +65,8 @@ class SimulatedHttpServer:
     def ended(self, exchange: "_Exchange") -> None:
         """Its connection is closed."""
         self._exchanges.pop(exchange, None)
+        if not self._exchanges:
+            self._idle.set()
 
     def _accept(self, endpoint: Endpoint) -> None:
         self._exchanges[_Exchange(self, endpoint)] = None

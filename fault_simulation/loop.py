@@ -13,6 +13,7 @@ import sys
 from asyncio import events
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from fault_simulation.node import Finding, Handle, Node, NodeFuture, NodeState, NodeTask, current_node
@@ -21,6 +22,7 @@ Result = TypeVar("Result")
 
 MOST_CALLBACKS_AT_ONE_MOMENT: Final = 200_000
 """More than this without time passing is a livelock."""
+MOST_CLEAN_UPS: Final = 100
 
 
 class SimulationStuck(Exception):
@@ -44,6 +46,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.callbacks = 0
         """Run so far."""
         self.findings: list[Finding] = []
+        self._dead: list[Node] = []
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
         self._numbers = 0
@@ -116,8 +119,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._is_closed
 
     def close(self) -> None:
-        """Run nothing more, and hear of no more errors."""
+        """Run nothing more, hear of no more errors, and end every coroutine where it waits."""
         self._is_closed = True
+        for task in asyncio.all_tasks(self):
+            _end(task.get_coro())
         self._ready.clear()
         self._timers.clear()
 
@@ -174,6 +179,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         node.kept.extend(node.held)
         node.held.clear()
         node.state = NodeState.DEAD
+        self._dead.append(node)
         for callback in node.on_death:
             callback()
         node.kept.extend(node.on_death)
@@ -273,6 +279,15 @@ class FindingsHandler(logging.Handler):
         """Called by logging."""
         if record.exc_info and record.exc_info[1] is not None:
             self._loop.report(f"logged an error: {record.getMessage()}", _told(record.exc_info[1]))
+
+
+def _end(coroutine: Any) -> None:
+    """Close a coroutine, as often as its clean-up waits for something; what it raises, nobody is left to hear."""
+    for _ in range(MOST_CLEAN_UPS):
+        with suppress(BaseException):
+            coroutine.close()
+        if getattr(coroutine, "cr_frame", None) is None:
+            return
 
 
 def _frames(coroutine: Any) -> list[str]:

@@ -7,9 +7,12 @@ process that is killed has its connections reset, and whoever sends to one that 
 """
 
 import random
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
+
+import xxhash
 
 from fault_simulation.loop import VirtualLoop
 from fault_simulation.node import Handle, Node, NodeState
@@ -20,6 +23,8 @@ BANDWIDTH_BYTES_PER_S: Final = 1.25e9
 RETRANSMISSION_S: Final = 3.0
 """Longest time between the end of a cut and the kernel's next try: its pauses double while nothing is answered."""
 FIRST_PORT: Final = 20_000
+
+_ARRIVAL: Final = struct.Struct("<dI")
 
 
 class Receiver(Protocol):
@@ -107,7 +112,9 @@ class Endpoint:
     def _arrived(self, frame: Any) -> None:
         if not self.is_open or self.receiver is None:
             self._nobody_there()
-        elif isinstance(frame, _End):
+            return
+        self._network.witness(self, frame)
+        if isinstance(frame, _End):
             self.is_open = False
             self._network.forget(self)
             self.receiver.lost(frame.reason)
@@ -226,6 +233,7 @@ class Network:
         self.dialling: dict[Dialling, None] = {}
         self.on_frame: Callable[[Node, Node, Any], None] | None = None
         """For telling a story: sees every frame as it is delivered."""
+        self._digest = xxhash.xxh3_64()
         self._random = rng.random
         self._rng = rng
         self._cuts: dict[tuple[str, str], float] = {}
@@ -286,6 +294,25 @@ class Network:
     def is_way_open(self, sender: str, receiver: str) -> bool:
         """The same by names."""
         return (sender, receiver) not in self._cuts
+
+    @property
+    def digest(self) -> str:
+        """Of every frame that has arrived: what, when, where, and in which order."""
+        return self._digest.hexdigest()
+
+    def witness(self, endpoint: Endpoint, frame: Any) -> None:
+        """A frame arrives."""
+        update = self._digest.update
+        update(_ARRIVAL.pack(self.loop.now_s, len(frame) if isinstance(frame, tuple) else 0))
+        update(endpoint.node.name.encode())
+        if isinstance(frame, tuple):
+            for part in frame:
+                if isinstance(part, bytes):
+                    update(part)
+                elif isinstance(part, str):
+                    update(part.encode())
+        if self.on_frame is not None:
+            self.on_frame(endpoint.peer.node, endpoint.node, frame)
 
     # -- faults
 

@@ -100,8 +100,8 @@ def test_a_dead_node_runs_not_one_more_line() -> None:
         assert not [task for task in asyncio.all_tasks() if task.get_name() == "work" and task.done()]
 
     loop.run(main())
-    loop.close()
     assert seen == ["worked"]
+    loop.close()
     assert not loop.findings
 
 

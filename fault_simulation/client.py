@@ -1,0 +1,95 @@
+"""A client of the mesh: sends a request to a frontend and reads the answer, as an OpenAI client would."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fault_simulation.http import HttpAnswer, http_request
+from fault_simulation.network import Network
+from fault_simulation.node import Node
+
+
+@dataclass(slots=True)
+class ReceivedChoice:
+    """What came of one choice."""
+
+    text: str = ""
+    finish: str = ""
+
+
+@dataclass(slots=True)
+class ReceivedAnswer:
+    """What came of one request."""
+
+    status: int = 0
+    request_id: str = ""
+    choices: dict[int, ReceivedChoice] = field(default_factory=lambda: defaultdict(ReceivedChoice))
+    completion_tokens: int | None = None
+    error: str = ""
+    """What the frontend said, or how the connection broke; empty for an answer that is whole."""
+    is_broken: bool = False
+    """The connection ended before the answer did."""
+    longest_gap_s: float = 0.0
+    """The longest time without news after the status."""
+
+
+async def ask(
+    network: Network, node: Node, address: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> ReceivedAnswer:
+    """Send a request and read all of its answer."""
+    answer = ReceivedAnswer()
+    sent = json.dumps(body).encode()
+    exchange = http_request(network, node, address, "POST", path, {"content-type": "application/json", **headers}, sent)
+    try:
+        answer.status = await exchange.started()
+        answer.request_id = exchange.headers.get("x-request-id", "")
+        if exchange.headers.get("content-type", "").startswith("text/event-stream"):
+            await _read_stream(network, exchange, answer)
+        else:
+            _read_whole(json.loads(await exchange.body()), answer)
+    except ConnectionError as error:
+        answer.is_broken = True
+        answer.error = f"{error}"
+    finally:
+        exchange.leave()
+    return answer
+
+
+async def _read_stream(network: Network, exchange: HttpAnswer, answer: ReceivedAnswer) -> None:
+    buffered, heard_s, done = b"", network.loop.now_s, False
+    while (chunk := await exchange.chunk()) is not None:
+        answer.longest_gap_s = max(answer.longest_gap_s, network.loop.now_s - heard_s)
+        heard_s = network.loop.now_s
+        *events, buffered = (buffered + chunk).split(b"\n\n")
+        for event in events:
+            if event == b"data: [DONE]":
+                done = True
+            elif event.startswith(b"data: "):
+                _read_event(json.loads(event[6:]), answer)
+    if not done and not answer.error:
+        answer.error = "the stream ended without [DONE]"
+
+
+def _read_event(event: dict[str, Any], answer: ReceivedAnswer) -> None:
+    if "error" in event:
+        answer.error = str(event["error"])
+        return
+    for choice in event["choices"]:
+        received = answer.choices[choice["index"]]
+        received.text += (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
+        if choice.get("finish_reason"):
+            received.finish = choice["finish_reason"]
+    if event.get("usage"):
+        answer.completion_tokens = event["usage"]["completion_tokens"]
+
+
+def _read_whole(content: dict[str, Any], answer: ReceivedAnswer) -> None:
+    if "error" in content:
+        answer.error = str(content["error"])
+        return
+    for choice in content["choices"]:
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        answer.choices[choice["index"]] = ReceivedChoice(text or "", choice["finish_reason"])
+    answer.completion_tokens = content["usage"]["completion_tokens"]

@@ -1,0 +1,62 @@
+"""What a simulation must keep out of its process, and the process out of it: garbage collection and logs."""
+
+import asyncio
+import gc
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from fault_simulation.loop import FindingsHandler, VirtualLoop
+
+COLLECT_EVERY_S: Final = 10.0
+"""Garbage is collected at fixed moments of virtual time: where it holds a task that still waits, that is a finding, and
+it must be the same one in each run."""
+
+
+@contextmanager
+def isolated(loop: VirtualLoop) -> Iterator[None]:
+    """Within it the loop may run. Afterwards it is closed and all that it kept is gone, unheard."""
+    root = logging.getLogger()
+    handlers, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    root.handlers[:] = [FindingsHandler(loop)]
+    root.setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        with _unheard():
+            loop.close()
+            gc.collect()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.disable(disabled)
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """What is dropped within it may complain to nobody: coroutines that are closed in the middle of something."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook
+
+
+async def collect_garbage() -> None:
+    """For ever, in the world."""
+    while True:
+        await asyncio.sleep(COLLECT_EVERY_S)
+        gc.collect()

@@ -1,0 +1,236 @@
+"""The mesh's own roles, whole and unchanged, as processes on simulated machines."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from controlplane.monitor.role import MonitorRole
+from controlplane.monitor.settings import MonitorSettings
+from controlplane.scheduler.role import SchedulerRole
+from controlplane.scheduler.settings import SchedulerSettings
+from engine_worker.engine_choice import make_simulated
+from engine_worker.role import WorkerRole
+from engine_worker.settings import WorkerSettings
+from fault_simulation.disk import SimulatedDisk
+from fault_simulation.http import SimulatedHttpServer
+from fault_simulation.isolation import collect_garbage, isolated
+from fault_simulation.kv_fabric import SimulatedKvFabric
+from fault_simulation.loop import VirtualLoop
+from fault_simulation.network import Network
+from fault_simulation.node import Node, NodeState, NodeTask
+from fault_simulation.runtime import WallClock, simulated_runtime
+from mesh.ending import Ending, ExitStatus
+from mesh.role import Role, RoleSettings, Surroundings, live
+from mesh.rpc.server import RpcServer
+from mesh.runtime import Runtime
+from mesh.store import open_store
+from mesh.store.host import StoreHost
+from mesh.store.service import StateService
+from penstock.v1 import state_pb2_grpc
+from services.frontend.role import FrontendRole
+from services.frontend.settings import FrontendSettings
+
+STORE: Final = "store"
+STORE_PORT: Final = 2379
+HTTP_PORT: Final = 8000
+STORE_FILE: Final = Path("/var/lib/penstock/store")
+LONGEST_CLOCK_OFFSET_S: Final = 1e5
+
+Result = TypeVar("Result")
+Body = Callable[["Life"], Awaitable[ExitStatus]]
+
+
+class Machine:
+    """A host that outlives the processes on it, one at a time. Its name is its address."""
+
+    def __init__(self, name: str, rng: random.Random, body: Body) -> None:
+        self.name = name
+        self.body = body
+        """What a process does there."""
+        self.wall = WallClock(rng.uniform(-0.05, 0.05))
+        self.disk = SimulatedDisk(random.Random(rng.getrandbits(64)))
+        self.clock_offset_s = rng.uniform(0.0, LONGEST_CLOCK_OFFSET_S)
+        self.lives = 0
+        self.life: Life | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a process lives there, paused or not."""
+        return self.life is not None and self.life.node.state is not NodeState.DEAD
+
+
+class Life:
+    """One process, from its start to its end."""
+
+    def __init__(self, mesh: "SimulatedMesh", machine: Machine) -> None:
+        machine.lives += 1
+        self.mesh = mesh
+        self.machine = machine
+        self.node = Node(machine.name, machine.clock_offset_s)
+        seed = f"{mesh.seed}/{machine.name}/{machine.lives}"
+        self.runtime: Runtime = simulated_runtime(mesh.network, self.node, machine.wall, seed)
+        self.ending = Ending()
+        self.role: Role | None = None
+        self.status: ExitStatus | None = None
+        """Set once it has ended by itself."""
+        self.task: NodeTask = mesh.loop.spawn(self.node, self._run(), f"process {machine.name}")
+
+    async def run_role(self, role: Role, settings: RoleSettings) -> ExitStatus:
+        """As `mesh.role.run_role`, in simulated surroundings."""
+        self.role = role
+        store = open_store(settings.store_url, self.runtime)
+        surroundings = Surroundings(
+            runtime=self.runtime,
+            store=store,
+            registry=CollectorRegistry(),
+            metrics_address=f"{self.machine.name}:9000",
+            pid=self.machine.lives,
+            ending=self.ending,
+            supervised=True,
+        )
+        try:
+            return await live(role, settings, surroundings)
+        finally:
+            await store.close()
+
+    async def _run(self) -> None:
+        self.status = await self.machine.body(self)
+        # What the process left running ends with it, when this callback has returned.
+        self.mesh.loop.call_in(self.mesh.loop.world, 0.0, self.mesh.ended, self)
+
+
+class SimulatedMesh:
+    """Machines, their network and their time. Everything that happens is decided by the seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.loop = VirtualLoop()  # type: ignore[abstract]  # what it lacks, no role calls
+        self.network = Network(self.loop, random.Random(f"{seed}/network"))
+        self.machines: dict[str, Machine] = {}
+        self.client = Node("client")
+        """Where requests come from."""
+        self._rng = random.Random(f"{seed}/machines")
+        self.add(STORE, _serve_store)
+
+    def add(self, name: str, body: Body) -> Machine:
+        """A machine, without a process yet."""
+        machine = self.machines[name] = Machine(name, self._rng, body)
+        self.network.hosts[name] = name
+        return machine
+
+    def add_monitor(self, name: str, settings: MonitorSettings | None = None) -> None:
+        """A machine for a monitor."""
+        self.add(name, lambda life: life.run_role(MonitorRole(settings or MonitorSettings()), _common(name)))
+
+    def add_scheduler(self, name: str, settings: SchedulerSettings | None = None) -> None:
+        """A machine for a scheduler."""
+        self.add(name, lambda life: life.run_role(SchedulerRole(settings or SchedulerSettings()), _common(name)))
+
+    def add_worker(self, name: str, settings: WorkerSettings) -> None:
+        """A machine for a worker with a simulated engine; its KV blocks travel over the simulated network."""
+
+        def run(life: Life) -> Awaitable[ExitStatus]:
+            def fabric(_: object) -> SimulatedKvFabric:
+                return SimulatedKvFabric(self.network, life.node, name)
+
+            role = WorkerRole(settings, lambda told, seed, clock: make_simulated(told, clock, fabric))
+            return life.run_role(role, _common(name))
+
+        self.add(name, run)
+
+    def add_frontend(self, name: str, settings: FrontendSettings | None = None) -> None:
+        """A machine for a frontend, at port 8000."""
+        told = settings or FrontendSettings(http_host=name, http_port=HTTP_PORT)
+
+        def run(life: Life) -> Awaitable[ExitStatus]:
+            role = FrontendRole(
+                told, lambda app, host, port: SimulatedHttpServer(self.network, life.node, app, host, port)
+            )
+            return life.run_role(role, _common(name))
+
+        self.add(name, run)
+
+    def run(self, main: Coroutine[Any, Any, Result], limit_s: float = 3600.0) -> Result:
+        """The result of `main`, which runs in the world. The mesh is of no use afterwards, except to look at."""
+
+        async def run() -> Result:
+            collecting = asyncio.create_task(collect_garbage())
+            try:
+                return await main
+            finally:
+                collecting.cancel()
+
+        with isolated(self.loop):
+            return self.loop.run(run(), limit_s)
+
+    # -- what can be done to a machine
+
+    def start(self, name: str) -> Life:
+        """Begin a process there; there must be none."""
+        machine = self.machines[name]
+        assert not machine.is_up, f"{name} is up already"
+        machine.life = Life(self, machine)
+        return machine.life
+
+    def kill(self, name: str) -> None:
+        """kill -9; what its disk had not synced is lost, as by a loss of power."""
+        machine = self.machines[name]
+        if machine.is_up:
+            assert machine.life is not None
+            self._end(machine.life.node)
+            machine.disk.crash()
+
+    def terminate(self, name: str) -> None:
+        """SIGTERM: drain and end."""
+        life = self.machines[name].life
+        if life is not None:
+            self.loop.call_in(life.node, 0.0, life.ending.on_signal)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP."""
+        life = self.machines[name].life
+        if life is not None:
+            self.loop.pause(life.node)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        life = self.machines[name].life
+        if life is not None:
+            self.loop.resume(life.node)
+
+    def ended(self, life: Life) -> None:
+        """A process has ended by itself."""
+        if life.node.state is not NodeState.DEAD:
+            self._end(life.node)
+            life.machine.disk.release_locks()
+
+    def role(self, name: str) -> Role | None:
+        """The role that lives on a machine, to look at."""
+        machine = self.machines[name]
+        return machine.life.role if machine.is_up and machine.life is not None else None
+
+    def _end(self, node: Node) -> None:
+        self.loop.kill(node)
+        self.network.died(node)
+
+
+def _common(name: str) -> RoleSettings:
+    return RoleSettings(store_url=f"penstock://{STORE}:{STORE_PORT}", member_id=name, bind_host=name)
+
+
+async def _serve_store(life: Life) -> ExitStatus:
+    """As `services.cli.supervisor.state_server`, with a disk of the machine's."""
+    runtime = life.runtime
+    host = StoreHost(runtime.clock, runtime.entropy, STORE_FILE, disk=life.machine.disk)
+    server = RpcServer(runtime.transport, f"{STORE}:{STORE_PORT}")
+    server.add(state_pb2_grpc.add_StateServicer_to_server, StateService(host), "penstock.v1.State")
+    await server.start()
+    await server.set_serving(True)
+    await life.ending.asked.wait()
+    host.close()
+    await server.stop(0.2)
+    return ExitStatus.STOPPED

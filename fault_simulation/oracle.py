@@ -1,0 +1,118 @@
+"""What a request must be answered, whatever happens to the mesh.
+
+The simulated engine's tokens are a function of prompt, position and seed (`simulator.instance.script`), so the answer
+is known before the request is sent: the frontend's own parser, tokenizer and detokenizer, with nothing in between.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from controlplane.model.request import FinishReason
+from engine_worker import wire
+from engine_worker.vocabulary import read_vocabulary
+from mesh.runtime import Arguments, Result, ThreadPool
+from penstock.v1 import request_pb2
+from services.frontend.answers.choice import ChoiceText
+from services.frontend.api.body import decode_body
+from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.mailbox import Piece
+from services.frontend.models import ServedModel
+from services.frontend.plan import plan_request
+from services.frontend.text.model_text import ModelText
+from simulator.instance.config import InstanceConfig, OutputConfig
+from simulator.instance.script import Script
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+
+_FINISHES = {
+    FinishReason.STOP: request_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: request_pb2.FINISH_REASON_LENGTH,
+}
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedChoice:
+    """One choice of an answer."""
+
+    text: str
+    finish: str
+    tokens: int
+
+
+class Oracle:
+    """Knows the answers of one model, as served by instances of one configuration."""
+
+    def __init__(self, name: str, model_path: Path, config: InstanceConfig) -> None:
+        vocabulary = read_vocabulary(model_path)
+        assert vocabulary is not None, f"{model_path} has no tokenizer"
+        self._output = OutputConfig(
+            vocabulary_tokens=vocabulary.size_tokens,
+            first_token_id=vocabulary.first_token_id,
+            last_token_id=vocabulary.last_token_id,
+            eos_token_id=vocabulary.eos_token_id,
+        )
+        text = ModelText.load(model_path, lambda: 0.0)
+        self._model = ServedModel(name, text, config.block_tokens, config.max_model_len_tokens, 0)
+
+    def answer(self, path: str, body: Mapping[str, Any]) -> tuple[ExpectedChoice, ...]:
+        """Its choices, in order."""
+        kind = ChatCompletionRequest if path == CHAT_PATH else CompletionRequest
+        request = decode_body(msgspec.json.encode(body), kind)
+        assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
+        plan = _run(plan_request(request, "expected", self._model, 128, _InPlace()))
+        endings = self._model.text.eos_token_ids.union(request.stop_token_ids or ())
+        choices = []
+        for index in range(len(plan.prompts) * plan.n):
+            prompt = plan.prompts[index // plan.n]
+            script = self._script(prompt.token_ids, plan.sampling_of(index))
+            text = ChoiceText(index, self._model.text.detokenizer(prompt.token_ids), plan.stop, endings)
+            choices.append(_spell(script, text, prompt.echo))
+        return tuple(choices)
+
+    def _script(self, prompt_token_ids: list[int], sampling: request_pb2.SamplingParams) -> Script:
+        message = request_pb2.GenerateRequest(request_id="expected", sampling=sampling)
+        params = wire.engine_request(message).sampling
+        prompt = np.array(prompt_token_ids, np.uint32)
+        return Script(prompt, 0, params, self._model.max_model_len_tokens, self._output)
+
+
+def _spell(script: Script, text: ChoiceText, echo: str) -> ExpectedChoice:
+    token_ids = script.token_ids(0, script.total_tokens)
+    spelled = [echo]
+    for position, token_id in enumerate(token_ids):
+        is_last = position == len(token_ids) - 1
+        reason = _FINISHES[script.finish_reason] if is_last else request_pb2.FINISH_REASON_UNSPECIFIED
+        shown = text.push(Piece(0, [token_id], (), reason, None))
+        if shown is not None:
+            spelled.append(shown.text)
+    assert text.finish is not None, "an answer that was pushed to its end has one"
+    return ExpectedChoice("".join(spelled), text.finish, text.tokens)
+
+
+def _run(work: Coroutine[Any, Any, Value]) -> Value:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    raise AssertionError("planning a request waits for threads only, and here there are none to wait for")
+
+
+class _InPlace:
+    """Threads that are none."""
+
+    async def run(
+        self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        return function(*args, **kwargs)
+
+    def pool(self, threads: int, name: str) -> ThreadPool:
+        raise NotImplementedError
