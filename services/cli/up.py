@@ -165,7 +165,7 @@ class UpOptions:
     type=click.FloatRange(min=0, max=1e6),
     default=DRAIN_S,
     show_default=True,
-    help="What an instance that is drained gives its requests that cannot move to another.",
+    help="What an instance that is drained gives its requests that cannot move to another, and a frontend its streams.",
 )
 def command(**options: Any) -> None:
     """Start a whole mesh on this machine and keep it running until Ctrl-C.

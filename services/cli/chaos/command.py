@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
+from mesh.run_file import RunFile, read_run_file
 from services.cli.chaos.experiment import ChaosPlan, TrafficPlan, encode_report, run_experiment
-from services.cli.chaos.own_mesh import own_mesh
+from services.cli.chaos.own_mesh import OwnMesh, own_mesh
+from services.cli.chaos.soak import SoakPlan, SoakReport, run_soak
 from services.cli.chaos.verdict import ChaosReport, Fault
 from services.cli.connection import mesh_name
 from services.cli.finite_range import POSITIVE, FiniteRange
@@ -19,6 +22,7 @@ EXIT_FLAWED = 1
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 _TOKENS = {"simulated": 300, "vllm": 96}
 _COUNT = click.IntRange(1, 63)
+_COPIES = click.IntRange(1, 8)
 
 
 @click.command()
@@ -29,6 +33,9 @@ _COUNT = click.IntRange(1, 63)
 @click.option("--workers", type=click.IntRange(0, 64), default=3, show_default=True, help="Of the own mesh.")
 @click.option("--prefill", type=click.IntRange(0, 64), default=0, help="Workers of the own mesh for prefill only.")
 @click.option("--decode", type=click.IntRange(0, 64), default=0, help="Workers of the own mesh for decode only.")
+@click.option("--frontends", type=_COPIES, help="Of the own mesh. Default: 1; 2 with --kill-frontend and --soak.")
+@click.option("--schedulers", type=_COPIES, help="Of the own mesh. Default: 1; 2 with --kill-scheduler and --soak.")
+@click.option("--monitors", type=_COPIES, help="Of the own mesh. Default: 1; 2 with --kill-monitor and --soak.")
 @click.option("--streams", type=click.IntRange(1, 1024), default=32, show_default=True, help="At the same time.")
 @click.option(
     "--rate",
@@ -57,29 +64,43 @@ _COUNT = click.IntRange(1, 63)
     type=_COUNT,
     help="Delete every key of the store, so many times; settings are put back afterwards, as from a backup.",
 )
+@click.option(
+    "--soak",
+    "soak_s",
+    type=POSITIVE,
+    help="For so many seconds, one random fault after another (--seed), and watch the memory of every role.",
+)
 @click.option("--tokens", type=click.IntRange(8, 100_000), help="Of each stream. Default: 300; vllm: 96.")
-@click.option("--seed", default=0, show_default=True, help="Prompts follow from it.")
+@click.option("--seed", default=0, show_default=True, help="Prompts follow from it, and the faults of a soak.")
 @click.option("--deadline-s", type=POSITIVE, default=300.0, show_default=True, help="For a single request.")
 @click.option("--ready-timeout-s", type=POSITIVE, default=300.0, show_default=True, help="For the own mesh to come up.")
+@click.option(
+    "--logs",
+    "logs_dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the logs of the own mesh in this folder.",
+)
 @click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the report to this file as well.",
 )
-def command(json_path: Path | None, **options: Any) -> None:
+def command(json_path: Path | None, soak_s: float | None, **options: Any) -> None:
     """Run greedy streams twice, undisturbed and with a mesh that breaks in the middle, and compare.
 
     One fault at a time; without any, one worker is killed. Prints a JSON report. Exit status: 0 if every request
-    finished with exactly the right tokens and the mesh is whole again, otherwise 1.
+    finished with exactly the right tokens and the mesh is whole again, otherwise 1. With --soak, also 1 if the memory
+    of a role grows by more than 5 % from the first to the last third, or a log tells of a bug.
     """
-    fault, count = _fault(options)
+    fault, count = _fault(options, soak_s)
     logging.disable(logging.WARNING)  # what its own view of a broken mesh misses is no news
     if json_path is not None:
         check_writable(json_path)
     tokens = options["tokens"] or _TOKENS[options["engine"]]
     traffic = TrafficPlan(options["streams"], tokens, options["rate"], options["seed"], options["deadline_s"])
-    report, stories = asyncio.run(_run(ChaosPlan(fault, count, traffic), options))
+    plan = ChaosPlan(fault, count, traffic) if soak_s is None else SoakPlan(soak_s, traffic)
+    report, stories = asyncio.run(_run(plan, options))
     for story in stories:
         click.echo(story, err=True)
     encoded = encode_report(report)
@@ -89,30 +110,55 @@ def command(json_path: Path | None, **options: Any) -> None:
     raise SystemExit(0 if report.flawless else EXIT_FLAWED)
 
 
-async def _run(plan: ChaosPlan, options: dict[str, Any]) -> tuple[ChaosReport, list[str]]:
+async def _run(plan: ChaosPlan | SoakPlan, options: dict[str, Any]) -> tuple[ChaosReport | SoakReport, list[str]]:
     began_s = time.monotonic()
 
     def say(what: str) -> None:
         click.echo(f"{time.monotonic() - began_s:6.1f} s  {what}", err=True)
 
     if options["url"]:
-        return await run_experiment(plan, options["url"], options["store"], options["mesh"], say)
+        running = read_run_file(options["mesh"])
+        return await _disturb(plan, options["url"], options["store"], options["mesh"], running, say)
     counts = [options[name] for name in ("workers", "prefill", "decode")]
     if sum(counts) < 2:
         raise click.UsageError("at least two workers are needed: one that is broken, one that goes on")
-    if plan.fault in ("kill", "hang", "drain") and plan.count >= sum(counts):
+    if isinstance(plan, ChaosPlan) and plan.fault in ("kill", "hang", "drain") and plan.count >= sum(counts):
         raise click.UsageError(f"of {sum(counts)} workers {plan.count} cannot break: one must go on")
     say(f"starting a mesh of {sum(counts)} {options['engine']} workers")
-    async with own_mesh(
-        options["engine"], counts[0], options["ready_timeout_s"], prefill=counts[1], decode=counts[2]
-    ) as (url, store):
-        return await run_experiment(plan, url, store, "", say)
+    more = ["--prefill", str(counts[1]), "--decode", str(counts[2])]
+    copies = {role: options[f"{role}s"] or _usual_copies(plan, role) for role in ("frontend", "scheduler", "monitor")}
+    if isinstance(plan, ChaosPlan) and plan.fault == "kill-frontend" and plan.count >= copies["frontend"]:
+        raise click.UsageError(f"of {copies['frontend']} frontends {plan.count} cannot be killed: one must go on")
+    more += ["--schedulers", str(copies["scheduler"]), "--monitors", str(copies["monitor"])]
+    settings = OwnMesh(options["engine"], counts[0], copies["frontend"], tuple(more))
+    mesh = own_mesh(settings, options["ready_timeout_s"], options["logs_dir"])
+    async with mesh as running:
+        return await _disturb(plan, running.http_url, running.store_url, "", running, say)
 
 
-def _fault(options: dict[str, Any]) -> tuple[Fault, int]:
+def _usual_copies(plan: ChaosPlan | SoakPlan, role: str) -> int:
+    return 2 if isinstance(plan, SoakPlan) or plan.fault == f"kill-{role}" else 1
+
+
+async def _disturb(
+    plan: ChaosPlan | SoakPlan,
+    url: str,
+    store: str | None,
+    mesh: str,
+    running: RunFile | None,
+    say: Callable[[str], None],
+) -> tuple[ChaosReport | SoakReport, list[str]]:
+    if isinstance(plan, SoakPlan):
+        return await run_soak(plan, url, store, mesh, running, say)
+    return await run_experiment(plan, url, store, mesh, say)
+
+
+def _fault(options: dict[str, Any], soak_s: float | None) -> tuple[Fault, int]:
     """What was asked for, taken out of the options."""
     counts = {fault: options.pop(fault.replace("-", "_")) for fault in FAULTS}
     asked: list[tuple[Fault, int]] = [(fault, count) for fault, count in counts.items() if count is not None]
     if len(asked) > 1:
         raise click.UsageError(f"choose one of {', '.join(f'--{fault}' for fault in FAULTS)}")
+    if asked and soak_s is not None:
+        raise click.UsageError("--soak chooses the faults itself; give it alone")
     return asked[0] if asked else ("kill", 1)

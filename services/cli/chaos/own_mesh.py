@@ -8,30 +8,41 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mesh.errors import PeerUnavailable
 from mesh.parent_death import PARENT_VARIABLE
-from mesh.run_file import read_run_file, run_dir
+from mesh.run_file import RunFile, read_run_file, run_dir
 
 POLL_S: Final = 0.05
 STOP_TIMEOUT_S: Final = 30.0
+MAX_TRIES: Final = 50
 CHAOS_MODEL: Final = "demo-large"
 
 
+@dataclass(frozen=True, slots=True)
+class OwnMesh:
+    """What kind of a mesh."""
+
+    engine: str
+    workers: int
+    frontends: int = 1
+    options: tuple[str, ...] = ()
+    """More ones of `penstock up`."""
+
+
 @asynccontextmanager
-async def own_mesh(
-    engine: str, workers: int, ready_timeout_s: float, *, prefill: int = 0, decode: int = 0
-) -> AsyncIterator[tuple[str, str]]:
-    """Yields the URLs of its endpoint and of its state store. Beside the workers there are instances for `prefill` and
-    `decode` only. Raises PeerUnavailable if it does not come up."""
-    name, port = f"chaos-{os.getpid()}", _free_port()
+async def own_mesh(kind: OwnMesh, ready_timeout_s: float, keep_logs: Path | None = None) -> AsyncIterator[RunFile]:
+    """Yields what the mesh tells of itself. The logs of its processes go to the folder `keep_logs`, if any, and are
+    deleted otherwise. Raises PeerUnavailable if it does not come up."""
+    name, port = f"chaos-{os.getpid()}", _free_ports(kind.frontends)
     command = [sys.executable, "-m", "services.cli.main", "up", "--name", name, "--port", str(port)]
-    command += ["--engine", engine, "--workers", str(workers), "--model", CHAOS_MODEL]
-    command += ["--prefill", str(prefill), "--decode", str(decode)]
-    if engine == "vllm":
+    command += ["--engine", kind.engine, "--workers", str(kind.workers), "--model", CHAOS_MODEL]
+    command += ["--frontends", str(kind.frontends), *kind.options]
+    if kind.engine == "vllm":
         # Other types let the batch that a request happens to share decide between near-equal tokens.
         command += ["--engine-option", "dtype=float32"]
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
@@ -45,9 +56,12 @@ async def own_mesh(
             running = read_run_file(name)
             if running is None:
                 raise PeerUnavailable(f"the mesh {name} ended right after its start")
-            yield running.http_url, running.store_url
+            yield running
         finally:
             await _stop(process)
+            if keep_logs is not None:
+                shutil.copytree(run_dir() / name / "logs", keep_logs, dirs_exist_ok=True)
+                shutil.copy(output_path, keep_logs / "up.log")
             shutil.rmtree(run_dir() / name, ignore_errors=True)
 
 
@@ -74,8 +88,17 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             continue
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports(count: int) -> int:
+    """The first of `count` consecutive ports that nobody listens on just now."""
+    for _ in range(MAX_TRIES):
+        with ExitStack() as probes:
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            first: int = probe.getsockname()[1]
+            try:
+                for port in range(first + 1, first + count):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                continue
+            return first
+    raise PeerUnavailable(f"this machine has no {count} free ports in a row")

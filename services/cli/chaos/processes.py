@@ -27,14 +27,15 @@ def send_signal(member: Member, number: signal.Signals) -> None:
         raise PeerUnavailable(f"the process of {member.role} {member.member_id} is gone") from error
 
 
-def resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int, *, descendants: bool = True) -> int:
     """Memory of a process and of its descendants (an engine's own); 0 where there is none."""
     total, left = 0, [pid]
     while left:
         process = Path("/proc") / str(left.pop())
         try:
             total += int((process / "statm").read_text().split()[1]) * PAGE_BYTES
-            left += [int(child) for child in (process / "task" / process.name / "children").read_text().split()]
+            if descendants:
+                left += [int(child) for child in (process / "task" / process.name / "children").read_text().split()]
         except (OSError, IndexError):
             continue  # it ended meanwhile
     return total

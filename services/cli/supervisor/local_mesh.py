@@ -60,7 +60,7 @@ class LocalMesh:
     predictor_artefacts: tuple[Path, ...] = ()
     """Folders that the length predictor serves and watches."""
     drain_s: float = DRAIN_S
-    """What every worker is told."""
+    """What every worker and frontend is told."""
     frontends: int = 1
     """On consecutive ports from `http_port`."""
     schedulers: int = 1
@@ -128,7 +128,7 @@ def processes(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
         *(_process(mesh, role, role) for role in ("cascade", "planner")),
     )
     frontends = (
-        _process(mesh, "frontend", name, "--http-host", mesh.http_host, "--http-port", str(port))
+        _drained_process(mesh, "frontend", name, "--http-host", mesh.http_host, "--http-port", str(port))
         for name, port in zip(_names("frontend", mesh.frontends), mesh.http_ports, strict=True)
     )
     return (*_workers(mesh), *frontends, *control_plane)
@@ -168,7 +168,12 @@ def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
 
 
 def _worker(mesh: LocalMesh, name: str, *options: str) -> ProcessSpec:
-    return _process(mesh, "worker", name, *options, "--drain-s", f"{mesh.drain_s:g}")
+    return _drained_process(mesh, "worker", name, *options)
+
+
+def _drained_process(mesh: LocalMesh, role: str, name: str, *options: str) -> ProcessSpec:
+    """One that requests run on: it is given as long as they may take."""
+    return _process(mesh, role, name, "--drain-s", f"{mesh.drain_s:g}", *options)
 
 
 def _process(mesh: LocalMesh, role: str, name: str, *options: str) -> ProcessSpec:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from mesh.errors import PeerUnavailable
+from services.cli.chaos.own_mesh import OwnMesh
 from services.cli.chaos.own_mesh import own_mesh as running_mesh
 from services.cli.validation.live import LiveMesh
 
@@ -22,11 +23,11 @@ def own_mesh(engine: Literal["simulated", "vllm"], workers: int) -> Iterator[Liv
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="own-mesh", daemon=True)
     thread.start()
-    holder = running_mesh(engine, workers, READY_TIMEOUT_S)
+    holder = running_mesh(OwnMesh(engine, workers), READY_TIMEOUT_S)
     try:
-        url, store = asyncio.run_coroutine_threadsafe(holder.__aenter__(), loop).result()
+        mesh = asyncio.run_coroutine_threadsafe(holder.__aenter__(), loop).result()
         try:
-            yield LiveMesh(url, store, "default")
+            yield LiveMesh(mesh.http_url, mesh.store_url, "default")
         finally:
             asyncio.run_coroutine_threadsafe(holder.__aexit__(None, None, None), loop).result()
     except TimeoutError as error:

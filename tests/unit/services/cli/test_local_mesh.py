@@ -65,6 +65,10 @@ def test_control_roles_may_run_several_times(checkpoint: Path) -> None:
     specs = {spec.name: spec for spec in processes(mesh)}
     for role in ("frontend", "scheduler", "monitor"):
         assert sorted(name for name, spec in specs.items() if spec.role == role) == [f"{role}-0", f"{role}-1"]
+    assert [
+        specs[f"frontend-{index}"].arguments[specs[f"frontend-{index}"].arguments.index("--drain-s") + 1]
+        for index in (0, 1)
+    ] == ["600", "600"]
     assert [specs[f"frontend-{index}"].arguments[-1] for index in (0, 1)] == ["8000", "8001"]
 
 
