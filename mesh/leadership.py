@@ -74,7 +74,7 @@ class Leadership:
         self._clock = clock
         self._metrics = metrics
         self._on_change = on_change
-        self._candidate = Candidate(me.duty, me.incarnation_id)
+        self._candidate = Candidate(me.duty, me.incarnation_id, me.member_id)
         self._lease: Lease | None = None
         self._lock_revision = 0
         self._led = False
@@ -104,6 +104,8 @@ class Leadership:
     @property
     def leader(self) -> LeaderRecord | None:
         """Who leads, as last heard; None while nobody does."""
+        if self.is_leading:
+            return msgspec.structs.replace(self._me, epoch=self.epoch)
         holder = self._candidate.holder
         return holder if holder is not None and holder.epoch else None
 
@@ -166,7 +168,8 @@ class Leadership:
         lease = await self._store.grant_lease(LEADER_TTL_S)
         revision = None
         try:
-            revision = await self._store.compare_and_swap(self._key, 0, msgspec.json.encode(self._me), lease=lease)
+            former = await self._former_life()
+            revision = await self._store.compare_and_swap(self._key, former, msgspec.json.encode(self._me), lease=lease)
         finally:
             if revision is None:
                 await _revoke(lease)
@@ -175,6 +178,13 @@ class Leadership:
         self._lease, self._lock_revision = lease, revision
         self._tasks.spawn(self._watch_lease(lease, attempt), name="lease")
         return self._candidate.locked(attempt, lease.held_until_s)
+
+    async def _former_life(self) -> int:
+        """Revision of the key if this member's former incarnation holds it, so that a restart need not wait for the
+        lease of the process that died; 0 otherwise. If it should live after all, its epoch is the lower one."""
+        entry = await self._store.get(self._key)
+        record = None if entry is None else _record_of(entry.value)
+        return entry.mod_revision if entry and record and record.member_id == self._me.member_id else 0
 
     async def _read_epoch(self, attempt: int) -> list[Instruction]:
         entry = await self._store.get(EPOCHS_PREFIX + self.duty)

@@ -134,7 +134,8 @@ class Candidate:
     Answers bear the number of the attempt that asked; those of a former attempt change nothing.
     """
 
-    def __init__(self, duty: str, incarnation_id: str) -> None:
+    def __init__(self, duty: str, incarnation_id: str, member_id: str = "") -> None:
+        """`member_id`: a holder of that name is a former life of this process, which it need not wait for."""
         self.phase = Phase.WATCHING
         self.epoch = 0
         """Its own, from `FENCING` on."""
@@ -142,6 +143,7 @@ class Candidate:
         """Who holds the duty, as last heard."""
         self._duty = duty
         self._incarnation_id = incarnation_id
+        self._member_id = member_id
         self._attempt = 0
         self._held_until_s = -float("inf")
         self._highest = 0
@@ -153,7 +155,8 @@ class Candidate:
 
     def retry(self) -> list[Instruction]:
         """Time has passed: lock the duty unless somebody is known to hold it."""
-        if self.phase is not Phase.WATCHING or self.holder is not None:
+        is_free = self.holder is None or self.holder.member_id == self._member_id
+        if self.phase is not Phase.WATCHING or not is_free:
             return []
         self._move(Step.TRY)
         self._attempt += 1

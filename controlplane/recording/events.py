@@ -84,6 +84,8 @@ class FallbackSet(_Event, frozen=True):
     """The fallback policy stands in, or no longer does."""
 
     is_in_force: bool
+    policy: str = "round_robin"
+    """The fallback."""
 
 
 class Observed(_TableEvent, frozen=True):

@@ -8,7 +8,6 @@ from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.policies.interface import Policy, is_observer
 from controlplane.policies.place import place, place_decode
 from controlplane.policies.registry import create_policy
-from controlplane.policies.round_robin import RoundRobin
 from controlplane.policies.stages.placement import Stages
 from controlplane.recording import events
 from mesh.errors import ConfigurationError, PlacementError
@@ -54,8 +53,9 @@ class Replay:
         self._limits: ClusterLimits | None = None
         self._tables: dict[int, ClusterTable] = {}
         self._configured: Policy | None = None
-        self._fallback: Policy = RoundRobin()
-        self._is_fallback = False
+        self._fallbacks: dict[str, Policy] = {}
+        """By name; each remembers what it decided when it stood in before."""
+        self._fallback: Policy | None = None
         self._line = 0
 
     def take(self, event: events.Event) -> None:
@@ -70,7 +70,7 @@ class Replay:
             case events.LayoutSet():
                 self._use_layout(event)
             case events.FallbackSet():
-                self._is_fallback = event.is_in_force
+                self._fallback = self._named_fallback(event.policy) if event.is_in_force else None
             case _:
                 self._take(event, self._table(event.table))
 
@@ -151,7 +151,7 @@ class Replay:
 
     @property
     def _policy(self) -> Policy:
-        if self._is_fallback:
+        if self._fallback is not None:
             return self._fallback
         if self._configured is None:
             raise ConfigurationError(
@@ -159,6 +159,11 @@ class Replay:
                 "scheduler's start"
             )
         return self._configured
+
+    def _named_fallback(self, name: str) -> Policy:
+        if name not in self._fallbacks:
+            self._fallbacks[name] = create_policy(name)
+        return self._fallbacks[name]
 
     def _table(self, number: int) -> ClusterTable:
         if self._limits is None:

@@ -3,6 +3,7 @@
 import logging
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.duties import POOLS
 from controlplane.model.frontend_links import NOBODY, FrontendLinks
 from controlplane.model.placement import Placement
 from controlplane.policies.interface import Policy, has_pools
@@ -12,7 +13,7 @@ from controlplane.scheduler.explanations import NO_POOLS, Explanations
 from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.metrics import Gauges, SchedulerMetrics
 from controlplane.scheduler.observation import Observation
-from controlplane.scheduler.policy_switch import PolicySwitch
+from controlplane.scheduler.policy_switch import PolicySwitch, PoolsLead
 from controlplane.scheduler.recorder import Recorder
 from controlplane.scheduler.recording_desk import RecordedDecisions
 from controlplane.scheduler.settings import SchedulerSettings
@@ -36,13 +37,16 @@ class PlacementDesk:
         settings: SchedulerSettings,
         metrics: SchedulerMetrics,
         clock: Clock,
+        pools: PoolsLead | None = None,
     ) -> None:
+        """`pools` None: there is no other scheduler."""
         limits = ClusterLimits(max_indexed_blocks=settings.max_indexed_blocks)
         self.recorder = (
             None if settings.record is None else Recorder(settings.record, settings.record_mib << 20, limits)
         )
         self.feed = ClusterFeed(limits, None if self.recorder is None else self.recorder.new_table)
-        self.switch = PolicySwitch(settings.policy, settings.monitor_silence_s)
+        self.switch = PolicySwitch(settings.policy, settings.monitor_silence_s, pools)
+        self._lead = pools
         self.explanations = Explanations(settings.max_explanations, settings.max_explanation_mib << 20)
         self.pools: dict[str, str] = {}
         """Where the policy in force has each instance, if it keeps pools."""
@@ -77,10 +81,12 @@ class PlacementDesk:
         self._recorded.placed(request, placement, seen)
         pools = policy.pools(message.model) if has_pools(policy) else NO_POOLS
         self.explanations.add(placement, int(1000 * self._clock.unix_s()), pools)
-        return _answer(placement)
+        return _answer(placement, self.switch.leader_id)
 
     def place_decode(self, message: scheduler_pb2.PlaceDecodeRequest) -> scheduler_pb2.PlaceDecodeResponse:
-        """Choose who decodes a request, now that its prompt is computed."""
+        """Choose who decodes a request, now that its prompt is computed; or say who is to be asked."""
+        if self.switch.is_standby:
+            return scheduler_pb2.PlaceDecodeResponse(leader_id=self.switch.leader_id)
         request = wire.decode_request(message, self._clock.now_s())
         seen = self._recorded.before(request)
         chosen = choose_decode(self.feed.table, self.switch.in_force, request, message.prefill_instance_id)
@@ -93,7 +99,13 @@ class PlacementDesk:
         self._recorded.decode_placed(request, message.prefill_instance_id, decode_id, seen)
         if decode_id:
             self._metrics.split_placements.labels(decode_id).inc()
-        return scheduler_pb2.PlaceDecodeResponse(instance_id=decode_id)
+        answer = scheduler_pb2.PlaceDecodeResponse(instance_id=decode_id)
+        if self._lead is not None and self.switch.leader_id:
+            answer.leader_id = self.switch.leader_id
+            if self._lead.is_leading:
+                answer.fencing.duty, answer.fencing.epoch = POOLS, self._lead.epoch
+                answer.fencing.leader = answer.leader_id
+        return answer
 
     def ended(self, message: scheduler_pb2.RequestEnded) -> None:
         """A placed request is over."""
@@ -128,7 +140,7 @@ class PlacementDesk:
         table = self.feed.table
         return Gauges(
             policy=self.switch.configured.name,
-            fallback=bool(self.switch.fallback_reason),
+            fallback=bool(self.switch.fallback_reason) and not self.switch.is_standby,
             synced=self.feed.synced,
             instances=len(table.instances()),
             placeable_instances=table.placeable_instances(),
@@ -145,11 +157,17 @@ class PlacementDesk:
             outcome, text = scheduler_pb2.PLACE_OUTCOME_NOT_READY, not_ready
         self._metrics.refusals.labels(scheduler_pb2.PlaceOutcome.Name(outcome)).inc()
         return scheduler_pb2.PlaceResponse(
-            request_id=message.request_id, outcome=outcome, policy=self.switch.in_force.name, message=text
+            request_id=message.request_id,
+            outcome=outcome,
+            policy=self.switch.in_force.name,
+            message=text,
+            leader_id=self.switch.leader_id,
         )
 
     def _note_fallback(self) -> None:
-        if self.switch.fallback_reason:
+        if self.switch.is_standby:
+            log.info("standing by", extra={"reason": self.switch.fallback_reason})
+        elif self.switch.fallback_reason:
             self._metrics.fallbacks.inc()
             log.error(
                 "placing by the fallback policy",
@@ -159,7 +177,7 @@ class PlacementDesk:
             log.warning("placing by the configured policy again", extra={"policy": self.switch.in_force.name})
 
 
-def _answer(placement: Placement) -> scheduler_pb2.PlaceResponse:
+def _answer(placement: Placement, leader_id: str) -> scheduler_pb2.PlaceResponse:
     return scheduler_pb2.PlaceResponse(
         request_id=placement.request.request_id,
         outcome=scheduler_pb2.PLACE_OUTCOME_PLACED,
@@ -169,6 +187,7 @@ def _answer(placement: Placement) -> scheduler_pb2.PlaceResponse:
         policy=placement.policy,
         decode_instance_id=placement.decode_instance.instance_id if placement.is_split else "",
         is_decode_open=placement.is_decode_open,
+        leader_id=leader_id,
     )
 
 

@@ -1,28 +1,54 @@
 """Which policy places: the configured one, or the fallback while the monitor cannot be heard. No I/O, no clock."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from controlplane.planning.instance_profile import InstanceProfile
 from controlplane.policies.arrow.profiled import profiled
-from controlplane.policies.interface import Policy
+from controlplane.policies.interface import Policy, has_pools
+from controlplane.policies.lmetric import LMetric
 from controlplane.policies.registry import NO_PARAMETERS, create_policy
 from controlplane.policies.round_robin import RoundRobin
+from mesh.leadership_state import LeaderRecord
+
+
+class PoolsLead(Protocol):
+    """Who leads the pools."""
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this scheduler does, now."""
+
+    @property
+    def epoch(self) -> int:
+        """Of this scheduler's leadership."""
+
+    @property
+    def leader(self) -> LeaderRecord | None:
+        """Who does, as last heard."""
 
 
 class PolicySwitch:
-    """`round_robin` stands in by name, because it is the one policy that looks at no load."""
+    """While no monitor is heard `round_robin` stands in by name, because it is the one policy that looks at no load.
 
-    def __init__(self, configured: str, silence_s: float) -> None:
-        """Raises `ConfigurationError` for an unknown name."""
+    A policy that keeps pools places in the scheduler that leads them only: two would have two opinions of every
+    instance. In the others, and in all while there is no leader, `lmetric` stands in.
+    """
+
+    def __init__(self, configured: str, silence_s: float, pools: PoolsLead | None = None) -> None:
+        """`pools` None: this scheduler is the only one. Raises `ConfigurationError` for an unknown name."""
         self.configured: Policy = create_policy(configured)
         self.profile: InstanceProfile | None = None
         """By which the configured policy predicts, if it does."""
         self._asked: Policy = self.configured
         """With the parameters that were asked for, whatever a profile makes of them."""
-        self.fallback_reason = ""
-        """Why the fallback is in force; empty while it is not."""
-        self._fallback: Policy = RoundRobin()
+        self._silence = ""
+        """Why the monitor is not believed; empty while it is."""
+        self._blind: Policy = RoundRobin()
+        self._unled: Policy = LMetric()
+        self._pools = pools
         self._silence_s = silence_s
+        self._noted = ""
 
     @property
     def profile_key(self) -> str:
@@ -33,7 +59,35 @@ class PolicySwitch:
     @property
     def in_force(self) -> Policy:
         """The policy that decides now."""
-        return self._fallback if self.fallback_reason else self.configured
+        if self._silence:
+            return self._blind
+        return self.configured if self._may_keep_pools else self._unled
+
+    @property
+    def fallback_reason(self) -> str:
+        """Why a fallback is in force; empty while none is."""
+        if self._silence or self._may_keep_pools:
+            return self._silence
+        if self.is_standby:
+            return f"{self.leader_id} leads the pools of {self.configured.name}, and is to be asked"
+        return f"no scheduler leads the pools of {self.configured.name} yet"
+
+    @property
+    def leader_id(self) -> str:
+        """The scheduler that is to be asked for placements; empty: any, because the policy keeps no pools."""
+        if self._pools is None or not has_pools(self.configured):
+            return ""
+        leader = self._pools.leader
+        return "" if leader is None else leader.member_id
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether another scheduler places."""
+        return not self._may_keep_pools and bool(self.leader_id)
+
+    @property
+    def _may_keep_pools(self) -> bool:
+        return self._pools is None or not has_pools(self.configured) or self._pools.is_leading
 
     def configure(self, name: str, parameters: Mapping[str, float] = NO_PARAMETERS) -> bool:
         """Select a policy; False if it was selected already, with these parameters (it then keeps what it remembers).
@@ -64,13 +118,19 @@ class PolicySwitch:
             self.configured = policy
 
     def refresh(self, heard_s: float | None, now_s: float) -> bool:
-        """Choose by when the monitor was last heard. True if the fallback has begun or ended."""
+        """Choose by when the monitor was last heard. True if another policy has come into force, or for another
+        reason."""
         if heard_s is None:
-            reason = "no monitor has been heard yet"
+            self._silence = "no monitor has been heard yet"
         elif now_s - heard_s > self._silence_s:
-            reason = f"the monitor has been silent for more than {self._silence_s:g} s"
+            self._silence = f"the monitor has been silent for more than {self._silence_s:g} s"
         else:
-            reason = ""
-        changed = bool(reason) != bool(self.fallback_reason)
-        self.fallback_reason = reason
+            self._silence = ""
+        noted = self.fallback_name
+        changed, self._noted = noted != self._noted, noted
         return changed
+
+    @property
+    def fallback_name(self) -> str:
+        """Of the policy that stands in; empty while none does."""
+        return self.in_force.name if self.in_force is not self.configured else ""

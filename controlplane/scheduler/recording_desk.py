@@ -21,7 +21,7 @@ class RecordedDecisions:
         self._switch = switch
         self._table = table
         self._configured: Policy | None = None
-        self._is_fallback = False
+        self._fallback = ""
         self._layouts: dict[str, StageLayout] = {}
         """By which the configured policy is known to place."""
 
@@ -84,9 +84,9 @@ class RecordedDecisions:
             self._layouts = {}
         if isinstance(switch.configured, Stages) and switch.configured.layouts != self._layouts:
             self._tell_layouts(switch.configured.layouts)
-        if bool(switch.fallback_reason) != self._is_fallback:
-            self._is_fallback = bool(switch.fallback_reason)
-            self._tell(events.FallbackSet(self._is_fallback))
+        if switch.fallback_name != self._fallback:
+            former, self._fallback = self._fallback, switch.fallback_name
+            self._tell(events.FallbackSet(bool(self._fallback), self._fallback or former))
 
     def _tell_layouts(self, layouts: Mapping[str, StageLayout]) -> None:
         for model in sorted(layouts.keys() | self._layouts.keys()):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import ClassVar
 
-from controlplane.model.duties import RESCHEDULER
+from controlplane.model.duties import POOLS, RESCHEDULER
 from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.rescheduling.migrations import Migrations
 from controlplane.policies.rescheduling.mode import ReschedulerMode
@@ -47,7 +47,10 @@ class SchedulerRole:
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""
         clock, metrics = context.runtime.clock, SchedulerMetrics(context.registry)
-        desk = PlacementDesk(self._settings, metrics, clock)
+        leadership_metrics = LeadershipMetrics(context.registry)
+        moving, pools = (lead(context, duty, leadership_metrics) for duty in (RESCHEDULER, POOLS))
+        self._leaderships = (moving, pools)
+        desk = PlacementDesk(self._settings, metrics, clock, pools)
         GaugeCollector(desk.gauges, context.registry)
         policy_config = PolicyConfig(context.store, desk.switch)
         watch = MonitorWatch(
@@ -61,9 +64,6 @@ class SchedulerRole:
             on_synced=desk.tick,
         )
         profiles = ProfileWatch(context.store, desk.switch)
-        leadership_metrics = LeadershipMetrics(context.registry)
-        moving = lead(context, RESCHEDULER, leadership_metrics)
-        self._leaderships = (moving,)
         rescheduling = self._rescheduling = self._make_rescheduling(context, desk, moving)
         rescheduler_config = ReschedulerConfig(context.store, rescheduling.switch, rescheduling.note_change)
         service = SchedulerService(desk, policy_config, rescheduling, rescheduler_config)

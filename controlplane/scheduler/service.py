@@ -43,7 +43,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Ready(self, request: scheduler_pb2.ReadyRequest, context: Any) -> scheduler_pb2.ReadyResponse:
         """Whether a placement would be refused because no monitor has been heard yet."""
         message = self._desk.not_ready()
-        return scheduler_pb2.ReadyResponse(is_ready=not message, message=message)
+        return scheduler_pb2.ReadyResponse(is_ready=not message, message=message, leader_id=self._desk.switch.leader_id)
 
     async def PlaceDecode(
         self, request: scheduler_pb2.PlaceDecodeRequest, context: Any
@@ -93,6 +93,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             fallback_reason=switch.fallback_reason,
             parameters=switch.configured.parameters.values(),
             profile=switch.profile_key,
+            is_standby=switch.is_standby,
         )
 
     async def SetPolicy(self, request: scheduler_pb2.SetPolicyRequest, context: Any) -> scheduler_pb2.SetPolicyResponse:

@@ -41,7 +41,7 @@ class Mover:
         settings, metrics = CoordinatorSettings(), MigrationMetrics(context.registry)
         workplace = Workplace(instance, engine, settings, metrics, TaskSet("coordinator"), context.runtime.clock.now_s)
         self.coordinator = Coordinator(workplace, context.directory, self._transport)
-        self._inquiry = DecodeInquiry(context.directory, self._transport)
+        self._inquiry = DecodeInquiry(context.directory, self._transport, fence)
         self._hand_overs = HandOvers(workplace, self.coordinator, self._inquiry)
         context.server.add(
             migration_pb2_grpc.add_MigrationServicer_to_server,

@@ -112,6 +112,7 @@ async def _scheduler(member: Member) -> dict[str, Any]:
         "member_id": member.member_id,
         "policy": snapshot.policy,
         "fallback_reason": policy.fallback_reason,
+        "is_standby": policy.is_standby,
         "synced": snapshot.synced,
         "age_ms": snapshot.age_ms,
         "instances": len(snapshot.instances),

@@ -110,6 +110,8 @@ def _scheduler_lines(schedulers: list[dict[str, Any]]) -> list[str]:
         name = f"scheduler {each['member_id']}"
         if "error" in each:
             lines.append(f"[red]{name}: {escape(each['error'])}[/]")
+        elif each["synced"] and each["is_standby"]:
+            lines.append(f"{name}: stands by: {each['fallback_reason']}")
         elif not each["synced"] or each["fallback_reason"]:
             lines.append(f"[red]{name}: places by {each['policy']}: {each['fallback_reason'] or 'not synced'}[/]")
         else:

@@ -72,6 +72,8 @@ class PlacementClient:
         self._links: dict[str, SchedulerLink] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._scheduler_turn = 0
+        self._leader_id = ""
+        """The scheduler to ask while it answers, because the policy keeps pools; empty: any."""
         self._placed_by: dict[str, str] = {}
         """Key of the link that placed a request, until the request ends."""
         self._workers: tuple[Sender, ...] = ()
@@ -153,6 +155,7 @@ class PlacementClient:
         if former is not None and former.key != key:
             former.ended(request.request_id, False, PLACED_ELSEWHERE)
         self._placed_by[request.request_id] = key
+        self._leader_id = response.leader_id
         if asking.is_hedged:
             self._metrics.hedged_placements.inc()
         self._recover()
@@ -160,7 +163,8 @@ class PlacementClient:
 
     def _choose(self, asked: Collection[str]) -> str | None:
         usable = [link for link in self._links.values() if link.is_usable and link.key not in asked]
-        among = [link for link in usable if link.is_announced] or usable
+        leading = [link for link in usable if link.member.member_id == self._leader_id] if self._leader_id else []
+        among = leading or [link for link in usable if link.is_announced] or usable
         self._scheduler_turn += 1
         return least_outstanding([Candidate(link.key, link.outstanding) for link in among], self._scheduler_turn)
 
@@ -187,7 +191,11 @@ class PlacementClient:
             self._metrics.fallback_in_force.set(0)
 
     def _handlers(self) -> LinkHandlers:
-        return LinkHandlers(self._recover, self._drop_departed)
+        return LinkHandlers(self._usable, self._drop_departed)
+
+    def _usable(self, leader_id: str) -> None:
+        self._leader_id = leader_id
+        self._recover()
 
     def _open(self, link: SchedulerLink) -> None:
         log.info("using scheduler", extra={"member_id": link.member.member_id, "address": link.member.address})

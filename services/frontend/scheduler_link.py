@@ -39,7 +39,8 @@ class AnswerHandlers:
 class LinkHandlers:
     """What the owner of a link wants to hear. Must not block."""
 
-    on_usable: Callable[[], None]
+    on_usable: Callable[[str], None]
+    """It may be asked now; with the id of the scheduler that is to be asked instead, if it named one."""
     on_lost: Callable[[], None]
     """The stream ended; it is opened again by itself."""
 
@@ -248,13 +249,13 @@ class SchedulerLink:
         assert channel is not None, "the stream is open"
         self.breaker.begin_probe(self._clock())
         stub = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
-        is_ready = False
+        ready = scheduler_pb2.ReadyResponse()
         try:
-            is_ready = (await stub.Ready(scheduler_pb2.ReadyRequest(), timeout=self._deadline_s)).is_ready
+            ready = await stub.Ready(scheduler_pb2.ReadyRequest(), timeout=self._deadline_s)
         except grpc.aio.AioRpcError as error:
             log.debug("a probe failed", extra={"peer": self._peer, "code": error.code().name})
-        self.breaker.end_probe(is_ready and self._stream.is_open, self._clock())
+        self.breaker.end_probe(ready.is_ready and self._stream.is_open, self._clock())
         if self.breaker.is_closed:
             log.info("scheduler can be asked", extra={"peer": self._peer, "address": self.member.address})
             self._metrics.scheduler_usable.labels(self.member.member_id).set(1)
-            self._handlers.on_usable()
+            self._handlers.on_usable(ready.leader_id)

@@ -122,3 +122,30 @@ def test_the_leader_of_the_rescheduler_is_replaced_with_a_higher_epoch(pair: Run
         return leader is not None and leader["epoch"] > before["epoch"]
 
     eventually(replaced, 15, "somebody leads again")
+
+
+def test_pools_have_one_scheduler_and_its_death_fails_nothing(pair: RunningMesh) -> None:
+    eventually(lambda: whole(pair), 30, "everything is connected")
+    assert pair.cli("policy", "arrow").returncode == 0
+    try:
+        leader = str(pair.status()["leaders"]["pools"]["member_id"])
+        eventually(lambda: placed_by(pair) == ("arrow", leader), 10, "the leader places")
+        with Load(pair) as load:
+            eventually(lambda: load.answered > 20, 30, "requests are answered")
+            pair.kill(leader)
+            eventually(lambda: placed_by(pair)[0] == "arrow", 20, "somebody leads the pools again")
+            eventually(lambda: whole(pair), 30, f"{leader} is back\n{pair.story()}")
+        assert load.failed == []
+    finally:
+        assert pair.cli("policy", "lmetric").returncode == 0
+
+
+def placed_by(mesh: RunningMesh) -> tuple[str, str]:
+    """Policy and scheduler of a request of now."""
+    client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none")
+    raw = client.completions.with_raw_response.create(model="demo-small", prompt="x", max_tokens=2)
+    explained = mesh.cli("explain", raw.headers["x-request-id"], "--json")
+    if explained.returncode:
+        return "", ""  # it was placed by the one that was killed, or by nobody
+    explanation = json.loads(explained.stdout)
+    return explanation["policy"], explanation["scheduler"]

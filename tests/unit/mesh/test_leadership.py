@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -95,3 +96,14 @@ async def test_a_leader_that_was_overruled_in_the_store_stops(host: StoreHost) -
         host.put(LEADERS_PREFIX + "tests", other)
         await until(lambda: not a.is_leading)
         await until(lambda: a.leader is not None and a.leader.member_id == "b")
+
+
+async def test_a_restarted_leader_takes_over_from_its_former_life_at_once(host: StoreHost) -> None:
+    former = LeaderRecord("tests", "a", "former life", epoch=5)
+    lease = await EmbeddedStore(host).grant_lease(3600.0)
+    host.put(LEADERS_PREFIX + "tests", msgspec.json.encode(former), lease.incarnation_id)
+    async with candidate(host, "a") as a, candidate(host, "b") as b:
+        await until(lambda: a.is_leading)
+        assert not b.is_leading
+        assert a.epoch > former.epoch
+    lease.abandon()

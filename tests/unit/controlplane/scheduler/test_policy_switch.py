@@ -1,6 +1,6 @@
 """Which policy places."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ from controlplane.prediction.running_tokens import DecodePoint
 from controlplane.prediction.ttft import TtftCurve
 from controlplane.scheduler.policy_switch import PolicySwitch
 from mesh.errors import ConfigurationError
+from mesh.leadership_state import LeaderRecord
 from tests.unit.controlplane.builders import instance
 
 
@@ -119,3 +120,36 @@ def test_of_several_profiles_the_slowest_counts_and_only_of_what_is_there() -> N
     assert profile_for(here, [wide, slow]) == slow, "these have one GPU each"
     assert profile_for([replace(each, tensor_parallel=4) for each in here], [wide, slow]) == wide
     assert profile_for(here, [wide]) == wide, "better than none"
+
+
+@dataclass
+class Pools:
+    """Who leads, as a test says."""
+
+    is_leading: bool = False
+    epoch: int = 1
+    leader: LeaderRecord | None = None
+
+
+def test_a_policy_with_pools_places_in_the_scheduler_that_leads_them_only() -> None:
+    pools = Pools()
+    switch = PolicySwitch("arrow", 2.0, pools)
+    assert switch.refresh(0.0, 1.0), "from nobody heard to nobody leading"
+    assert (switch.in_force.name, switch.is_standby) == ("lmetric", False)
+    assert switch.fallback_reason == "no scheduler leads the pools of arrow yet"
+    pools.leader = LeaderRecord("pools", "other", "1", epoch=5)
+    assert (switch.in_force.name, switch.is_standby, switch.leader_id) == ("lmetric", True, "other")
+    assert "other leads the pools of arrow" in switch.fallback_reason
+    pools.is_leading, pools.leader = True, LeaderRecord("pools", "this", "1", epoch=6)
+    assert switch.refresh(0.0, 1.0)
+    assert (switch.in_force.name, switch.fallback_reason, switch.leader_id) == ("arrow", "", "this")
+    assert switch.refresh(0.0, 5.0)
+    assert switch.in_force.name == "round_robin", "a leader that hears no monitor, too"
+
+
+def test_a_policy_without_pools_places_in_every_scheduler() -> None:
+    switch = PolicySwitch("lmetric", 2.0, Pools(leader=LeaderRecord("pools", "other", "1", epoch=5)))
+    switch.refresh(0.0, 1.0)
+    assert (switch.in_force.name, switch.leader_id, switch.is_standby) == ("lmetric", "", False)
+    assert switch.configure("arrow")
+    assert (switch.in_force.name, switch.leader_id) == ("lmetric", "other")

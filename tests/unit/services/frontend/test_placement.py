@@ -211,3 +211,21 @@ async def test_the_fallback_takes_turns_for_each_model(model_path: Path) -> None
             for model in ("demo", "other") * 2
         ]
         assert sorted(placed) == ["worker-0", "worker-1", "worker-2", "worker-3"]
+
+
+async def test_where_one_scheduler_leads_the_pools_it_alone_is_asked_while_it_answers(model_path: Path) -> None:
+    def led(_: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
+        placed = scheduler_pb2.PLACE_OUTCOME_PLACED
+        return scheduler_pb2.PlaceResponse(outcome=placed, instance_id="worker-0", leader_id="scheduler-1")
+
+    async with mesh_of_fakes(model_path, short) as mesh, second_scheduler(mesh) as leader:
+        leader.choose = led
+        mesh.scheduler.choose = led
+        for number in range(6):
+            await mesh.service.placement.place(request(number))
+        assert len(mesh.scheduler.placed) <= 1, "the first answer names the leader"
+        await leader.stop()
+        await mesh.until(lambda: not link_to(mesh, leader).is_usable)
+        before = len(mesh.scheduler.placed)
+        await mesh.service.placement.place(request(6))
+        assert len(mesh.scheduler.placed) == before + 1, "whoever stands by"
