@@ -48,6 +48,7 @@ class ClusterTable:
         """Requests that are prefilled elsewhere first."""
         self._arriving = UnreportedRequests(self.limits.max_unreported_requests)
         """Requests whose prompt was computed elsewhere."""
+        self._unmonitored: set[str] = set()
 
     # -- what happens
 
@@ -72,6 +73,7 @@ class ClusterTable:
         self._unreported.close_instance(instance_id)
         self._decodes.close_instance(instance_id)
         self._arriving.close_instance(instance_id)
+        self._unmonitored.discard(instance_id)
         del self._instances[instance_id]
         del self._loads[instance_id]
 
@@ -96,6 +98,29 @@ class ClusterTable:
         """The instance's load signal has become too old to be believed, or is fresh again."""
         self._fleet_of(instance_id, incarnation_id, "staleness").mark_stale(instance_id, stale)
 
+    def unmonitor(self, instance_id: str, incarnation_id: str) -> None:
+        """No monitor hears of the instance any more, and it lives: until it joins again its last load stands, and what
+        is placed there counts until it ends, for no report will tell of it."""
+        self._fleet_of(instance_id, incarnation_id, "loss of its reports")
+        self._unmonitored.add(instance_id)
+
+    def adopt(self, source: "ClusterTable", instance_id: str) -> None:
+        """Take over an instance that this table does not know as another one knows it, without its prefix cache."""
+        instance = source._instances[instance_id]
+        fleet = source._fleets[instance.model]
+        self.joined(instance)
+        self.reported(instance_id, instance.incarnation_id, source._loads[instance_id], fleet.state(instance_id))
+        self.staled(instance_id, instance.incarnation_id, fleet.is_stale(instance_id))
+        self.unmonitor(instance_id, instance.incarnation_id)
+        own = self._fleets[instance.model]
+        for request in source._unreported.of(instance_id):
+            self._take_back(self._unreported.add(request))
+            own.correct(instance_id, 1, request.tokens)
+        for ledger, taken in ((self._decodes, source._decodes), (self._arriving, source._arriving)):
+            for request in taken.of(instance_id):
+                self._take_back_decodes(ledger.add(request))
+                own.correct_decodes(instance_id, 1, request.tokens)
+
     def cached(self, instance_id: str, incarnation_id: str, blocks: KvBlocks) -> int:
         """The instance's prefix cache has changed. Returns how many blocks the index refused."""
         fleet = self._fleet_of(instance_id, incarnation_id, "KV update")
@@ -109,7 +134,7 @@ class ClusterTable:
 
     def placed(self, request_id: str, instance_id: str, prefill_tokens: int, now_s: float) -> None:
         """A request was placed: it counts as load of the instance until a report says so, or it ends."""
-        self._take_back(self._unreported.close_older(now_s - self.limits.unreported_s))
+        self._take_back(self._unreported.close_older(now_s - self.limits.unreported_s, self._unmonitored))
         model = self._instances[instance_id].model
         request = UnreportedRequest(request_id, model, instance_id, prefill_tokens, now_s)
         self._take_back(self._unreported.add(request))
@@ -134,7 +159,7 @@ class ClusterTable:
 
     def forget_unreported(self, now_s: float) -> int:
         """Drop placements that no report has counted for too long. Returns how many."""
-        forgotten = self._unreported.close_older(now_s - self.limits.unreported_s)
+        forgotten = self._unreported.close_older(now_s - self.limits.unreported_s, self._unmonitored)
         self._take_back(forgotten)
         self._forget_decodes(now_s)
         return len(forgotten)
@@ -156,6 +181,14 @@ class ClusterTable:
     def load(self, instance_id: str) -> LoadReport:
         """The last report; empty before the first."""
         return self._loads[instance_id]
+
+    def state(self, instance_id: str) -> InstanceState:
+        """As last reported."""
+        return self._fleets[self._instances[instance_id].model].state(instance_id)
+
+    def is_stale(self, instance_id: str) -> bool:
+        """See `staled`."""
+        return self._fleets[self._instances[instance_id].model].is_stale(instance_id)
 
     def snapshot(self, model: str) -> Snapshot | None:
         """The model's instances now; None for a model that nobody has announced."""
@@ -195,8 +228,9 @@ class ClusterTable:
             self._fleets[request.model].correct(request.instance_id, -1, -request.tokens)
 
     def _forget_decodes(self, now_s: float) -> None:
-        self._take_back_decodes(self._decodes.close_older(now_s - self.limits.unreported_decode_s))
-        self._take_back_decodes(self._arriving.close_older(now_s - self.limits.arriving_s))
+        kept = self._unmonitored
+        self._take_back_decodes(self._decodes.close_older(now_s - self.limits.unreported_decode_s, kept))
+        self._take_back_decodes(self._arriving.close_older(now_s - self.limits.arriving_s, kept))
 
     def _take_back_decodes(self, closed: Iterable[UnreportedRequest]) -> None:
         for request in closed:

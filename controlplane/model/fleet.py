@@ -103,6 +103,14 @@ class Fleet:
         self._table[Column.STALE, row] = stale
         self._update_placeable(row)
 
+    def state(self, instance_id: str) -> InstanceState:
+        """As last reported."""
+        return INSTANCE_STATES[int(self._table[Column.STATE, self._rows[instance_id]])]
+
+    def is_stale(self, instance_id: str) -> bool:
+        """See `mark_stale`."""
+        return bool(self._table[Column.STALE, self._rows[instance_id]])
+
     def correct(self, instance_id: str, requests: int, prefill_tokens: int) -> None:
         """Add to (or, negative, take from) what is placed there and not reported yet."""
         row = self._rows[instance_id]

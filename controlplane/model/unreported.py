@@ -1,5 +1,7 @@
 """Requests that were placed and that no load report counts yet."""
 
+from collections.abc import Container
+
 import msgspec
 
 
@@ -44,18 +46,23 @@ class UnreportedRequests:
         del self._open[request_id]
         return [request]
 
+    def of(self, instance_id: str) -> list[UnreportedRequest]:
+        """The open placements on an instance, oldest first."""
+        return [request for request in self._open.values() if request.instance_id == instance_id]
+
     def close_instance(self, instance_id: str) -> None:
         """The instance is gone and takes its corrections with it."""
-        for request_id in [r.request_id for r in self._open.values() if r.instance_id == instance_id]:
-            del self._open[request_id]
+        for request in self.of(instance_id):
+            del self._open[request.request_id]
 
-    def close_older(self, placed_before_s: float) -> list[UnreportedRequest]:
-        """Close what was placed before that moment."""
+    def close_older(self, placed_before_s: float, kept: Container[str] = ()) -> list[UnreportedRequest]:
+        """Close what was placed before that moment, but on the instances of `kept`."""
         closed = []
         for request in self._open.values():
             if request.placed_s >= placed_before_s:
                 break
-            closed.append(request)
+            if request.instance_id not in kept:
+                closed.append(request)
         for request in closed:
             del self._open[request.request_id]
         return closed

@@ -52,6 +52,17 @@ class Staled(_TableEvent, frozen=True):
     stale: bool
 
 
+class Unmonitored(_TableEvent, frozen=True):
+    instance_id: str
+    incarnation_id: str
+
+
+class Adopted(_TableEvent, frozen=True):
+    source: int
+    """The table that it is taken over from."""
+    instance_id: str
+
+
 class Cached(_TableEvent, frozen=True):
     instance_id: str
     incarnation_id: str
@@ -120,6 +131,8 @@ Event: TypeAlias = (
     | Lost
     | Reported
     | Staled
+    | Unmonitored
+    | Adopted
     | Cached
     | Ended
     | Forgotten

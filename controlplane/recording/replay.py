@@ -87,6 +87,10 @@ class Replay:
                 )
             case events.Staled():
                 table.staled(event.instance_id, event.incarnation_id, event.stale)
+            case events.Unmonitored():
+                table.unmonitor(event.instance_id, event.incarnation_id)
+            case events.Adopted():
+                table.adopt(self._table(event.source), event.instance_id)
             case events.Cached():
                 table.cached(event.instance_id, event.incarnation_id, event.blocks)
                 self._sweep(table)

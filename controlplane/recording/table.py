@@ -1,6 +1,7 @@
 """A cluster table that tells of what happens to it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
@@ -16,22 +17,18 @@ class RecordingTable(ClusterTable):
         super().__init__(limits)
         self.number = number
         self._tell = tell
-        self._is_joining = False
+        self._is_quiet = False
+        """What happens now is part of an event that was told."""
 
     def joined(self, instance: InstanceDescription) -> None:
         """See `ClusterTable`."""
-        self._tell(events.Joined(self.number, instance))
-        self._is_joining = True  # a former incarnation is lost by it, which is no event of its own
-        try:
+        with self._told(events.Joined(self.number, instance)):
             super().joined(instance)
-        finally:
-            self._is_joining = False
 
     def lost(self, instance_id: str, incarnation_id: str) -> None:
         """See `ClusterTable`."""
-        if not self._is_joining:
-            self._tell(events.Lost(self.number, instance_id, incarnation_id))
-        super().lost(instance_id, incarnation_id)
+        with self._told(events.Lost(self.number, instance_id, incarnation_id)):
+            super().lost(instance_id, incarnation_id)
 
     def reported(
         self,
@@ -43,13 +40,24 @@ class RecordingTable(ClusterTable):
     ) -> None:
         """See `ClusterTable`."""
         admitted = tuple(admitted_request_ids)
-        self._tell(events.Reported(self.number, instance_id, incarnation_id, load, state, admitted))
-        super().reported(instance_id, incarnation_id, load, state, admitted)
+        with self._told(events.Reported(self.number, instance_id, incarnation_id, load, state, admitted)):
+            super().reported(instance_id, incarnation_id, load, state, admitted)
 
     def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
         """See `ClusterTable`."""
-        self._tell(events.Staled(self.number, instance_id, incarnation_id, stale))
-        super().staled(instance_id, incarnation_id, stale)
+        with self._told(events.Staled(self.number, instance_id, incarnation_id, stale)):
+            super().staled(instance_id, incarnation_id, stale)
+
+    def unmonitor(self, instance_id: str, incarnation_id: str) -> None:
+        """See `ClusterTable`."""
+        with self._told(events.Unmonitored(self.number, instance_id, incarnation_id)):
+            super().unmonitor(instance_id, incarnation_id)
+
+    def adopt(self, source: ClusterTable, instance_id: str) -> None:
+        """See `ClusterTable`."""
+        assert isinstance(source, RecordingTable), "a recorder makes all tables"
+        with self._told(events.Adopted(self.number, source.number, instance_id)):
+            super().adopt(source, instance_id)
 
     def cached(self, instance_id: str, incarnation_id: str, blocks: KvBlocks) -> int:
         """See `ClusterTable`."""
@@ -66,3 +74,16 @@ class RecordingTable(ClusterTable):
         if self.expected_requests():
             self._tell(events.Forgotten(self.number, now_s))
         return super().forget_unreported(now_s)
+
+    @contextmanager
+    def _told(self, event: events.Event) -> Iterator[None]:
+        """What the block does is told as this one event."""
+        if self._is_quiet:
+            yield
+            return
+        self._tell(event)
+        self._is_quiet = True
+        try:
+            yield
+        finally:
+            self._is_quiet = False

@@ -1,10 +1,12 @@
 """Where placements are made: the table in force, the policy in force, and the record of what was decided."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.duties import POOLS
-from controlplane.model.frontend_links import NOBODY, FrontendLinks
+from controlplane.model.frontend_links import MAX_LINKS, NOBODY, FrontendLinks
 from controlplane.model.placement import Placement
 from controlplane.policies.interface import Policy, has_pools
 from controlplane.policies.place import choose_decode, place
@@ -83,6 +85,22 @@ class PlacementDesk:
         self.explanations.add(placement, int(1000 * self._clock.unix_s()), pools)
         return _answer(placement, self.switch.leader_id)
 
+    @contextmanager
+    def frontend(self) -> Iterator[FrontendLinks]:
+        """A frontend is there for as long as the block runs."""
+        links = FrontendLinks()
+        self.feed.linked(links)
+        try:
+            yield links
+        finally:
+            self.feed.unlinked(links)
+            self.feed.review(self._clock.now_s())
+
+    def linked(self, links: FrontendLinks, message: scheduler_pb2.LinkReport) -> None:
+        """A frontend says which workers it is connected to now."""
+        links.report((each.instance_id, each.incarnation_id) for each in message.workers[:MAX_LINKS])
+        self.feed.review(self._clock.now_s())
+
     def place_decode(self, message: scheduler_pb2.PlaceDecodeRequest) -> scheduler_pb2.PlaceDecodeResponse:
         """Choose who decodes a request, now that its prompt is computed; or say who is to be asked."""
         if self.switch.is_standby:
@@ -116,6 +134,7 @@ class PlacementDesk:
         now_s = self._clock.now_s()
         if self.switch.refresh(self.feed.heard_s, now_s):
             self._note_fallback()
+        self.feed.review(now_s)
         forgotten = self.feed.table.forget_unreported(now_s)
         if forgotten:
             self._metrics.forgotten.inc(forgotten)
@@ -144,6 +163,7 @@ class PlacementDesk:
             synced=self.feed.synced,
             instances=len(table.instances()),
             placeable_instances=table.placeable_instances(),
+            unmonitored_instances=len(self.feed.by_last_load),
             indexed_blocks=len(table.index),
             refused_blocks_total=self.feed.refused_blocks_total,
             unreported_requests=table.unreported_requests(),

@@ -2,20 +2,39 @@
 
 A watch starts from nothing, so each one fills a table of its own. The table of the watch before stays in force
 until the new one is complete: a scheduler that has lost its monitor goes on with the instances it knew.
+
+So it does with a single instance of which the monitor hears no more, while the directory knows it and frontends are
+connected to it: see `controlplane.model.monitoring`.
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from controlplane.decode_message import decode_load_of
 from controlplane.load_message import instance_state, load_report
 from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.frontend_links import FrontendLinks
+from controlplane.model.instance import InstanceState
+from controlplane.model.monitoring import FALLBACK, Heard, Standing, disbelieved
 from controlplane.scheduler import wire
 from controlplane.scheduler.rescheduling.decode_loads import DecodeLoads
 from mesh.errors import IllegalTransition, ProtocolViolation
 from penstock.v1 import monitor_pb2
 
 log = logging.getLogger(__name__)
+
+
+UNLINKED_S = 10.0
+"""An instance without a monitor is forgotten once no frontend was connected to it for so long: one that lost its
+connection for a moment gets it back, a dead one has a successor by then."""
+
+
+@dataclass(slots=True)
+class _Unmonitored:
+    incarnation_id: str
+    linked_s: float
+    """When a frontend was last known to be connected to it."""
 
 
 class ClusterFeed:
@@ -33,12 +52,23 @@ class ClusterFeed:
         self.heard_s: float | None = None
         """When the table in force last heard from the monitor; None if it never has."""
         self.refused_blocks_total = 0
+        self.by_last_load: frozenset[str] = frozenset()
+        """Instances that are placed on although no monitor has heard of their load of late."""
+        self._announced: dict[str, str] = {}
+        """Incarnation of each worker in the directory."""
+        self._frontends: list[FrontendLinks] = []
+        self._unmonitored: dict[str, _Unmonitored] = {}
+        """Instances of the table in force of which the monitor hears nothing."""
+        self._stale: set[str] = set()
+        """Instances of the table in force whose load reports have stopped, by the monitor."""
+        self._incoming_stale: set[str] = set()
         self._incoming: ClusterTable | None = None
         self._sequence: int | None = None
 
     def begin(self) -> None:
         """A new watch."""
         self._incoming = self._new_table()
+        self._incoming_stale = set()
         self._sequence = None
         self.synced = False
 
@@ -62,20 +92,100 @@ class ClusterFeed:
         for instance in update.instances:
             self._apply(table, instance, now_s)
         if update.synced and not self.synced:
-            self.table, self._incoming, self.synced = table, None, True
-            self.decode_loads.keep({each.instance_id for each in table.instances()})
+            self._take_over(table, now_s)
         if self.synced:
             self.heard_s = now_s
+            self.review(now_s)
+
+    def announced(self, instance_id: str, incarnation_id: str) -> None:
+        """The mesh's directory knows the instance."""
+        self._announced[instance_id] = incarnation_id
 
     def left(self, instance_id: str, incarnation_id: str) -> bool:
         """The mesh's directory says that the instance has gone. Believed only while no monitor says otherwise;
         True if it was news."""
+        if self._announced.get(instance_id) == incarnation_id:
+            del self._announced[instance_id]
         known = {i.instance_id: i.incarnation_id for i in self.table.instances()}
-        if self.synced or known.get(instance_id) != incarnation_id:
+        if known.get(instance_id) != incarnation_id or (self.synced and instance_id not in self._unmonitored):
             return False
+        self._lose(instance_id, incarnation_id)
+        return True
+
+    def linked(self, links: FrontendLinks) -> None:
+        """A frontend has come; `review` when its links have changed."""
+        self._frontends.append(links)
+
+    def unlinked(self, links: FrontendLinks) -> None:
+        """It has gone."""
+        self._frontends.remove(links)
+
+    def review(self, now_s: float) -> None:
+        """Look again whom to believe. Call it often, and when something is known of links or members."""
+        if not self._unmonitored and not self._stale and not self.by_last_load:
+            return
+        for instance_id, known in list(self._unmonitored.items()):
+            if self._is_linked(instance_id, known.incarnation_id):
+                known.linked_s = now_s
+            elif now_s - known.linked_s > UNLINKED_S:
+                log.warning("instance lost: nobody is connected to it", extra={"instance_id": instance_id})
+                self._lose(instance_id, known.incarnation_id)
+        doubtful = self._unmonitored.keys() | self._stale
+        stale = disbelieved(self._standings())
+        for instance in self.table.instances():
+            instance_id = instance.instance_id
+            if self.table.is_stale(instance_id) != (instance_id in stale):
+                self.table.staled(instance_id, instance.incarnation_id, instance_id in stale)
+        self._note_last_load(frozenset(doubtful - stale))
+
+    def _standings(self) -> list[Standing]:
+        return [
+            Standing(
+                each.instance_id,
+                each.model,
+                self.table.state(each.instance_id) is InstanceState.READY,
+                Heard.NOT_AT_ALL
+                if each.instance_id in self._unmonitored
+                else Heard.STALE
+                if each.instance_id in self._stale
+                else Heard.FRESH,
+                self._is_linked(each.instance_id, each.incarnation_id),
+            )
+            for each in self.table.instances()
+        ]
+
+    def _is_linked(self, instance_id: str, incarnation_id: str) -> bool:
+        if self._announced.get(instance_id) != incarnation_id:
+            return False
+        return any(links.connected.get(instance_id) == incarnation_id for links in self._frontends)
+
+    def _note_last_load(self, instance_ids: frozenset[str]) -> None:
+        for instance_id in sorted(instance_ids - self.by_last_load):
+            log.error(
+                "no monitor hears of an instance that frontends are connected to",
+                extra={"instance_id": instance_id, "fallback": FALLBACK},
+            )
+        for instance_id in sorted(self.by_last_load - instance_ids):
+            log.warning("an instance is no longer placed on by its last known load", extra={"instance_id": instance_id})
+        self.by_last_load = instance_ids
+
+    def _take_over(self, table: ClusterTable, now_s: float) -> None:
+        """The table of this watch is complete. Instances that live without its monitor's knowledge stay."""
+        there = {each.instance_id for each in table.instances()}
+        unmonitored = {}
+        for each in self.table.instances():
+            if each.instance_id not in there and self._is_linked(each.instance_id, each.incarnation_id):
+                table.adopt(self.table, each.instance_id)
+                unmonitored[each.instance_id] = _Unmonitored(each.incarnation_id, now_s)
+        self.table, self._incoming, self.synced = table, None, True
+        self._stale, self._unmonitored = self._incoming_stale, unmonitored
+        self.decode_loads.keep(there)
+
+    def _lose(self, instance_id: str, incarnation_id: str) -> None:
         self.table.lost(instance_id, incarnation_id)
         self.decode_loads.lost(instance_id)
-        return True
+        self._unmonitored.pop(instance_id, None)
+        self._stale.discard(instance_id)
 
     def _apply(self, table: ClusterTable, update: monitor_pb2.InstanceUpdate, now_s: float) -> None:
         instance_id, incarnation_id = update.instance_id, update.incarnation_id
@@ -95,13 +205,16 @@ class ClusterFeed:
                 self._take_decoding(update, now_s)
             case "joined":
                 table.joined(wire.instance_description(update.joined))
+                self._stale_of(table).discard(instance_id)
+                if table is self.table:
+                    self._unmonitored.pop(instance_id, None)
                 log.info("instance joined", extra={"instance_id": instance_id, "incarnation_id": incarnation_id})
             case "lost":
-                table.lost(instance_id, incarnation_id)
-                self.decode_loads.lost(instance_id)
-                log.warning("instance lost", extra={"instance_id": instance_id, "reason": update.lost.reason})
+                self._lost(table, update, now_s)
             case "stale":
                 table.staled(instance_id, incarnation_id, update.stale)
+                stale = self._stale_of(table)
+                stale.add(instance_id) if update.stale else stale.discard(instance_id)
                 log.warning(
                     "instance is stale" if update.stale else "instance is fresh", extra={"instance_id": instance_id}
                 )
@@ -109,6 +222,22 @@ class ClusterFeed:
                 log.error(
                     "a change of this kind is not known here", extra={"instance_id": instance_id, "change": other}
                 )
+
+    def _lost(self, table: ClusterTable, update: monitor_pb2.InstanceUpdate, now_s: float) -> None:
+        """The monitor hears of it no more; but it may live."""
+        instance_id, incarnation_id = update.instance_id, update.incarnation_id
+        self.decode_loads.lost(instance_id)
+        self._stale_of(table).discard(instance_id)
+        if table is self.table and self._is_linked(instance_id, incarnation_id):
+            table.unmonitor(instance_id, incarnation_id)
+            self._unmonitored[instance_id] = _Unmonitored(incarnation_id, now_s)
+            log.warning("instance without a monitor", extra={"instance_id": instance_id, "reason": update.lost.reason})
+        else:
+            table.lost(instance_id, incarnation_id)
+            log.warning("instance lost", extra={"instance_id": instance_id, "reason": update.lost.reason})
+
+    def _stale_of(self, table: ClusterTable) -> set[str]:
+        return self._stale if table is self.table else self._incoming_stale
 
     def _take_decoding(self, update: monitor_pb2.InstanceUpdate, now_s: float) -> None:
         try:

@@ -54,6 +54,7 @@ class Gauges:
     synced: bool
     instances: int
     placeable_instances: int
+    unmonitored_instances: int
     indexed_blocks: int
     refused_blocks_total: int
     unreported_requests: int
@@ -81,6 +82,11 @@ class GaugeCollector(Collector):
             ("instances", "Instances known", gauges.instances),
             ("placeable_instances", "Instances that take new requests", gauges.placeable_instances),
             ("indexed_blocks", "Distinct KV blocks in the prefix index", gauges.indexed_blocks),
+            (
+                "unmonitored_instances",
+                "Instances placed on by their last known load: no monitor hears of them, but frontends do",
+                gauges.unmonitored_instances,
+            ),
             ("unreported_requests", "Requests placed that no report counts yet", gauges.unreported_requests),
             ("explanations", "Placements that can be explained", gauges.explanations),
         ):

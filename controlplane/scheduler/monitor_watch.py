@@ -100,7 +100,9 @@ class MonitorWatch:
     def _on_member(self, change: MemberChange) -> None:
         """While no monitor tells, the directory does: a worker whose lease has ended is gone."""
         member = change.member
-        if member.role != "worker" or change.kind is not ChangeKind.LEFT:
+        if member.role != "worker":
             return
-        if self._feed.left(member.member_id, member.incarnation_id):
+        if change.kind is not ChangeKind.LEFT:
+            self._feed.announced(member.member_id, member.incarnation_id)
+        elif self._feed.left(member.member_id, member.incarnation_id):
             log.warning("instance lost: it has left the mesh", extra={"instance_id": member.member_id})

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 
 from controlplane.load_message import load_message
-from controlplane.model.frontend_links import MAX_LINKS, FrontendLinks
 from controlplane.model.instance import InstanceDescription
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies.registry import POLICIES
@@ -19,6 +18,9 @@ from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
 from controlplane.scheduler.rescheduling.wire import order_message, status_message
 from mesh.errors import ConfigurationError, PenstockError
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+UNMONITORED = "unmonitored"
+"""State of an instance that is placed on by its last known load, for no monitor hears of it."""
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -56,14 +58,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
         Reads and writes by hand: a quarter cheaper than iterating and yielding.
         """
-        links = FrontendLinks()
-        while (message := await context.read()) is not grpc.aio.EOF:
-            if message.HasField("links"):
-                links.report((each.instance_id, each.incarnation_id) for each in message.links.workers[:MAX_LINKS])
-            for ended in message.ended:
-                self._desk.ended(ended)
-            if message.HasField("place"):
-                await context.write(self._desk.place(message.place, links))
+        with self._desk.frontend() as links:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                if message.HasField("links"):
+                    self._desk.linked(links, message.links)
+                for ended in message.ended:
+                    self._desk.ended(ended)
+                if message.HasField("place"):
+                    await context.write(self._desk.place(message.place, links))
 
     async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Any) -> scheduler_pb2.ExplainResponse:
         """Indicators and scores behind a placement."""
@@ -147,10 +149,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         table = self._desk.feed.table
         instance: InstanceDescription = snapshot.instances[row]
         state = snapshot.state(row)
+        shown = "stale" if snapshot.stale[row] else str(state)
         return scheduler_pb2.SnapshotInstance(
             instance_id=instance.instance_id,
             model=instance.model,
-            state="stale" if snapshot.stale[row] else str(state),
+            state=UNMONITORED if instance.instance_id in self._desk.feed.by_last_load else shown,
             load=load_message(table.load(instance.instance_id), state),
             unreported_requests=int(snapshot.unreported_requests[row]),
             cached_blocks=table.index.held_blocks(int(snapshot.slots[row])),

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 import simulator.cluster.simulation
 from controlplane.load_message import load_message
 from controlplane.model.cluster import ClusterLimits
+from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.instance import InstanceState, LoadReport
 from controlplane.policies.registry import POLICIES
 from controlplane.policies.stages.layout import StageLayout
@@ -50,7 +51,19 @@ class LiveScheduler:
         self.prefilled: dict[str, str] = {}
         self._sequence = 0
         self._incarnations = dict.fromkeys(PHASES, 0)
+        self.links = FrontendLinks()
+        self.desk.feed.linked(self.links)
+        self.link(*PHASES)
+        self.unheard: set[str] = set()
+        """Instances that do not report."""
         self.begin_watch()
+
+    def link(self, *names: str) -> None:
+        """The frontend is connected to these, and the directory knows all."""
+        for name, incarnation in self._incarnations.items():
+            self.desk.feed.announced(name, str(incarnation))
+        self.links.report((name, str(self._incarnations[name])) for name in names)
+        self.desk.feed.review(self.clock.at_s)
 
     def begin_watch(self) -> None:
         """A monitor tells the whole state anew."""
@@ -58,7 +71,8 @@ class LiveScheduler:
         feed.end()
         feed.begin()
         self._sequence = 0
-        self.tell(*(self.joined(name) for name in PHASES), *(self.load(name) for name in PHASES), synced=True)
+        heard = [name for name in PHASES if name not in self.unheard]
+        self.tell(*(self.joined(name) for name in heard), *(self.load(name) for name in heard), synced=True)
         self.desk.tick()
 
     def tell(self, *changes: monitor_pb2.InstanceUpdate, synced: bool = False) -> None:
@@ -101,7 +115,12 @@ class LiveScheduler:
         self.clock.at_s += 0.05
         choose, desk = self.random, self.desk
         name = choose.choice(list(PHASES))
-        match choose.randrange(12):
+        kind = choose.randrange(15)
+        if name in self.unheard and kind in (0, 1, 2, 3, 5, 12):
+            self.unheard.discard(name)
+            self.tell(self.joined(name), self.load(name))
+            return
+        match kind:
             case 0 | 1 | 2:
                 self.tell(self.load(name))
             case 3:
@@ -111,6 +130,8 @@ class LiveScheduler:
                 self.tell(self.update(name, kv=blocks))
             case 4:
                 self._incarnations[name] += 1
+                self.unheard.discard(name)
+                self.link(*PHASES)
                 self.tell(self.joined(name), self.load(name))
             case 5:
                 self.tell(self.update(name, stale=choose.random() < 0.5))
@@ -120,6 +141,13 @@ class LiveScheduler:
                 )
             case 7:
                 desk.tick()
+            case 12:
+                self.unheard.add(name)
+                self.tell(self.update(name, lost=monitor_pb2.InstanceLost(reason="its report stream broke")))
+            case 13:
+                self.link(*choose.sample(list(PHASES), choose.randrange(1, 5)))
+            case 14:
+                self.begin_watch()
             case 8 if self.prefilled:
                 request_id, instance_id = self.prefilled.popitem()
                 desk.place_decode(
@@ -145,7 +173,8 @@ class LiveScheduler:
                 max_tokens=choose.choice([1, 50, 800]),
                 excluded_instance_ids=choose.sample(list(PHASES), choose.choice([0, 0, 0, 1])),
                 is_decoding=choose.random() < 0.1,
-            )
+            ),
+            self.links,
         )
         if answer.outcome == scheduler_pb2.PLACE_OUTCOME_PLACED:
             self.requests.append(request_id)

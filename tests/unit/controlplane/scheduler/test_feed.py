@@ -4,11 +4,12 @@ import pytest
 
 from controlplane.decode_message import decode_message
 from controlplane.model.cluster import ClusterLimits
+from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.instance import InstanceState
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
-from controlplane.scheduler.feed import ClusterFeed
+from controlplane.scheduler.feed import UNLINKED_S, ClusterFeed
 from mesh.errors import IllegalTransition
 from penstock.v1 import monitor_pb2, worker_pb2
 
@@ -131,3 +132,102 @@ def test_a_full_index_is_loud(caplog: pytest.LogCaptureFixture) -> None:
     feed.apply(update(2, change(kv=monitor_pb2.KvUpdate(stored=range(1, 15)))), 11.0)
     assert feed.refused_blocks_total == 4
     assert "the prefix index is full" in caplog.text
+
+
+LOST = monitor_pb2.InstanceLost(reason="its report stream broke")
+
+
+def linked_feed(*instance_ids: str) -> tuple[ClusterFeed, FrontendLinks]:
+    """The directory knows the instances, and one frontend is connected to all of them."""
+    feed, links = feed_with(*instance_ids), FrontendLinks()
+    for instance_id in instance_ids:
+        feed.announced(instance_id, "1")
+    feed.linked(links)
+    links.report((instance_id, "1") for instance_id in instance_ids)
+    return feed, links
+
+
+def placeable(feed: ClusterFeed) -> list[str]:
+    snapshot = feed.table.snapshot("m")
+    assert snapshot is not None
+    return [each.instance_id for row, each in enumerate(snapshot.instances) if snapshot.placeable[row]]
+
+
+def requests_on(feed: ClusterFeed, row: int = 0) -> int:
+    snapshot = feed.table.snapshot("m")
+    assert snapshot is not None
+    return int(snapshot.batch_requests[row])
+
+
+def test_an_instance_that_only_its_monitor_has_lost_is_placed_on_by_its_last_load_and_what_was_placed_since() -> None:
+    feed, _ = linked_feed("a")
+    feed.apply(update(2, ready(running=4)), 11.0)
+    feed.apply(update(3, change(lost=LOST)), 12.0)
+    assert placeable(feed) == ["a"]
+    assert feed.by_last_load == {"a"}
+    feed.table.placed("r", "a", 100, 12.5)
+    feed.table.placed("s", "a", 100, 12.5)
+    assert feed.table.forget_unreported(60.0) == 0, "no report will ever count it"
+    assert requests_on(feed) == 6
+    feed.table.ended("s")
+    assert requests_on(feed) == 5
+    feed.apply(update(4, joined(), ready(running=1)), 61.0)
+    assert feed.by_last_load == frozenset()
+    assert requests_on(feed) == 1
+
+
+def test_an_instance_that_dies_is_not_placed_on_once_its_frontends_have_lost_it_and_is_forgotten_later() -> None:
+    feed, links = linked_feed("a")
+    feed.apply(update(2, change(lost=LOST)), 12.0)
+    links.report([])
+    feed.review(12.1)
+    assert (placeable(feed), feed.by_last_load, ids(feed)) == ([], frozenset(), ["a"])
+    links.report([("a", "1")])
+    feed.review(20.0)
+    assert placeable(feed) == ["a"], "it had only lost its connections"
+    feed.unlinked(links)
+    feed.review(20.0 + UNLINKED_S)
+    assert ids(feed) == ["a"]
+    feed.review(20.1 + UNLINKED_S)
+    assert ids(feed) == []
+
+
+def test_an_instance_that_nobody_is_connected_to_or_that_has_left_is_lost_with_its_reports() -> None:
+    feed, links = linked_feed("a", "b", "c")
+    links.report([("a", "another incarnation"), ("b", "1"), ("c", "1")])
+    assert not feed.left("b", "1")
+    feed.apply(update(2, *(change(each, lost=LOST) for each in "abc")), 12.0)
+    assert ids(feed) == ["c"]
+    assert feed.left("c", "1")
+    assert ids(feed) == []
+
+
+def test_a_monitor_that_comes_back_without_an_instance_does_not_take_it_away() -> None:
+    feed, _ = linked_feed("a", "b")
+    feed.apply(update(2, ready(running=4)), 11.0)
+    feed.table.placed("r", "a", 100, 11.5)
+    feed.end()
+    feed.begin()
+    feed.apply(update(1, joined("b"), ready("b"), synced=True), 20.0)
+    assert placeable(feed) == ["a", "b"]
+    assert feed.by_last_load == {"a"}
+    assert requests_on(feed) == 5
+    feed.table.ended("r")
+    assert requests_on(feed) == 4
+    feed.apply(update(2, joined("a"), ready("a")), 21.0)
+    assert feed.by_last_load == frozenset()
+
+
+def test_stale_instances_are_placed_on_only_where_their_model_has_no_other() -> None:
+    feed, links = linked_feed("a", "b")
+    feed.apply(update(2, change("a", stale=True)), 11.0)
+    assert placeable(feed) == ["b"]
+    feed.apply(update(3, change("b", stale=True)), 12.0)
+    assert placeable(feed) == ["a", "b"]
+    assert feed.by_last_load == {"a", "b"}
+    links.report([("a", "1")])
+    feed.review(12.5)
+    assert placeable(feed) == ["a"], "b hangs, or is gone"
+    feed.apply(update(4, change("b", stale=False), ready("b")), 13.0)
+    assert placeable(feed) == ["b"]
+    assert feed.by_last_load == frozenset()

@@ -83,6 +83,54 @@ async def test_the_stream_places_many_and_takes_in_their_ends() -> None:
             assert await stream.read() is grpc.aio.EOF
 
 
+def linked(*workers: tuple[str, str]) -> scheduler_pb2.SchedulerMessage:
+    report = [scheduler_pb2.LinkedWorker(instance_id=name, incarnation_id=life) for name, life in workers]
+    return scheduler_pb2.SchedulerMessage(links=scheduler_pb2.LinkReport(workers=report))
+
+
+async def test_only_what_the_frontend_is_connected_to_is_chosen_for_it_and_explain_tells() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        await ready_workers(mesh, monitor, "a", "b")
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("a", "b"))
+            stream = stub.PlaceStream()
+            message = linked(("b", "1"))
+            for number in range(6):
+                message.place.CopyFrom(place_request(f"r{number}"))
+                await stream.write(message)
+                assert (await stream.read()).instance_id == "b"
+            explanation = await stub.Explain(scheduler_pb2.ExplainRequest(request_id="r5"))
+            assert {score.instance_id: score.excluded for score in explanation.scores} == {
+                "a": "is not connected to the frontend of this request",
+                "b": "",
+            }
+            other = stub.PlaceStream()
+            await other.write(scheduler_pb2.SchedulerMessage(place=place_request("another frontend's")))
+            assert (await other.read()).instance_id == "a"
+
+
+async def test_an_instance_cut_from_its_monitor_is_placed_on_while_a_frontend_is_connected_to_it() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        await mesh.announce("worker", "a")
+        (a,) = await ready_workers(mesh, monitor, "a")
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, all_ready("a"))
+            stream = stub.PlaceStream()
+            message = linked(("a", "1"))
+            message.place.CopyFrom(place_request("before"))
+            await stream.write(message)
+            assert (await stream.read()).instance_id == "a"
+            a.break_off()
+            await snapshot_until(stub, lambda s: [each.state for each in s.instances] == ["unmonitored"])
+            await stream.write(scheduler_pb2.SchedulerMessage(place=place_request("after")))
+            assert (await stream.read()).instance_id == "a"
+            assert scheduler.metric("penstock_scheduler_unmonitored_instances") == 1
+            stream.cancel()
+            await snapshot_until(stub, lambda s: [each.state for each in s.instances] == ["stale"])
+
+
 async def test_what_cannot_be_placed_is_answered_with_a_reason() -> None:
     async with local_mesh() as mesh:
         monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
