@@ -8,31 +8,25 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from controlplane.monitor.role import MonitorRole
 from controlplane.monitor.settings import MonitorSettings
-from controlplane.scheduler.role import SchedulerRole
+from controlplane.planner.settings import PlannerSettings
 from controlplane.scheduler.settings import SchedulerSettings
-from engine_worker.engine_choice import make_simulated
-from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
 from fault_simulation.disk import SimulatedDisk
-from fault_simulation.http import SimulatedHttpServer
 from fault_simulation.isolation import collect_garbage, isolated
-from fault_simulation.kv_fabric import SimulatedKvFabric
 from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Network
 from fault_simulation.node import Node, NodeState, NodeTask
+from fault_simulation.roles import make_role
 from fault_simulation.runtime import WallClock, simulated_runtime
 from mesh.ending import Ending, ExitStatus
 from mesh.role import Role, RoleSettings, Surroundings, live
-from mesh.rpc.server import RpcServer
 from mesh.runtime import Runtime
 from mesh.store import open_store
-from mesh.store.host import StoreHost
-from mesh.store.service import StateService
-from penstock.v1 import state_pb2_grpc
-from services.frontend.role import FrontendRole
+from services.cascade.settings import CascadeSettings
+from services.cli.supervisor.state_server import StateServer
 from services.frontend.settings import FrontendSettings
+from services.predictor.settings import PredictorSettings
 
 STORE: Final = "store"
 STORE_PORT: Final = 2379
@@ -71,8 +65,8 @@ class Life:
         self.mesh = mesh
         self.machine = machine
         self.node = Node(machine.name, machine.clock_offset_s)
-        seed = f"{mesh.seed}/{machine.name}/{machine.lives}"
-        self.runtime: Runtime = simulated_runtime(mesh.network, self.node, machine.wall, seed)
+        self.seed = f"{mesh.seed}/{machine.name}/{machine.lives}"
+        self.runtime: Runtime = simulated_runtime(mesh.network, self.node, machine.wall, self.seed)
         self.ending = Ending()
         self.role: Role | None = None
         self.status: ExitStatus | None = None
@@ -122,37 +116,38 @@ class SimulatedMesh:
         self.network.hosts[name] = name
         return machine
 
+    def add_role(self, name: str, role: str, settings: Any) -> Machine:
+        """A machine for a role, told what it is told on the command line."""
+        return self.add(name, lambda life: life.run_role(make_role(life, role, settings), _common(name)))
+
     def add_monitor(self, name: str, settings: MonitorSettings | None = None) -> None:
         """A machine for a monitor."""
-        self.add(name, lambda life: life.run_role(MonitorRole(settings or MonitorSettings()), _common(name)))
+        self.add_role(name, "monitor", settings or MonitorSettings())
 
     def add_scheduler(self, name: str, settings: SchedulerSettings | None = None) -> None:
         """A machine for a scheduler."""
-        self.add(name, lambda life: life.run_role(SchedulerRole(settings or SchedulerSettings()), _common(name)))
+        self.add_role(name, "scheduler", settings or SchedulerSettings())
 
     def add_worker(self, name: str, settings: WorkerSettings) -> None:
-        """A machine for a worker with a simulated engine; its KV blocks travel over the simulated network."""
-
-        def run(life: Life) -> Awaitable[ExitStatus]:
-            def fabric(_: object) -> SimulatedKvFabric:
-                return SimulatedKvFabric(self.network, life.node, name)
-
-            role = WorkerRole(settings, lambda told, seed, clock: make_simulated(told, clock, fabric))
-            return life.run_role(role, _common(name))
-
-        self.add(name, run)
+        """A machine for a worker with a simulated engine."""
+        self.add_role(name, "worker", settings)
 
     def add_frontend(self, name: str, settings: FrontendSettings | None = None) -> None:
         """A machine for a frontend, at port 8000."""
-        told = settings or FrontendSettings(http_host=name, http_port=HTTP_PORT)
+        self.add_role(name, "frontend", settings or FrontendSettings(http_host=name, http_port=HTTP_PORT))
 
-        def run(life: Life) -> Awaitable[ExitStatus]:
-            role = FrontendRole(
-                told, lambda app, host, port: SimulatedHttpServer(self.network, life.node, app, host, port)
-            )
-            return life.run_role(role, _common(name))
+    def add_cascade(self, name: str, settings: CascadeSettings | None = None) -> None:
+        """A machine for a cascade router."""
+        self.add_role(name, "cascade", settings or CascadeSettings())
 
-        self.add(name, run)
+    def add_planner(self, name: str, settings: PlannerSettings | None = None) -> None:
+        """A machine for a planner."""
+        self.add_role(name, "planner", settings or PlannerSettings())
+
+    def add_predictor(self, name: str, settings: PredictorSettings | None = None) -> None:
+        """A machine for a length predictor. Simulated engines have no hidden states to predict from and foretell
+        lengths themselves, so it is a member that nobody asks."""
+        self.add_role(name, "predictor", settings or PredictorSettings())
 
     def run(self, main: Coroutine[Any, Any, Result], limit_s: float = 3600.0) -> Result:
         """The result of `main`, which runs in the world. The mesh is of no use afterwards, except to look at."""
@@ -223,14 +218,8 @@ def _common(name: str) -> RoleSettings:
 
 
 async def _serve_store(life: Life) -> ExitStatus:
-    """As `services.cli.supervisor.state_server`, with a disk of the machine's."""
-    runtime = life.runtime
-    host = StoreHost(runtime.clock, runtime.entropy, STORE_FILE, disk=life.machine.disk)
-    server = RpcServer(runtime.transport, f"{STORE}:{STORE_PORT}")
-    server.add(state_pb2_grpc.add_StateServicer_to_server, StateService(host), "penstock.v1.State")
-    await server.start()
-    await server.set_serving(True)
+    """The store in a process of its own, on its machine's disk."""
+    server = await StateServer.start(life.runtime, STORE_FILE, life.machine.disk, f"{STORE}:{STORE_PORT}")
     await life.ending.asked.wait()
-    host.close()
-    await server.stop(0.2)
+    await server.stop()
     return ExitStatus.STOPPED

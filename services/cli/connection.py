@@ -15,11 +15,12 @@ from mesh.leadership import leaders
 from mesh.membership import MEMBERS_PREFIX, Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.run_file import find_store_url
-from mesh.runtime import GrpcTransport, system_runtime
+from mesh.runtime import GrpcTransport, Transport, system_runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 
 T = TypeVar("T")
+TCP = GrpcTransport()
 CALL_DEADLINE_S = 3.0
 PROBE_DEADLINE_S = 1.0
 DIRECTORY_DEADLINE_S = 5.0
@@ -82,7 +83,9 @@ def only_member(directory: Directory, role: str) -> Member:
     return members[0]
 
 
-async def answering_member(directory: Directory, store: StateStore, role: str, duty: str = "") -> Member:
+async def answering_member(
+    directory: Directory, store: StateStore, role: str, duty: str = "", transport: Transport = TCP
+) -> Member:
     """A member with the role that answers: the leader of `duty` if it does, else the next by name. Raises
     PeerUnavailable if there is none, and what stands in the way of the last one if none answers."""
     first = only_member(directory, role)
@@ -92,7 +95,8 @@ async def answering_member(directory: Directory, store: StateStore, role: str, d
         return first
     for member in in_turn[:-1]:
         try:
-            await call(member, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest(), PROBE_DEADLINE_S)
+            request = health_pb2.HealthCheckRequest()
+            await call(member, health_pb2_grpc.HealthStub, "Check", request, PROBE_DEADLINE_S, transport)
             return member
         except RpcError:
             continue
@@ -100,10 +104,15 @@ async def answering_member(directory: Directory, store: StateStore, role: str, d
 
 
 async def call(
-    member: Member, stub_class: Callable[[Any], Any], method: str, request: Any, deadline_s: float = CALL_DEADLINE_S
+    member: Member,
+    stub_class: Callable[[Any], Any],
+    method: str,
+    request: Any,
+    deadline_s: float = CALL_DEADLINE_S,
+    transport: Transport = TCP,
 ) -> Any:
     """One unary call to a member, with a deadline. Raises RpcError."""
-    async with open_channel(GrpcTransport(), member.address) as channel:
+    async with open_channel(transport, member.address) as channel:
         try:
             return await getattr(stub_class(channel), method)(request, timeout=deadline_s)
         except grpc.aio.AioRpcError as error:

@@ -11,9 +11,9 @@ import grpc
 from mesh.errors import RpcError
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
-from mesh.runtime import GrpcTransport
+from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
-from services.cli.connection import call, mesh_directory, mesh_store, run, store_options
+from services.cli.connection import TCP, call, mesh_directory, mesh_store, run, store_options
 from services.cli.proto_json import plain
 
 EXIT_NOT_MOVED = 1
@@ -49,7 +49,7 @@ async def _migrate(
         found = await _find(directory, request_id)
         if not found:
             raise RpcError(f"request {request_id} runs on no instance; it may have ended")
-        return list(await asyncio.gather(*(_move(member, each, request, timeout_s) for member, each in found)))
+        return list(await asyncio.gather(*(move(member, each, request, timeout_s) for member, each in found)))
 
 
 async def _find(directory: Directory, request_id: str) -> list[tuple[Member, str]]:
@@ -65,13 +65,19 @@ async def _find(directory: Directory, request_id: str) -> list[tuple[Member, str
     ]
 
 
-async def _move(
-    source: Member, request_id: str, request: worker_pb2.MigrateRequest, timeout_s: float
+async def move(
+    source: Member,
+    request_id: str,
+    request: worker_pb2.MigrateRequest,
+    timeout_s: float,
+    transport: Transport = TCP,
 ) -> dict[str, Any]:
+    """Order `source` to move one of its engine requests as `request` says; returns the answer, with where from and
+    where to. Raises RpcError."""
     ordered = worker_pb2.MigrateRequest()
     ordered.CopyFrom(request)
     ordered.request_id = request_id
-    async with open_channel(GrpcTransport(), source.address) as channel:
+    async with open_channel(transport, source.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = await stub.Migrate(ordered, timeout=timeout_s)

@@ -9,8 +9,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.errors import DeadlineExceeded, RpcError
 from mesh.membership import Directory, Member
+from mesh.runtime import Transport
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc, member_pb2, member_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from services.cli.connection import call
+from services.cli.connection import TCP, call
 
 POLL_S = 0.1
 ROLLING_ORDER = ("planner", "cascade", "predictor", "monitor", "scheduler", "worker", "frontend")
@@ -44,7 +45,13 @@ class Patience:
     """From the end of the drain until the new incarnation serves."""
 
 
-async def restart(directory: Directory, member: Member, patience: Patience, say: Callable[[str], None]) -> Restarted:
+async def restart(
+    directory: Directory,
+    member: Member,
+    patience: Patience,
+    say: Callable[[str], None],
+    transport: Transport = TCP,
+) -> Restarted:
     """Drain `member`, have it end, and return once its next incarnation serves and nothing is missing in the mesh that
     was there before.
 
@@ -52,14 +59,14 @@ async def restart(directory: Directory, member: Member, patience: Patience, say:
     """
     clock = asyncio.get_running_loop().time
     began_s, name = clock(), f"{member.role} {member.member_id}"
-    missing_before = await missing(directory)
+    missing_before = await missing(directory, transport)
     request = member_pb2.RestartRequest(incarnation_id=member.incarnation_id, drain_s=patience.drain_s)
     if patience.drain_s is None and is_lone_worker(member, directory.members("worker")):
         say(
             f"{member.member_id} is the only worker of {member.attributes.get('model')}: requests wait until it is back"
         )
         request.drain_s = LONE_DRAIN_S
-    answer = await call(member, member_pb2_grpc.MemberStub, "Restart", request)
+    answer = await call(member, member_pb2_grpc.MemberStub, "Restart", request, transport=transport)
     say(f"{name} drains for {answer.drain_s:g} s at most and ends")
     if not answer.supervised:
         say(f"{name} is not run by `penstock up`: its container's restart policy or init system has to start it again")
@@ -70,7 +77,7 @@ async def restart(directory: Directory, member: Member, patience: Patience, say:
             successor = await _successor(directory, member)
             left_s = clock() - began_s
             say(f"{name} has joined again after {left_s:.1f} s")
-            while lacking := sorted(await missing(directory) - missing_before):
+            while lacking := sorted(await missing(directory, transport) - missing_before):
                 why = lacking[0]
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
@@ -86,7 +93,11 @@ async def restart(directory: Directory, member: Member, patience: Patience, say:
 
 
 async def restart_in_turn(
-    directory: Directory, members: Sequence[Member], patience: Patience, say: Callable[[str], None]
+    directory: Directory,
+    members: Sequence[Member],
+    patience: Patience,
+    say: Callable[[str], None],
+    transport: Transport = TCP,
 ) -> list[Restarted]:
     """One after another; who has left the mesh before its turn is passed over. The first that fails ends it, because
     going on would take down the rest as well."""
@@ -96,7 +107,7 @@ async def restart_in_turn(
             say(f"{number}/{len(members)}: {member.role} {member.member_id} has left meanwhile; passed over")
             continue
         say(f"{number}/{len(members)}: {member.role} {member.member_id}")
-        done.append(await restart(directory, member, patience, say))
+        done.append(await restart(directory, member, patience, say, transport))
     return done
 
 
@@ -114,14 +125,14 @@ def is_lone_worker(member: Member, workers: Collection[Member]) -> bool:
     )
 
 
-async def missing(directory: Directory) -> frozenset[str]:
+async def missing(directory: Directory, transport: Transport = TCP) -> frozenset[str]:
     """What keeps members from being used, each a sentence: who does not serve, which scheduler does not place on which
     worker, which frontend is not connected to which worker or does without its scheduler."""
     everyone = [member for role in (*ROLLING_ORDER,) for member in directory.members(role)]
     found = await asyncio.gather(
-        *(_health(member) for member in everyone),
-        *(_scheduler(member, directory) for member in directory.members("scheduler")),
-        *(_frontend(member, directory) for member in directory.members("frontend")),
+        *(_health(member, transport) for member in everyone),
+        *(_scheduler(member, directory, transport) for member in directory.members("scheduler")),
+        *(_frontend(member, directory, transport) for member in directory.members("frontend")),
     )
     return frozenset(sentence for sentences in found for sentence in sentences)
 
@@ -135,19 +146,20 @@ async def _successor(directory: Directory, member: Member) -> Member:
         await asyncio.sleep(POLL_S)
 
 
-async def _health(member: Member) -> list[str]:
+async def _health(member: Member, transport: Transport) -> list[str]:
     try:
-        answer = await call(member, health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest())
+        request = health_pb2.HealthCheckRequest()
+        answer = await call(member, health_pb2_grpc.HealthStub, "Check", request, transport=transport)
     except RpcError:
         return [f"{member.role} {member.member_id} does not answer"]
     serves = answer.status == health_pb2.HealthCheckResponse.SERVING
     return [] if serves else [f"{member.role} {member.member_id} does not serve"]
 
 
-async def _scheduler(member: Member, directory: Directory) -> list[str]:
+async def _scheduler(member: Member, directory: Directory, transport: Transport) -> list[str]:
     try:
         request = scheduler_pb2.GetSnapshotRequest()
-        snapshot = await call(member, scheduler_pb2_grpc.SchedulerStub, "GetSnapshot", request)
+        snapshot = await call(member, scheduler_pb2_grpc.SchedulerStub, "GetSnapshot", request, transport=transport)
     except RpcError:
         return [f"scheduler {member.member_id} does not answer"]
     ready = {instance.instance_id for instance in snapshot.instances if instance.state == "ready"}
@@ -156,10 +168,10 @@ async def _scheduler(member: Member, directory: Directory) -> list[str]:
     return [*unsynced, *(f"scheduler {member.member_id} does not place on {worker}" for worker in unused)]
 
 
-async def _frontend(member: Member, directory: Directory) -> list[str]:
+async def _frontend(member: Member, directory: Directory, transport: Transport) -> list[str]:
     try:
         request = frontend_pb2.GetFrontendStatusRequest()
-        status = await call(member, frontend_pb2_grpc.FrontendStub, "GetStatus", request)
+        status = await call(member, frontend_pb2_grpc.FrontendStub, "GetStatus", request, transport=transport)
     except RpcError:
         return [f"frontend {member.member_id} does not answer"]
     linked = {(worker.instance_id, worker.incarnation_id) for worker in status.workers if worker.connected}

@@ -1,13 +1,16 @@
 """The embedded state store, served to the processes of a local mesh from the supervisor's own."""
 
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from mesh.rpc.server import RpcServer
 from mesh.runtime import Runtime
+from mesh.store.disk import Disk
 from mesh.store.host import StoreHost
 from mesh.store.service import StateService
 from penstock.v1 import state_pb2_grpc
+
+ANY_PORT: Final = "127.0.0.1:0"
 
 
 class StateServer:
@@ -19,10 +22,13 @@ class StateServer:
         self.url = f"penstock://{server.address}"
 
     @classmethod
-    async def start(cls, runtime: Runtime, path: Path | None) -> Self:
-        """Serve a store; its lasting keys are kept in `path`, if there is one."""
-        host = StoreHost(runtime.clock, runtime.entropy, path)
-        server = RpcServer(runtime.transport)
+    async def start(
+        cls, runtime: Runtime, path: Path | None, disk: Disk | None = None, address: str = ANY_PORT
+    ) -> Self:
+        """Serve a store at `address`; its lasting keys are kept in `path`, if there is one. `disk`: what that is on;
+        None: the machine's."""
+        host = StoreHost(runtime.clock, runtime.entropy, path, disk=disk)
+        server = RpcServer(runtime.transport, address)
         server.add(state_pb2_grpc.add_StateServicer_to_server, StateService(host), "penstock.v1.State")
         await server.start()
         await server.set_serving(True)
