@@ -1,6 +1,8 @@
 """No request of a real mesh fails for what happens to its control plane. Each test restores what it broke."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ from mesh.store import StateStore, open_store
 from tests.mesh.running_mesh import RunningMesh, eventually
 
 REQUESTS_S = 4
+CUT_S = 16.0
+"""Longer than a connection lives whose other end does not answer."""
 
 
 class Requests:
@@ -114,3 +118,29 @@ def test_all_member_keys_are_deleted_and_no_request_fails(whole_mesh: RunningMes
     assert {key: member.incarnation_id for key, member in after.items()} == {
         key: member.incarnation_id for key, member in before.items()
     }
+
+
+def test_no_request_fails_while_nobody_reports_to_a_monitor_nor_when_it_goes_on(whole_mesh: RunningMesh) -> None:
+    pid = whole_mesh.pid("monitor")
+    with requests_to(whole_mesh) as requests:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(CUT_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        eventually(lambda: list(whole_mesh.instances().values()) == ["ready"] * 3, 20, "all instances are ready")
+    assert len(requests.served) > REQUESTS_S * CUT_S / 2
+
+
+def test_no_request_fails_while_the_monitor_dies_again_and_again(whole_mesh: RunningMesh) -> None:
+    with requests_to(whole_mesh):
+        for _ in range(3):
+            pid = whole_mesh.pid("monitor")
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda dead=pid: monitor_pid(whole_mesh) not in (0, dead), 20, "the monitor is started again")
+
+
+def monitor_pid(mesh: RunningMesh) -> int:
+    """0 while the store knows no monitor."""
+    pids = [int(member.attributes["pid"]) for member in members_of(mesh).values() if member.role == "monitor"]
+    return max(pids, default=0)
