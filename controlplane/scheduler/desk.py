@@ -25,6 +25,9 @@ from penstock.v1 import scheduler_pb2
 
 log = logging.getLogger(__name__)
 
+MAX_OPEN_DECODES = 100_000
+"""Requests whose decode instance is to be asked for, as long as it is known which frontend they are of."""
+
 OUTCOMES = {
     UnknownModel: scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL,
     NoInstance: scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE,
@@ -52,6 +55,8 @@ class PlacementDesk:
         self.explanations = Explanations(settings.max_explanations, settings.max_explanation_mib << 20)
         self.pools: dict[str, str] = {}
         """Where the policy in force has each instance, if it keeps pools."""
+        self._open_decodes: dict[str, FrontendLinks] = {}
+        """Frontend of each request whose decode instance is to be asked for, oldest first."""
         self._recorded = RecordedDecisions(self.recorder, self.switch, lambda: self.feed.table)
         self._observation = Observation(self._recorded.shown)
         self._metrics = metrics
@@ -63,12 +68,8 @@ class PlacementDesk:
     ) -> scheduler_pb2.PlaceResponse:
         """Choose an instance, or say why there is none; only among those that the frontend is connected to, where its
         `links` are known."""
-        snapshot = None if links is None else self.feed.table.snapshot(message.model)
-        unreachable = NOBODY
-        if links is not None and snapshot is not None:
-            unreachable = links.unreachable(message.model, snapshot.instances)
         policy = self.switch.in_force
-        request = wire.placement_request(message, self._clock.now_s(), unreachable)
+        request = wire.placement_request(message, self._clock.now_s(), self._unreachable(message.model, links))
         seen = self._recorded.before(request)
         started = self._clock.now_s()
         try:
@@ -83,6 +84,10 @@ class PlacementDesk:
         self._recorded.placed(request, placement, seen)
         pools = policy.pools(message.model) if has_pools(policy) else NO_POOLS
         self.explanations.add(placement, int(1000 * self._clock.unix_s()), pools)
+        if placement.is_decode_open and links is not None:
+            self._open_decodes[message.request_id] = links
+            if len(self._open_decodes) > MAX_OPEN_DECODES:
+                del self._open_decodes[next(iter(self._open_decodes))]
         return _answer(placement, self.switch.leader_id)
 
     @contextmanager
@@ -105,7 +110,8 @@ class PlacementDesk:
         """Choose who decodes a request, now that its prompt is computed; or say who is to be asked."""
         if self.switch.is_standby:
             return scheduler_pb2.PlaceDecodeResponse(leader_id=self.switch.leader_id)
-        request = wire.decode_request(message, self._clock.now_s())
+        links = self._open_decodes.pop(message.request_id, None)
+        request = wire.decode_request(message, self._clock.now_s(), self._unreachable(message.model, links))
         seen = self._recorded.before(request)
         chosen = choose_decode(self.feed.table, self.switch.in_force, request, message.prefill_instance_id)
         decode_id = ""
@@ -127,6 +133,7 @@ class PlacementDesk:
 
     def ended(self, message: scheduler_pb2.RequestEnded) -> None:
         """A placed request is over."""
+        self._open_decodes.pop(message.request_id, None)
         self.feed.table.ended(message.request_id)
 
     def tick(self) -> None:
@@ -170,6 +177,11 @@ class PlacementDesk:
             explanations=len(self.explanations),
             pools=self.pools,
         )
+
+    def _unreachable(self, model: str, links: FrontendLinks | None) -> frozenset[str]:
+        """Instances that the frontend cannot send a request to, nor hear of it from."""
+        snapshot = None if links is None else self.feed.table.snapshot(model)
+        return NOBODY if links is None or snapshot is None else links.unreachable(model, snapshot.instances)
 
     def _refusal(self, message: scheduler_pb2.PlaceRequest, error: PlacementError) -> scheduler_pb2.PlaceResponse:
         outcome, text = OUTCOMES[type(error)], str(error)

@@ -32,7 +32,9 @@ def kv_blocks(message: monitor_pb2.KvUpdate) -> KvBlocks:
     return KvBlocks(tuple(message.stored), tuple(message.removed), message.cleared)
 
 
-def decode_request(message: scheduler_pb2.PlaceDecodeRequest, now_s: float) -> PlacementRequest:
+def decode_request(
+    message: scheduler_pb2.PlaceDecodeRequest, now_s: float, unreachable_instance_ids: frozenset[str] = NOBODY
+) -> PlacementRequest:
     """The request whose prompt is computed, as of now."""
     return PlacementRequest(
         request_id=message.request_id,
@@ -41,6 +43,7 @@ def decode_request(message: scheduler_pb2.PlaceDecodeRequest, now_s: float) -> P
         now_s=now_s,
         max_tokens=message.max_tokens,
         priority=message.priority,
+        unreachable_instance_ids=unreachable_instance_ids,
     )
 
 

@@ -396,6 +396,13 @@ async def test_arrow_chooses_who_decodes_at_the_end_of_the_prefill_and_shows_its
             assert "Max Running Tokens" in explained.decode_rule
             snapshot = await snapshot_until(stub, lambda s: True)
             assert [i.unreported_decodes for i in snapshot.instances] == [0, 1]
+            stream = stub.PlaceStream()
+            message = linked(("a", "1"))
+            message.place.CopyFrom(place_request("unlinked", max_tokens=50))
+            await stream.write(message)
+            assert (await stream.read()).is_decode_open
+            asked.request_id = "unlinked"
+            assert (await stub.PlaceDecode(asked)).instance_id == "", "its frontend is not connected to b"
             one = await stub.Place(place_request("r2", max_tokens=1))
             assert not one.is_decode_open
             await stub.SetPolicy(scheduler_pb2.SetPolicyRequest(policy="lmetric"))
