@@ -8,6 +8,7 @@ import numpy as np
 from controlplane.model.fleet import Fleet
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
 from controlplane.model.prefix_index import PrefixIndex
+from controlplane.model.shared_event import PLACED_KINDS, SharedEvent, SharedKind
 from controlplane.model.snapshot import Integers, Snapshot
 from controlplane.model.unreported import UnreportedRequest, UnreportedRequests
 from mesh.errors import IllegalTransition
@@ -26,6 +27,8 @@ class ClusterLimits:
     """The same for one that is to come after its prefill elsewhere, for which it may wait long."""
     arriving_s: float = 15.0
     """The same for one that is to come from elsewhere, its prompt computed; it may have ended instead."""
+    max_admitted: int = 20_000
+    """Admitted requests remembered, for placements that are told of after they were reported."""
     max_models: int = 1_000
     """Models remembered after their last instance has gone."""
 
@@ -49,6 +52,8 @@ class ClusterTable:
         self._arriving = UnreportedRequests(self.limits.max_unreported_requests)
         """Requests whose prompt was computed elsewhere."""
         self._unmonitored: set[str] = set()
+        self._admitted: dict[tuple[str, str], None] = {}
+        """(request, instance) of late, oldest first."""
 
     # -- what happens
 
@@ -90,9 +95,12 @@ class ClusterTable:
         fleet.report(instance_id, load, state)
         self._loads[instance_id] = load
         for request_id in admitted_request_ids:
+            self._admitted[request_id, instance_id] = None
             self._take_back(self._unreported.close(request_id, instance_id))
             self._take_back_decodes(self._decodes.close(request_id, instance_id))
             self._take_back_decodes(self._arriving.close(request_id, instance_id))
+        while len(self._admitted) > self.limits.max_admitted:
+            del self._admitted[next(iter(self._admitted))]
 
     def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
         """The instance's load signal has become too old to be believed, or is fresh again."""
@@ -112,14 +120,9 @@ class ClusterTable:
         self.reported(instance_id, instance.incarnation_id, source._loads[instance_id], fleet.state(instance_id))
         self.staled(instance_id, instance.incarnation_id, fleet.is_stale(instance_id))
         self.unmonitor(instance_id, instance.incarnation_id)
-        own = self._fleets[instance.model]
-        for request in source._unreported.of(instance_id):
-            self._take_back(self._unreported.add(request))
-            own.correct(instance_id, 1, request.tokens)
-        for ledger, taken in ((self._decodes, source._decodes), (self._arriving, source._arriving)):
-            for request in taken.of(instance_id):
-                self._take_back_decodes(ledger.add(request))
-                own.correct_decodes(instance_id, 1, request.tokens)
+        for kind in PLACED_KINDS:
+            for request in source._ledger(kind).of(instance_id):
+                self._open(kind, request)
 
     def cached(self, instance_id: str, incarnation_id: str, blocks: KvBlocks) -> int:
         """The instance's prefix cache has changed. Returns how many blocks the index refused."""
@@ -151,11 +154,51 @@ class ClusterTable:
         self._take_back_decodes(ledger.add(UnreportedRequest(request_id, model, instance_id, context_tokens, now_s)))
         self._fleets[model].correct_decodes(instance_id, 1, context_tokens)
 
-    def ended(self, request_id: str) -> None:
-        """A placed request is over, or never came to run."""
-        self._take_back(self._unreported.close(request_id))
-        self._take_back_decodes(self._decodes.close(request_id))
-        self._take_back_decodes(self._arriving.close(request_id))
+    def ended(self, request_id: str) -> tuple[str, ...]:
+        """A placed request is over, or never came to run. Returns the instances where it still counted."""
+        return self._ended(request_id, None)
+
+    def shared(self, event: SharedEvent, now_s: float) -> bool:
+        """Another scheduler has placed a request, or heard of its end: what it placed counts here, too, until a report
+        does. False if it changes nothing: the instance is not known, has reported the request already, or the request
+        was placed again by this scheduler, which knows better."""
+        if event.kind is SharedKind.ENDED:
+            return bool(self._ended(event.request_id, event.instance_id))
+        instance = self._instances.get(event.instance_id)
+        if instance is None or (event.request_id, event.instance_id) in self._admitted:
+            return False
+        ledger = self._ledger(event.kind)
+        known = ledger.get(event.request_id)
+        if known is not None and not known.origin:
+            return False
+        placed = UnreportedRequest(
+            event.request_id, instance.model, event.instance_id, event.tokens, now_s, event.origin
+        )
+        self._open(event.kind, placed)
+        return True
+
+    def open_placements(self) -> list[SharedEvent]:
+        """This scheduler's own that no report counts yet, for one that has just come."""
+        return [
+            SharedEvent(kind, request.request_id, request.instance_id, request.tokens)
+            for kind in PLACED_KINDS
+            for request in self._ledger(kind)
+            if not request.origin
+        ]
+
+    def take_over(self, former: "ClusterTable") -> int:
+        """Go on with the placements that the table before this one counted and nobody has reported since. Returns how
+        many. This table has none of its own yet."""
+        assert not self.expected_requests(), "placements are made from the table in force"
+        taken = 0
+        for kind in PLACED_KINDS:
+            for request in former._ledger(kind):
+                now, then = self._instances.get(request.instance_id), former._instances.get(request.instance_id)
+                is_same = now is not None and then is not None and now.incarnation_id == then.incarnation_id
+                if is_same and (request.request_id, request.instance_id) not in self._admitted:
+                    self._open(kind, request)
+                    taken += 1
+        return taken
 
     def forget_unreported(self, now_s: float) -> int:
         """Drop placements that no report has counted for too long. Returns how many."""
@@ -222,6 +265,31 @@ class ClusterTable:
                 "an instance must join first, and updates of a past incarnation must not be passed on"
             )
         return self._fleets[instance.model]
+
+    def _ledger(self, kind: SharedKind) -> UnreportedRequests:
+        match kind:
+            case SharedKind.PREFILL:
+                return self._unreported
+            case SharedKind.DECODE:
+                return self._decodes
+            case _:
+                return self._arriving
+
+    def _open(self, kind: SharedKind, request: UnreportedRequest) -> None:
+        fleet = self._fleets[request.model]
+        if kind is SharedKind.PREFILL:
+            self._take_back(self._unreported.add(request))
+            fleet.correct(request.instance_id, 1, request.tokens)
+        else:
+            self._take_back_decodes(self._ledger(kind).add(request))
+            fleet.correct_decodes(request.instance_id, 1, request.tokens)
+
+    def _ended(self, request_id: str, instance_id: str | None) -> tuple[str, ...]:
+        prefills = self._unreported.close(request_id, instance_id)
+        decodes = self._decodes.close(request_id, instance_id) + self._arriving.close(request_id, instance_id)
+        self._take_back(prefills)
+        self._take_back_decodes(decodes)
+        return tuple(request.instance_id for request in (*prefills, *decodes))
 
     def _take_back(self, closed: Iterable[UnreportedRequest]) -> None:
         for request in closed:

@@ -1,6 +1,6 @@
 """Requests that were placed and that no load report counts yet."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 import msgspec
 
@@ -14,6 +14,8 @@ class UnreportedRequest(msgspec.Struct, frozen=True):
     instance_id: str
     tokens: int
     placed_s: float
+    origin: str = ""
+    """The other scheduler that placed it; empty: this one."""
 
 
 class UnreportedRequests:
@@ -28,6 +30,13 @@ class UnreportedRequests:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __iter__(self) -> Iterator[UnreportedRequest]:
+        return iter(tuple(self._open.values()))
+
+    def get(self, request_id: str) -> UnreportedRequest | None:
+        """The request's open placement."""
+        return self._open.get(request_id)
 
     def add(self, request: UnreportedRequest) -> list[UnreportedRequest]:
         """Open a placement. Returns those that are thereby closed: an earlier placement of the same request,

@@ -3,11 +3,13 @@
 Messages of the contract serve as values here: the monitor passes them on unread wherever it can.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.v1 import monitor_pb2, worker_pb2
 
+MAX_ADMITTED = 1024
+"""Of one instance: more than it can admit while a watcher changes its monitor."""
 PIECE_BLOCKS = 4096
 """Block hashes in one message of an instance's state: 36 KB."""
 
@@ -21,6 +23,9 @@ class ReportedInstance:
         self.load_s = now_s
         """When the last load report came; before the first, when the instance joined."""
         self.stale = False
+        self.admitted: dict[str, None] = {}
+        """Requests that it reported as admitted of late, oldest first: who begins to watch counts those that it knows
+        as placed no longer as on their way."""
         self.blocks: set[int] = set()
         self.superseded = False
         """A newer stream speaks for the instance now; this one has no say any more."""
@@ -79,6 +84,9 @@ class InstanceBook:
     ) -> list[monitor_pb2.InstanceUpdate]:
         """A load report has come."""
         instance.load = load
+        instance.admitted.update(dict.fromkeys(load.admitted_request_ids))
+        while len(instance.admitted) > MAX_ADMITTED:
+            del instance.admitted[next(iter(instance.admitted))]
         instance.load_s = now_s
         changes = [instance.update(load=load)]
         if instance.stale:
@@ -113,10 +121,18 @@ class InstanceBook:
     def describe(self, instance: ReportedInstance) -> Iterator[monitor_pb2.InstanceUpdate]:
         """The instance's state as of this call, as the changes that lead to it, in pieces of bounded size."""
         blocks = list(instance.blocks)
-        last = [instance.update(load=instance.load)] if instance.load is not None else []
+        last = [instance.update(load=_with_admitted(instance.load, instance.admitted))] if instance.load else []
         if instance.stale:
             last.append(instance.update(stale=True))
         yield instance.update(joined=instance.description)
         for start in range(0, len(blocks), PIECE_BLOCKS):
             yield instance.update(kv=monitor_pb2.KvUpdate(stored=blocks[start : start + PIECE_BLOCKS]))
         yield from last
+
+
+def _with_admitted(load: worker_pb2.LoadReport, admitted: Iterable[str]) -> worker_pb2.LoadReport:
+    described = worker_pb2.LoadReport()
+    described.CopyFrom(load)
+    described.ClearField("admitted_request_ids")
+    described.admitted_request_ids.extend(admitted)
+    return described

@@ -7,7 +7,7 @@ import msgspec
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import p_token, total_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 
 class DynamoParameters(PolicyParameters, frozen=True):
@@ -31,12 +31,12 @@ class Dynamo:
 
     def __init__(self, parameters: DynamoParameters) -> None:
         self.parameters = parameters
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
         prefill, total = p_token(problem), total_tokens(problem)
         scores = among_candidates(self.parameters.prefill_weight * prefill + total, problem.candidates)
-        self._turn += 1
+        turn = self._turns.next(problem.request.model)
         indicators = {"p_token": prefill, "total_tokens": total, "cached_tokens": problem.cached_tokens}
-        return Decision(lowest(scores, self._turn), scores, indicators)
+        return Decision(lowest(scores, turn), scores, indicators)

@@ -7,7 +7,7 @@ import msgspec
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import uncached_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 
 class FilterParameters(PolicyParameters, frozen=True):
@@ -29,7 +29,7 @@ class Filter:
 
     def __init__(self, parameters: FilterParameters) -> None:
         self.parameters = parameters
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
@@ -37,6 +37,6 @@ class Filter:
         sizes = bs[problem.candidates]
         uneven = int(sizes.max() - sizes.min()) > self.parameters.range_requests
         scores = among_candidates(bs if uneven else uncached_tokens(problem), problem.candidates)
-        self._turn += 1
-        row = lowest(scores, self._turn, tie_break=bs)
+        turn = self._turns.next(problem.request.model)
+        row = lowest(scores, turn, tie_break=bs)
         return Decision(row, scores, {"bs": bs, "cached_tokens": problem.cached_tokens})

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 QUEUED_WEIGHT = 4
 
@@ -20,12 +20,12 @@ class LeastLoaded:
     parameters = PolicyParameters()
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
         running = problem.snapshot.running_requests
         queued = problem.snapshot.batch_requests - running
         scores = among_candidates(QUEUED_WEIGHT * queued + running, problem.candidates)
-        self._turn += 1
-        return Decision(lowest(scores, self._turn), scores, {"queued_requests": queued, "running_requests": running})
+        turn = self._turns.next(problem.request.model)
+        return Decision(lowest(scores, turn), scores, {"queued_requests": queued, "running_requests": running})

@@ -7,7 +7,7 @@ import msgspec
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import kv_hit
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 
 class LinearParameters(PolicyParameters, frozen=True):
@@ -31,7 +31,7 @@ class Linear:
 
     def __init__(self, parameters: LinearParameters) -> None:
         self.parameters = parameters
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
@@ -40,5 +40,5 @@ class Linear:
         weight = self.parameters.cache_weight
         combined = weight * (1 - kv_hit(problem)) + (1 - weight) * (bs / largest)
         scores = among_candidates(combined, problem.candidates)
-        self._turn += 1
-        return Decision(lowest(scores, self._turn), scores, {"bs": bs, "cached_tokens": problem.cached_tokens})
+        turn = self._turns.next(problem.request.model)
+        return Decision(lowest(scores, turn), scores, {"bs": bs, "cached_tokens": problem.cached_tokens})

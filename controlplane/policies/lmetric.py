@@ -5,7 +5,7 @@ from typing import ClassVar
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import p_token
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 
 class LMetric:
@@ -24,13 +24,13 @@ class LMetric:
     parameters = PolicyParameters()
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
         tokens = p_token(problem)
         bs = problem.snapshot.batch_requests
         scores = among_candidates(tokens * bs, problem.candidates)
-        self._turn += 1
-        row = lowest(scores, self._turn, tie_break=tokens)
+        turn = self._turns.next(problem.request.model)
+        row = lowest(scores, turn, tie_break=tokens)
         return Decision(row, scores, {"p_token": tokens, "bs": bs, "cached_tokens": problem.cached_tokens})

@@ -116,7 +116,7 @@ def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.b
         (request.excluded_instance_ids, FAILED_BEFORE),
         (request.unreachable_instance_ids, UNREACHABLE),
     ):
-        for instance_id in instance_ids:
+        for instance_id in sorted(instance_ids):  # a set: its order is another one in every process
             row = snapshot.row(instance_id)
             if row is not None and candidates[row]:
                 candidates[row] = False

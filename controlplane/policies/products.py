@@ -7,7 +7,7 @@ import numpy as np
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import kv_hit, p_token, total_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 
 class HitRatioTimesBatch:
@@ -22,15 +22,15 @@ class HitRatioTimesBatch:
     parameters = PolicyParameters()
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
         missed = np.maximum(1 - kv_hit(problem), 1 / max(problem.request.prompt_tokens, 1))
         bs = problem.snapshot.batch_requests
         scores = among_candidates(missed * bs, problem.candidates)
-        self._turn += 1
-        row = lowest(scores, self._turn, tie_break=missed)
+        turn = self._turns.next(problem.request.model)
+        row = lowest(scores, turn, tie_break=missed)
         return Decision(row, scores, {"bs": bs, "cached_tokens": problem.cached_tokens})
 
 
@@ -42,12 +42,12 @@ class PTokenTimesTokens:
     parameters = PolicyParameters()
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
         tokens, load = p_token(problem), total_tokens(problem)
         scores = among_candidates(tokens * load, problem.candidates)
-        self._turn += 1
-        row = lowest(scores, self._turn, tie_break=tokens)
+        turn = self._turns.next(problem.request.model)
+        row = lowest(scores, turn, tie_break=tokens)
         return Decision(row, scores, {"p_token": tokens, "total_tokens": load, "cached_tokens": problem.cached_tokens})

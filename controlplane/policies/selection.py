@@ -1,9 +1,30 @@
 """The last step of every scoring policy: the candidate with the lowest score."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+MAX_MODELS: Final = 10_000
+
+
+class Turns:
+    """A counter for each model, for breaking ties: requests of several models that come in turn must not meet on the
+    same few instances."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, int] = {}
+
+    def next(self, model: str) -> int:
+        """One more than the last time; 1 at first."""
+        if model not in self._turns and len(self._turns) >= MAX_MODELS:
+            del self._turns[next(iter(self._turns))]
+        self._turns[model] = self._turns.get(model, 0) + 1
+        return self._turns[model]
+
+    def last(self, model: str) -> int:
+        """As `next` said last."""
+        return self._turns.get(model, 0)
 
 
 def among_candidates(

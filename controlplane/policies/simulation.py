@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import p_token, total_tokens, uncached_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 Coefficient = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -58,7 +58,7 @@ class Simulation:
 
     def __init__(self, parameters: SimulationParameters) -> None:
         self.parameters = parameters
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
@@ -66,14 +66,14 @@ class Simulation:
         if self.parameters.output_tokens:
             predicted_ms = predicted_ms + self.parameters.output_tokens * self.tpot_ms(problem)
         scores = among_candidates(predicted_ms, problem.candidates)
-        self._turn += 1
+        turn = self._turns.next(problem.request.model)
         indicators = {
             "p_token": p_token(problem),
             "running_requests": problem.snapshot.running_requests,
             "running_tokens": problem.snapshot.running_tokens,
             "cached_tokens": problem.cached_tokens,
         }
-        return Decision(lowest(scores, self._turn), scores, indicators)
+        return Decision(lowest(scores, turn), scores, indicators)
 
     def ttft_ms(self, problem: PlacementProblem) -> NDArray[np.float64]:
         """Time until the request's whole prompt is computed, on each instance."""

@@ -8,6 +8,7 @@ from xxhash import xxh3_64_intdigest
 from controlplane.model.cluster import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
 from controlplane.model.placement import PlacementRequest
+from controlplane.model.shared_event import SharedEvent
 from controlplane.model.snapshot import Column, Snapshot
 from controlplane.policies.stages.layout import StageLayout
 
@@ -73,6 +74,17 @@ class Ended(_TableEvent, frozen=True):
     request_id: str
 
 
+class Shared(_TableEvent, frozen=True):
+    event: SharedEvent
+    now_s: float
+
+
+class TakenOver(_TableEvent, frozen=True):
+    """Placements that the former table counted."""
+
+    former: int
+
+
 class Forgotten(_TableEvent, frozen=True):
     now_s: float
 
@@ -135,6 +147,8 @@ Event: TypeAlias = (
     | Adopted
     | Cached
     | Ended
+    | Shared
+    | TakenOver
     | Forgotten
     | PolicySet
     | LayoutSet

@@ -96,6 +96,10 @@ class Replay:
                 self._sweep(table)
             case events.Ended():
                 table.ended(event.request_id)
+            case events.Shared():
+                table.shared(event.event, event.now_s)
+            case events.TakenOver():
+                table.take_over(self._table(event.former))
             case events.Forgotten():
                 table.forget_unreported(event.now_s)
             case events.Observed():

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.shared_event import SharedEvent
 from controlplane.recording import events
 
 Tell = Callable[[events.Event], None]
@@ -64,10 +65,21 @@ class RecordingTable(ClusterTable):
         self._tell(events.Cached(self.number, instance_id, incarnation_id, blocks))
         return super().cached(instance_id, incarnation_id, blocks)
 
-    def ended(self, request_id: str) -> None:
+    def ended(self, request_id: str) -> tuple[str, ...]:
         """See `ClusterTable`."""
         self._tell(events.Ended(self.number, request_id))
-        super().ended(request_id)
+        return super().ended(request_id)
+
+    def shared(self, event: SharedEvent, now_s: float) -> bool:
+        """See `ClusterTable`."""
+        self._tell(events.Shared(self.number, event, now_s))
+        return super().shared(event, now_s)
+
+    def take_over(self, former: ClusterTable) -> int:
+        """See `ClusterTable`."""
+        assert isinstance(former, RecordingTable), "a recorder makes all tables"
+        self._tell(events.TakenOver(self.number, former.number))
+        return super().take_over(former)
 
     def forget_unreported(self, now_s: float) -> int:
         """See `ClusterTable`."""

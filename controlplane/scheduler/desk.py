@@ -1,13 +1,14 @@
 """Where placements are made: the table in force, the policy in force, and the record of what was decided."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.duties import POOLS
 from controlplane.model.frontend_links import MAX_LINKS, NOBODY, FrontendLinks
 from controlplane.model.placement import Placement
+from controlplane.model.shared_event import SharedEvent, SharedKind
 from controlplane.policies.interface import Policy, has_pools
 from controlplane.policies.place import choose_decode, place
 from controlplane.scheduler import wire
@@ -57,6 +58,8 @@ class PlacementDesk:
         """Where the policy in force has each instance, if it keeps pools."""
         self._open_decodes: dict[str, FrontendLinks] = {}
         """Frontend of each request whose decode instance is to be asked for, oldest first."""
+        self.share: Callable[[SharedEvent], None] = lambda event: None
+        """Told of every placement, and of those that ended before they were reported."""
         self._recorded = RecordedDecisions(self.recorder, self.switch, lambda: self.feed.table)
         self._observation = Observation(self._recorded.shown)
         self._metrics = metrics
@@ -82,6 +85,7 @@ class PlacementDesk:
         if placement.is_split:
             self._metrics.split_placements.labels(placement.decode_instance.instance_id).inc()
         self._recorded.placed(request, placement, seen)
+        self._share_placement(placement)
         pools = policy.pools(message.model) if has_pools(policy) else NO_POOLS
         self.explanations.add(placement, int(1000 * self._clock.unix_s()), pools)
         if placement.is_decode_open and links is not None:
@@ -122,6 +126,7 @@ class PlacementDesk:
             decode_id = "" if instance_id == message.prefill_instance_id else instance_id
         self._recorded.decode_placed(request, message.prefill_instance_id, decode_id, seen)
         if decode_id:
+            self.share(SharedEvent(SharedKind.ARRIVING, request.request_id, decode_id, request.prompt_tokens))
             self._metrics.split_placements.labels(decode_id).inc()
         answer = scheduler_pb2.PlaceDecodeResponse(instance_id=decode_id)
         if self._lead is not None and self.switch.leader_id:
@@ -134,7 +139,12 @@ class PlacementDesk:
     def ended(self, message: scheduler_pb2.RequestEnded) -> None:
         """A placed request is over."""
         self._open_decodes.pop(message.request_id, None)
-        self.feed.table.ended(message.request_id)
+        for instance_id in self.feed.table.ended(message.request_id):
+            self.share(SharedEvent(SharedKind.ENDED, message.request_id, instance_id))
+
+    def shared(self, event: SharedEvent) -> bool:
+        """Another scheduler tells of a placement or an ending; see `ClusterTable.shared`."""
+        return self.feed.table.shared(event, self._clock.now_s())
 
     def tick(self) -> None:
         """Look at the clock: is the monitor still heard, have placed requests failed to arrive?"""
@@ -195,6 +205,14 @@ class PlacementDesk:
             message=text,
             leader_id=self.switch.leader_id,
         )
+
+    def _share_placement(self, placement: Placement) -> None:
+        request = placement.request
+        tokens = request.prompt_tokens - placement.cached_tokens
+        self.share(SharedEvent(SharedKind.PREFILL, request.request_id, placement.instance.instance_id, tokens))
+        if placement.is_split:
+            decode_id = placement.decode_instance.instance_id
+            self.share(SharedEvent(SharedKind.DECODE, request.request_id, decode_id, request.prompt_tokens))
 
     def _note_fallback(self) -> None:
         if self.switch.is_standby:

@@ -1,7 +1,8 @@
 """From the monitor's updates to a cluster table. No I/O, no clock.
 
 A watch starts from nothing, so each one fills a table of its own. The table of the watch before stays in force
-until the new one is complete: a scheduler that has lost its monitor goes on with the instances it knew.
+until the new one is complete: a scheduler that has lost its monitor goes on with the instances it knew. Placements that
+it counts and nobody has reported go over into the new one.
 
 So it does with a single instance of which the monitor hears no more, while the directory knows it and frontends are
 connected to it: see `controlplane.model.monitoring`.
@@ -172,6 +173,7 @@ class ClusterFeed:
     def _take_over(self, table: ClusterTable, now_s: float) -> None:
         """The table of this watch is complete. Instances that live without its monitor's knowledge stay."""
         there = {each.instance_id for each in table.instances()}
+        table.take_over(self.table)
         unmonitored = {}
         for each in self.table.instances():
             if each.instance_id not in there and self._is_linked(each.instance_id, each.incarnation_id):

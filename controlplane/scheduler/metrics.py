@@ -40,6 +40,15 @@ class SchedulerMetrics:
             "Placed requests that no worker ever reported",
             registry=registry,
         )
+        self.shared = Counter(
+            "penstock_scheduler_shared_events",
+            "Placements and endings told to other schedulers, and heard of them and counted or ignored",
+            ["way"],
+            registry=registry,
+        )
+        self.unshared = Counter(
+            "penstock_scheduler_unshared_events", "Those that another scheduler could not be told", registry=registry
+        )
         self.resyncs = Counter(
             "penstock_scheduler_watches", "Watches of a monitor begun, the first one included", registry=registry
         )

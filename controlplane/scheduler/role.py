@@ -1,7 +1,7 @@
 """The scheduler role."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from controlplane.model.duties import POOLS, RESCHEDULER
@@ -11,6 +11,7 @@ from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.metrics import GaugeCollector, SchedulerMetrics
 from controlplane.scheduler.monitor_watch import MonitorWatch
+from controlplane.scheduler.peers import Peers
 from controlplane.scheduler.policy_config import PolicyConfig
 from controlplane.scheduler.profile_watch import ProfileWatch
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
@@ -39,10 +40,13 @@ class SchedulerRole:
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        self._vital: tuple[asyncio.Task[None], ...] = ()
+        self._vital: tuple[asyncio.Future[None], ...] = ()
         self._tasks = TaskSet("scheduler")
         self._rescheduling: ReschedulingRunner | None = None
         self._leaderships: tuple[Leadership, ...] = ()
+        self._peers: Peers | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
+        self._failure: asyncio.Future[None] | None = None
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""
@@ -53,6 +57,13 @@ class SchedulerRole:
         desk = PlacementDesk(self._settings, metrics, clock, pools)
         GaugeCollector(desk.gauges, context.registry)
         policy_config = PolicyConfig(context.store, desk.switch)
+        peers = self._peers = Peers(context.member_id, context.runtime.transport, desk, metrics, self._on_failed)
+        desk.share = peers.tell
+
+        def on_synced() -> None:
+            desk.tick()
+            peers.note_synced()
+
         watch = MonitorWatch(
             context.member_id,
             context.directory,
@@ -61,14 +72,17 @@ class SchedulerRole:
             self._settings.monitor_silence_s,
             clock.now_s,
             context.runtime.transport,
-            on_synced=desk.tick,
+            on_synced=on_synced,
         )
         profiles = ProfileWatch(context.store, desk.switch)
         rescheduling = self._rescheduling = self._make_rescheduling(context, desk, moving)
         rescheduler_config = ReschedulerConfig(context.store, rescheduling.switch, rescheduling.note_change)
-        service = SchedulerService(desk, policy_config, rescheduling, rescheduler_config)
+        service = SchedulerService(desk, policy_config, rescheduling, rescheduler_config, peers)
         context.server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
+        self._failure = asyncio.get_running_loop().create_future()
+        self._unsubscribe = context.directory.subscribe(peers.on_change)
         self._vital = (
+            self._failure,
             self._tasks.spawn(watch.follow(), name="monitor watch"),
             self._tasks.spawn(policy_config.follow(), name="policy"),
             self._tasks.spawn(StageWatch(context.store, desk.switch).follow(), name="stages"),
@@ -96,8 +110,15 @@ class SchedulerRole:
         """End the watches, withdraw the migrations that are under way."""
         await self._tasks.cancel()
         await asyncio.gather(*(each.resign() for each in self._leaderships))
+        self._unsubscribe()
+        if self._peers is not None:
+            await self._peers.stop()
         if self._rescheduling is not None:
             await self._rescheduling.stop()
+
+    def _on_failed(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
 
     def _make_rescheduling(
         self, context: RoleContext, desk: PlacementDesk, leadership: Leadership

@@ -12,6 +12,7 @@ from controlplane.model.snapshot import Snapshot
 from controlplane.policies.registry import POLICIES
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.explanations import Explanation
+from controlplane.scheduler.peers import Peers
 from controlplane.scheduler.policy_config import PolicyConfig
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
 from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
@@ -32,7 +33,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         policy_config: PolicyConfig,
         rescheduling: ReschedulingRunner,
         rescheduler_config: ReschedulerConfig,
+        peers: Peers,
     ) -> None:
+        self._peers = peers
         self._desk = desk
         self._policy_config = policy_config
         self._rescheduling = rescheduling
@@ -66,6 +69,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
                     self._desk.ended(ended)
                 if message.HasField("place"):
                     await context.write(self._desk.place(message.place, links))
+
+    async def Share(self, request_iterator: Any, context: Any) -> None:
+        """Take in what another scheduler has placed."""
+        await self._peers.take(context)
 
     async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Any) -> scheduler_pb2.ExplainResponse:
         """Indicators and scores behind a placement."""
@@ -143,6 +150,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             policy=self._desk.switch.in_force.name,
             synced=self._desk.feed.synced,
             age_ms=self._desk.heard_age_ms(),
+            peers=self._peers.connected(),
         )
 
     def _instance(self, snapshot: Snapshot, row: int) -> scheduler_pb2.SnapshotInstance:

@@ -116,6 +116,7 @@ async def _scheduler(member: Member) -> dict[str, Any]:
         "synced": snapshot.synced,
         "age_ms": snapshot.age_ms,
         "instances": len(snapshot.instances),
+        "peers": list(snapshot.peers),
     }
 
 

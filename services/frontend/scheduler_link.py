@@ -13,10 +13,10 @@ from controlplane.protocols.circuit_breaker import CircuitBreaker
 from controlplane.protocols.ownership import Sender
 from mesh.errors import PeerUnavailable
 from mesh.membership import Member
+from mesh.rpc.peer_stream import PeerStream, StreamHandlers
 from mesh.runtime import Transport
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.peer_stream import PeerStream, StreamHandlers
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from controlplane.protocols.ownership import Sender
 from mesh.errors import PeerUnavailable, PenstockError
 from mesh.membership import Member
+from mesh.rpc.peer_stream import PeerStream, StreamHandlers
 from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.frontend.api.errors import upstream_failed
 from services.frontend.liveness import Hang
-from services.frontend.peer_stream import PeerStream, StreamHandlers
 from services.frontend.placement import Placement
 from services.frontend.relay import Loss, LossReason, Relay
 from services.frontend.relays import Relays

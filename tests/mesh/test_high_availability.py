@@ -71,7 +71,10 @@ class Load:
 
 def whole(mesh: RunningMesh) -> bool:
     status = mesh.status()
-    schedulers = [each.get("synced", False) and each["instances"] == 3 for each in status["schedulers"]]
+    schedulers = [
+        each.get("synced", False) and each["instances"] == 3 and len(each["peers"]) == 1
+        for each in status["schedulers"]
+    ]
     asked = [
         scheduler["breaker"] == "closed" and scheduler["connected"]
         for frontend in status["frontends"]

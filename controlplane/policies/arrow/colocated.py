@@ -9,7 +9,7 @@ from controlplane.policies.arrow.parameters import TtftParameters
 from controlplane.policies.arrow.policy import own_prefill_ms
 from controlplane.policies.arrow.prefill_queues import PrefillQueues
 from controlplane.policies.indicators import uncached_tokens
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 
 class Colocated:
@@ -21,14 +21,14 @@ class Colocated:
     def __init__(self, parameters: TtftParameters) -> None:
         self.parameters = parameters
         self._queues = PrefillQueues(parameters.curve)
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
-        self._turn += 1
+        turn = self._turns.next(problem.request.model)
         snapshot = problem.snapshot
         delay_ms = self._queues.delays_ms(snapshot)
-        row = lowest(among_candidates(delay_ms, problem.candidates), self._turn, tie_break=snapshot.running_tokens)
+        row = lowest(among_candidates(delay_ms, problem.candidates), turn, tie_break=snapshot.running_tokens)
         self._queues.add(problem, row, int(uncached_tokens(problem)[row]))
         indicators = {
             "prefill_delay_ms": np.rint(delay_ms).astype(np.int64),

@@ -12,7 +12,7 @@ from controlplane.policies.arrow.instances import ElasticInstances
 from controlplane.policies.arrow.parameters import ArrowParameters
 from controlplane.policies.arrow.scheduling import PrefillAsked, schedule_decode, schedule_prefill
 from controlplane.policies.indicators import uncached_tokens
-from controlplane.policies.selection import among_candidates
+from controlplane.policies.selection import Turns, among_candidates
 from controlplane.prediction.ttft import TtftCurve
 
 DECODE_RULE = "fewest running tokens within Max Running Tokens and the TPOT; the prefill's own instance if it decodes"
@@ -21,7 +21,8 @@ DECODE_RULE = "fewest running tokens within Max Running Tokens and the TPOT; the
 class Arrow:
     """SLO-aware scheduling of requests and instances (Arrow, section 5).
 
-    The pools are this object's own: two schedulers that run Arrow over the same instances have two opinions of them.
+    The pools are this object's own: two schedulers that ran Arrow over the same instances would have two opinions of
+    them, so one of them leads.
     """
 
     name: ClassVar[str] = "arrow"
@@ -35,16 +36,16 @@ class Arrow:
         self.parameters = parameters
         self._models: dict[str, tuple[ElasticInstances, InstanceMonitor]] = {}
         """As many as are served."""
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`. The decode instance is chosen too, unless whoever asks will ask again for it."""
         instances = self._look(problem.snapshot)
-        self._turn += 1
+        turn = self._turns.next(problem.request.model)
         if problem.request.is_decoding:
             return self._go_on(instances, problem)
         own_ms = own_prefill_ms(problem, self.parameters.curve)
-        asked = PrefillAsked(own_ms, problem.cached_tokens, problem.candidates, self._turn)
+        asked = PrefillAsked(own_ms, problem.cached_tokens, problem.candidates, turn)
         row = schedule_prefill(instances, asked, self.parameters)
         scores = among_candidates(instances.loads.prefill_delay_ms + own_ms, problem.candidates)
         indicators = self._indicators(instances)
@@ -59,7 +60,8 @@ class Arrow:
         """See `LateDecider`: Algorithm 2, at the end of the request's prefill."""
         instances = self._look(problem.snapshot)
         candidates = problem.candidates if problem.decode_candidates is None else problem.decode_candidates
-        row = schedule_decode(instances, prefill_row, candidates, self._turn, self.parameters)
+        turn = self._turns.last(problem.request.model)
+        row = schedule_decode(instances, prefill_row, candidates, turn, self.parameters)
         if row is None:
             return DecodeChoice(prefill_row, DECODE_RULE)
         return DecodeChoice(row, DECODE_RULE, among_candidates(instances.loads.running_tokens, candidates))
@@ -76,7 +78,8 @@ class Arrow:
 
     def _go_on(self, instances: ElasticInstances, problem: PlacementProblem) -> Decision:
         """A request that decodes already goes where requests are decoded; its tokens so far are computed there."""
-        row = schedule_decode(instances, None, problem.candidates, self._turn, self.parameters)
+        turn = self._turns.last(problem.request.model)
+        row = schedule_decode(instances, None, problem.candidates, turn, self.parameters)
         if row is None:  # pragma: no cover - there is a candidate
             row = int(problem.candidates.argmax())
         instances.placed(problem, row)

@@ -12,7 +12,7 @@ from controlplane.policies.arrow.parameters import StaticParameters
 from controlplane.policies.arrow.policy import own_prefill_ms
 from controlplane.policies.arrow.prefill_queues import PrefillQueues
 from controlplane.policies.indicators import uncached_tokens
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 
 
 def prefill_rows(snapshot: Snapshot, prefill_instances: int) -> NDArray[np.bool_]:
@@ -37,17 +37,17 @@ class StaticMinimalLoad:
     def __init__(self, parameters: StaticParameters) -> None:
         self.parameters = parameters
         self._queues = PrefillQueues(parameters.curve)
-        self._turn = 0
+        self._turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
-        self._turn += 1
+        turn = self._turns.next(problem.request.model)
         prefills = prefill_rows(problem.snapshot, self.parameters.prefill_instances)
         delay_ms = self._queues.delays_ms(problem.snapshot)
         wanted = ~prefills if problem.request.is_decoding else prefills
         rows = problem.candidates & wanted if (problem.candidates & wanted).any() else problem.candidates
         scores = among_candidates(delay_ms + own_prefill_ms(problem, self.parameters.curve), problem.candidates)
-        row = lowest(among_candidates(delay_ms, rows), self._turn, tie_break=-problem.cached_tokens)
+        row = lowest(among_candidates(delay_ms, rows), turn, tie_break=-problem.cached_tokens)
         self._queues.add(problem, row, int(uncached_tokens(problem)[row]))
         indicators = {"prefill_delay_ms": np.rint(delay_ms).astype(np.int64), "running_tokens": _tokens(problem)}
         if problem.request.is_decoding or problem.decode_candidates is None or problem.is_decode_chosen_later:
@@ -62,7 +62,8 @@ class StaticMinimalLoad:
         if not rows.any():
             return DecodeChoice(prefill_row, self.rule)
         scores = among_candidates(_tokens(problem), rows)
-        return DecodeChoice(lowest(scores, self._turn), self.rule, scores)
+        turn = self._turns.last(problem.request.model)
+        return DecodeChoice(lowest(scores, turn), self.rule, scores)
 
 
 class StaticRoundRobin:
@@ -73,16 +74,16 @@ class StaticRoundRobin:
 
     def __init__(self, parameters: StaticParameters) -> None:
         self.parameters = parameters
-        self._prefill_turn = 0
-        self._decode_turn = 0
+        self._prefill_turns = Turns()
+        self._decode_turns = Turns()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
         prefills = prefill_rows(problem.snapshot, self.parameters.prefill_instances)
         if problem.request.is_decoding:
             return self._go_on(problem, ~prefills)
-        scores = self._in_turn(problem.candidates & prefills, problem.candidates, self._prefill_turn)
-        self._prefill_turn += 1
+        turn = self._prefill_turns.next(problem.request.model) - 1
+        scores = self._in_turn(problem.candidates & prefills, problem.candidates, turn)
         row = int(scores.argmin())
         if problem.decode_candidates is None or problem.is_decode_chosen_later:
             return Decision(row, scores)
@@ -95,13 +96,12 @@ class StaticRoundRobin:
         rows &= problem.candidates if problem.decode_candidates is None else problem.decode_candidates
         if not rows.any():
             return DecodeChoice(prefill_row, self.rule)
-        scores = self._in_turn(rows, rows, self._decode_turn)
-        self._decode_turn += 1
+        scores = self._in_turn(rows, rows, self._decode_turns.next(problem.request.model) - 1)
         return DecodeChoice(int(scores.argmin()), self.rule, scores)
 
     def _go_on(self, problem: PlacementProblem, decodes: NDArray[np.bool_]) -> Decision:
-        scores = self._in_turn(problem.candidates & decodes, problem.candidates, self._decode_turn)
-        self._decode_turn += 1
+        turn = self._decode_turns.next(problem.request.model) - 1
+        scores = self._in_turn(problem.candidates & decodes, problem.candidates, turn)
         return Decision(int(scores.argmin()), scores)
 
     @staticmethod

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import total_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import among_candidates, lowest
+from controlplane.policies.selection import Turns, among_candidates, lowest
 from controlplane.policies.stages.layout import StageLayout
 
 OUTSIDE = -1
@@ -36,7 +36,7 @@ class Stages:
         self.parameters = PolicyParameters()
         self._round_robin = round_robin
         self._layouts: dict[str, StageLayout] = {}
-        self._turn = 0
+        self._turns = Turns()
 
     @property
     def layouts(self) -> Mapping[str, StageLayout]:
@@ -59,8 +59,8 @@ class Stages:
         if layout is not None:
             indicators["stage"], candidates = stage_candidates(problem, layout)
         scores = among_candidates(np.zeros_like(tokens) if self._round_robin else tokens, candidates)
-        self._turn += 1
-        return Decision(lowest(scores, self._turn), scores, indicators)
+        turn = self._turns.next(problem.request.model)
+        return Decision(lowest(scores, turn), scores, indicators)
 
 
 def stage_candidates(problem: PlacementProblem, layout: StageLayout) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

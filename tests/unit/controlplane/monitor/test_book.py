@@ -1,6 +1,6 @@
 """The monitor's book: reports in, changes out."""
 
-from controlplane.monitor.book import PIECE_BLOCKS, InstanceBook, ReportedInstance
+from controlplane.monitor.book import MAX_ADMITTED, PIECE_BLOCKS, InstanceBook, ReportedInstance
 from penstock.v1 import monitor_pb2, worker_pb2
 
 STALE_S = 2.0
@@ -98,3 +98,17 @@ def test_decoding_requests_are_passed_on_and_not_kept() -> None:
     assert kinds(changes) == ["decode"]
     assert list(changes[0].decode.request_ids) == ["r"]
     assert kinds(list(book.describe(instance))) == ["joined"]
+
+
+def test_who_begins_to_watch_is_told_which_requests_were_admitted_of_late() -> None:
+    book = InstanceBook(stale_s=1.0)
+    instance, _ = book.joined(worker_pb2.InstanceDescription(instance_id="a", incarnation_id="1"), 0.0)
+    book.loaded(instance, worker_pb2.LoadReport(running_requests=1, admitted_request_ids=["r1"]), 0.0)
+    book.loaded(instance, worker_pb2.LoadReport(running_requests=2, admitted_request_ids=["r2"]), 0.1)
+    book.loaded(instance, worker_pb2.LoadReport(running_requests=2), 0.2)
+    (*_, last) = book.describe(instance)
+    assert (last.load.running_requests, list(last.load.admitted_request_ids)) == (2, ["r1", "r2"])
+    crowd = [f"s{number}" for number in range(2000)]
+    book.loaded(instance, worker_pb2.LoadReport(admitted_request_ids=crowd), 0.3)
+    (*_, last) = book.describe(instance)
+    assert list(last.load.admitted_request_ids) == crowd[-MAX_ADMITTED:]

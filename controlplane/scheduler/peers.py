@@ -1,0 +1,185 @@
+"""The other schedulers of the mesh: told of this one's placements, heard of theirs.
+
+Two schedulers that place by the same loads would both choose the idlest instance until it reports. What one has placed
+counts in the others within milliseconds. Nothing here is lost that matters: what does not arrive is what a scheduler
+knew of others before there was sharing, and is made up for by the instances' next reports.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from controlplane.model.shared_event import SharedEvent, SharedKind
+from controlplane.scheduler.desk import PlacementDesk
+from controlplane.scheduler.metrics import SchedulerMetrics
+from mesh.errors import PeerUnavailable
+from mesh.membership import ChangeKind, Member, MemberChange
+from mesh.rpc.peer_stream import PeerStream, StreamHandlers
+from mesh.runtime import Transport
+from mesh.tasks import TaskSet
+from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+FLUSH_S: Final = 0.002
+"""What is told waits so long for company."""
+MAX_EVENTS: Final = 4096
+"""In one message."""
+
+_Stream = PeerStream[scheduler_pb2.SharedEvents, scheduler_pb2.ShareAccepted]
+
+TO_WIRE: Final = {
+    SharedKind.PREFILL: scheduler_pb2.SHARED_KIND_PREFILL,
+    SharedKind.DECODE: scheduler_pb2.SHARED_KIND_DECODE,
+    SharedKind.ARRIVING: scheduler_pb2.SHARED_KIND_ARRIVING,
+    SharedKind.ENDED: scheduler_pb2.SHARED_KIND_ENDED,
+}
+FROM_WIRE: Final = {code: kind for kind, code in TO_WIRE.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    member: Member
+    stream: _Stream
+    run: asyncio.Task[None]
+
+
+class Peers:
+    """Follows the directory; one stream to each other scheduler."""
+
+    def __init__(
+        self,
+        scheduler_id: str,
+        transport: Transport,
+        desk: PlacementDesk,
+        metrics: SchedulerMetrics,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        """Give the desk `tell`, so that it tells what it places."""
+        self._scheduler_id = scheduler_id
+        self._transport = transport
+        self._desk = desk
+        self._metrics = metrics
+        self._on_failed = on_failed
+        self._peers: dict[str, _Peer] = {}
+        self._events: list[SharedEvent] = []
+        self._flush: asyncio.TimerHandle | None = None
+        self._synced = asyncio.Event()
+        self._tasks = TaskSet("peers")
+
+    def on_change(self, change: MemberChange) -> None:
+        """A member came or went."""
+        member = change.member
+        if member.role != "scheduler" or member.member_id == self._scheduler_id:
+            return
+        known = self._peers.get(member.member_id)
+        is_same = known is not None and known.member.incarnation_id == member.incarnation_id
+        if known is not None and is_same and change.kind is ChangeKind.JOINED:
+            known.stream.readdress(member.address)
+            return
+        if known is not None and (is_same or change.kind is ChangeKind.JOINED):
+            del self._peers[member.member_id]
+            known.run.cancel()
+        if change.kind is ChangeKind.JOINED:
+            self._open(member)
+
+    def note_synced(self) -> None:
+        """This scheduler knows the instances."""
+        self._synced.set()
+
+    def connected(self) -> tuple[str, ...]:
+        """Schedulers that are told."""
+        return tuple(sorted(peer_id for peer_id, peer in self._peers.items() if peer.stream.is_open))
+
+    def tell(self, event: SharedEvent) -> None:
+        """All others, soon."""
+        if not self._peers:
+            return
+        self._events.append(event)
+        if len(self._events) >= MAX_EVENTS:
+            self._send()
+        elif self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self._send)
+
+    async def stop(self) -> None:
+        """Close the streams."""
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        self._peers.clear()
+        await self._tasks.cancel()
+
+    async def take(self, context: Any) -> None:
+        """Serve a stream of another scheduler's, to its end. Until this one knows the instances it reads nothing: it
+        would be told of instances that it has never heard of."""
+        await self._synced.wait()
+        origin = ""
+        while (message := await context.read()) is not grpc.aio.EOF:
+            if not origin:
+                origin = message.scheduler_id
+                if not origin:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must name the scheduler")
+                await context.write(scheduler_pb2.ShareAccepted(scheduler_id=self._scheduler_id))
+                log.info("a scheduler shares its placements", extra={"peer": origin})
+            for event in message.events:
+                kind = FROM_WIRE.get(event.kind)
+                if kind is None:
+                    continue  # of a later release
+                shared = SharedEvent(kind, event.request_id, event.instance_id, event.tokens, origin)
+                self._metrics.shared.labels("counted" if self._desk.shared(shared) else "ignored").inc()
+
+    def _open(self, member: Member) -> None:
+        stream: _Stream = PeerStream(
+            f"scheduler {member.member_id}",
+            member.address,
+            self._transport,
+            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Share,  # type: ignore[no-untyped-call]
+            StreamHandlers(lambda: self._greet(member.member_id), lambda accepted: None, lambda reason: None),
+        )
+        run = self._tasks.spawn(stream.run(), name=member.member_id, on_error=self._on_failed)
+        self._peers[member.member_id] = _Peer(member, stream, run)
+
+    def _greet(self, peer_id: str) -> None:
+        """A scheduler that was just connected to is told of all that is open."""
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return
+        placements = self._desk.feed.table.open_placements()
+        for first in range(0, max(1, len(placements)), MAX_EVENTS):
+            self._send_to(peer, placements[first : first + MAX_EVENTS])
+
+    def _send(self) -> None:
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        events, self._events = self._events, []
+        for peer in self._peers.values():
+            if peer.stream.is_open:
+                self._send_to(peer, events)
+
+    def _send_to(self, peer: _Peer, events: Sequence[SharedEvent]) -> None:
+        message = scheduler_pb2.SharedEvents(
+            scheduler_id=self._scheduler_id,
+            events=[
+                scheduler_pb2.SharedEvent(
+                    kind=TO_WIRE[event.kind],
+                    request_id=event.request_id,
+                    instance_id=event.instance_id,
+                    tokens=event.tokens,
+                )
+                for event in events
+            ],
+        )
+        try:
+            peer.stream.send(message)
+        except PeerUnavailable as error:
+            self._metrics.unshared.inc(len(events))
+            log.warning(
+                "a scheduler is not told of placements", extra={"peer": peer.member.member_id, "error": str(error)}
+            )
+        else:
+            self._metrics.shared.labels("told").inc(len(events))
