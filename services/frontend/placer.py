@@ -92,6 +92,9 @@ class Placer:
 
     def _connect_wait_s(self, request: scheduler_pb2.PlaceRequest, instance_id: str) -> float:
         """Nothing where another instance could have the request at once: the chosen one may be away for good."""
+        chosen = self.pool.link(instance_id)
+        if chosen is not None and chosen.is_connected:
+            return 0.0  # there is nothing to wait for; nor should each placement look at every worker
         others = (link.instance_id for link in self.pool.connected(request.model))
         excluded = {instance_id, *request.excluded_instance_ids}
         return self.connect_wait_s if all(other in excluded for other in others) else 0.0
