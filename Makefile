@@ -58,7 +58,7 @@ lint: package
 	$(BIN)/ruff check $(CODE)
 
 types: package
-	$(BIN)/mypy mesh controlplane services engine_worker simulator demo fault_simulation
+	$(BIN)/mypy mesh controlplane services engine_worker simulator demo fault_simulation benchmarks
 
 fast-tests: package
 	$(BIN)/python -m pytest -q -m "not vllm" $(ARGS)

@@ -1,6 +1,6 @@
 """How long a cascade's plan takes once its latency tables are known, by GPUs and by what is minimised.
 
-    python -m benchmarks.cascade_planning --json planning.json
+    python -m benchmarks.cascade_planning [--gpus 32 80] [--json planning.json]
 
 Three tiers as in Cascadia's experiments, in every shape that they fit on, and a workload whose scores all differ, which
 gives the search the most thresholds to tell apart; once with answers that are always written to their end, once with
@@ -26,7 +26,7 @@ from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
 from controlplane.planning.cascade.falls import AnswerFalls
 from controlplane.planning.cascade.sample import CascadeSample
 from simulator.cascade.curves import SimulatedCurves
-from simulator.cascade.tier import TierModel
+from simulator.cascade.tier import MAX_REPLICA_GPUS, TierModel
 
 TIERS = (
     TierModel("R1-Distill-Qwen-7B", "H100"),
@@ -41,17 +41,17 @@ FALLS = (10, 60)
 """Of an answer, from and below; those of running confidences of answers of some hundred tokens are fewer."""
 
 
-def sample_of(seed: int, requests: int) -> CascadeSample:
+def sample_of(seed: int, requests: int, tiers: int) -> CascadeSample:
     """A judge that is often right about answers that are right the more often, the larger the tier."""
     rng = np.random.default_rng(seed)
     hard = rng.normal(0, 0.8, (requests, 1))
-    is_right = rng.normal((0.0, 0.9, 1.8), 1, (requests, len(TIERS))) > hard
+    is_right = rng.normal(0.9 * np.arange(tiers), 1, (requests, tiers)) > hard
     return CascadeSample(
         scores=np.clip(55 + 20 * is_right + rng.normal(0, 10, is_right.shape), 0, 100),
         input_tokens=rng.integers(20, 2000, requests),
         output_tokens=rng.integers(50, 500, is_right.shape),
         rate_per_s=1.0,
-        quality=100.0 * is_right,
+        quality=100.0 * is_right.astype(np.float64),
     )
 
 
@@ -75,15 +75,16 @@ def at_rate(sample: CascadeSample, rate_per_s: float) -> CascadeSample:
 
 def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each number of GPUs and each latency, for whole answers and for such as are given up."""
-    base = sample_of(arguments.seed, arguments.requests)
+    tiers = [replace(tier, max_gpus=arguments.replica_gpus) for tier in TIERS[: arguments.tiers]]
+    base = sample_of(arguments.seed, arguments.requests, len(tiers))
     by_tier = base.true_quality.mean(axis=0)
     quality = float(by_tier[0] + PART_OF_THE_WAY * (by_tier[-1] - by_tier[0]))
-    known = SimulatedCurves(base, TIERS, seed=arguments.seed)
+    known = SimulatedCurves(base, tiers, seed=arguments.seed)
     kinds: tuple[Minimise, ...] = ("slowest_tier", "end_to_end")
     answers = (base, with_falls(base, arguments.seed))
     for gpus, minimise, of_answers in product(arguments.gpus, kinds, answers):
         sample = at_rate(of_answers, RATE_PER_S_PER_GPU * gpus)
-        source = SimulatedCurves(sample, TIERS, seed=arguments.seed, known=known.measured)
+        source = SimulatedCurves(sample, tiers, seed=arguments.seed, known=known.measured)
         request = PlanRequest(gpus=gpus, quality=quality, judge_s=JUDGE_S, minimise=minimise)
         planned = plan(sample, source, request)
         known = source
@@ -117,6 +118,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[32, 80])
+    parser.add_argument("--tiers", type=int, default=len(TIERS), help="so many, from the smallest on")
+    parser.add_argument("--replica-gpus", type=int, default=MAX_REPLICA_GPUS, help="that a replica has at most")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,17 +1,20 @@
 """CPU of the frontend process per request and per streamed chunk, and where it goes.
 
-    python -m benchmarks.frontend_cpu [--json OUT]
+    python -m benchmarks.frontend_cpu [--rounds 5] [--json OUT]
 
 The frontend runs in a process of its own between fake workers (one token a request and step, 100 steps/s) and a
 fake scheduler, which speak the real protocol from another process; this one is the client. The CPU is the frontend
 process's, user and system, over a whole run, less what it uses when idle. Requests ask for one token; 8 are under
 way at any moment, or a single one, which shows what waking up for each message costs. The hops are the same
 functions called in a loop in this process; what remains of a request or a chunk is HTTP, gRPC and the event loop.
+Prompts and answers are English (`benchmarks.english`).
 """
 
 import asyncio
+import itertools
 import json
 import multiprocessing
+import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,23 +26,39 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.frontend_hops import chunk_hops, prompts, request_hops
+from benchmarks import english
+from benchmarks.frontend_hops import chunk_hops, request_hops
+from benchmarks.process_cpu import process_cpu_s
 from mesh.membership import Member
 from mesh.runtime import SystemClock
+from penstock.v1 import request_pb2
 from services.frontend.text.model_text import ModelText
-from tests.unit.services.frontend.checkpoints import LLAMA_3_REGEX, byte_level, write_checkpoint
+from tests.unit.services.frontend.checkpoints import LLAMA_3_REGEX, write_checkpoint
 from tests.unit.services.frontend.fakes import FakeScheduler, FakeWorker, always, tokens
 from tests.unit.services.frontend.mesh_of_fakes import frontend_between
 
 STREAMS = 32
 STEP_S = 0.01
-STREAM_TOKENS = 300
+ANSWER_CHARACTERS = 8000
 IDLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure."""
+
+    rounds: int
+    """Of each measurement, one more before them to warm up."""
+    requests: int
+    """In a round, of each kind; each kind's own number is the most."""
+    stream_tokens: int
+    """Of each stream in a round."""
+    workers: tuple[int, ...]
+    """Each number of workers that streams come from in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +101,14 @@ def serve_peers(pipe: Connection, workers: int, model_path: str) -> None:
     """Fake workers and a scheduler; sends what they announce, ends when told anything."""
 
     async def serve() -> None:
-        fakes = [
-            FakeWorker(lambda request: tokens(*([70],) * request.sampling.max_tokens), f"worker-{i}", step_s=STEP_S)
-            for i in range(workers)
-        ]
+        model = ModelText.load(Path(model_path), SystemClock().unix_s)
+        answer = model.chunked.encode(english.text(ANSWER_CHARACTERS, random.Random(0)))
+
+        def script(request: request_pb2.GenerateRequest) -> list[request_pb2.TokenDelta]:
+            told = itertools.islice(itertools.cycle(answer), request.sampling.max_tokens)
+            return tokens(*([token_id] for token_id in told))
+
+        fakes = [FakeWorker(script, f"worker-{i}", step_s=STEP_S) for i in range(workers)]
         turns = iter(range(10**9))
         scheduler = FakeScheduler(lambda place: always(f"worker-{next(turns) % workers}")(place))
         peers: list[FakeWorker | FakeScheduler] = [*fakes, scheduler]
@@ -112,14 +135,15 @@ def serve_frontend(pipe: Connection, members: list[Member]) -> None:
 
 
 @contextmanager
-def process(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[psutil.Process, Any]]:
-    """A process of its own and what it sends once it is ready."""
+def process(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[int, Any]]:
+    """A process of its own: its id, and what it sends once it is ready."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     child = context.Process(target=target, args=(there, *arguments))
     child.start()
     try:
-        yield psutil.Process(child.pid), here.recv()
+        assert child.pid is not None, "it was started"
+        yield child.pid, here.recv()
     finally:
         here.send("end")
         child.join(timeout=10)
@@ -178,13 +202,13 @@ async def run_requests(port: int, texts: list[str], at_once: int) -> None:
     connections.close()
 
 
-async def run_streams(port: int) -> None:
+async def run_streams(port: int, stream_tokens: int) -> None:
     """All streams at once, from the first token to the last."""
     connections = Connections(port)
-    texts = prompts(100, 0, seed=1)
-    asked = [connections.post(body(next(texts), STREAM_TOKENS, stream=True)) for _ in range(STREAMS)]
+    texts = english.prompts(100, 0, seed=1)
+    asked = [connections.post(body(next(texts), stream_tokens, stream=True)) for _ in range(STREAMS)]
     for answer in await asyncio.gather(*asked):
-        if answer.count(b"data: ") < STREAM_TOKENS:
+        if answer.count(b"data: ") < stream_tokens:
             raise RuntimeError(f"only {answer.count(b'data: ')} events: the frontend was too slow to be measured")
     connections.close()
 
@@ -192,14 +216,8 @@ async def run_streams(port: int) -> None:
 # ---- the measurement
 
 
-def cpu_s(of: psutil.Process) -> float:
-    """User and system time so far."""
-    times = of.cpu_times()
-    return float(times.user + times.system)
-
-
-def measure(frontend: psutil.Process, work: Callable[[], Any], idle_per_s: float) -> float:
-    """CPU seconds that the frontend spends on `work`, the idle part of it taken off."""
+def measure(frontend: int, work: Callable[[], Any], idle_per_s: float) -> float:
+    """CPU seconds that the frontend's process spends on `work`, the idle part of it taken off."""
 
     async def timed() -> float:
         loop = asyncio.get_running_loop()
@@ -207,53 +225,63 @@ def measure(frontend: psutil.Process, work: Callable[[], Any], idle_per_s: float
         await work()
         return loop.time() - start_s
 
-    before_s = cpu_s(frontend)
+    before_s = process_cpu_s(frontend)
     elapsed_s = uvloop.run(timed())
-    return cpu_s(frontend) - before_s - idle_per_s * elapsed_s
+    return process_cpu_s(frontend) - before_s - idle_per_s * elapsed_s
 
 
-def figures(model_path: str, rounds: int) -> Iterator[Figure]:
+def figures(model_path: str, effort: Effort) -> Iterator[Figure]:
     """All that is measured from outside."""
-    with process(serve_peers, 1, model_path) as (_, members), process(serve_frontend, members) as (frontend, port):
-        idle_per_s = measure(frontend, lambda: asyncio.sleep(IDLE_S), 0.0) / IDLE_S
-        yield Figure("idle, per second", 1e6 * idle_per_s, [1e6 * idle_per_s], None)
-        for case in REQUEST_CASES:
-            source = prompts(case.characters, case.shared_characters, seed=0)
-            taken = []
-            for _ in range(rounds + 1):
-                texts = [next(source) for _ in range(case.requests)]
-                run = partial(run_requests, port, texts, case.at_once)
-                taken.append(1e6 * measure(frontend, run, idle_per_s) / case.requests)
-            yield _figure(case.name, taken[1:], case.target_us)  # the first round warms up
-    for workers in (1, 4):
+    idle_per_s = 0.0
+    for number, workers in enumerate(effort.workers):
         with (
             process(serve_peers, workers, model_path) as (_, members),
             process(serve_frontend, members) as (frontend, port),
         ):
-            chunks = STREAMS * STREAM_TOKENS
-            streams = partial(run_streams, port)
-            taken = [1e6 * measure(frontend, streams, idle_per_s) / chunks for _ in range(rounds + 1)]
-            yield _figure(f"chunk, {STREAMS} streams x 100/s, {workers} worker(s)", taken[1:], CHUNK_TARGET_US)
+            if not number:
+                idle_per_s = measure(frontend, lambda: asyncio.sleep(IDLE_S), 0.0) / IDLE_S
+                yield Figure("idle, per second", 1e6 * idle_per_s, [1e6 * idle_per_s], None)
+                yield from request_figures(frontend, port, idle_per_s, effort)
+            streams = partial(run_streams, port, effort.stream_tokens)
+            chunks = STREAMS * effort.stream_tokens
+            taken = [1e6 * measure(frontend, streams, idle_per_s) / chunks for _ in range(effort.rounds + 1)]
+            yield _figure(f"chunk, {STREAMS} streams x 100/s, {workers} worker(s)", taken, CHUNK_TARGET_US)
 
 
-def _figure(name: str, rounds_us: list[float], target_us: float | None) -> Figure:
-    return Figure(name, statistics.median(rounds_us), rounds_us, target_us)
+def request_figures(frontend: int, port: int, idle_per_s: float, effort: Effort) -> Iterator[Figure]:
+    """Of all kinds of requests."""
+    for case in REQUEST_CASES:
+        requests = min(case.requests, effort.requests)
+        source = english.prompts(case.characters, case.shared_characters, seed=0)
+        taken = []
+        for _ in range(effort.rounds + 1):
+            run = partial(run_requests, port, list(itertools.islice(source, requests)), case.at_once)
+            taken.append(1e6 * measure(frontend, run, idle_per_s) / requests)
+        yield _figure(case.name, taken, case.target_us)
+
+
+def _figure(name: str, taken_us: list[float], target_us: float | None) -> Figure:
+    """The first round has warmed up."""
+    return Figure(name, statistics.median(taken_us[1:]), taken_us[1:], target_us)
 
 
 @click.command()
 @click.option("--rounds", default=5, show_default=True, help="Rounds of each measurement.")
+@click.option("--requests", default=600, show_default=True, help="At most, in a round of each kind.")
+@click.option("--stream-tokens", default=300, show_default=True, help="Of each stream in a round.")
+@click.option("--workers", multiple=True, default=(1, 4), show_default=True, help="That streams come from; repeat.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures to a file.")
-def main(rounds: int, json_path: Path | None) -> None:
+def main(json_path: Path | None, **effort: Any) -> None:
     """Measure and print a table."""
     with tempfile.TemporaryDirectory() as directory:
-        model_path = write_checkpoint(Path(directory), byte_level(LLAMA_3_REGEX))
+        model_path = write_checkpoint(Path(directory), english.tokenizer(LLAMA_3_REGEX))
         model = ModelText.load(model_path, SystemClock().unix_s)
         several = [case for case in REQUEST_CASES if case.at_once > 1]
         hops = {
             **{case.name: request_hops(model, case.characters, case.shared_characters) for case in several},
             "chunk": chunk_hops(model, STREAMS),
         }
-        measured = list(figures(str(model_path), rounds))
+        measured = list(figures(str(model_path), Effort(**effort)))
     _print(measured, hops)
     if json_path is not None:
         content = {"figures": [asdict(figure) for figure in measured], "hops_us": hops}

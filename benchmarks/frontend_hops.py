@@ -1,13 +1,16 @@
 """The frontend's own work on a request and on a chunk, function by function, in CPU microseconds."""
 
+import itertools
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from benchmarks.english import prompts, text
 from controlplane.model.prefix_hash import block_hashes
+from controlplane.protocols.ownership import Sender
 from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
 from services.frontend.answers.chat_format import ChatFormat
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
@@ -15,24 +18,17 @@ from services.frontend.answers.format import AnswerHeader
 from services.frontend.api.body import decode_body
 from services.frontend.api.schema import ChatCompletionRequest
 from services.frontend.mailbox import Mailbox, Piece
-from services.frontend.relay import Relay
+from services.frontend.relay import Loss, Relay
 from services.frontend.text.model_text import ModelText
 
 BLOCK_TOKENS = 16
 ROUNDS = 5
-WORDS = "the quick brown fox jumps over lazy dog mesh router engine token block cache migrate request latency".split()
-
-
-def prompts(characters: int, shared_characters: int, seed: int) -> Iterator[str]:
-    """Endless texts of one length, the first `shared_characters` of which are the same in all."""
-    rng = random.Random(seed)
-
-    def text(length: int) -> str:
-        return " ".join(rng.choices(WORDS, k=length // 3))[:length]
-
-    shared = text(shared_characters)
-    while True:
-        yield shared + text(characters - shared_characters)
+OWNER = Sender("worker-0", "1")
+ANSWER_CHARACTERS = 8000
+WARM_UP_CHARACTERS = 300_000
+"""Tokenised first, so that the frontend knows the words that are in use, as it does after its first minutes."""
+STOP_STRINGS = ("\nUser:", "###")
+"""None of which comes in the answers here: they would end there."""
 
 
 def cpu_us(work: Callable[[], Any], times: int) -> float:
@@ -53,6 +49,7 @@ def request_hops(model: ModelText, characters: int, shared_characters: int) -> d
     assert template is not None
     messages = [{"role": "user", "content": next(source)}]
     body = json.dumps({"model": "demo", "messages": messages, "max_tokens": 1}).encode()
+    model.chunked.encode(text(WARM_UP_CHARACTERS, random.Random(1)))
     rendered = [template.render([{"role": "user", "content": next(source)}]) for _ in range(1 + 10 * ROUNDS)]
     token_ids = model.chunked.encode(rendered.pop())
     relay = _relay(token_ids)
@@ -80,21 +77,23 @@ def chunk_hops(model: ModelText, streams: int) -> dict[str, float]:
     deltas = [request_pb2.TokenDelta(request_id=f"chatcmpl-{i:032x}", offset=9, token_ids=[70]) for i in range(streams)]
     message = worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=deltas)).SerializeToString()
     relay, delta = _relay([1]), request_pb2.TokenDelta(offset=0, token_ids=[70])
-    text = ChoiceText(0, model.detokenizer([]), (), frozenset())
-    stopping = ChoiceText(0, model.detokenizer([]), ("never", "ever"), frozenset())
-    piece = Piece(0, [70], (), 0, None)
+    relay.placed(OWNER)
+    answer = model.chunked.encode(text(ANSWER_CHARACTERS, random.Random(0)))
+    pieces = itertools.cycle([Piece(0, [token_id], (), 0, None) for token_id in answer])
+    plain = ChoiceText(0, model.detokenizer([]), (), frozenset())
+    stopping = ChoiceText(0, model.detokenizer([]), STOP_STRINGS, frozenset())
     header = AnswerHeader("chatcmpl-" + 32 * "0", 0, "demo", model, logprobs=False, include_usage=False)
     form, shown = ChatFormat(header, 1), ChoicePiece(0, " token", (), None)
 
     def accept() -> None:
         relay.emitted_token_ids.clear()
-        relay.accept(delta)
+        relay.accept(OWNER, delta, 0.0)
 
     return {
         "stream: decode the message, per delta": cpu_us(lambda: _read(message), 200) / streams,
         "stream: relay": cpu_us(accept, 2000),
-        "detokenise": cpu_us(lambda: text.push(piece), 2000),
-        "detokenise, with two stop strings": cpu_us(lambda: stopping.push(piece), 2000),
+        "detokenise": cpu_us(lambda: plain.push(next(pieces)), 2000),
+        "detokenise, with two stop strings": cpu_us(lambda: stopping.push(next(pieces)), 2000),
         "SSE: encode": cpu_us(lambda: form.event(shown), 2000),
     }
 
@@ -115,4 +114,9 @@ def _relay(token_ids: list[int]) -> Relay:
         started_s=0.0,
         deadline_s=600.0,
         mailbox=Mailbox(10**9, lambda: None),
+        on_lost=_never_lost,
     )
+
+
+def _never_lost(relay: Relay, loss: Loss) -> None:
+    raise RuntimeError(f"the benchmark loses no worker: {loss}")

@@ -1,6 +1,6 @@
-"""Throughput and CPU of moving 256 MiB of KV between two processes of this machine.
+"""Throughput and CPU of moving KV (256 MiB by default) between two processes of this machine.
 
-    python -m benchmarks.kv_throughput --json OUT
+    python -m benchmarks.kv_throughput [--rounds 3] [--case NAME ...] [--json OUT]
 
 Compares the KV transfer agent with gRPC streaming of the same bytes (1 MiB messages) and with the bare UCX binding
 (ucxx's own asyncio interface, tag messages, its best progress mode and message size). Methods take turns, so that
@@ -14,16 +14,17 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.kv_throughput_process import BLOCK_BYTES, BLOCKS, REGIONS
+from benchmarks.kv_throughput_process import BLOCK_BYTES, REGIONS
 
-TOTAL_BYTES = REGIONS * BLOCKS * BLOCK_BYTES
 SHARED_MEMORY = "tcp,posix,sysv,self"
 AT_LEAST_TIMES_GRPC = 4.0
 WITHIN_TIMES_BARE = 1.5
@@ -54,11 +55,17 @@ class Result:
     fastest_gb_per_s: float
 
 
+def moved_bytes(blocks: int) -> int:
+    """By one pull."""
+    return REGIONS * blocks * BLOCK_BYTES
+
+
 class Process:
     """One end."""
 
-    def __init__(self, case: Case) -> None:
-        command = [sys.executable, "-m", "benchmarks.kv_throughput_process", case.method, json.dumps(case.options)]
+    def __init__(self, case: Case, blocks: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.kv_throughput_process"]
+        command += [case.method, json.dumps(case.options), str(blocks)]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -98,34 +105,34 @@ class Process:
         return line
 
 
-def one_pull(case: Case, ends: tuple[Process, Process]) -> tuple[float, float]:
+def one_pull(case: Case, ends: tuple[Process, Process], blocks: int) -> tuple[float, float]:
     """GB/s, and CPU seconds per GB."""
     before_s = sum(end.cpu_s() for end in ends)
     pulling = ends if case.both_directions else ends[:1]
     for end, peer in zip(pulling, (ends[1], ends[0]), strict=False):
         end.begin(do="pull", port=peer.port, blocks=case.blocks, parallel=case.parallel)
     seconds = max(end.end()["seconds"] for end in pulling)
-    gigabytes = TOTAL_BYTES * len(pulling) / 1e9
+    gigabytes = moved_bytes(blocks) * len(pulling) / 1e9
     return gigabytes / seconds, (sum(end.cpu_s() for end in ends) - before_s) / gigabytes
 
 
-def one_turn(case: Case, pulls: int) -> list[tuple[float, float]]:
+def one_turn(case: Case, pulls: int, blocks: int) -> list[tuple[float, float]]:
     """Some pulls between two fresh processes, after two that bring the memory in."""
     ends: list[Process] = []
     try:
-        ends += [Process(case)]
-        ends += [Process(case)]
-        return [one_pull(case, (ends[0], ends[1])) for _ in range(pulls + 2)][2:]
+        ends += [Process(case, blocks)]
+        ends += [Process(case, blocks)]
+        return [one_pull(case, (ends[0], ends[1]), blocks) for _ in range(pulls + 2)][2:]
     finally:
         for end in ends:
             end.kill()
 
 
-def measure(cases: list[Case], rounds: int, pulls: int) -> list[Result]:
+def measure(cases: list[Case], rounds: int, pulls: int, blocks: int) -> list[Result]:
     measured: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
     for _ in range(rounds):
         for case in cases:
-            measured[case.name] += one_turn(case, pulls)
+            measured[case.name] += one_turn(case, pulls, blocks)
     return [
         Result(
             case=case,
@@ -177,12 +184,24 @@ def sweep() -> list[Case]:
     return [*cases, Case("agent shm, scattered, each in place", "agent", SHARED_MEMORY, in_place, "scattered")]
 
 
-def headline(results: list[Result]) -> dict[str, Any]:
-    """The two ratios of the agent's contiguous pull over shared memory."""
+def chosen(cases: list[Case], patterns: Sequence[str]) -> list[Case]:
+    """Those whose name matches one of the patterns; all without any. Raises `UsageError` if none does."""
+    matching = [case for case in cases if not patterns or any(fnmatch(case.name, each) for each in patterns)]
+    if not matching:
+        raise click.UsageError(
+            f"no case is called {' or '.join(patterns)}; there are: {'; '.join(c.name for c in cases)}"
+        )
+    return matching
+
+
+def headline(results: list[Result]) -> dict[str, Any] | None:
+    """The two ratios of the agent's contiguous pull over shared memory; None if one of the three was not measured."""
     speeds = {result.case.name: result.gb_per_s for result in results}
+    if not {"agent shm, contiguous", "grpc, 1 MiB messages"} <= speeds.keys() or not any(map(_is_bare, speeds)):
+        return None
     agent = speeds["agent shm, contiguous"]
     grpc_speed = speeds["grpc, 1 MiB messages"]
-    best = max((name for name in speeds if name.startswith("bare shm")), key=speeds.__getitem__)
+    best = max(filter(_is_bare, speeds), key=speeds.__getitem__)
     return {
         "agent_gb_per_s": agent,
         "times_grpc": agent / grpc_speed,
@@ -191,6 +210,10 @@ def headline(results: list[Result]) -> dict[str, Any]:
         "bare_over_agent": speeds[best] / agent,
         "within_times_bare": WITHIN_TIMES_BARE,
     }
+
+
+def _is_bare(name: str) -> bool:
+    return name.startswith("bare shm")
 
 
 def print_table(results: list[Result]) -> None:
@@ -206,24 +229,28 @@ def print_table(results: list[Result]) -> None:
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where the result goes as JSON.")
 @click.option("--rounds", default=3, show_default=True, help="Turns of each method.")
 @click.option("--pulls", default=5, show_default=True, help="Measured in each turn.")
+@click.option("--blocks", default=256, show_default=True, help="Of 1 MiB, moved by each pull.")
+@click.option("--case", "patterns", multiple=True, help="Only cases of this name; may have * in it. Repeat for more.")
 @click.option("--sweep", "is_sweep", is_flag=True, help="The agent's message sizes and windows instead.")
-def main(json_path: Path | None, rounds: int, pulls: int, is_sweep: bool) -> None:
-    results = measure(sweep() if is_sweep else comparison(), rounds, pulls)
+def main(
+    json_path: Path | None, rounds: int, pulls: int, blocks: int, patterns: tuple[str, ...], is_sweep: bool
+) -> None:
+    results = measure(chosen(sweep() if is_sweep else comparison(), patterns), rounds, pulls, blocks)
     print_table(results)
     result: dict[str, Any] = {
         "benchmark": "kv_throughput",
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "bytes": TOTAL_BYTES,
+        "bytes": moved_bytes(blocks),
         "block_bytes": REGIONS * BLOCK_BYTES,
         "rounds": rounds,
         "pulls_per_round": pulls,
         "results": [asdict(each) for each in results],
     }
-    if not is_sweep:
-        result["headline"] = headline(results)
-        print(json.dumps(result["headline"], indent=2))
+    if (ratios := headline(results)) is not None:
+        result["headline"] = ratios
+        print(json.dumps(ratios, indent=2))
     if json_path is not None:
         json_path.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -23,9 +23,8 @@ from mesh.rpc.limits import CHANNEL_OPTIONS, SERVER_OPTIONS
 from mesh.runtime import SystemClock
 
 REGIONS = 32
-BLOCKS = 256
 BLOCK_BYTES = 32 * 1024
-"""In each region: with these, 1 MiB a block and 256 MiB in all."""
+"""In each region: with these, 1 MiB a block."""
 GRPC_MESSAGE_BYTES = 1024 * 1024
 DEADLINE_S = 60.0
 
@@ -44,29 +43,30 @@ class AgentMover:
     """The KV transfer agent."""
 
     def __init__(self, memory: np.ndarray, options: dict[str, Any]) -> None:
-        regions = memory.reshape(REGIONS, BLOCKS, BLOCK_BYTES)
+        regions = memory.reshape(REGIONS, -1, BLOCK_BYTES)
+        self._blocks = regions.shape[1]
         kv_memory = RegionMemory(list(regions), model="m", dtype="uint8", block_tokens=16)
         self._agent = KvTransferAgent(kv_memory, KvTransferSettings(**options), SystemClock(), agent_id="benchmark")
 
     async def start(self) -> int:
         """See `Mover`."""
         port = await self._agent.start()
-        self._agent.export("kv", range(BLOCKS))
+        self._agent.export("kv", range(self._blocks))
         return port
 
     async def pull(self, port: int, command: dict[str, Any]) -> None:
         """`blocks` is contiguous or scattered; `parallel` splits them among so many pulls at once."""
-        source, target = list(range(BLOCKS)), list(range(BLOCKS))
+        source, target = list(range(self._blocks)), list(range(self._blocks))
         if command["blocks"] == "scattered":
             shuffled = random.Random(7)
             shuffled.shuffle(source)
             shuffled.shuffle(target)
-        share = -(-BLOCKS // command["parallel"])
+        share = -(-self._blocks // command["parallel"])
         peer = PeerAddress("127.0.0.1", port)
         await asyncio.gather(
             *(
                 self._agent.pull(peer, "kv", source[first : first + share], target[first : first + share], DEADLINE_S)
-                for first in range(0, BLOCKS, share)
+                for first in range(0, self._blocks, share)
             )
         )
 
@@ -141,9 +141,9 @@ MOVERS: dict[str, type[AgentMover | GrpcMover | BareMover]] = {
 }
 
 
-async def serve(method: str, options: dict[str, Any]) -> None:
+async def serve(method: str, options: dict[str, Any], blocks: int) -> None:
     """Answer commands until the input ends."""
-    memory = np.ones(REGIONS * BLOCKS * BLOCK_BYTES, np.uint8)
+    memory = np.ones(REGIONS * blocks * BLOCK_BYTES, np.uint8)
     mover: Mover = MOVERS[method](memory, options)
     print(await mover.start(), flush=True)
     reader = asyncio.StreamReader()
@@ -157,4 +157,4 @@ async def serve(method: str, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], json.loads(sys.argv[2])))
+    asyncio.run(serve(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])))

@@ -1,6 +1,6 @@
 """CPU of the scheduler process for each placement that a frontend asks for over PlaceStream.
 
-    python -m benchmarks.place_stream --json OUT
+    python -m benchmarks.place_stream [--seconds 5] [--json OUT]
 
 A process serves the scheduler's methods with a filled table (2048-token prompts, the whole chain of 128 blocks
 held); this one plays the frontend. `paced` asks 200 times a second, evenly; `burst` keeps 32 questions under way.
@@ -19,22 +19,31 @@ from typing import Any
 
 import click
 import numpy as np
-import psutil
 import uvloop
 from prometheus_client import CollectorRegistry
 
 from benchmarks.placement import MODEL, PROMPT_BLOCKS, Cluster
+from benchmarks.process_cpu import process_cpu_s
+from controlplane.policies.rescheduling.migrations import Migrations
+from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.metrics import SchedulerMetrics
 from controlplane.scheduler.policy_config import PolicyConfig
+from controlplane.scheduler.rescheduling.config import ReschedulerConfig
+from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
+from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
+from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
+from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
 from controlplane.scheduler.service import SchedulerService
 from controlplane.scheduler.settings import SchedulerSettings
+from mesh.membership import Directory
 from mesh.rpc.client import open_channel
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport, SystemClock, system_runtime
+from mesh.runtime import GrpcTransport, SystemClock, SystemThreads, system_runtime
 from mesh.store import open_store
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.unit.mesh.leading import Leading
 
 UNDER_WAY = 32
 PACE_PER_S = 200
@@ -47,13 +56,29 @@ def serve(pipe: multiprocessing.connection.Connection, instances: int, blocks: i
 
 
 async def _serve(pipe: multiprocessing.connection.Connection, instances: int, blocks: int, seed: int) -> None:
-    registry = CollectorRegistry()
-    desk = PlacementDesk(SchedulerSettings(), SchedulerMetrics(registry), SystemClock())
+    registry, clock = CollectorRegistry(), SystemClock()
+    desk = PlacementDesk(SchedulerSettings(), SchedulerMetrics(registry), clock)
     desk.feed.table = Cluster(instances, blocks, seed).table
     desk.feed.heard_s = time.monotonic() + 1e9
     desk.tick()
     server = RpcServer(GrpcTransport(), metrics=RpcMetrics(registry))
-    service = SchedulerService(desk, PolicyConfig(open_store("embedded:", system_runtime()), desk.switch))
+    store = open_store("embedded:", system_runtime())
+    rescheduling = ReschedulingRunner(
+        desk.feed,
+        ReschedulerSwitch(ReschedulerMode.OFF),
+        Migrations(1, 1),
+        WorkerOrders(1.0, "scheduler-0", GrpcTransport(), Directory(store)),
+        ReschedulerMetrics(registry),
+        Leading(is_leading=False),
+        clock,
+        SystemThreads(),
+    )
+    service = SchedulerService(
+        desk,
+        PolicyConfig(store, desk.switch),
+        rescheduling,
+        ReschedulerConfig(store, rescheduling.switch, rescheduling.note_change),
+    )
     server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
     pipe.send(await server.start())
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
@@ -117,16 +142,16 @@ def measure(instances: int, blocks: int, seconds: float, seed: int) -> dict[str,
         target=serve, args=(there, instances, blocks, seed), daemon=True
     )
     process.start()
+    assert process.pid is not None, "it was started"
     address = here.recv()
     cluster = Cluster(instances, blocks, seed)
     chains = [cluster.prompt("hit") for _ in range(2000)]
     result: dict[str, Any] = {"benchmark": "place_stream", "instances": instances, "blocks_indexed": blocks}
     assert all(len(chain) == PROMPT_BLOCKS for chain in chains)
     for name, pace_per_s in (("paced", PACE_PER_S), ("burst", None)):
-        before = psutil.Process(process.pid).cpu_times()
+        before_s = process_cpu_s(process.pid)
         answers = asyncio.run(ask(address, chains, seconds, pace_per_s))
-        after = psutil.Process(process.pid).cpu_times()
-        cpu_s = after.user + after.system - before.user - before.system
+        cpu_s = process_cpu_s(process.pid) - before_s
         result[name] = {**answers, "cpu_us_per_placement": 1e6 * cpu_s / answers["placements"]}
     here.send("end")
     process.join(timeout=10)

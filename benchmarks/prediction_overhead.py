@@ -171,14 +171,18 @@ def hook_cpu_ms(hidden_size: int) -> float:
     import torch
 
     from engine_worker.engines.vllm.hidden_states.sender import message_bytes
-    from engine_worker.engines.vllm.hidden_states.tap import Tap
+    from engine_worker.engines.vllm.hidden_states.tap import Rows, Tap
 
     runner = SimpleNamespace(
         input_batch=SimpleNamespace(req_ids=[f"turn-1-{row}-0123abcd" for row in range(BATCH)]),
         optimistic_seq_lens_cpu=torch.full((BATCH,), 100, dtype=torch.int32),
         discard_request_mask=SimpleNamespace(np=np.zeros(BATCH, np.bool_)),
     )
-    tap = Tap(runner, 1, message_bytes)
+
+    def send(rows: Rows) -> None:
+        message_bytes(rows)
+
+    tap = Tap(runner, 1, send)
     states = torch.randn(BATCH, hidden_size)
     before_s = time.process_time()
     for _ in range(HOOK_CALLS):

@@ -1,6 +1,6 @@
 """How long a length predictor takes for a batch, at the sizes of the paper and of the demo models (STAR, table 1).
 
-    python -m benchmarks.predictor_batch [--json FILE]
+    python -m benchmarks.predictor_batch [--rounds 30] [--json FILE]
 
 CPU time of one thread, medians of many batches; the network alone, without gRPC.
 """
@@ -23,7 +23,6 @@ SIZES: Final = {
     "demo-large (d = 256, 512-128-32)": (258, 512, 128, 32, 1),
 }
 BATCHES: Final = (1, 10, 32, 256)
-ROUNDS: Final = 30
 
 
 def network(widths: tuple[int, ...]) -> Network:
@@ -36,11 +35,11 @@ def network(widths: tuple[int, ...]) -> Network:
     )
 
 
-def cpu_ms(of: Network, requests: int) -> float:
+def cpu_ms(of: Network, requests: int, rounds: int) -> float:
     """Median over the rounds."""
     inputs = np.random.default_rng(1).normal(size=(requests, of.input_width)).astype(np.float32)
     spent = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         before_s = time.process_time()
         of.remaining_tokens(inputs)
         spent.append(1e3 * (time.process_time() - before_s))
@@ -50,12 +49,13 @@ def cpu_ms(of: Network, requests: int) -> float:
 def main() -> None:
     """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(description="Measure the CPU time of a length predictor's batches.")
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     result: dict[str, Any] = {}
     for name, widths in SIZES.items():
         predictor = network(widths)
-        times_ms = {str(requests): round(cpu_ms(predictor, requests), 3) for requests in BATCHES}
+        times_ms = {str(requests): round(cpu_ms(predictor, requests, arguments.rounds), 3) for requests in BATCHES}
         result[name] = {"parameters": predictor.parameters, "cpu_ms_by_batch": times_ms}
     text = json.dumps(result, indent=2)
     print(text)

@@ -1,6 +1,6 @@
 """CPU of one rescheduling decision: 256 instances with 64 requests each, and how it grows.
 
-    python -m benchmarks.rescheduler [--json OUT]
+    python -m benchmarks.rescheduler [--runs 15] [--json OUT]
 
 What is timed is `Rescheduler.decide` on loads as workers report them; the worker's own part (`decode_load`) is timed
 beside it. CPU time of the process, one thread (BLAS included), medians.
@@ -26,7 +26,6 @@ from controlplane.policies.rescheduling.parameters import ReschedulerParameters 
 from controlplane.policies.rescheduling.problem import DecodeInstance  # noqa: E402
 from controlplane.policies.rescheduling.rescheduler import Rescheduler  # noqa: E402
 
-RUNS = 15
 SIZES = ((8, 64), (64, 64), (256, 64), (256, 256))
 CAPACITY_TOKENS = 1_000_000
 
@@ -34,9 +33,13 @@ CAPACITY_TOKENS = 1_000_000
 def main() -> None:
     """Print the table; with --json, write it too."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=15, help="of each decision; the median counts")
+    parser.add_argument(
+        "--sizes", type=_size, nargs="+", default=SIZES, metavar="INSTANCESxREQUESTS", help="of the cluster"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = [measure(instances, requests) for instances, requests in SIZES]
+    rows = [measure(instances, requests, arguments.runs) for instances, requests in arguments.sizes]
     for row in rows:
         print(
             f"{row['instances']:>4} instances x {row['requests']:>3} requests: "
@@ -44,10 +47,15 @@ def main() -> None:
             f"current {row['current_ms']:6.2f} ms ({row['candidates']} candidates); worker {row['worker_ms']:.3f} ms"
         )
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=2))
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def measure(instances: int, requests: int) -> dict[str, float]:
+def _size(text: str) -> tuple[int, int]:
+    instances, requests = text.split("x")
+    return int(instances), int(requests)
+
+
+def measure(instances: int, requests: int, runs: int) -> dict[str, float]:
     """One size of the cluster."""
     cluster = make_cluster(instances, requests, ReschedulerParameters())
     predicted = Rescheduler(ReschedulerMode.PREDICTED)
@@ -59,10 +67,10 @@ def measure(instances: int, requests: int) -> dict[str, float]:
         "instances": instances,
         "requests": requests,
         "candidates": predicted.decide(cluster).candidates,
-        "predicted_ms": cpu_ms(lambda: predicted.decide(cluster)),
-        "predicted_8_ms": cpu_ms(lambda: several.decide(cluster)),
-        "current_ms": cpu_ms(lambda: current.decide(cluster)),
-        "worker_ms": cpu_ms(lambda: decode_load(running, horizon), repeat=100),
+        "predicted_ms": cpu_ms(lambda: predicted.decide(cluster), runs),
+        "predicted_8_ms": cpu_ms(lambda: several.decide(cluster), runs),
+        "current_ms": cpu_ms(lambda: current.decide(cluster), runs),
+        "worker_ms": cpu_ms(lambda: decode_load(running, horizon), runs, repeat=100),
     }
 
 
@@ -92,10 +100,10 @@ def make_requests(random: np.random.Generator, name: str, count: int, times: int
     ]
 
 
-def cpu_ms(call: Callable[[], object], repeat: int = 1) -> float:
+def cpu_ms(call: Callable[[], object], runs: int, repeat: int = 1) -> float:
     """Median CPU time of a call."""
     times = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         started = process_time()
         for _ in range(repeat):
             call()

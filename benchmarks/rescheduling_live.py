@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks import english
 from mesh.membership import Directory, Member
 from mesh.parent_death import PARENT_VARIABLE
 from mesh.rpc.client import open_channel
@@ -39,6 +40,7 @@ from mesh.store import open_store
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 MODEL = "demo-large"
+PROMPT_CHARACTERS = 80
 START_S = 900.0
 REQUEST_S = 600.0
 SAMPLE_S = 0.1
@@ -181,8 +183,8 @@ def make_workload(seed: int, count: int, rate_per_s: float, longest_tokens: int)
     shares, levels = zip(*LENGTH_QUANTILES, strict=True)
     lengths = np.exp(np.interp(random.random(count), shares, np.log(np.array(levels) * longest_tokens)))
     return [
-        Request(float(at), f"request {number} of seed {seed}: " + "word " * 8, max(2, round(float(length))))
-        for number, (at, length) in enumerate(zip(at_s, lengths, strict=True))
+        Request(float(at), prompt, max(2, round(float(length))))
+        for at, length, prompt in zip(at_s, lengths, english.prompts(PROMPT_CHARACTERS, 0, seed), strict=False)
     ]
 
 

@@ -90,7 +90,8 @@ class ScriptedEngine:
 
 
 def worker_main(pipe: Connection, steps_per_s: float, duration_s: float) -> None:
-    """The worker process: sends its address, and then (CPU seconds, steps) of the measured time."""
+    """The worker process: sends its address, waits to be told that its frontend reads, and then sends (CPU seconds,
+    steps) of the measured time."""
     uvloop.run(_work(pipe, steps_per_s, duration_s))
 
 
@@ -103,6 +104,7 @@ async def _work(pipe: Connection, steps_per_s: float, duration_s: float) -> None
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     output = asyncio.create_task(instance.run())
     pipe.send(await server.start())
+    await asyncio.to_thread(pipe.recv)
     await asyncio.sleep(WARM_UP_S)
     cpu_s, steps = time.process_time(), engine.steps
     await asyncio.sleep(duration_s)
@@ -140,6 +142,7 @@ async def _bare_work(pipe: Connection, steps_per_s: float, duration_s: float, re
     server = RpcServer(GrpcTransport())
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     pipe.send(await server.start())
+    await asyncio.to_thread(pipe.recv)
     await asyncio.sleep(WARM_UP_S)
     cpu_s, steps = time.process_time(), service.steps
     await asyncio.sleep(duration_s)
@@ -151,8 +154,8 @@ def _deltas(requests: int) -> list[TokenDelta]:
     return [TokenDelta(_request_id(number), 1000, (1234,)) for number in range(requests)]
 
 
-async def _read(address: str, requests: int) -> None:
-    """A frontend that reads until the worker goes."""
+async def _read(pipe: Connection, address: str, requests: int) -> None:
+    """A frontend that reads until the worker goes; says through the pipe when the first message has come."""
     async with open_channel(GrpcTransport(), address) as channel:
         call: Any = worker_pb2_grpc.WorkerStub(channel).Stream()  # type: ignore[no-untyped-call]
         hello = worker_pb2.FrontendHello(frontend_id="benchmark")
@@ -163,6 +166,8 @@ async def _read(address: str, requests: int) -> None:
                 request_id=_request_id(number), prompt_token_ids=[1], model="m", sampling=sampling
             )
             await call.write(worker_pb2.FrontendMessage(generate=generate))
+        await call.read()
+        pipe.send("reads")
         try:
             while await call.read() is not grpc.aio.EOF:
                 continue
@@ -189,8 +194,10 @@ def measure(target: Callable[..., None], requests: int, *arguments: float) -> Me
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments))
     process.start()
-    reader = context.Process(target=reader_main, args=(ours.recv(), requests))
+    heard, says = context.Pipe(duplex=False)
+    reader = context.Process(target=reader_main, args=(says, ours.recv(), requests))
     reader.start()
+    ours.send(heard.recv())
     cpu_s, steps = ours.recv()
     process.join()
     reader.terminate()
@@ -198,9 +205,9 @@ def measure(target: Callable[..., None], requests: int, *arguments: float) -> Me
     return Measurement(cpu_s, steps)
 
 
-def reader_main(address: str, requests: int) -> None:
+def reader_main(pipe: Connection, address: str, requests: int) -> None:
     """The frontend process."""
-    uvloop.run(_read(address, requests))
+    uvloop.run(_read(pipe, address, requests))
 
 
 def measure_parts(requests: int) -> dict[str, float]:
