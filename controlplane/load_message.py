@@ -54,6 +54,7 @@ def load_report(message: worker_pb2.LoadReport) -> LoadReport:
         message.finished_requests_total,
         message.decoding_requests,
         message.token_interval_ms,
+        message.transfer_obstacle,
     )
 
 
@@ -74,6 +75,7 @@ def load_message(
         finished_requests_total=load.finished_requests_total,
         decoding_requests=load.decoding_requests,
         token_interval_ms=load.token_interval_ms,
+        transfer_obstacle=load.transfer_obstacle,
         state=_CODES[state],
         admitted_request_ids=admitted_request_ids,
     )

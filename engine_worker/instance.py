@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import count
 
 from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
@@ -58,6 +59,8 @@ class Instance:
         self._stream_ids = count(1)
         self.last_load = LoadReport()
         """The engine's load as of the last tick, for other threads."""
+        self.transfer_obstacle = ""
+        """Why no request can be moved to or from here, although the engine could; empty if it can."""
         self._drained = asyncio.Event()
         self._no_streams = asyncio.Event()
         self._closed_reason = ""
@@ -211,7 +214,8 @@ class Instance:
 
     def load(self) -> LoadReport:
         """The load with all requests handed to the engine."""
-        return reported_load(self._engine.load(), self.table)
+        load = reported_load(self._engine.load(), self.table)
+        return replace(load, transfer_obstacle=self.transfer_obstacle) if self.transfer_obstacle else load
 
     def start_draining(self) -> int:
         """Take nothing new from now on. Returns the number of requests that still run."""

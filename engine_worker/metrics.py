@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from controlplane.model.instance import LoadReport
+from engine_worker.kv.transfer import AgentStatus
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _MESSAGE_BYTES = (64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
@@ -22,6 +23,8 @@ class Gauges:
     cached_blocks: int
     streams: int
     hung: bool
+    transfers: AgentStatus | None
+    """Of the KV transfer agent; None where there is none, or none has answered."""
 
 
 class WorkerMetrics:
@@ -74,7 +77,7 @@ class GaugeCollector(Collector):
         """Called by prometheus_client."""
         now = self._read()
         load = now.load
-        gauges = (
+        gauges: list[tuple[str, str, float]] = [
             ("running_requests", "Requests in the engine's batch", load.running_requests),
             ("queued_requests", "Requests that wait for the engine", load.queued_requests),
             ("queued_prefill_tokens", "Prompt tokens still to be computed", load.queued_prefill_tokens),
@@ -85,13 +88,18 @@ class GaugeCollector(Collector):
             ("cached_blocks", "Blocks in the prefix cache", now.cached_blocks),
             ("streams", "Connected frontends", now.streams),
             ("hung", "1 while the engine has requests and makes no step", float(now.hung)),
-        )
-        counters = (
+        ]
+        counters: list[tuple[str, str, float]] = [
             ("generated_tokens", "Tokens generated", load.generated_tokens_total),
             ("prefilled_tokens", "Prompt tokens computed", load.prefilled_tokens_total),
             ("preemptions", "Requests put back for want of KV blocks", load.preemptions_total),
             ("finished_requests", "Requests that ended in the engine", load.finished_requests_total),
-        )
+        ]
+        if (agent := now.transfers) is not None:
+            gauges.append(
+                ("transfer_obstacle", "1 while no request can be moved to or from here", bool(agent.obstacle))
+            )
+            counters.append(("reopened_kv_agents", "Times the KV agent was opened anew", agent.reopened_total))
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"penstock_worker_{name}", text, value)
         for name, text, total in counters:

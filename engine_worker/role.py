@@ -23,6 +23,7 @@ from engine_worker.reporter import Reporter
 from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from engine_worker.step_watch import StepWatches
+from engine_worker.transfer_watch import TransferWatch
 from mesh.leadership_state import Fence
 from mesh.membership import MemberChange
 from mesh.role import RoleContext
@@ -79,10 +80,13 @@ class WorkerRole:
         instance = Instance(self._engine, description, self._settings, metrics, clock.now_s)
         reporter = Reporter(instance, self._settings, metrics, context.runtime)
         self._instance, self._reporter = instance, reporter
-        GaugeCollector(lambda: _gauges(instance, reporter), context.registry)
+        transfers: TransferWatch | None = None
         if is_movable(self._engine):
+            transfers = TransferWatch(instance, self._engine.kv_agent, clock)
+            self._tasks.spawn(transfers.run(), name="transfers")
             self._mover = Mover(instance, self._engine, context, fence)
             serve_agent(context.server, self._engine.kv_agent, lambda: instance.description.address)
+        GaugeCollector(lambda: _gauges(instance, reporter, transfers), context.registry)
         device = await threads.run(device_of, self._settings.engine)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
@@ -188,11 +192,12 @@ def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimi
     )
 
 
-def _gauges(instance: Instance, reporter: Reporter) -> Gauges:
+def _gauges(instance: Instance, reporter: Reporter, transfers: TransferWatch | None) -> Gauges:
     return Gauges(
         load=instance.last_load,
         kv_blocks=instance.description.kv_blocks,
         cached_blocks=len(reporter.ledger.blocks),
         streams=len(instance.streams),
         hung=instance.hung,
+        transfers=transfers.status if transfers is not None else None,
     )

@@ -53,6 +53,14 @@ class SimulatedKvFabric:
         self._network.dial(self._node, host, port, endpoint.connected)
         return endpoint
 
+    def staleness(self) -> str:
+        """See `KvFabric.staleness`: simulated devices are never made anew."""
+        return ""
+
+    def obstacle(self) -> str:
+        """See `KvFabric.obstacle`."""
+        return ""
+
     async def close(self) -> None:
         """See `KvFabric.close`; nothing of ours touches a buffer after its future."""
         for endpoint in list(self._endpoints):

@@ -46,6 +46,8 @@ class ClusterTable:
         self._fleets: dict[str, Fleet] = {}
         self._instances: dict[str, InstanceDescription] = {}
         self._loads: dict[str, LoadReport] = {}
+        self.immovable: set[str] = set()
+        """Instances that say that no request can be moved to or from them."""
         self._unreported = UnreportedRequests(self.limits.max_unreported_requests)
         self._decodes = UnreportedRequests(self.limits.max_unreported_requests)
         """Requests that are prefilled elsewhere first."""
@@ -81,6 +83,7 @@ class ClusterTable:
         self._unmonitored.discard(instance_id)
         del self._instances[instance_id]
         del self._loads[instance_id]
+        self.immovable.discard(instance_id)
 
     def reported(
         self,
@@ -94,6 +97,10 @@ class ClusterTable:
         fleet = self._fleet_of(instance_id, incarnation_id, "load report")
         fleet.report(instance_id, load, state)
         self._loads[instance_id] = load
+        if load.transfer_obstacle:
+            self.immovable.add(instance_id)
+        elif self.immovable:
+            self.immovable.discard(instance_id)
         for request_id in admitted_request_ids:
             self._admitted[request_id, instance_id] = None
             self._take_back(self._unreported.close(request_id, instance_id))

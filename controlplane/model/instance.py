@@ -88,6 +88,8 @@ class LoadReport:
     """Running requests whose prompt is computed: each gets a token a step."""
     token_interval_ms: float = 0.0
     """Mean time between two tokens of the decoding requests over the last seconds; 0 where nothing decodes."""
+    transfer_obstacle: str = ""
+    """Why no request can be moved to or from here, although the engine could; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)

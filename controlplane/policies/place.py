@@ -35,10 +35,10 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
         candidates, excluded = _narrow(snapshot, request)
     if len(excluded) == len(snapshot):
         raise NoInstance(_no_instance(request.model, excluded))
-    decode_candidates = candidates if phases.moves(request) else None
+    decode_candidates = _movable(table, snapshot, candidates) if phases.moves(request) else None
     if snapshot.is_restricted:
         if decode_candidates is not None:
-            decode_candidates = candidates & snapshot.decode_rows
+            decode_candidates = decode_candidates & snapshot.decode_rows
         suited = phases.phase_rows(snapshot, request, candidates)
         for row in np.flatnonzero(candidates & ~suited).tolist():
             excluded[snapshot.instances[row].instance_id] = f"is for {snapshot.instances[row].phase} only"
@@ -92,7 +92,7 @@ def choose_decode(
     if snapshot is None or prefill_row is None or not phases.moves(request):
         return None
     candidates, _ = _narrow(snapshot, request)
-    decode_candidates = candidates & snapshot.decode_rows
+    decode_candidates = _movable(table, snapshot, candidates) & snapshot.decode_rows
     nothing_cached = np.zeros(len(snapshot), np.int64)
     problem = PlacementProblem(request, snapshot, nothing_cached, candidates, decode_candidates)
     if decides_late(policy):
@@ -104,6 +104,16 @@ def choose_decode(
         decode_id = snapshot.instances[choice.row].instance_id
         table.placed_decode(request.request_id, decode_id, request.prompt_tokens, request.now_s, is_prefilled=True)
     return snapshot.instances, choice
+
+
+def _movable(table: ClusterTable, snapshot: Snapshot, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of the candidates those that a request can be moved to."""
+    rows = [row for each in table.immovable if (row := snapshot.row(each)) is not None]
+    if not rows:
+        return candidates
+    movable = candidates.copy()
+    movable[rows] = False
+    return movable
 
 
 def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.bool_], dict[str, str]]:

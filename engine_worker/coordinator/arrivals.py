@@ -72,7 +72,11 @@ class Arrivals:
                 del self._migrations[migration_id]
 
     def _take(self, source: Source, offer: migration_pb2.MigrationOffer) -> None:
-        settings = self._workplace.settings
+        settings, obstacle = self._workplace.settings, self._workplace.instance.transfer_obstacle
+        if obstacle:
+            reason = f"no request can be moved to here: {obstacle}"
+            source.send(wire.target_message(Refuse(offer.migration_id, reason)))
+            return
         if self.running >= settings.arriving or len(self._migrations) >= settings.tombstones:
             reason = f"{self.running} migrations to here are under way, {settings.arriving} are possible; try again"
             source.send(wire.target_message(Refuse(offer.migration_id, reason)))

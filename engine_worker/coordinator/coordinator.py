@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 
 ALIKE = ("model", "engine", "block_tokens")
 """Attributes that two workers must share before KV of one makes sense to the other."""
-LinkKey: TypeAlias = tuple[str, str, str, str]
-"""Instance, incarnation and address of the target, and the address that it was told of this worker."""
+LinkKey: TypeAlias = tuple[str, str, str, str, str]
+"""Instance, incarnation and address of the target, and the addresses that it was told of this worker and of its KV
+transfer agent."""
 ENDED = MigrationOutcome(False, "the request ended before it was moved", "ended")
 
 
@@ -146,6 +147,8 @@ class Coordinator:
         tracked = instance.table.find(request_id)
         if self._is_stopping:
             return "the worker is stopping"
+        if instance.transfer_obstacle:
+            return f"no request can leave this worker: {instance.transfer_obstacle}"
         if tracked is None or tracked.state != "running":
             return f"request {request_id} does not run here; see `penstock status` or ListRequests"
         if request_id in self._ordered:
@@ -167,10 +170,10 @@ class Coordinator:
     def _link(self, target: Member) -> TargetLink:
         """The stream to this incarnation of the target, opened if there is none between the addresses of now."""
         own = self._workplace.instance.description
-        key = (target.member_id, target.incarnation_id, target.address, own.address)
+        kv_address = self._workplace.engine.kv_address
+        key = (target.member_id, target.incarnation_id, target.address, own.address, kv_address)
         link = self._links.get(key)
         if link is None:
-            kv_address = self._workplace.engine.kv_address
             hello = source_hello(own.instance_id, own.incarnation_id, own.address, kv_address)
             link = TargetLink(target, hello, self._receive, self._workplace.settings.unsent_messages, self._transport)
             self._links[key] = link

@@ -67,12 +67,13 @@ def assign(
 
 
 async def ready_loads(transport: Transport, members: Sequence[Member]) -> dict[str, int]:
-    """Waiting and running requests of those that are ready and answer; of those that decode, if there are any."""
+    """Waiting and running requests of those that are ready, can be moved to and answer; of those that decode, if there
+    are any."""
     answers = await asyncio.gather(*(_load(transport, member) for member in members))
     ready = [
         (member, load.running_requests + load.queued_requests)
         for member, load in zip(members, answers, strict=True)
-        if load is not None and load.state == worker_pb2.INSTANCE_STATE_READY
+        if load is not None and load.state == worker_pb2.INSTANCE_STATE_READY and not load.transfer_obstacle
     ]
     decoding = [(member, requests) for member, requests in ready if phase_of(member).decodes]
     return {member.member_id: requests for member, requests in decoding or ready}

@@ -9,6 +9,7 @@ All methods are to be called on the event loop that `start` was awaited on.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from engine_worker.kv.connection import Connection, PeerAddress
@@ -29,6 +30,10 @@ from mesh.errors import ConfigurationError, DeadlineExceeded, KvTransferRefused,
 from mesh.runtime import Clock
 
 log = logging.getLogger(__name__)
+
+DOUBT_S = 0.1
+LONGEST_PAUSE_S = 30.0
+"""Between two attempts to open an agent anew."""
 
 
 class KvTransferAgent:
@@ -67,7 +72,13 @@ class KvTransferAgent:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._fabric: KvFabric | None = None
         self._listener: KvListener | None = None
+        self._port = 0
         self._is_stopping = False
+        self._obstacle = ""
+        self._reopened = 0
+        self._doubt = asyncio.Event()
+        """A peer could not be reached: look whether that is our fault."""
+        self._watching: asyncio.Task[None] | None = None
         self._pulls = 0
         self._failed_pulls = 0
         self._pulled_bytes = 0
@@ -77,15 +88,17 @@ class KvTransferAgent:
         """Make the fabric and listen. Returns the port. Raises `ConfigurationError` where UCX is not installed or the
         port is taken."""
         self._fabric = self._make_fabric(self._settings)
-        self._listener = self._fabric.listen(self._settings.port, self._accept)
+        self._listen(self._settings.port)
+        self._watching = asyncio.create_task(self._watch(), name="kv watch")
+        self._watching.add_done_callback(self._task_ended)
         return self.port
 
     @property
     def port(self) -> int:
-        """Where peers connect; after `start`."""
-        if self._listener is None:
+        """Where peers connect; after `start`. It stays the same when the agent is opened anew, if it can be had."""
+        if not self._port:
             raise ConfigurationError("the KV transfer agent is not started")
-        return self._listener.port
+        return self._port
 
     async def describe(self) -> AgentDescription:
         """What it is; after `start`."""
@@ -170,19 +183,91 @@ class KvTransferAgent:
             failed_pulls_total=self._failed_pulls,
             pulled_bytes_total=self._pulled_bytes,
             pull_seconds_total=self._pull_s,
+            port=self._port,
+            obstacle=self._obstacle,
+            reopened_total=self._reopened,
         )
 
     async def stop(self) -> None:
         """Fail all transfers and close everything."""
         self._is_stopping = True
-        self._listener = None
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait((self._watching,))
+        await self._close_fabric("the agent stops")
+
+    def _listen(self, port: int) -> None:
+        assert self._fabric is not None, "it has just been made"
+        self._listener = self._fabric.listen(port, self._accept)
+        self._port = self._listener.port
+
+    async def _close_fabric(self, reason: str) -> None:
+        fabric, self._fabric, self._listener = self._fabric, None, None
         for connection in tuple(self._open):
-            connection.cut("the agent stops")
+            connection.cut(reason)
         waiting = [*self._tasks, *self._sessions.values()]
         if waiting:
             await asyncio.wait(waiting)
-        if self._fabric is not None:
-            await self._fabric.close()
+        if fabric is not None:
+            await fabric.close()
+
+    async def _watch(self) -> None:
+        """Look at the fabric every `probe_s`, and after each failed attempt to connect; open it anew where that helps,
+        after pauses that double while it fails."""
+        pause_s = self._settings.probe_s
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._doubt.wait()
+            if self._doubt.is_set():
+                self._doubt.clear()
+                # Peers that are gone are doubted with each request for them: once in a while is enough.
+                await self._clock.sleep(min(DOUBT_S, self._settings.probe_s))
+            pause_s = self._settings.probe_s
+            if self._fabric is not None and self._note_obstacle(self._fabric.obstacle()):
+                continue
+            staleness = self._fabric.staleness() if self._fabric is not None else self._obstacle
+            if staleness and not await self._reopen(staleness):
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _note_obstacle(self, obstacle: str) -> bool:
+        """Whether there is one that opening anew would not remove."""
+        if obstacle and obstacle != self._obstacle:
+            log.error("no block can be moved to or from new peers any more", extra={"reason": obstacle})
+        elif self._obstacle and not obstacle:
+            log.warning("blocks can be moved again")
+        self._obstacle = obstacle
+        return bool(obstacle)
+
+    async def _reopen(self, staleness: str) -> bool:
+        """Whether the agent can be reached again."""
+        log.warning("the KV transfer agent is opened anew", extra={"reason": staleness})
+        self._obstacle = f"the KV transfer agent is being opened anew: {staleness}"
+        waited_s = 0.0
+        while self._fabric is not None and self._is_moving and waited_s < self._settings.reopen_s:
+            await self._clock.sleep(self._settings.probe_s)
+            waited_s += self._settings.probe_s
+        await self._close_fabric("the agent is opened anew")
+        try:
+            self._fabric = self._make_fabric(self._settings)
+            try:
+                self._listen(self._port)
+            except ConfigurationError as error:
+                log.warning("the KV transfer agent takes another port", extra={"reason": str(error)})
+                self._listen(0)
+        except Exception as error:  # noqa: BLE001  UCX raises what it likes; all of it means that no block moves
+            await self._close_fabric("the agent could not be opened anew")
+            self._obstacle = f"the KV transfer agent cannot be opened anew: {error}"
+            log.error("the KV transfer agent cannot be opened anew; no block moves", extra={"reason": str(error)})
+            return False
+        self._reopened += 1
+        self._obstacle = ""
+        log.warning("the KV transfer agent was opened anew", extra={"port": self._port, "times": self._reopened})
+        return True
+
+    @property
+    def _is_moving(self) -> bool:
+        return bool(self._pull_slots.running or self._serve_slots.running)
 
     async def _pull(
         self, peer: PeerAddress, transfer_id: str, runs: list[Run], began_s: float, deadline_s: float
@@ -203,7 +288,7 @@ class KvTransferAgent:
         opening = self._sessions.get(peer)
         if opening is None:
             if self._is_stopping or self._fabric is None:
-                raise KvTransferRefused("this KV transfer agent is not running")
+                raise KvTransferRefused(self._obstacle or "this KV transfer agent is not running")
             if len(self._open) >= self._settings.max_connections:
                 raise KvTransferRefused(f"this agent has {len(self._open)} connections, as many as it may")
             opening = asyncio.create_task(self._dial(self._fabric, peer), name=f"kv dial {peer}")
@@ -233,6 +318,7 @@ class KvTransferAgent:
             await self._greet(endpoint, "a caller")
         except RpcError as error:
             log.warning("a KV agent connected and did not introduce itself", extra={"reason": str(error)})
+            self._doubt.set()
 
     async def _greet(self, endpoint: KvEndpoint, peer_name: str) -> Session:
         connection = Connection(endpoint, Hello(PROTOCOL_VERSION, self._agent_id, self._memory.layout), peer_name)
@@ -247,6 +333,7 @@ class KvTransferAgent:
     def _forget_if_failed(self, peer: PeerAddress, opening: asyncio.Task[Session]) -> None:
         if opening.cancelled() or opening.exception() is not None or opening.result().connection.is_cut:
             self._forget(peer)
+            self._doubt.set()
 
     def _forget(self, peer: PeerAddress) -> None:
         self._sessions.pop(peer, None)

@@ -51,5 +51,11 @@ class KvFabric(Protocol):
         """Begin to connect; the first operation fails if nobody is there. Raises `PeerUnavailable` for a host that
         has no address."""
 
+    def staleness(self) -> str:
+        """Why a fabric that is made now would reach peers that this one does not; empty if it would not."""
+
+    def obstacle(self) -> str:
+        """Why no fabric of this process reaches new peers any more; empty if one can. Connections go on."""
+
     async def close(self) -> None:
         """After all endpoints; returns when no buffer is touched any more."""

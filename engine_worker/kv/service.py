@@ -122,6 +122,8 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
             failed_pulls_total=status.failed_pulls_total,
             pulled_bytes_total=status.pulled_bytes_total,
             pull_seconds_total=status.pull_seconds_total,
+            obstacle=status.obstacle,
+            reopened_total=status.reopened_total,
         )
 
 

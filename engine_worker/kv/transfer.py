@@ -8,10 +8,11 @@ from engine_worker.kv.settings import KvTransferSettings
 
 @dataclass(frozen=True, slots=True)
 class AgentDescription:
-    """Of one agent, for its life."""
+    """Of one agent, for its life, but for the port."""
 
     agent_id: str
     port: int
+    """As of now; see `AgentStatus.port`."""
     layout: KvLayout
     settings: KvTransferSettings
 
@@ -47,3 +48,9 @@ class AgentStatus:
     pulled_bytes_total: int
     pull_seconds_total: float
     """Of those that succeeded, with their waits."""
+    port: int = 0
+    """Where peers connect now: it may have changed when the agent was opened anew."""
+    obstacle: str = ""
+    """Why no block can be moved to or from here; empty if it can."""
+    reopened_total: int = 0
+    """Times that the agent was opened anew."""

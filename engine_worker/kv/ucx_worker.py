@@ -11,15 +11,19 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from engine_worker.kv.devices import Device, changes, ipv4_devices, lost
 from engine_worker.kv.fabric import KvEndpoint, KvFabric
 from engine_worker.kv.memory import Buffer
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.ucx_environment import load_ucx
 from mesh.errors import ConfigurationError, PeerUnavailable
+
+_routed: list[Mapping[str, Device]] = []
+"""The devices at UCX's first connection: one entry from then on."""
 
 
 def ucx_fabric(settings: KvTransferSettings) -> KvFabric:
@@ -38,6 +42,8 @@ class UcxWorker:
         self.array_type: Callable[[Buffer], Any] = importlib.import_module("ucxx._lib.arr").Array
         self._loop = asyncio.get_running_loop()
         self._spin_s = spin_us * 1e-6
+        self._devices = ipv4_devices()
+        """Those that the context knows: it finds them when it is made, and once only."""
         context = ucx.libucxx.UCXContext({})
         self._worker = ucx.libucxx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
         self._worker.init_blocking_progress_mode()
@@ -55,6 +61,7 @@ class UcxWorker:
         as it is referred to. Raises `ConfigurationError` if the port is taken."""
 
         def connected(endpoint: Any) -> None:
+            _note_routes()
             self._loop.call_soon(accept, UcxEndpoint(self, endpoint))
 
         try:
@@ -71,11 +78,26 @@ class UcxWorker:
         except OSError as error:
             raise PeerUnavailable(f"the KV agent at {host}:{port} has no address: {error}") from error
         address = str(found[0][4][0])
+        _note_routes()
         try:
             endpoint = self.ucx.libucxx.UCXEndpoint.create(self._worker, address, port, True)
         except self.ucx.exceptions.UCXError as error:
             raise PeerUnavailable(f"UCX cannot connect to {address}:{port}: {error}") from error
         return UcxEndpoint(self, endpoint)
+
+    def staleness(self) -> str:
+        """See `KvFabric`."""
+        return changes(self._devices, ipv4_devices())
+
+    def obstacle(self) -> str:
+        """See `KvFabric`. UCX (1.19, 1.20) reads the routes of all devices at its first connection, by their indices,
+        and never again in the life of the process. A device that was made anew has another index and so, for UCX, no
+        route; the peer hears of it as "length mismatch", while connections to old peers and to itself go on as ever.
+        Another context was tried: it changes nothing."""
+        if not _routed:
+            return ""
+        lost_devices = lost(_routed[0], ipv4_devices())
+        return f"{lost_devices}, and UCX reads routes but once: restart the worker" if lost_devices else ""
 
     def submit(self, request: Any, buffer: Any, *, is_data: bool = False) -> asyncio.Future[None]:
         """A future for a request. It fails with `ConnectionError`, and must not be cancelled: UCX would go on."""
@@ -138,6 +160,12 @@ class UcxWorker:
                 future.set_result(None)
 
 
+def _note_routes() -> None:
+    """UCX is about to read its routes, or has done so before."""
+    if not _routed:
+        _routed.append(ipv4_devices())
+
+
 class UcxEndpoint:
     """A connection. After `close`, each operation still completes, with an error unless it was complete before;
     only then is its buffer no longer touched (measured: UCX writes between the two)."""
@@ -149,41 +177,43 @@ class UcxEndpoint:
 
     def send(self, buffer: Buffer, tag: int, *, is_data: bool = False) -> asyncio.Future[None]:
         """Done when the buffer may be used again."""
-        return self._begin(self._endpoint.tag_send, buffer, tag, is_data)
+        return self._begin("tag_send", buffer, tag, is_data)
 
     def receive(self, buffer: Buffer, tag: int, *, is_data: bool = False) -> asyncio.Future[None]:
         """A message of this tag, which may be shorter than the buffer."""
-        return self._begin(self._endpoint.tag_recv, buffer, tag, is_data)
+        return self._begin("tag_recv", buffer, tag, is_data)
 
     def send_stream(self, buffer: Buffer) -> asyncio.Future[None]:
         """In order, to whoever is at the other end."""
-        return self._begin(self._endpoint.stream_send, buffer, None, False)
+        return self._begin("stream_send", buffer, None, False)
 
     def receive_stream(self, buffer: Buffer) -> asyncio.Future[None]:
         """Exactly as many bytes as the buffer has."""
-        return self._begin(self._endpoint.stream_recv, buffer, None, False)
+        return self._begin("stream_recv", buffer, None, False)
 
     def close(self) -> None:
         """Abruptly; nothing is flushed."""
         if not self._is_closed:
             self._is_closed = True
             self._endpoint.close_blocking(period=10**8, max_attempts=1)
+            # An endpoint keeps the listener that it came from, and with it the port.
+            self._endpoint = None
             self._worker.wake()
 
-    def _begin(self, operation: Any, buffer: Buffer, tag: int | None, is_data: bool) -> asyncio.Future[None]:
+    def _begin(self, name: str, buffer: Buffer, tag: int | None, is_data: bool) -> asyncio.Future[None]:
         ucx = self._worker.ucx
         # When the peer is lost, UCXX cancels what was begun, once; what began after that, before anyone here has
         # heard of the loss, would never end. Both happen in turns of one event loop, so asking first is enough.
+        if self._is_closed:
+            return _failed("the connection was closed")
         if not self._endpoint.alive:
             return _failed("the peer is gone")
-        if not self._is_closed:
-            try:
-                array = self._worker.array_type(buffer)
-                request = operation(array) if tag is None else operation(array, ucx.types.Tag(tag))
-                return self._worker.submit(request, (array, buffer), is_data=is_data)
-            except ucx.exceptions.UCXError as error:
-                return _failed(f"{error}")
-        return _failed("the connection was closed")
+        try:
+            array, operation = self._worker.array_type(buffer), getattr(self._endpoint, name)
+            request = operation(array) if tag is None else operation(array, ucx.types.Tag(tag))
+            return self._worker.submit(request, (array, buffer), is_data=is_data)
+        except ucx.exceptions.UCXError as error:
+            return _failed(f"{error}")
 
 
 def _failed(reason: str) -> asyncio.Future[None]:

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ BOUND_S = 15.0
 """What nothing here may take: usually it is far less, but a busy machine must not fail a test."""
 ALL = list(range(BLOCKS))
 BACKWARDS = ALL[::-1]
-TCP = {"UCX_TLS": "tcp"}
-"""Shared memory would cross the namespaces."""
+TCP = {"UCX_TLS": "tcp", "UCX_LOG_LEVEL": "fatal"}
+"""Shared memory would cross the namespaces, and what UCX says would come among the answers."""
 HOSTS = ("10.213.77.1", "10.213.77.2")
 
 
@@ -35,6 +35,18 @@ class Cable:
         """Up or down, at the first end."""
         ip("-n", self.names[0], "link", "set", "kv0", state)
 
+    def renew(self) -> None:
+        """Another cable, with the names and addresses of the former."""
+        ip("-n", self.names[0], "link", "delete", "kv0")
+        self.lay()
+
+    def lay(self) -> None:
+        """The cable, up at both ends."""
+        ip("-n", self.names[0], "link", "add", "kv0", "type", "veth", "peer", "name", "kv1", "netns", self.names[1])
+        for end, name in enumerate(self.names):
+            ip("-n", name, "address", "add", f"{HOSTS[end]}/24", "dev", f"kv{end}")
+            ip("-n", name, "link", "set", f"kv{end}", "up")
+
     def prefix(self, end: int) -> tuple[str, ...]:
         """Runs a command in a namespace."""
         return ("ip", "netns", "exec", self.names[end])
@@ -51,12 +63,11 @@ def cable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cable]:
         for name in names:
             ip("netns", "add", name)
             made.append(name)
-        ip("-n", names[0], "link", "add", "kv0", "type", "veth", "peer", "name", "kv1", "netns", names[1])
-        for end, name in enumerate(names):
-            ip("-n", name, "address", "add", f"{HOSTS[end]}/24", "dev", f"kv{end}")
-            ip("-n", name, "link", "set", f"kv{end}", "up")
+        for name in names:
             ip("-n", name, "link", "set", "lo", "up")
-        yield Cable(names)
+        cable = Cable(names)
+        cable.lay()
+        yield cable
     except subprocess.CalledProcessError as error:
         pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
     finally:
@@ -109,3 +120,39 @@ async def test_the_cable_is_pulled_out_midway(cable: Cable) -> None:
         assert time.monotonic() - began < BOUND_S
         cable.set("up")
         assert (await pull(puller, source, [1, 2], 10.0))["blocks"] == 2
+
+
+async def until_status(peer: PeerProcess, holds: Callable[[dict[str, object]], bool]) -> dict[str, object]:
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            status: dict[str, object] = await peer.tell(do="status")
+            if holds(status):
+                return status
+            await asyncio.sleep(0.05)
+
+
+async def test_an_agent_that_has_talked_to_nobody_is_opened_anew_with_its_device(cable: Cable) -> None:
+    async with AsyncExitStack() as stack:
+        source, puller = await two_peers(stack, cable, read_ms=0.0)
+        cable.renew()
+        for peer in (source, puller):
+            status = await until_status(peer, lambda status: bool(status["reopened_total"]))
+        await until_status(source, lambda status: not status["obstacle"])
+        assert status["port"] == puller.address.port
+        assert (await pull(puller, source, [1, 2], 10.0))["blocks"] == 2
+
+
+async def test_one_that_cannot_be_reached_any_more_says_so_and_goes_on_with_whom_it_knows(cable: Cable) -> None:
+    async with AsyncExitStack() as stack:
+        source, puller = await two_peers(stack, cable, read_ms=0.0)
+        assert (await pull(puller, source, [1, 2], 10.0))["blocks"] == 2
+        assert not (await source.tell(do="status"))["obstacle"]
+        cable.renew()
+        status = await until_status(source, lambda status: "made anew" in str(status["obstacle"]))
+        assert "restart the worker" in str(status["obstacle"])
+        assert (await pull(puller, source, [3, 4], 10.0))["blocks"] == 2
+        stranger = await stack.enter_async_context(
+            peer_process(3, prefix=cable.prefix(1), host=HOSTS[1], environment=TCP)
+        )
+        # Were it not so, there would be nothing to tell of: UCX would have learnt to read its routes again.
+        assert "length mismatch" in str((await pull(stranger, source, [1, 2], 10.0))["error"])

@@ -64,6 +64,9 @@ def decode_view(
             unheard += 1
             continue
         load = table.load(instance_id)
+        if load.transfer_obstacle:
+            left_out[instance_id] = f"cannot move requests: {load.transfer_obstacle}"
+            continue
         instances.append(
             DecodeInstance(
                 instance_id,

@@ -13,17 +13,21 @@ class AgentProxy:
 
     def __init__(self, channel: CoreChannel) -> None:
         self._channel = channel
+        self.port = 0
+        """Where peers connect, as of the last answer."""
 
     async def describe(self) -> AgentDescription:
         """See `KvTransferAgent.describe`."""
         answer = await self._channel.ask(Describe())
         assert isinstance(answer, Described)
+        self.port = answer.agent.port
         return answer.agent
 
     async def status(self) -> AgentStatus:
         """See `KvTransferAgent.status`."""
         answer = await self._channel.ask(AskStatus())
         assert isinstance(answer, Status)
+        self.port = answer.agent.port
         return answer.agent
 
     async def pull_reserved(

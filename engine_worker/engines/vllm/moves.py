@@ -34,7 +34,6 @@ class Moves:
         self._requests = requests
         self._go_on = go_on
         self.agent = AgentProxy(self._channel)
-        self.kv_address = ""
         self.kv_block_bytes = 0
 
     async def start(self, core: "Core", limits: EngineLimits) -> None:
@@ -42,8 +41,12 @@ class Moves:
         self.exports = Exports(self._channel, core, limits.block_tokens, self._go_on)
         self.imports = Imports(self._channel, core, limits)
         about = await self.agent.describe()
-        self.kv_address = f"{self._host}:{about.port}"
         self.kv_block_bytes = about.layout.block_bytes
+
+    @property
+    def kv_address(self) -> str:
+        """See `MovableEngine.kv_address`; after `start`."""
+        return f"{self._host}:{self.agent.port}"
 
     async def free_blocks(self) -> int:
         """KV blocks that no request holds now."""

@@ -56,6 +56,19 @@ def test_prefill_goes_to_one_instance_and_decode_to_another() -> None:
     assert placement.decode.rule == phases.RULE
 
 
+def test_an_instance_that_no_request_can_be_moved_to_decodes_what_it_has() -> None:
+    table = fleet({"c": DECODE, "d": DECODE, "p": PREFILL})
+    report(table, "c", LoadReport(transfer_obstacle="its network device was made anew"))
+    assert {ids(put(table, f"r{number}")) for number in range(6)} == {("p", "d")}
+    report(table, "d", LoadReport(transfer_obstacle="its network device was made anew"))
+    placement = put(table, "s")
+    assert ids(placement) == ("p", "p")
+    assert placement.decode is not None
+    assert placement.decode.rule == phases.NONE_TO_DECODE
+    report(table, "c", LoadReport())
+    assert ids(put(table, "t")) == ("p", "c")
+
+
 def test_where_every_instance_does_both_nothing_is_chosen() -> None:
     placement = put(fleet({"a": ANY, "b": ANY}))
     assert placement.decode is None

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from engine_worker.coordinator.drain import ready_loads
 from mesh.ending import ExitStatus
 from mesh.errors import IllegalTransition
 from penstock.v1 import request_pb2, worker_pb2
@@ -178,3 +179,28 @@ async def test_a_sigterm_moves_what_runs_before_the_worker_ends() -> None:
         assert len(heard.token_ids) < 300, "it did not finish there"
         await mesh.until_ended("r")
         assert (heard.owner, heard.token_ids) == ("b", undisturbed(request))
+
+
+@pytest.mark.parametrize("broken", ["a", "b"])
+async def test_a_worker_whose_blocks_cannot_move_says_so_and_is_left_alone(broken: str) -> None:
+    async with running_workers("a", "b") as mesh:
+        worker = mesh.workers[broken]
+        agent = worker.engine.kv_agent()
+        agent._fabric.obstacle = lambda: "UCX has no route"
+        agent._doubt.set()
+        async with asyncio.timeout(WAIT_S):
+            while not worker.instance.transfer_obstacle:  # noqa: ASYNC110  it is looked for once a second
+                await asyncio.sleep(0.01)
+        heard = await mesh.generate("a", make_request("r"))
+        await mesh.until_tokens("r", 5)
+        answer = await mesh.migrate("a", "r", "b")
+        assert not answer.moved
+        assert "UCX has no route" in answer.reason
+        load = (await worker.stub.GetLoad(worker_pb2.GetLoadRequest())).load
+        assert load.transfer_obstacle == "UCX has no route"
+        members = worker.context.directory.members("worker")
+        loads = await ready_loads(worker.context.runtime.transport, members)
+        assert set(loads) == {"a", "b"} - {broken}, "no drain takes it for a target"
+        assert worker.metric("penstock_worker_transfer_obstacle") == 1
+        await mesh.until_ended("r")
+        assert heard.token_ids == undisturbed(make_request("r"))

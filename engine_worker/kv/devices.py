@@ -1,0 +1,75 @@
+"""Network devices of this machine, as far as UCX keeps to them."""
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+_UP_AND_RUNNING = 0x41
+_IFREQ = struct.Struct("16s24x")
+_FLAGS, _ADDRESS = slice(16, 18), slice(20, 24)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One with an IPv4 address."""
+
+    index: int
+    """Of its life: a device that is made anew under its name has another one."""
+    address: str
+    is_up: bool
+    """Set up, and with a cable."""
+
+
+def ipv4_devices() -> Mapping[str, Device]:
+    """By name; the loopback, which is never made anew, and devices that UCX_NET_DEVICES leaves out are not among them.
+
+    Devices without an address, such as the ends of containers' cables on their host, come and go, and matter to nobody.
+    """
+    chosen = os.environ.get("UCX_NET_DEVICES", "all").split(",")
+    found: dict[str, Device] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for index, name in socket.if_nameindex():
+            if name == "lo" or ("all" not in chosen and name not in chosen):
+                continue
+            asked = _IFREQ.pack(name.encode())
+            try:
+                address = fcntl.ioctl(probe, _SIOCGIFADDR, asked)[_ADDRESS]
+                (flags,) = struct.unpack("H", fcntl.ioctl(probe, _SIOCGIFFLAGS, asked)[_FLAGS])
+            except OSError:
+                continue  # it has no address, or is gone
+            is_up = flags & _UP_AND_RUNNING == _UP_AND_RUNNING
+            found[name] = Device(index, socket.inet_ntoa(address), is_up)
+    return found
+
+
+def changes(before: Mapping[str, Device], now: Mapping[str, Device]) -> str:
+    """What keeps someone who began with the devices of `before` from new peers, in words; empty where nothing does.
+
+    Only devices that were up count as begun with. That one of them is down now is no change: it may be up again. A new
+    one counts once it is up.
+    """
+    known = {name: device for name, device in before.items() if device.is_up}
+    said = [f"the network device {name} is gone" for name in known.keys() - now.keys()]
+    for name, device in now.items():
+        former = known.get(name)
+        if former is None:
+            said += [f"the network device {name} is new"] if device.is_up else []
+        elif former.index != device.index:
+            said.append(f"the network device {name} was made anew")
+        elif former.address != device.address:
+            said.append(f"the network device {name} had the address {former.address} and has {device.address}")
+    return ", ".join(sorted(said))
+
+
+def lost(before: Mapping[str, Device], now: Mapping[str, Device]) -> str:
+    """Devices of `before` that are gone for good, whether or not another has their name now; empty where none is."""
+    said: list[str] = []
+    for name, former in before.items():
+        device = now.get(name)
+        if former.is_up and (device is None or device.index != former.index):
+            said.append(f"the network device {name} {'is gone' if device is None else 'was made anew'}")
+    return ", ".join(sorted(said))

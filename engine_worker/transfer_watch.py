@@ -1,0 +1,47 @@
+"""Whether requests can be moved to and from this worker, as its KV transfer agent says."""
+
+import logging
+from collections.abc import Callable
+
+from engine_worker.instance import Instance
+from engine_worker.kv.service import AgentPort
+from engine_worker.kv.transfer import AgentStatus
+from mesh.errors import PenstockError
+from mesh.runtime import Clock
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+
+
+class TransferWatch:
+    """Asks the agent, which may live in the engine's process, and tells the instance: its load reports bear the
+    obstacle, it neither offers nor takes requests that move while there is one, and a metric shows it."""
+
+    def __init__(self, instance: Instance, agent: Callable[[], AgentPort], clock: Clock) -> None:
+        """`agent` raises `ConfigurationError` where the engine has none: then it cannot move requests at all."""
+        self._instance = instance
+        self._agent = agent
+        self._clock = clock
+        self.status: AgentStatus | None = None
+        """As of the last look."""
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.look()
+            await self._clock.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Once. An agent that does not answer is no obstacle of its own: its engine is dead or hangs, which others
+        tell."""
+        try:
+            status = self.status = await self._agent().status()
+        except PenstockError as error:
+            log.debug("the KV transfer agent does not answer", extra={"reason": str(error)})
+            return
+        former, self._instance.transfer_obstacle = self._instance.transfer_obstacle, status.obstacle
+        if status.obstacle and status.obstacle != former:
+            log.error("requests cannot be moved to or from here", extra={"reason": status.obstacle})
+        elif former and not status.obstacle:
+            log.warning("requests can be moved again", extra={"port": status.port})
