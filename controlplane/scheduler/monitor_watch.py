@@ -75,7 +75,7 @@ class MonitorWatch:
                 stub = monitor_pb2_grpc.MonitorStub(channel)  # type: ignore[no-untyped-call]
                 await self._read(stub.Watch(monitor_pb2.WatchClusterRequest(watcher_id=self._scheduler_id)))
         except TimeoutError:
-            raise DeadlineExceeded(f"{peer} was silent for {self._silence_s:g} s") from None
+            raise DeadlineExceeded(f"{peer} was silent for {self._patience_s():g} s") from None
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error, peer) from error
         finally:
@@ -85,7 +85,7 @@ class MonitorWatch:
     async def _read(self, call: Any) -> None:
         try:
             while True:
-                async with asyncio.timeout(self._silence_s):
+                async with asyncio.timeout(self._patience_s()):
                     update = await call.read()
                 if update is grpc.aio.EOF:
                     return
@@ -96,6 +96,10 @@ class MonitorWatch:
                     self._on_synced()
         finally:
             call.cancel()
+
+    def _patience_s(self) -> float:
+        """With another monitor to go to, half of the silence after which placements fall back: they need not."""
+        return self._silence_s / 2 if len(self._directory.members("monitor")) > 1 else self._silence_s
 
     def _on_member(self, change: MemberChange) -> None:
         """While no monitor tells, the directory does: a worker whose lease has ended is gone."""

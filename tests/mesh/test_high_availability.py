@@ -1,6 +1,8 @@
 """Two of every control role on real processes: any one of them may die under load, and no request fails."""
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -110,6 +112,23 @@ def test_no_request_fails_when_a_control_process_is_killed(pair: RunningMesh, vi
         pair.kill(victim)
         after = load.answered + 100
         eventually(lambda: load.answered > after, 60, "requests are answered after it")
+        eventually(lambda: whole(pair), 30, f"{victim} is back\n{pair.story()}")
+    assert load.failed == []
+    assert load.longest_s < 3.0
+
+
+@pytest.mark.parametrize("victim", ["scheduler-0", "scheduler-1", "monitor-0"])
+def test_no_request_fails_when_a_control_process_hangs(pair: RunningMesh, victim: str) -> None:
+    eventually(lambda: whole(pair), 30, "everything is connected")
+    pid = pair.pid(victim)
+    with Load(pair) as load:
+        eventually(lambda: load.answered > 20, 30, "requests are answered")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            after = load.answered + 100
+            eventually(lambda: load.answered > after, 60, "requests are answered while it hangs")
+        finally:
+            os.kill(pid, signal.SIGCONT)
         eventually(lambda: whole(pair), 30, f"{victim} is back\n{pair.story()}")
     assert load.failed == []
     assert load.longest_s < 3.0

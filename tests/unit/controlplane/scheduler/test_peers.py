@@ -65,3 +65,16 @@ async def test_placements_survive_a_change_of_the_monitor() -> None:
             await mesh.kill(monitors[0])
             await snapshot_until(stub, lambda s: s.synced and scheduler.metric("penstock_scheduler_watches_total") == 2)
             await snapshot_until(stub, lambda s: unreported(s) == 1)
+
+
+async def test_a_monitor_that_falls_silent_is_left_for_another_before_placements_fall_back() -> None:
+    async with local_mesh() as mesh:
+        silent = await mesh.monitor(heartbeat_ms=1e6, stale_s=1e6)
+        other = await mesh.monitor("monitor-1", stale_s=1e6)
+        for monitor in (silent, other):
+            await (await mesh.worker(monitor, "a")).load()
+        scheduler = await mesh.scheduler("scheduler-0", monitor_silence_s=1.5)
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, lambda s: s.synced and len(s.instances) == 1)
+            await snapshot_until(stub, lambda s: s.synced and scheduler.metric("penstock_scheduler_watches_total") == 2)
+            assert scheduler.metric("penstock_scheduler_fallbacks_total") == 0
