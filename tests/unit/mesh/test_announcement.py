@@ -189,7 +189,9 @@ async def written(store: EmbeddedStore, revision: int) -> KeyValue:
     raise AssertionError("the watch has ended")
 
 
-@pytest.mark.parametrize("damage", ["one key deleted", "all keys deleted", "overwritten", "garbage", "lease revoked"])
+@pytest.mark.parametrize(
+    "damage", ["one key deleted", "all keys deleted", "compacted", "overwritten", "garbage", "lease revoked"]
+)
 async def test_a_record_that_is_gone_or_not_its_own_is_written_again_and_nobody_takes_the_member_for_gone(
     host: StoreHost, onlooker: Onlooker, damage: str
 ) -> None:
@@ -205,6 +207,9 @@ async def test_a_record_that_is_gone_or_not_its_own_is_written_again_and_nobody_
             await store.delete(KEY)
         case "all keys deleted":
             await store.delete_prefix("")
+        case "compacted":
+            host.delete(KEY)
+            host.compact(host.revision)
         case "overwritten":
             await store.put(
                 KEY, msgspec.json.encode(replace(announcement.member, incarnation_id="zombie", generation=0))
@@ -213,7 +218,8 @@ async def test_a_record_that_is_gone_or_not_its_own_is_written_again_and_nobody_
             await store.put(KEY, b"not json")
         case "lease revoked":
             host.revoke_lease(before.incarnation_id)
-    after = await written(store, host.revision if damage == "overwritten" else before.mod_revision + 1)
+    is_ahead = damage in ("overwritten", "compacted")
+    after = await written(store, host.revision if is_ahead else before.mod_revision + 1)
     while msgspec.json.decode(after.value) != msgspec.json.decode(before.value):
         after = await written(store, after.mod_revision)
     assert (after.incarnation_id == before.incarnation_id) == (damage != "lease revoked")
