@@ -141,6 +141,7 @@ def process(target: Callable[..., None], *arguments: Any) -> Iterator[tuple[int,
     here, there = context.Pipe()
     child = context.Process(target=target, args=(there, *arguments))
     child.start()
+    there.close()  # so that the end of the process is the end of the pipe
     try:
         assert child.pid is not None, "it was started"
         yield child.pid, here.recv()

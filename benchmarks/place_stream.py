@@ -2,7 +2,7 @@
 
     python -m benchmarks.place_stream [--seconds 5] [--json OUT]
 
-A process serves the scheduler's methods with a filled table (2048-token prompts, the whole chain of 128 blocks
+A process runs the scheduler's role with a filled table (2048-token prompts, the whole chain of 128 blocks
 held); this one plays the frontend. `paced` asks 200 times a second, evenly; `burst` keeps 32 questions under way.
 Each placement takes along that an earlier request has ended. The CPU is the serving process's, user and
 system, divided by the placements.
@@ -24,26 +24,15 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.placement import MODEL, PROMPT_BLOCKS, Cluster
 from benchmarks.process_cpu import process_cpu_s
-from controlplane.policies.rescheduling.migrations import Migrations
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.scheduler.desk import PlacementDesk
-from controlplane.scheduler.metrics import SchedulerMetrics
-from controlplane.scheduler.policy_config import PolicyConfig
-from controlplane.scheduler.rescheduling.config import ReschedulerConfig
-from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
-from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
-from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
-from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
-from controlplane.scheduler.service import SchedulerService
+from controlplane.scheduler.role import SchedulerRole
 from controlplane.scheduler.settings import SchedulerSettings
 from mesh.membership import Directory
+from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
-from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport, SystemClock, SystemThreads, system_runtime
+from mesh.runtime import GrpcTransport, SystemClock, system_runtime
 from mesh.store import open_store
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tests.unit.mesh.leading import Leading
 
 UNDER_WAY = 32
 PACE_PER_S = 200
@@ -56,33 +45,25 @@ def serve(pipe: multiprocessing.connection.Connection, instances: int, blocks: i
 
 
 async def _serve(pipe: multiprocessing.connection.Connection, instances: int, blocks: int, seed: int) -> None:
-    registry, clock = CollectorRegistry(), SystemClock()
-    desk = PlacementDesk(SchedulerSettings(), SchedulerMetrics(registry), clock)
-    desk.feed.table = Cluster(instances, blocks, seed).table
-    desk.feed.heard_s = time.monotonic() + 1e9
-    desk.tick()
-    server = RpcServer(GrpcTransport(), metrics=RpcMetrics(registry))
     store = open_store("embedded:", system_runtime())
-    rescheduling = ReschedulingRunner(
-        desk.feed,
-        ReschedulerSwitch(ReschedulerMode.OFF),
-        Migrations(1, 1),
-        WorkerOrders(1.0, "scheduler-0", GrpcTransport(), Directory(store)),
-        ReschedulerMetrics(registry),
-        Leading(is_leading=False),
-        clock,
-        SystemThreads(),
+    directory, server, registry = Directory(store), RpcServer(GrpcTransport()), CollectorRegistry()
+    await directory.start()
+    role = SchedulerRole(SchedulerSettings())
+    await role.start(
+        RoleContext(
+            "scheduler", "scheduler-0", "1", server.address, store, directory, server, registry, system_runtime()
+        )
     )
-    service = SchedulerService(
-        desk,
-        PolicyConfig(store, desk.switch),
-        rescheduling,
-        ReschedulerConfig(store, rescheduling.switch, rescheduling.note_change),
-    )
-    server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
+    assert role.desk is not None, "it has started"
+    role.desk.feed.table = Cluster(instances, blocks, seed).table
+    role.desk.feed.heard_s = SystemClock().now_s() + 1e9  # or no monitor would be a reason to place by another policy
+    role.desk.tick()
     pipe.send(await server.start())
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+    await role.stop()
     await server.stop(0)
+    await directory.stop()
+    await store.close()
 
 
 async def ask(address: str, chains: list[list[int]], seconds: float, pace_per_s: float | None) -> dict[str, float]:
@@ -142,6 +123,7 @@ def measure(instances: int, blocks: int, seconds: float, seed: int) -> dict[str,
         target=serve, args=(there, instances, blocks, seed), daemon=True
     )
     process.start()
+    there.close()  # so that the end of the process is the end of the pipe
     assert process.pid is not None, "it was started"
     address = here.recv()
     cluster = Cluster(instances, blocks, seed)

@@ -136,6 +136,7 @@ async def measure(model: str, rounds: int) -> list[Turn]:
     context = multiprocessing.get_context("spawn")
     predictor = context.Process(target=serve_predictor, args=(artefact, there), daemon=True)
     predictor.start()
+    there.close()  # so that the end of the process is the end of the pipe
     address = await asyncio.to_thread(here.recv)
     engine = VllmEngine(VllmSettings(str(model_path), dtype="float32", max_batch_requests=BATCH, movable=False))
     known = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -194,9 +194,11 @@ def measure(target: Callable[..., None], requests: int, *arguments: float) -> Me
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments))
     process.start()
+    theirs.close()  # so that the end of the process is the end of the pipe
     heard, says = context.Pipe(duplex=False)
     reader = context.Process(target=reader_main, args=(says, ours.recv(), requests))
     reader.start()
+    says.close()
     ours.send(heard.recv())
     cpu_s, steps = ours.recv()
     process.join()

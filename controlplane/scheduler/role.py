@@ -39,6 +39,8 @@ class SchedulerRole:
     name: ClassVar[str] = "scheduler"
 
     def __init__(self, settings: SchedulerSettings) -> None:
+        self.desk: PlacementDesk | None = None
+        """Where placements are made, once the role has started."""
         self._settings = settings
         self._vital: tuple[asyncio.Future[None], ...] = ()
         self._tasks = TaskSet("scheduler")
@@ -54,7 +56,7 @@ class SchedulerRole:
         leadership_metrics = LeadershipMetrics(context.registry)
         moving, pools = (lead(context, duty, leadership_metrics) for duty in (RESCHEDULER, POOLS))
         self._leaderships = (moving, pools)
-        desk = PlacementDesk(self._settings, metrics, clock, pools)
+        desk = self.desk = PlacementDesk(self._settings, metrics, clock, pools)
         GaugeCollector(desk.gauges, context.registry)
         policy_config = PolicyConfig(context.store, desk.switch)
         peers = self._peers = Peers(context.member_id, context.runtime.transport, desk, metrics, self._on_failed)
