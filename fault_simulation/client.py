@@ -31,6 +31,10 @@ class ReceivedAnswer:
     """What the frontend said, or how the connection broke; empty for an answer that is whole."""
     is_broken: bool = False
     """The connection ended before the answer did."""
+    tier: str = ""
+    """Of a cascade: whose answer it is."""
+    because: str = ""
+    """Of a cascade: why that tier's."""
     longest_gap_s: float = 0.0
     """The longest time without news after the status."""
 
@@ -81,6 +85,7 @@ def _read_event(event: dict[str, Any], answer: ReceivedAnswer) -> None:
         received.text += (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
         if choice.get("finish_reason"):
             received.finish = choice["finish_reason"]
+    _read_cascade(event, answer)
     if event.get("usage"):
         answer.completion_tokens = event["usage"]["completion_tokens"]
 
@@ -93,3 +98,9 @@ def _read_whole(content: dict[str, Any], answer: ReceivedAnswer) -> None:
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         answer.choices[choice["index"]] = ReceivedChoice(text or "", choice["finish_reason"])
     answer.completion_tokens = content["usage"]["completion_tokens"]
+    _read_cascade(content, answer)
+
+
+def _read_cascade(content: dict[str, Any], answer: ReceivedAnswer) -> None:
+    if facts := content.get("penstock"):
+        answer.tier, answer.because = facts["tier"], facts["because"]

@@ -215,8 +215,9 @@ class ServerCall:
             self._end()
 
     def cut(self, reason: str) -> None:
-        """The server ends it."""
+        """The server ends it. To the handler it looks as if the client had gone."""
         self.send_status(grpc.StatusCode.UNAVAILABLE, reason, ())
+        self.is_client_gone = True
         self._end()
 
     def _end(self) -> None:
@@ -474,7 +475,7 @@ class SimulatedContext(grpc.aio.ServicerContext):
         """Nothing more can be done with a call that has ended."""
         if self._call.abort_error is not None:
             raise self._call.abort_error
-        if self._call.is_status_sent:
+        if self._call.is_status_sent and not self._call.is_client_gone:
             raise cygrpc.UsageError(FINISHED)
 
 
