@@ -67,11 +67,12 @@ async def _read_stream(network: Network, exchange: HttpAnswer, answer: ReceivedA
         answer.longest_gap_s = max(answer.longest_gap_s, network.loop.now_s - heard_s)
         heard_s = network.loop.now_s
         *events, buffered = (buffered + chunk).split(b"\n\n")
-        for event in events:
-            if event == b"data: [DONE]":
+        lines = [line for event in events for line in event.split(b"\n")]
+        for data in [line[6:] for line in lines if line.startswith(b"data: ")]:
+            if data == b"[DONE]":
                 done = True
-            elif event.startswith(b"data: "):
-                _read_event(json.loads(event[6:]), answer)
+            else:
+                _read_event(json.loads(data), answer)
     if not done and not answer.error:
         answer.error = "the stream ended without [DONE]"
 
