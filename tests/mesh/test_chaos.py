@@ -9,12 +9,12 @@ import pytest
 from tests.mesh.running_mesh import PENSTOCK
 
 FIELDS = [
-    *("streams", "finished", "new_requests", "failed", "lost", "duplicated", "wrong", "recovered"),
+    *("streams", "finished", "new_requests", "failed", "lost", "duplicated", "wrong", "recovered", "resumed"),
     *("gap_ms_p50", "gap_ms_max", "wait_ms_max", "healed", "engine", "fault", "seed"),
 ]
 
 
-@pytest.mark.parametrize("fault", ["restart", "delete-members", "wipe-store"])
+@pytest.mark.parametrize("fault", ["restart", "delete-members", "wipe-store", "kill-frontend"])
 def test_no_request_fails_without_its_control_plane(fault: str) -> None:
     options = ("--streams", "8", "--tokens", "200", f"--{fault}", "1")
     result = subprocess.run((*PENSTOCK, "chaos", *options), capture_output=True, text=True, timeout=90, check=False)

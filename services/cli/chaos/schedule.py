@@ -24,10 +24,12 @@ class Blow:
 
 def possible(members: Mapping[str, int]) -> list[Fault]:
     """Faults that a mesh with so many members of each role has to bear without failing a request. `drain` is not among
-    them, because who is drained stays away (`restart` drains as well), nor `kill-frontend`, which ends its streams."""
+    them, because who is drained stays away; `restart` drains as well."""
     faults: list[Fault] = ["rolling", "delete-members", "cut-monitor", "kill-scheduler", "kill-monitor", "wipe-store"]
     if members.get("worker", 0) > 1:
         faults += ["kill", "hang", "restart"]
+    if members.get("frontend", 0) > 1:
+        faults.append("kill-frontend")
     return faults
 
 

@@ -51,6 +51,7 @@ class SoakReport(msgspec.Struct, frozen=True):
     """What was missing for more than a minute after a fault, and faults that could not be brought to their end."""
     complaints: tuple[str, ...]
     """Lines of the processes' logs that tell of a bug."""
+    resumed: int
     gap_ms_max: float
     wait_ms_max: float
     memory_growth: dict[str, float]
@@ -110,6 +111,7 @@ async def run_soak(
             faults=dict(course.faults),
             unhealed=tuple(course.unhealed),
             complaints=complaints,
+            resumed=traffic.streams.resumptions + traffic.new.resumptions,
             gap_ms_max=round(max(traffic.streams.gaps_ms, default=0.0), 1),
             wait_ms_max=round(max(traffic.new.waits_ms, default=0.0), 1),
             memory_growth={role: each.growth for role, each in memory.items()},

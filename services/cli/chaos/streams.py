@@ -35,6 +35,8 @@ class Stream:
         self.failure = ""
         """Why the exchange broke off, if it did."""
         self.chunks = 0
+        self.resumptions = 0
+        """Times that the rest of it was asked for."""
         self._asked_s = now_s()
         self._wait_s = 0.0
         self._text: list[str] = []
@@ -54,6 +56,7 @@ class Stream:
             1000 * self._wait_s,
             error,
             self.response.instance_id,
+            self.resumptions,
         )
 
     def _on_choice(self, choice: Choice, now_s: float) -> None:
@@ -68,9 +71,10 @@ class Stream:
 
 
 class Client:
-    """A client behind a balancer: whom a frontend does not take goes to the next.
+    """A client behind a balancer: whom a frontend does not take goes to the next, and whose stream breaks off asks the
+    next for the rest of it, by request id and `Last-Event-ID`.
 
-    Only what nothing was answered to is sent again: a broken connection, or none, before the head of the response.
+    Nothing is asked for twice: a request is sent again only where nothing was answered to it.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
@@ -94,17 +98,28 @@ class Client:
             pool.close()
 
     async def _ask(self, request: bytes, stream: Stream, turn: int) -> None:
-        clock = asyncio.get_running_loop().time
+        clock, response = asyncio.get_running_loop().time, stream.response
         give_up_s = clock() + CONNECT_S
         while True:
+            heard = response.last_event_id
             try:
-                await self.pools[turn % len(self.pools)].exchange(request, stream.response)
+                await self.pools[turn % len(self.pools)].exchange(request, response)
                 return
             except PeerUnavailable:
-                if stream.response.answered or clock() >= give_up_s:
+                if response.last_event_id != heard:
+                    give_up_s = clock() + CONNECT_S
+                if (response.answered and not response.is_resumable) or clock() >= give_up_s:
                     raise
             turn += 1
             await asyncio.sleep(RETRY_S)
+            if response.is_resumable:
+                request = _rest_of(response, self.pools[turn % len(self.pools)].endpoint)
+                stream.resumptions += 1
+
+
+def _rest_of(response: CompletionStream, endpoint: Endpoint) -> bytes:
+    head = request_head(endpoint, "GET", f"/v1/requests/{response.request_id}/events", "", 0)
+    return head.removesuffix(b"\r\n") + b"last-event-id: %s\r\n\r\n" % response.last_event_id.encode("latin-1")
 
 
 def completion_requests(

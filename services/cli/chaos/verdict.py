@@ -41,6 +41,8 @@ class Answer:
     """Why it is not whole; empty if it is."""
     instance_id: str = ""
     """Where it began."""
+    resumptions: int = 0
+    """Times that its client asked for the rest of it."""
 
 
 def fate_of(answer: Answer, expected: Answer) -> Fate:
@@ -61,6 +63,7 @@ class Tally:
     requests: int = 0
     finished: int = 0
     fates: Counter[Fate] = field(default_factory=Counter)
+    resumptions: int = 0
     gaps_ms: list[float] = field(default_factory=list)
     waits_ms: list[float] = field(default_factory=list)
     stories: list[str] = field(default_factory=list)
@@ -72,6 +75,7 @@ class Tally:
         self.requests += 1
         self.finished += answer.finished
         self.fates[fate] += 1
+        self.resumptions += answer.resumptions
         self.gaps_ms.append(answer.longest_gap_ms)
         self.waits_ms.append(answer.wait_ms)
         if (not answer.finished or fate != "right") and len(self.stories) < MAX_STORIES:
@@ -103,6 +107,8 @@ class ChaosReport(msgspec.Struct, frozen=True):
     """Any other difference."""
     recovered: int
     """Times that a frontend placed a request again; one that died meanwhile has taken its count along."""
+    resumed: int
+    """Times that a client whose stream broke off asked another frontend for the rest."""
     gap_ms_p50: float
     """Of the streams' longest gaps between two chunks: median and maximum."""
     gap_ms_max: float
@@ -134,6 +140,7 @@ def judge(
         duplicated=fates["duplicated"],
         wrong=fates["wrong"],
         recovered=recovered,
+        resumed=streams.resumptions + new.resumptions,
         gap_ms_p50=round(median(streams.gaps_ms or [0.0]), 1),
         gap_ms_max=round(max(streams.gaps_ms, default=0.0), 1),
         wait_ms_max=round(max(new.waits_ms, default=0.0), 1),

@@ -10,6 +10,7 @@ MAX_EVENT_BYTES = 4 << 20
 MAX_ERROR_BODY_BYTES = 64 << 10
 INSTANCE_HEADER = "x-penstock-instance"
 POLICY_HEADER = "x-penstock-policy"
+REQUEST_ID_HEADER = "x-request-id"
 
 
 class _PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -62,12 +63,18 @@ class CompletionStream:
         self.last_token_s: float | None = None
         self.instance_id = ""
         self.policy = ""
+        self.request_id = ""
+        self.last_event_id = ""
+        """Of the last event whose data was read: the answer can be resumed behind it. Empty where events have no ids."""
+        self._event_id = ""
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Status and headers."""
+        """Status and headers; of an answer that is resumed, once more."""
         self._status = status
-        self.instance_id = headers.get(INSTANCE_HEADER, "")
-        self.policy = headers.get(POLICY_HEADER, "")
+        self._partial, self._event_id = b"", ""
+        self.instance_id = self.instance_id or headers.get(INSTANCE_HEADER, "")
+        self.policy = self.policy or headers.get(POLICY_HEADER, "")
+        self.request_id = headers.get(REQUEST_ID_HEADER, "")
 
     def on_body(self, chunk: bytes) -> None:
         """A piece of the body: whole events, parts of one, or several."""
@@ -83,6 +90,11 @@ class CompletionStream:
         for line in lines:
             if line.startswith(b"data:"):
                 self._on_data(line[5:].strip(), now_s)
+                self.last_event_id = self._event_id or self.last_event_id
+            elif line.startswith(b"id:"):
+                self._event_id = line[3:].strip().decode("latin-1")
+            elif not line:
+                self._event_id = ""
 
     def outcome(self, arrival_s: float, failure: str = "") -> RequestOutcome:
         """What became of the request; `failure` says why the exchange itself broke off, if it did."""
@@ -99,6 +111,11 @@ class CompletionStream:
             instance_id=self.instance_id,
             error=self.failure(failure),
         )
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the rest of the answer can be asked for: it has begun, its events have ids, and it has not ended."""
+        return self._status == 200 and not self._done and not self._error and bool(self.last_event_id)
 
     @property
     def answered(self) -> bool:

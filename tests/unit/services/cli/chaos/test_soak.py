@@ -22,6 +22,7 @@ def test_the_same_seed_gives_the_same_faults_and_each_comes_once_a_round() -> No
 
 def test_nobody_is_broken_who_is_the_last() -> None:
     assert not {"kill", "hang", "restart"} & set(possible({"worker": 1, "frontend": 2}))
+    assert "kill-frontend" not in possible({"worker": 2, "frontend": 1})
     assert "drain" not in possible({"worker": 9, "frontend": 9}), "who is drained stays away"
 
 
@@ -78,7 +79,7 @@ def test_a_log_that_tells_of_a_bug_is_a_flaw(tmp_path: Path) -> None:
 
 def report(**changes: object) -> SoakReport:
     values: dict[str, object] = {
-        **dict.fromkeys(("failed", "lost", "duplicated", "wrong", "seed"), 0),
+        **dict.fromkeys(("failed", "lost", "duplicated", "wrong", "resumed", "seed"), 0),
         **dict.fromkeys(("streams", "new_requests"), 9),
         **dict.fromkeys(("duration_s", "gap_ms_max", "wait_ms_max"), 1.0),
         **dict.fromkeys(("unhealed", "complaints"), ()),

@@ -90,6 +90,33 @@ def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
     assert len(endpoint.bodies) == 1
 
 
+def resumable(body: bytes) -> Stream:
+    sink = stream()
+    sink.response.on_head(200, {"x-request-id": "cmpl-1", "x-penstock-instance": "worker-0"})
+    for start in range(0, len(body), 5):
+        sink.response.on_body(body[start : start + 5])
+    return sink
+
+
+def test_an_answer_is_resumed_behind_the_last_event_that_was_read() -> None:
+    # The second event's id has come, its data only in part; of the third nothing but the id of the first is known.
+    sink = resumable(b"id: 3\n" + event("a") + b"id: 5\n" + event("b")[:20])
+    assert (sink.response.last_event_id, sink.response.is_resumable) == ("3", True)
+    sink.response.on_head(200, {"x-request-id": "cmpl-1"})
+    sink.response.on_body(b"id: 5\n" + event("b", '"length"') + b"id: 5.u\n" + USAGE + b"data: [DONE]\n\n")
+    answer = sink.answer()
+    assert (answer.text, answer.finished, answer.instance_id) == ("ab", True, "worker-0")
+    assert not sink.response.is_resumable, "it has ended"
+
+
+def test_an_answer_without_event_ids_or_with_an_error_is_not_resumed() -> None:
+    assert not resumable(event("a")).response.is_resumable
+    assert not resumable(b"id: 3\n" + event("a") + b'data: {"error":{"message":"no"}}\n\n').response.is_resumable
+    refused = stream()
+    refused.response.on_head(503, {"x-request-id": "cmpl-1"})
+    assert not refused.response.is_resumable
+
+
 def test_a_frontend_that_never_comes_back_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "CONNECT_S", 0.2)
     answer = asked(f"http://127.0.0.1:{free_port()}").answer()
