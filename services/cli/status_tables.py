@@ -22,6 +22,8 @@ def print_status(status: dict[str, Any]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
     console.print(_roles(status["roles"]))
     console.print(_instances(status["instances"]))
+    for line in obstacle_lines(status["instances"]):
+        console.print(f"[red]{escape(line)}[/]", soft_wrap=True)
     console.print(_policy_line(status["policy"]))
     for line in _scheduler_lines(status["schedulers"]):
         console.print(line, soft_wrap=True)
@@ -90,6 +92,12 @@ def _instances(instances: list[dict[str, Any]]) -> Table:
             str(instance.get("cached_blocks", "-")),
         )
     return table
+
+
+def obstacle_lines(instances: list[dict[str, Any]]) -> list[str]:
+    """Of each instance that no request can be moved to or from, although its engine could."""
+    obstacles = {each["instance_id"]: each.get("load", {}).get("transfer_obstacle", "") for each in instances}
+    return [f"{name} cannot move requests: {why}" for name, why in obstacles.items() if why]
 
 
 def _policy_line(policy: dict[str, Any]) -> str:
