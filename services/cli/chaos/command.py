@@ -44,7 +44,7 @@ _COPIES = click.IntRange(1, 8)
     show_default=True,
     help="New requests a second from the fault on, whether or not earlier ones are answered.",
 )
-@click.option("--kill", type=_COUNT, help="Kill so many workers (kill -9).")
+@click.option("--kill", type=_COUNT, help="Kill so many workers (kill -9), all of them too.")
 @click.option("--hang", type=_COUNT, help="Stop so many workers (SIGSTOP).")
 @click.option("--drain", type=_COUNT, help="Drain so many workers: their requests move away, and they stay away.")
 @click.option("--restart", type=_COUNT, help="Restart so many workers, as `penstock restart` does.")
@@ -120,9 +120,9 @@ async def _run(plan: ChaosPlan | SoakPlan, options: dict[str, Any]) -> tuple[Cha
         running = read_run_file(options["mesh"])
         return await _disturb(plan, options["url"], options["store"], options["mesh"], running, say)
     counts = [options[name] for name in ("workers", "prefill", "decode")]
-    if sum(counts) < 2:
-        raise click.UsageError("at least two workers are needed: one that is broken, one that goes on")
-    if isinstance(plan, ChaosPlan) and plan.fault in ("kill", "hang", "drain") and plan.count >= sum(counts):
+    if sum(counts) < 1:
+        raise click.UsageError("at least one worker is needed")
+    if isinstance(plan, ChaosPlan) and plan.fault in ("hang", "drain") and plan.count >= sum(counts):
         raise click.UsageError(f"of {sum(counts)} workers {plan.count} cannot break: one must go on")
     say(f"starting a mesh of {sum(counts)} {options['engine']} workers")
     more = ["--prefill", str(counts[1]), "--decode", str(counts[2])]

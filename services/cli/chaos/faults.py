@@ -27,6 +27,10 @@ AFTERMATH_S = 8.0
 """After a blow to the control plane: what it breaks may show only when leases and graces (5 s) have run out."""
 
 
+COME_BACK: frozenset[Fault] = frozenset(("kill", "restart"))
+"""Faults of workers that may strike all of them: who runs them starts them again, and requests wait."""
+
+
 @dataclass(frozen=True)
 class Scene:
     """A mesh under attack."""
@@ -71,11 +75,11 @@ async def healed(directory: Directory, before: frozenset[str], timeout_s: float 
     return []
 
 
-def victims(members: Sequence[Member], requests: Mapping[str, int], count: int) -> list[Member]:
-    """The `count` that have most requests now. Raises PeerUnavailable if none would be left over."""
-    if count >= len(members):
+def victims(members: Sequence[Member], requests: Mapping[str, int], count: int, spared: int = 1) -> list[Member]:
+    """The `count` that have most requests now. Raises PeerUnavailable if fewer than `spared` would be left over."""
+    if count > len(members) - spared:
         role = members[0].role if members else "member"
-        raise PeerUnavailable(f"{count} of {len(members)} {role}s cannot be broken: at least one has to be left")
+        raise PeerUnavailable(f"{count} of {len(members)} {role}s cannot be broken: {spared} of them must be left")
     return sorted(members, key=lambda member: (-requests.get(member.member_id, 0), member.member_id))[:count]
 
 
@@ -90,10 +94,10 @@ async def requests_of(workers: Sequence[Member]) -> dict[str, int]:
     }
 
 
-async def _busiest(scene: Scene, count: int, doing: str) -> list[Member]:
+async def _busiest(scene: Scene, count: int, doing: Fault) -> list[Member]:
     workers = scene.workers
     requests = await requests_of(workers)
-    chosen = victims(workers, requests, count)
+    chosen = victims(workers, requests, count, spared=0 if doing in COME_BACK else 1)
     for worker in chosen:
         scene.say(f"{doing} {worker.member_id}, where {requests[worker.member_id]} requests run")
     return chosen

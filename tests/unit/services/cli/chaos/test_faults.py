@@ -75,5 +75,12 @@ def test_the_busiest_are_broken_and_one_is_left() -> None:
     workers = [Member("worker", name, "1", "", "") for name in "abc"]
     requests = {"a": 1, "b": 5, "c": 5}
     assert [worker.member_id for worker in victims(workers, requests, 2)] == ["b", "c"]
-    with pytest.raises(PeerUnavailable, match="3 of 3 workers cannot be broken"):
+    with pytest.raises(PeerUnavailable, match="3 of 3 workers cannot be broken: 1 of them must be left"):
         victims(workers, requests, 3)
+
+
+def test_those_who_come_back_may_be_broken_all_together() -> None:
+    workers = [Member("worker", name, "1", "", "") for name in "ab"]
+    assert len(victims(workers, {}, 2, spared=0)) == 2
+    with pytest.raises(PeerUnavailable, match="3 of 2 workers cannot be broken"):
+        victims(workers, {}, 3, spared=0)
