@@ -65,7 +65,7 @@ class CompletionStream:
         self.policy = ""
         self.request_id = ""
         self.last_event_id = ""
-        """Of the last event whose data was read, behind which the answer can be resumed; empty where there are no ids."""
+        """Of the last event that was read: the answer can be resumed behind it. Empty where events have no ids."""
         self._event_id = ""
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
