@@ -75,6 +75,8 @@ class Life:
         self.seed = f"{mesh.seed}/{machine.name}/{machine.lives}"
         self.runtime: Runtime = simulated_runtime(mesh.network, self.node, machine.wall, self.seed)
         self.ending = Ending()
+        self.registry = CollectorRegistry()
+        """The metrics of its role."""
         self.role: Role | None = None
         self.status: ExitStatus | None = None
         """Set once it has ended by itself."""
@@ -87,7 +89,7 @@ class Life:
         surroundings = Surroundings(
             runtime=self.runtime,
             store=store,
-            registry=CollectorRegistry(),
+            registry=self.registry,
             metrics_address=f"{self.machine.name}:9000",
             pid=self.machine.lives,
             ending=self.ending,
@@ -238,6 +240,14 @@ class SimulatedMesh:
             life.machine.disk.release_locks()
             if life.status in STARTED_AGAIN and not life.machine.is_supervised:
                 self.loop.call_in(self.loop.world, RESTART_S, self._start_again, life)
+
+    def metric(self, name: str, metric: str, **labels: str) -> float:
+        """What the role that lives on a machine shows Prometheus: the sum over all samples that have these labels."""
+        life = self.machines[name].life
+        if life is None:
+            return 0.0
+        samples = (sample for family in life.registry.collect() for sample in family.samples)
+        return sum(each.value for each in samples if each.name == metric and labels.items() <= each.labels.items())
 
     def role(self, name: str) -> Role | None:
         """The role that lives on a machine, to look at."""
