@@ -65,6 +65,21 @@ class WorkerRole:
         self._unsubscribe: Callable[[], None] = lambda: None
         self._tasks = TaskSet("worker")
 
+    @property
+    def instance(self) -> Instance | None:
+        """Once it is started."""
+        return self._instance
+
+    @property
+    def engine(self) -> Engine | None:
+        """Once it is started."""
+        return self._engine
+
+    @property
+    def mover(self) -> Mover | None:
+        """Once it is started, if its requests can move."""
+        return self._mover
+
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Start the engine and serve it. Raises EngineFailed or ConfigurationError."""
         clock, threads = context.runtime.clock, context.runtime.threads

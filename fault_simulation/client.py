@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ class ReceivedChoice:
 
     text: str = ""
     finish: str = ""
+    tokens: list[str] = field(default_factory=list)
+    """Where logprobs were asked for: the text of each token."""
 
 
 @dataclass(slots=True)
@@ -31,27 +33,36 @@ class ReceivedAnswer:
     """What the frontend said, or how the connection broke; empty for an answer that is whole."""
     is_broken: bool = False
     """The connection ended before the answer did."""
-    tier: str = ""
-    """Of a cascade: whose answer it is."""
-    because: str = ""
-    """Of a cascade: why that tier's."""
     longest_gap_s: float = 0.0
     """The longest time without news after the status."""
 
 
+async def no_pause() -> None:
+    """Read on at once."""
+
+
 async def ask(
-    network: Network, node: Node, address: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    network: Network,
+    node: Node,
+    address: str,
+    path: str,
+    body: Mapping[str, Any],
+    headers: Mapping[str, str],
+    answer: ReceivedAnswer | None = None,
+    pause: Callable[[], Awaitable[None]] = no_pause,
 ) -> ReceivedAnswer:
-    """Send a request and read all of its answer."""
-    answer = ReceivedAnswer()
+    """Send a request and read all of its answer, into `answer` if given: what has come is there even if this is
+    cancelled, by which the client leaves. `pause` is awaited before each read."""
+    answer = answer or ReceivedAnswer()
     sent = json.dumps(body).encode()
     exchange = http_request(network, node, address, "POST", path, {"content-type": "application/json", **headers}, sent)
     try:
         answer.status = await exchange.started()
         answer.request_id = exchange.headers.get("x-request-id", "")
         if exchange.headers.get("content-type", "").startswith("text/event-stream"):
-            await _read_stream(network, exchange, answer)
+            await _read_stream(network, exchange, answer, pause)
         else:
+            await pause()
             _read_whole(json.loads(await exchange.body()), answer)
     except ConnectionError as error:
         answer.is_broken = True
@@ -61,18 +72,23 @@ async def ask(
     return answer
 
 
-async def _read_stream(network: Network, exchange: HttpAnswer, answer: ReceivedAnswer) -> None:
+async def _read_stream(
+    network: Network, exchange: HttpAnswer, answer: ReceivedAnswer, pause: Callable[[], Awaitable[None]]
+) -> None:
     buffered, heard_s, done = b"", network.loop.now_s, False
-    while (chunk := await exchange.chunk()) is not None:
+    while True:
+        await pause()
+        chunk = await exchange.chunk()
+        if chunk is None:
+            break
         answer.longest_gap_s = max(answer.longest_gap_s, network.loop.now_s - heard_s)
         heard_s = network.loop.now_s
         *events, buffered = (buffered + chunk).split(b"\n\n")
-        lines = [line for event in events for line in event.split(b"\n")]
-        for data in [line[6:] for line in lines if line.startswith(b"data: ")]:
-            if data == b"[DONE]":
+        for event in events:
+            if event == b"data: [DONE]":
                 done = True
-            else:
-                _read_event(json.loads(data), answer)
+            elif event.startswith(b"data: "):
+                _read_event(json.loads(event[6:]), answer)
     if not done and not answer.error:
         answer.error = "the stream ended without [DONE]"
 
@@ -83,10 +99,10 @@ def _read_event(event: dict[str, Any], answer: ReceivedAnswer) -> None:
         return
     for choice in event["choices"]:
         received = answer.choices[choice["index"]]
+        received.tokens += _tokens_of(choice)
         received.text += (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
         if choice.get("finish_reason"):
             received.finish = choice["finish_reason"]
-    _read_cascade(event, answer)
     if event.get("usage"):
         answer.completion_tokens = event["usage"]["completion_tokens"]
 
@@ -97,11 +113,14 @@ def _read_whole(content: dict[str, Any], answer: ReceivedAnswer) -> None:
         return
     for choice in content["choices"]:
         text = choice["message"]["content"] if "message" in choice else choice["text"]
-        answer.choices[choice["index"]] = ReceivedChoice(text or "", choice["finish_reason"])
+        answer.choices[choice["index"]] = ReceivedChoice(text or "", choice["finish_reason"], _tokens_of(choice))
     answer.completion_tokens = content["usage"]["completion_tokens"]
-    _read_cascade(content, answer)
 
 
-def _read_cascade(content: dict[str, Any], answer: ReceivedAnswer) -> None:
-    if facts := content.get("penstock"):
-        answer.tier, answer.because = facts["tier"], facts["because"]
+def _tokens_of(choice: dict[str, Any]) -> list[str]:
+    logprobs = choice.get("logprobs")
+    if not logprobs:
+        return []
+    if "tokens" in logprobs:  # of a completion
+        return list(logprobs["tokens"])
+    return [position["token"] for position in logprobs["content"] or ()]

@@ -17,19 +17,21 @@ it must be the same one in each run."""
 
 
 @contextmanager
-def isolated(loop: VirtualLoop) -> Iterator[None]:
-    """Within it the loop may run. Afterwards it is closed and all that it kept is gone, unheard."""
+def isolated(loop: VirtualLoop, told: logging.Handler | None = None) -> Iterator[None]:
+    """Within it the loop may run. Afterwards it is closed and all that it kept is gone, unheard. `told` hears what the
+    roles log."""
     root = logging.getLogger()
     handlers, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()  # what came before is nobody's business here: to look through it each time took a tenth of a second
-    root.handlers[:] = [FindingsHandler(loop)]
-    root.setLevel(logging.ERROR)
-    logging.disable(logging.WARNING)
+    root.handlers[:] = [FindingsHandler(loop), *([told] if told else [])]
+    root.setLevel(told.level if told else logging.ERROR)
+    logging.disable((told.level if told else logging.ERROR) - 1)
     try:
         yield
     finally:
+        logging.disable(logging.CRITICAL)
         with _unheard():
             loop.close()
             gc.collect()

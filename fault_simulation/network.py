@@ -225,17 +225,18 @@ def _accept(listener: Listener, endpoint: Endpoint) -> None:
 class Network:
     """All links, ports and connections. Faults go by the names of nodes, which outlive restarts."""
 
-    def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
+    def __init__(self, loop: VirtualLoop, seed: str) -> None:
+        """Each link draws for itself, so that what happens on one does not disturb the others."""
         self.loop = loop
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.hosts: dict[str, str] = {}
         """Names of nodes by the hosts that they are at."""
         self.dialling: dict[Dialling, None] = {}
-        self.on_frame: Callable[[Node, Node, Any], None] | None = None
+        self.on_frame: Callable[[Node, Node, Any, Endpoint], None] | None = None
         """For telling a story: sees every frame as it is delivered."""
         self._digest = xxhash.xxh3_64()
-        self._random = rng.random
-        self._rng = rng
+        self._seed = seed
+        self._links: dict[tuple[str, str], random.Random] = {}
         self._cuts: dict[tuple[str, str], float] = {}
         """Cut directions, and since when."""
         self._slow_s: dict[tuple[str, str], float] = {}
@@ -282,9 +283,11 @@ class Network:
 
     def latency_s(self, sender: Node, receiver: Node) -> float:
         """Drawn for one frame."""
-        latency_s = SHORTEST_LATENCY_S + (LONGEST_LATENCY_S - SHORTEST_LATENCY_S) * self._random()
+        link = (sender.name, receiver.name)
+        rng = self._links.get(link) or self._rng(*link)
+        latency_s = SHORTEST_LATENCY_S + (LONGEST_LATENCY_S - SHORTEST_LATENCY_S) * rng.random()
         if self._slow_s:
-            latency_s += self._slow_s.get((sender.name, receiver.name), 0.0)
+            latency_s += self._slow_s.get(link, 0.0)
         return latency_s
 
     def is_open(self, sender: Node, receiver: Node) -> bool:
@@ -312,7 +315,14 @@ class Network:
                 elif isinstance(part, str):
                     update(part.encode())
         if self.on_frame is not None:
-            self.on_frame(endpoint.peer.node, endpoint.node, frame)
+            self.on_frame(endpoint.peer.node, endpoint.node, frame, endpoint)
+
+    def _rng(self, sender: str, receiver: str) -> random.Random:
+        """Of one direction of one link."""
+        link = (sender, receiver)
+        if link not in self._links:
+            self._links[link] = random.Random(f"{self._seed}/{sender}/{receiver}")
+        return self._links[link]
 
     # -- faults
 
@@ -335,14 +345,15 @@ class Network:
         since_s = self._cuts.pop((sender, receiver), None)
         if since_s is None:
             return
+        rng = self._rng(sender, receiver)
         for endpoint in list(self._endpoints):
             if endpoint.node.name == sender and endpoint.peer.node.name == receiver and endpoint.has_held:
-                endpoint.delay(self._rng.uniform(0.0, min(self.loop.now_s - since_s, RETRANSMISSION_S)))
+                endpoint.delay(rng.uniform(0.0, min(self.loop.now_s - since_s, RETRANSMISSION_S)))
                 endpoint.flush()
                 if not endpoint.is_open:
                     self.forget(endpoint)
         for dialling in list(self.dialling):
-            pause_s = self._rng.uniform(0.0, min(self.loop.now_s - since_s, RETRANSMISSION_S))
+            pause_s = rng.uniform(0.0, min(self.loop.now_s - since_s, RETRANSMISSION_S))
             self.loop.call_in(dialling.node, pause_s, dialling.try_now)
 
     def heal_all(self) -> None:

@@ -1,10 +1,11 @@
 """The mesh's own roles, whole and unchanged, as processes on simulated machines."""
 
 import asyncio
+import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -17,14 +18,13 @@ from fault_simulation.isolation import collect_garbage, isolated
 from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Network
 from fault_simulation.node import Node, NodeState, NodeTask
-from fault_simulation.operator import Operator
 from fault_simulation.roles import make_role
 from fault_simulation.runtime import WallClock, simulated_runtime
-from fault_simulation.supervised import Up, UpSettings
 from mesh.ending import Ending, ExitStatus
-from mesh.role import Role, RoleSettings, Surroundings, live
+from mesh.role import Role, RoleContext, RoleSettings, Surroundings, live
 from mesh.runtime import Runtime
 from mesh.store import open_store
+from mesh.store.host import StoreHost
 from services.cascade.settings import CascadeSettings
 from services.cli.supervisor.state_server import StateServer
 from services.frontend.settings import FrontendSettings
@@ -32,12 +32,11 @@ from services.predictor.settings import PredictorSettings
 
 STORE: Final = "store"
 STORE_PORT: Final = 2379
-STORE_URL: Final = f"penstock://{STORE}:{STORE_PORT}"
 HTTP_PORT: Final = 8000
 STORE_FILE: Final = Path("/var/lib/penstock/store")
 LONGEST_CLOCK_OFFSET_S: Final = 1e5
-STARTED_AGAIN: Final = frozenset({ExitStatus.FAILED, ExitStatus.RESTART})
-RESTART_S: Final = 1.0
+DRAIN_S: Final = 8.0
+"""What running work is given after SIGTERM: less than by default, so that a simulation sees drains that are cut."""
 
 Result = TypeVar("Result")
 Body = Callable[["Life"], Awaitable[ExitStatus]]
@@ -53,8 +52,6 @@ class Machine:
         self.wall = WallClock(rng.uniform(-0.05, 0.05))
         self.disk = SimulatedDisk(random.Random(rng.getrandbits(64)))
         self.clock_offset_s = rng.uniform(0.0, LONGEST_CLOCK_OFFSET_S)
-        self.is_supervised = False
-        """Whether a supervisor starts what ends there; otherwise it is a container that restarts on failure."""
         self.lives = 0
         self.life: Life | None = None
 
@@ -78,8 +75,14 @@ class Life:
         self.registry = CollectorRegistry()
         """The metrics of its role."""
         self.role: Role | None = None
+        self.context: RoleContext | None = None
+        """What its role was given to work with."""
+        self.store: StoreHost | None = None
+        """Of the store's process."""
         self.status: ExitStatus | None = None
         """Set once it has ended by itself."""
+        self.failure = ""
+        """What it died of by itself."""
         self.task: NodeTask = mesh.loop.spawn(self.node, self._run(), f"process {machine.name}")
 
     async def run_role(self, role: Role, settings: RoleSettings) -> ExitStatus:
@@ -93,21 +96,35 @@ class Life:
             metrics_address=f"{self.machine.name}:9000",
             pid=self.machine.lives,
             ending=self.ending,
-            supervised=self.machine.is_supervised,
+            supervised=True,
         )
         try:
-            return await live(role, settings, surroundings)
+            return await live(_seen(role, self), settings, surroundings)
         finally:
             await store.close()
 
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.mesh.loop.call_in(self.node, 0.0, self.ending.on_signal)
-
     async def _run(self) -> None:
-        self.status = await self.machine.body(self)
+        try:
+            self.status = await self.machine.body(self)
+        # As Python does in a process of its own: a traceback and status 1.
+        except Exception as error:  # noqa: BLE001
+            self.status, self.failure = ExitStatus.FAILED, f"{type(error).__name__}: {error}"
         # What the process left running ends with it, when this callback has returned.
         self.mesh.loop.call_in(self.mesh.loop.world, 0.0, self.mesh.ended, self)
+
+
+def _seen(role: Role, life: Life) -> Role:
+    """The same role, whose life keeps what it is given, to look at."""
+
+    class Seen:
+        name: ClassVar[str] = role.name
+        failed, drain, stop = staticmethod(role.failed), staticmethod(role.drain), staticmethod(role.stop)
+
+        async def start(self, context: RoleContext) -> Mapping[str, str]:
+            life.context = context
+            return await role.start(context)
+
+    return Seen()
 
 
 class SimulatedMesh:
@@ -116,20 +133,17 @@ class SimulatedMesh:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.loop = VirtualLoop()  # type: ignore[abstract]  # what it lacks, no role calls
-        self.network = Network(self.loop, random.Random(f"{seed}/network"))
+        self.network = Network(self.loop, f"{seed}/network")
         self.machines: dict[str, Machine] = {}
+        self.told: logging.Handler | None = None
+        """Hears what the roles log, while it is run."""
         self.client = Node("client")
         """Where requests come from."""
-        self.up: Up | None = None
-        """The last life of `penstock up`, where there is one."""
-        self._pids = 0
-        self._rng = random.Random(f"{seed}/machines")
         self.add(STORE, _serve_store)
-        self.operator = Operator(self, STORE_URL)
 
     def add(self, name: str, body: Body) -> Machine:
         """A machine, without a process yet."""
-        machine = self.machines[name] = Machine(name, self._rng, body)
+        machine = self.machines[name] = Machine(name, random.Random(f"{self.seed}/{name}"), body)
         self.network.hosts[name] = name
         return machine
 
@@ -166,16 +180,6 @@ class SimulatedMesh:
         lengths themselves, so it is a member that nobody asks."""
         self.add_role(name, "predictor", settings or PredictorSettings())
 
-    def add_supervisor(self, settings: UpSettings) -> None:
-        """Have the machine of the store run `penstock up`, the store inside its process. Its processes get machines by
-        their names when it starts them; kill it, and the store is gone and all of them are told to end."""
-
-        def run(life: Life) -> Awaitable[ExitStatus]:
-            self.up = Up(life, settings, STORE_FILE, STORE_PORT, HTTP_PORT)
-            return self.up.run()
-
-        self.machines[STORE].body = run
-
     def run(self, main: Coroutine[Any, Any, Result], limit_s: float = 3600.0) -> Result:
         """The result of `main`, which runs in the world. The mesh is of no use afterwards, except to look at."""
 
@@ -186,7 +190,7 @@ class SimulatedMesh:
             finally:
                 collecting.cancel()
 
-        with isolated(self.loop):
+        with isolated(self.loop, self.told):
             return self.loop.run(run(), limit_s)
 
     # -- what can be done to a machine
@@ -197,15 +201,6 @@ class SimulatedMesh:
         assert not machine.is_up, f"{name} is up already"
         machine.life = Life(self, machine)
         return machine.life
-
-    async def bring_back(self, name: str) -> None:
-        """Have a process started again that has ended and that nobody starts again by himself."""
-        machine = self.machines[name]
-        if not machine.is_supervised:
-            if not machine.is_up:
-                self.start(name)
-        elif self.up is not None and self.up.life.node.state is not NodeState.DEAD:
-            await self.loop.spawn(self.up.life.node, self.up.bring_back(name), f"bring {name} back")
 
     def kill(self, name: str) -> None:
         """kill -9; what its disk had not synced is lost, as by a loss of power."""
@@ -219,7 +214,7 @@ class SimulatedMesh:
         """SIGTERM: drain and end."""
         life = self.machines[name].life
         if life is not None:
-            life.terminate()
+            self.loop.call_in(life.node, 0.0, life.ending.on_signal)
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""
@@ -234,12 +229,10 @@ class SimulatedMesh:
             self.loop.resume(life.node)
 
     def ended(self, life: Life) -> None:
-        """A process has ended by itself; where no supervisor does it, a restart policy `on-failure` starts it again."""
+        """A process has ended by itself."""
         if life.node.state is not NodeState.DEAD:
             self._end(life.node)
             life.machine.disk.release_locks()
-            if life.status in STARTED_AGAIN and not life.machine.is_supervised:
-                self.loop.call_in(self.loop.world, RESTART_S, self._start_again, life)
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """What the role that lives on a machine shows Prometheus: the sum over all samples that have these labels."""
@@ -254,27 +247,19 @@ class SimulatedMesh:
         machine = self.machines[name]
         return machine.life.role if machine.is_up and machine.life is not None else None
 
-    def next_pid(self) -> int:
-        """Of another process."""
-        self._pids += 1
-        return self._pids
-
-    def _start_again(self, life: Life) -> None:
-        if life.machine.life is life:  # nobody else has started one meanwhile
-            self.start(life.machine.name)
-
     def _end(self, node: Node) -> None:
         self.loop.kill(node)
         self.network.died(node)
 
 
 def _common(name: str) -> RoleSettings:
-    return RoleSettings(store_url=STORE_URL, member_id=name, bind_host=name)
+    return RoleSettings(store_url=f"penstock://{STORE}:{STORE_PORT}", member_id=name, bind_host=name, drain_s=DRAIN_S)
 
 
 async def _serve_store(life: Life) -> ExitStatus:
     """The store in a process of its own, on its machine's disk."""
     server = await StateServer.start(life.runtime, STORE_FILE, life.machine.disk, f"{STORE}:{STORE_PORT}")
+    life.store = server.host
     await life.ending.asked.wait()
     await server.stop()
     return ExitStatus.STOPPED

@@ -50,6 +50,11 @@ class SchedulerRole:
         self._unsubscribe: Callable[[], None] = lambda: None
         self._failure: asyncio.Future[None] | None = None
 
+    @property
+    def leaderships(self) -> tuple[Leadership, ...]:
+        """Its part in each duty, once it is started."""
+        return self._leaderships
+
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""
         clock, metrics = context.runtime.clock, SchedulerMetrics(context.registry)

@@ -50,6 +50,11 @@ class Coordinator:
         workplace.instance.keep_abort = self._keep_abort
         workplace.instance.was_moving = self._was_moving
 
+    @property
+    def outgoing(self) -> int:
+        """Migrations away from here that are ordered or under way."""
+        return len(self._ordered | {outgoing.request_id for outgoing in self._outgoing.values()})
+
     def peers(self) -> tuple[Member, ...]:
         """Workers that KV of this one makes sense to."""
         own = self._workplace.instance.description

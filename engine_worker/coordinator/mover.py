@@ -51,6 +51,11 @@ class Mover:
         self.stages = StageCoordinator(instance, self.coordinator, context, fence)
         self.stages.start()
 
+    @property
+    def hand_overs(self) -> int:
+        """Requests that are to go to another instance after their first token."""
+        return len(self._hand_overs)
+
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
         """See `Coordinator.migrate`."""
         return await self.coordinator.migrate(request_id, target_id, stop_and_copy=stop_and_copy)

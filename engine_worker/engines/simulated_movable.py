@@ -107,6 +107,17 @@ class MovableSimulatedEngine(SimulatedEngine):
         self._end_pause(request_id, None)
 
     @property
+    def transfers(self) -> tuple[str, ...]:
+        """What is exported, imported, paused or being released now."""
+        exported = self._agent.exported if self._agent is not None else ()
+        return (
+            *(f"export {each}" for each in dict.fromkeys((*self._exports, *exported))),
+            *(f"import {each}" for each in self._imports),
+            *(f"pause of {each}" for each in self._pauses),
+            *(f"release of {each}" for each in self._releases),
+        )
+
+    @property
     def kv_address(self) -> str:
         """See `MovableEngine`. Raises `ConfigurationError` where UCX is not installed."""
         return f"0.0.0.0:{self.kv_agent().port}"

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 from engine_worker.kv.connection import Connection, PeerAddress
@@ -60,6 +61,8 @@ class KvTransferAgent:
         self._clock = clock
         self._agent_id = agent_id
         self._make_fabric = make_fabric
+        self._keys = count(1)
+        """Of connections."""
         self._exports = BlockGrants("exported")
         self.orders = PullOrders(self.pull)
         """For pulls that another process of this worker orders."""
@@ -168,6 +171,11 @@ class KvTransferAgent:
     ) -> TransferStats:
         """See `PullOrders.pull`."""
         return await self.orders.pull(peer, transfer_id, source_block_ids, target_block_ids, deadline_s)
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """Transfers that peers may read blocks for."""
+        return self._exports.ids
 
     async def status(self) -> AgentStatus:
         """What goes on now."""
@@ -321,7 +329,8 @@ class KvTransferAgent:
             self._doubt.set()
 
     async def _greet(self, endpoint: KvEndpoint, peer_name: str) -> Session:
-        connection = Connection(endpoint, Hello(PROTOCOL_VERSION, self._agent_id, self._memory.layout), peer_name)
+        hello = Hello(PROTOCOL_VERSION, self._agent_id, self._memory.layout)
+        connection = Connection(endpoint, hello, peer_name, next(self._keys))
         self._open[connection] = None
         connection.on_cut.append(self._closed)
         await connection.greet(self._settings.connect_s)

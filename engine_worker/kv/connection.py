@@ -1,7 +1,6 @@
 """A connection between two agents: its handshake, its control messages, its end."""
 
 import asyncio
-import itertools
 import logging
 import struct
 from collections.abc import Callable
@@ -28,8 +27,6 @@ log = logging.getLogger(__name__)
 
 _GREETING = struct.Struct("<4sI")
 _MAGIC = b"PKV1"
-_keys = itertools.count(1)
-"""Of all connections of the process: what comes late for one that was cut never fits a receive of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +43,12 @@ class PeerAddress:
 class Connection:
     """Carries transfers both ways once `greet` has returned. Ends by `cut`, at whichever end."""
 
-    def __init__(self, endpoint: KvEndpoint, hello: Hello, peer_name: str) -> None:
+    def __init__(self, endpoint: KvEndpoint, hello: Hello, peer_name: str, key: int) -> None:
+        """`key` is another one for each connection of an agent: what comes late for one that was cut never fits a
+        receive of another."""
         self._endpoint = endpoint
         self._hello = hello
-        self._key = next(_keys)
+        self._key = key
         self._peer_key = 0
         self.peer_name = peer_name
         """For messages: its address until its id is known, then both."""

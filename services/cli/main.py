@@ -23,6 +23,7 @@ COMMANDS = {
     "restart": ("services.cli.restart", "Start a process anew, or all in turn, without failing a request."),
     "bench": ("services.cli.bench", "Replay a trace through an endpoint and report latency and goodput."),
     "chaos": ("services.cli.chaos.command", "Break workers under running streams and check every answer."),
+    "fuzz": ("services.cli.fuzz", "Simulate whole meshes under faults, each from one seed."),
     "simulate": ("services.cli.simulate", "Run a trace through a simulated mesh and report the same."),
     "compare": ("services.cli.compare", "Simulate several placement policies side by side."),
     "reproduce": ("services.cli.reproduce", "Measure again what a paper reports, and say where it differs."),

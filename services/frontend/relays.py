@@ -33,15 +33,17 @@ class Relays:
         self._holding: dict[str, Relay] = {}
         """Those that wait for tokens of a former owner."""
 
+    def __len__(self) -> int:
+        return len(self._relays)
+
     def add(self, relay: Relay) -> None:
         """From now on deltas of its id go to it."""
         self._relays[relay.request_id] = relay
 
     def remove(self, relay: Relay) -> None:
         """What still comes for it is dropped."""
-        if self._relays.get(relay.request_id) is relay:  # another one may have come by a resumed stream
-            del self._relays[relay.request_id]
-            self._holding.pop(relay.request_id, None)
+        self._relays.pop(relay.request_id, None)
+        self._holding.pop(relay.request_id, None)
 
     def owned(self) -> Counter[Sender]:
         """How many requests each worker has."""

@@ -17,7 +17,7 @@ class StateServer:
     """A store host behind a gRPC port of its own."""
 
     def __init__(self, host: StoreHost, server: RpcServer) -> None:
-        self._host = host
+        self.host = host
         self._server = server
         self.url = f"penstock://{server.address}"
 
@@ -36,5 +36,5 @@ class StateServer:
 
     async def stop(self) -> None:
         """Stop serving; watches are cut."""
-        self._host.close()
+        self.host.close()
         await self._server.stop(0.2)

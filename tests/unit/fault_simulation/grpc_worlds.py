@@ -83,7 +83,7 @@ class SimulatedWorld:
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
-        self.network = Network(self.loop, random.Random(7))
+        self.network = Network(self.loop, "7")
         self.client, self.host = Node("client", 1000.0), Node("server", 2000.0)
         self._client = SimulatedTransport(self.network, self.client, random.Random(8))
         self._server = SimulatedTransport(self.network, self.host, random.Random(9))

@@ -31,7 +31,7 @@ class Machines:
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
-        self.network = Network(self.loop, random.Random(3))
+        self.network = Network(self.loop, "3")
         self.a, self.b = Node("a"), Node("b", 77.0)
 
     def kill(self, node: Node) -> None:

@@ -1,0 +1,120 @@
+"""What must hold once nothing is broken any more and everybody has been answered: nothing is left over, nobody is
+missing, and new requests are served."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from engine_worker.coordinator.mover import Mover
+from engine_worker.engines.simulated_movable import MovableSimulatedEngine
+from engine_worker.role import WorkerRole
+from fault_simulation.node import NodeState, NodeTask
+from fault_simulation.nodes import Life, SimulatedMesh
+from fault_simulation.oracle import COMPLETIONS_PATH
+from fault_simulation.timeline import HEALED_S, MODEL, STORE, Request, Timeline
+from services.frontend.role import FrontendRole
+
+PROBED_S: Final = HEALED_S + 11.0
+"""When every request is to have ended, and a new one is sent to each frontend."""
+PROBE_S: Final = 4.0
+"""In which it is to be answered."""
+
+KEPT_TASKS: Final = frozenset(
+    {"worker Connection.listen", "worker Coordinator._run_link", "worker TargetLink._write", "worker TargetLink._read"}
+)
+"""Of connections between two workers that are opened when first needed and stay."""
+
+
+def probe(number: int) -> Request:
+    """A request that is sent after the end."""
+    body = {"model": MODEL, "prompt": "Is all well?", "max_tokens": 8, "temperature": 0.0, "stream": True}
+    return Request(number, PROBED_S, COMPLETIONS_PATH, body)
+
+
+def leftovers(mesh: SimulatedMesh, timeline: Timeline, usual: set[str]) -> Iterator[tuple[str, str, str]]:
+    """(kind, who, what) for all that is not as it was before the first request. `usual`: see `task_names`."""
+    for name in (STORE, *timeline.topology.member_ids):
+        life = mesh.machines[name].life
+        if life is None or not mesh.machines[name].is_up:
+            yield "not up", name, "it has not come back"
+            continue
+        if name == STORE:
+            continue
+        if life.context is None:
+            yield "not up", name, "it has not begun to serve"
+            continue
+        yield from (("missing member", name, what) for what in _missing(mesh, timeline, life))
+        if isinstance(life.role, WorkerRole):
+            yield from (("left on a worker", name, what) for what in _left_on_worker(life.role))
+        elif isinstance(life.role, FrontendRole):
+            yield from (("left on a frontend", name, what) for what in _left_on_frontend(life.role))
+    for task_name in sorted(task_names(mesh) - usual - KEPT_TASKS):
+        yield "left task", task_name.partition(" ")[0], task_name
+
+
+def task_names(mesh: SimulatedMesh) -> set[str]:
+    """What runs in each kind of process: role and the name of the coroutine."""
+    names = set()
+    for task in asyncio.all_tasks(mesh.loop):
+        if isinstance(task, NodeTask) and task.node.name in mesh.machines and task.node.state is not NodeState.DEAD:
+            name = task.node.name
+            names.add(f"{name.rpartition('-')[0] or name} {getattr(task.get_coro(), '__qualname__', '')}")
+    return names
+
+
+def _missing(mesh: SimulatedMesh, timeline: Timeline, life: Life) -> Iterator[str]:
+    assert life.context is not None
+    known = {
+        member.member_id: member.incarnation_id
+        for role in ("frontend", "scheduler", "monitor", "worker")
+        for member in life.context.directory.members(role)
+    }
+    for name in timeline.topology.member_ids:
+        other = mesh.machines[name].life
+        if other is None or other.context is None:
+            continue
+        if name not in known:
+            yield f"{name} is not in its directory"
+        elif known[name] != other.context.incarnation_id:
+            yield f"{name} is in its directory by a former life"
+
+
+def _left_on_worker(role: WorkerRole) -> Iterator[str]:
+    instance, engine, mover = role.instance, role.engine, role.mover
+    if instance is None or not isinstance(engine, MovableSimulatedEngine):
+        yield "it has no engine"
+        return
+    if len(instance.table):
+        yield "requests " + ", ".join(f"{one.request.request_id} ({one.state})" for one in instance.table)
+    if engine.instance.request_ids:
+        yield "requests in the engine " + ", ".join(engine.instance.request_ids)
+    if engine.load().kv_blocks_used:
+        yield f"{engine.load().kv_blocks_used} KV blocks are held"
+    yield from engine.transfers
+    if mover is not None:
+        yield from _left_by_mover(mover)
+
+
+def _left_by_mover(mover: Mover) -> Iterator[str]:
+    if mover.coordinator.outgoing:
+        yield f"{mover.coordinator.outgoing} migrations away"
+    if mover.coordinator.arrivals.running:
+        yield f"{mover.coordinator.arrivals.running} migrations to here"
+    if mover.hand_overs:
+        yield f"{mover.hand_overs} transfers of a finished prefill"
+
+
+def _left_on_frontend(role: FrontendRole) -> Iterator[str]:
+    service = role.service
+    if service is None:
+        yield "it does not serve"
+        return
+    counts = {
+        "running requests": len(service.running),
+        "admitted requests": service.gate.queue.running,
+        "queued requests": service.gate.queue.queued,
+        "waiting requests": len(service.room),
+        "relays": service.pool.relays,
+        "placements that schedulers have not been told the end of": service.placement.placed,
+    }
+    yield from (f"{count} {what}" for what, count in counts.items() if count)

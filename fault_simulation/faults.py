@@ -1,0 +1,136 @@
+"""Breaks a mesh as its timeline says, and does what supervisors do: whatever has ended is started again."""
+
+import asyncio
+import random
+from contextlib import suppress
+from typing import Final
+
+from fault_simulation.nodes import STORE, Life, SimulatedMesh
+from fault_simulation.timeline import (
+    HEALED_S,
+    Compact,
+    Cut,
+    DeleteKeys,
+    Fault,
+    FullDisk,
+    Kill,
+    Pause,
+    Slow,
+    StepClock,
+    Terminate,
+    Timeline,
+    Wipe,
+)
+from mesh.errors import StoreError
+
+SUPERVISED_EVERY_S: Final = 0.25
+
+
+class Breaker:
+    """Carries out the faults. What cannot be done, as its victim is away already, is left out."""
+
+    def __init__(self, mesh: SimulatedMesh, timeline: Timeline) -> None:
+        self._mesh = mesh
+        self._timeline = timeline
+        self._down_until_s: dict[str, float] = {}
+        self._paused: dict[Life, float] = {}
+        self._supervising: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Plan everything."""
+        loop = self._mesh.loop
+        for fault in self._timeline.faults:
+            loop.call_in_at(loop.world, fault.at_s, self._break, fault)
+        loop.call_in_at(loop.world, HEALED_S, self._heal)
+        self._supervising = asyncio.create_task(self._supervise(), name="supervise")
+
+    def end(self) -> None:
+        """Start nothing any more."""
+        if self._supervising is not None:
+            self._supervising.cancel()
+
+    def _break(self, fault: Fault) -> None:
+        mesh, loop = self._mesh, self._mesh.loop
+        match fault:
+            case Kill(names=names, for_s=for_s):
+                for name in names:
+                    self._kill(name, for_s)
+            case Terminate(names=names, apart_s=apart_s):
+                for index, name in enumerate(names):
+                    loop.call_in(loop.world, index * apart_s, self._terminate, name)
+            case Pause(name=name, for_s=for_s):
+                self._pause(name, for_s)
+            case Cut(senders=senders, receivers=receivers, for_s=for_s, both_ways=both_ways):
+                ways = [(sender, receiver) for sender in senders for receiver in receivers]
+                ways += [(receiver, sender) for sender, receiver in ways] if both_ways else []
+                for way in ways:
+                    mesh.network.cut(*way)
+                    loop.call_in(loop.world, for_s, mesh.network.heal, *way)
+            case Slow(first=first, second=second, latency_s=latency_s, for_s=for_s):
+                for way in ((first, second), (second, first)):
+                    mesh.network.slow(*way, latency_s)
+                    loop.call_in(loop.world, for_s, mesh.network.slow, *way, 0.0)
+            case Wipe(for_s=for_s):
+                self._kill(STORE, for_s)
+                mesh.machines[STORE].disk.wipe()
+            case FullDisk(for_s=for_s):
+                mesh.machines[STORE].disk.is_full = True
+                loop.call_in(loop.world, for_s, self._empty_disk)
+            case StepClock(name=name, by_s=by_s):
+                mesh.machines[name].wall.step_s += by_s
+            case Compact() | DeleteKeys():
+                life = mesh.machines[STORE].life
+                if life is not None:
+                    loop.call_in(life.node, 0.0, _spoil, life, fault)
+
+    def _kill(self, name: str, for_s: float) -> None:
+        self._mesh.kill(name)
+        self._down_until_s[name] = max(self._down_until_s.get(name, 0.0), self._mesh.loop.now_s + for_s)
+
+    def _terminate(self, name: str) -> None:
+        if self._mesh.loop.now_s < HEALED_S and self._mesh.machines[name].is_up:
+            self._mesh.terminate(name)
+
+    def _pause(self, name: str, for_s: float) -> None:
+        life, until_s = self._mesh.machines[name].life, self._mesh.loop.now_s + for_s
+        if life is not None:
+            self._paused[life] = max(self._paused.get(life, 0.0), until_s)
+            self._mesh.loop.pause(life.node)
+            self._mesh.loop.call_in(self._mesh.loop.world, for_s, self._resume, life)
+
+    def _resume(self, life: Life) -> None:
+        if self._mesh.loop.now_s >= self._paused.get(life, 0.0) - 1e-6:
+            self._mesh.loop.resume(life.node)
+
+    def _empty_disk(self) -> None:
+        self._mesh.machines[STORE].disk.is_full = False
+
+    def _heal(self) -> None:
+        self._down_until_s.clear()
+        self._mesh.network.heal_all()
+        self._empty_disk()
+        for life in self._paused:
+            self._mesh.loop.resume(life.node)
+
+    async def _supervise(self) -> None:
+        while True:
+            await asyncio.sleep(SUPERVISED_EVERY_S)
+            now_s = self._mesh.loop.now_s
+            for name, machine in self._mesh.machines.items():
+                if not machine.is_up and now_s >= self._down_until_s.get(name, 0.0):
+                    self._mesh.start(name)
+
+
+def _spoil(life: Life, fault: Compact | DeleteKeys) -> None:
+    """In the store's own process."""
+    store = life.store
+    if store is None or store.closed:
+        return
+    with suppress(StoreError):  # on a full disk nothing can be deleted
+        if isinstance(fault, Compact):
+            store.compact(store.revision)
+        else:
+            rng = random.Random(fault.draw)
+            for entry in store.range("").entries:
+                if rng.random() < fault.share:
+                    store.delete(entry.key)

@@ -1,0 +1,253 @@
+"""What must hold in every simulation, checked while it runs.
+
+Of the answers: what a client was sent is exact, or the exact beginning where its answer broke off; and it breaks off
+only where it must:
+
+- A frontend that says it cannot (a status of 400 or more, or an error in a stream) is wrong if at that moment a live
+  worker of the model was connected to it, and had been for `CONNECTED_S`. Connected is what the frontend's own pool
+  calls so; live is a process that runs, is not paused, has not been told to end, and that the network lets frames
+  through to and from. The only other excuse is a frontend whose drain was cut.
+- A connection that breaks is wrong if the frontend's process lived through the whole exchange.
+- A connection that is refused is wrong if the frontend's port was open before and its process was not told to end.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from controlplane.scheduler.role import SchedulerRole
+from engine_worker.engines.simulated_movable import MovableSimulatedEngine
+from engine_worker.role import WorkerRole
+from fault_simulation.node import NodeState
+from fault_simulation.nodes import DRAIN_S, HTTP_PORT, Life, SimulatedMesh
+from fault_simulation.timeline import MODEL
+from fault_simulation.workload import Asked, Attempt
+from mesh.ending import ExitStatus
+from services.frontend.role import FrontendRole
+
+CONNECTED_S: Final = 2.0
+"""Within so long a frontend is to have made use of a worker."""
+SAMPLED_EVERY_S: Final = 0.1
+VALIDATED_EVERY: Final = 10
+"""Samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not be. Two of the same kind are taken for the same bug."""
+
+    kind: str
+    at_s: float
+    who: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.at_s:.3f} {self.who}: {self.kind}: {self.detail}"
+
+
+class Watch:
+    """Looks at all roles every tenth of a second, and at every answer as it ends."""
+
+    def __init__(self, mesh: SimulatedMesh) -> None:
+        self.violations: list[Violation] = []
+        self._mesh = mesh
+        self._connected_s: dict[tuple[Life, Life], float] = {}
+        """Since when a worker has been of use to a frontend."""
+        self._opened: set[Life] = set()
+        """Frontends whose port was open."""
+        self._asked_to_end_s: dict[Life, float] = {}
+        self._deciders: dict[tuple[str, int], Life] = {}
+        """Who led a duty in an epoch."""
+        self._ended: set[Life] = set()
+        self._seen: set[tuple[str, str, str]] = set()
+        self._samples = 0
+
+    def violated(self, kind: str, who: str, detail: str) -> None:
+        """Take note, once for each kind and who."""
+        if (kind, who, "") not in self._seen:
+            self._seen.add((kind, who, ""))
+            self.violations.append(Violation(kind, round(self._mesh.loop.now_s, 3), who, detail))
+
+    def sample(self) -> None:
+        """Look at everything."""
+        self._samples += 1
+        lives = [machine.life for machine in self._mesh.machines.values() if machine.life is not None]
+        for life in lives:
+            self._note_end(life)
+        running = [life for life in lives if life.node.state is NodeState.RUNNING and life.role is not None]
+        frontends = [life for life in running if isinstance(life.role, FrontendRole)]
+        workers = [life for life in running if isinstance(life.role, WorkerRole)]
+        for life in frontends:
+            listener = self._mesh.network.listeners.get((life.machine.name, HTTP_PORT))
+            if listener is not None and listener.node is life.node and listener.is_open:
+                self._opened.add(life)
+            self._check_frontend(life)
+        self._note_connections(frontends, workers)
+        self._check_deciders(running)
+        self._check_owners(workers)
+        if self._samples % VALIDATED_EVERY == 0:
+            for life in workers:
+                self._validate(life)
+
+    def attempt_ended(self, asked: Asked, attempt: Attempt) -> None:
+        """Called at the moment that a client has its answer or knows that it gets none."""
+        answer, life, now_s = attempt.answer, attempt.life, self._mesh.loop.now_s
+        for flaw in flaws(asked, attempt):
+            self.violated("wrong answer", asked.name, flaw)
+        if asked.has_left or not answer.error:
+            return
+        told = f"{answer.status or 'no status'}: {answer.error}"
+        if attempt.is_refused:
+            if life in self._opened and life.node.state is NodeState.RUNNING and life not in self._asked_to_end_s:
+                self.violated("refused connection", attempt.frontend, told)
+            return
+        if answer.is_broken:
+            lived = life is not None and self._lives(life)
+            if lived and asked.request.behaviour != "stalls":
+                self.violated("broken connection", attempt.frontend, f"{asked.name}: {told}")
+            return
+        if life is None:
+            return
+        ended_s = self._asked_to_end_s.get(life)
+        if ended_s is not None and now_s - ended_s >= DRAIN_S - 0.5:
+            return
+        serving = self._serving(life)
+        if serving or answer.status in (400, 401, 413, 422):
+            since = ", ".join(f"{name} for {since_s:.1f} s" for name, since_s in serving)
+            self.violated("failed request", attempt.frontend, f"{asked.name}: {told}; connected: {since or 'nobody'}")
+
+    def _serving(self, frontend: Life) -> list[tuple[str, float]]:
+        """Workers that a frontend could have used, and for how long."""
+        now_s = self._mesh.loop.now_s
+        return [
+            (worker.machine.name, now_s - since_s)
+            for (life, worker), since_s in self._connected_s.items()
+            if life is frontend and now_s - since_s >= CONNECTED_S and self._is_of_use(frontend, worker)
+        ]
+
+    def _is_of_use(self, frontend: Life, worker: Life) -> bool:
+        if worker.node.state is not NodeState.RUNNING or worker.ending.asked.is_set() or not self._lives(worker):
+            return False
+        names = frontend.machine.name, worker.machine.name
+        return self._mesh.network.is_way_open(*names) and self._mesh.network.is_way_open(*reversed(names))
+
+    def _lives(self, life: Life) -> bool:
+        return life.node.state is not NodeState.DEAD and life.machine.life is life
+
+    def _note_connections(self, frontends: Iterable[Life], workers: Iterable[Life]) -> None:
+        now_s, former = self._mesh.loop.now_s, self._connected_s
+        by_incarnation = {life.context.incarnation_id: life for life in workers if life.context is not None}
+        self._connected_s = {}
+        for frontend in frontends:
+            assert isinstance(frontend.role, FrontendRole)
+            if frontend.role.service is None:
+                continue
+            for link in frontend.role.service.pool.connected(MODEL):
+                worker = by_incarnation.get(link.sender.incarnation_id)
+                if worker is not None and self._is_of_use(frontend, worker):
+                    self._connected_s[frontend, worker] = former.get((frontend, worker), now_s)
+
+    def _note_end(self, life: Life) -> None:
+        if life.ending.asked.is_set():
+            self._asked_to_end_s.setdefault(life, self._mesh.loop.now_s)
+        if life.status is None or life in self._ended:
+            return
+        self._ended.add(life)
+        is_wrong = life.status in (ExitStatus.FAILED, ExitStatus.WRONG_SETTINGS, ExitStatus.SUPERSEDED)
+        if is_wrong and not life.machine.disk.is_full:
+            self.violated("process ended", life.machine.name, f"{life.status.name.lower()} {life.failure}".strip())
+
+    def _check_deciders(self, lives: Iterable[Life]) -> None:
+        for life in lives:
+            if not isinstance(life.role, SchedulerRole):
+                continue
+            for leadership in life.role.leaderships:
+                if leadership.is_leading:
+                    decider = self._deciders.setdefault((leadership.duty, leadership.epoch), life)
+                    if decider is not life:
+                        names = f"{decider.machine.name} (life {decider.machine.lives}) and {life.machine.name}"
+                        self.violated("two deciders", leadership.duty, f"{names} have led in epoch {leadership.epoch}")
+
+    def _check_owners(self, workers: Iterable[Life]) -> None:
+        owners: dict[tuple[str, int], str] = {}
+        for life in workers:
+            assert isinstance(life.role, WorkerRole)
+            if life.role.instance is None:
+                continue
+            for tracked in life.role.instance.table:
+                if tracked.state == "running":
+                    name = life.machine.name
+                    owner = owners.setdefault((tracked.request.request_id, tracked.epoch), name)
+                    if owner != name:
+                        self.violated(
+                            "two owners",
+                            tracked.request.request_id,
+                            f"runs on {owner} and on {name} under epoch {tracked.epoch}",
+                        )
+
+    def _check_frontend(self, life: Life) -> None:
+        assert isinstance(life.role, FrontendRole)
+        service = life.role.service
+        if service is None:
+            return
+        settings = service.settings
+        bounded = {
+            "requests": (service.gate.queue.running, settings.max_running_requests),
+            "queue": (service.gate.queue.queued, 3 * settings.max_queued_requests),
+            "waiting room": (len(service.room), settings.max_waiting_requests),
+        }
+        for what, (size, most) in bounded.items():
+            if size > most:
+                self.violated("out of bounds", life.machine.name, f"{what}: {size}, and at most {most}")
+
+    def _validate(self, life: Life) -> None:
+        assert isinstance(life.role, WorkerRole)
+        engine = life.role.engine
+        if not isinstance(engine, MovableSimulatedEngine):
+            return
+        try:
+            engine.instance.validate()
+        # Whatever is wrong with it is to be told, not to end the simulation.
+        except Exception as error:  # noqa: BLE001
+            self.violated("broken instance", life.machine.name, f"{type(error).__name__}: {error}")
+
+
+def flaws(asked: Asked, attempt: Attempt) -> list[str]:
+    """What is wrong with what a client was sent. Of an answer that broke off, what came is to be the beginning."""
+    answer, found = attempt.answer, []
+    if answer.status != 200:
+        return []
+    is_whole = not answer.error and not asked.has_left
+    for index, choice in answer.choices.items():
+        if index >= len(asked.expected):
+            found.append(f"choice {index} was not asked for")
+            continue
+        expected = asked.expected[index]
+        if choice.text != expected.text if is_whole else not expected.text.startswith(choice.text):
+            found.append(f"choice {index}: {_difference(expected.text, choice.text)}")
+        elif (is_whole or choice.finish) and choice.finish != expected.finish:
+            found.append(f"choice {index} finished by {choice.finish or 'nothing'!r}, not {expected.finish!r}")
+        elif expected.spelled[: len(choice.tokens)] != tuple(choice.tokens) or (
+            is_whole and len(choice.tokens) != len(expected.spelled)
+        ):
+            found.append(f"choice {index}: logprobs of {len(choice.tokens)} tokens, not of {len(expected.spelled)}")
+    if not is_whole:
+        return found
+    missing = set(range(len(asked.expected))) - set(answer.choices)
+    if missing:
+        found.append(f"choices {sorted(missing)} are missing")
+    tokens = sum(choice.tokens for choice in asked.expected)
+    if answer.completion_tokens is not None and answer.completion_tokens != tokens and not found:
+        found.append(f"{answer.completion_tokens} tokens are said to have come, not {tokens}")
+    return found
+
+
+def _difference(expected: str, received: str) -> str:
+    same = next(
+        (index for index, pair in enumerate(zip(expected, received, strict=False)) if pair[0] != pair[1]),
+        min(len(expected), len(received)),
+    )
+    return (
+        f"{len(received)} characters, not {len(expected)}; from character {same} on {received[same : same + 40]!r}, "
+        f"not {expected[same : same + 40]!r}"
+    )
