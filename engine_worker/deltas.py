@@ -19,6 +19,8 @@ class FailureCode(StrEnum):
     """The request's own deadline passed."""
     LOST = "lost"
     """Nobody is known to own it after a failed hand-over."""
+    ADOPTED = "adopted"
+    """Another frontend has it, with its client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def make_simulated(
     travel over. Raises ConfigurationError."""
     from engine_worker.engines.simulated_lengths import ForetellingSimulatedEngine
 
-    chosen = engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings))
+    chosen = simulated_settings(settings)
     return ForetellingSimulatedEngine(
         chosen.instance,
         chosen.cost,
@@ -64,6 +64,12 @@ def make_simulated(
         pipeline_parallel=chosen.pipeline_parallel,
         make_fabric=make_fabric,
     )
+
+
+def simulated_settings(settings: WorkerSettings) -> SimulatedSettings:
+    """What the simulated engine of such a worker is told: the worker's engine options, and its model's vocabulary.
+    Raises ConfigurationError."""
+    return engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings))
 
 
 def _simulated_defaults(settings: WorkerSettings) -> dict[str, Any]:

@@ -37,7 +37,8 @@ class Instance:
         clock: Callable[[], float],
     ) -> None:
         self.description = description
-        self.table = RequestTable()
+        self.table = RequestTable(settings.max_orphans if settings.orphan_s > 0 else 0)
+        self._tails_turn_s = clock()
         self.state = InstanceState.READY
         self.streams: dict[int, OutputStream] = {}
         self.on_change: list[Callable[[], None]] = []
@@ -104,9 +105,20 @@ class Instance:
         self._close_if_finished(stream)
 
     def close_stream(self, stream: OutputStream) -> None:
-        """The stream is gone: abort what it asked for."""
+        """The stream is gone: abort what it asked for, but for what another frontend may go on with."""
         if self.streams.pop(stream.stream_id, None) is not None:
-            self._carry_out(self.table.close_stream(stream.stream_id))
+            before = self.table.orphaned_total
+            self._carry_out(self.table.close_stream(stream.stream_id, None if stream.is_cut else self._orphans_end_s()))
+            if orphaned := self.table.orphaned_total - before:
+                self._metrics.orphaned.inc(orphaned)
+                log.warning(
+                    "requests wait for another frontend",
+                    extra={
+                        "frontend_id": stream.frontend_id,
+                        "requests": orphaned,
+                        "orphan_s": self._settings.orphan_s,
+                    },
+                )
         if not self.streams:
             self._no_streams.set()
 
@@ -136,9 +148,36 @@ class Instance:
         )
         self._changed()
 
-    def abort(self, stream: OutputStream, request_id: str) -> None:
-        """Take a request of this stream back."""
-        self._carry_out(self.table.abort(stream.stream_id, request_id))
+    def abort(self, stream: OutputStream, request_id: str, *, is_done: bool = False) -> None:
+        """Take a request of this stream back; `is_done`: its client has all that it wanted."""
+        self._carry_out(self.table.abort(stream.stream_id, request_id, is_done=is_done))
+
+    def release(self, stream: OutputStream, request_id: str) -> None:
+        """The client of a request of this stream has left, and may come back to any frontend."""
+        before = self.table.orphaned_total
+        self._carry_out(self.table.release(stream.stream_id, request_id, self._orphans_end_s()))
+        self._metrics.orphaned.inc(self.table.orphaned_total - before)
+
+    def drop_orphans(self, frontend_id: str) -> None:
+        """This frontend is alive and has placed elsewhere what it had here."""
+        self._carry_out(self.table.drop_orphans(frontend_id))
+
+    def adopt(self, stream: OutputStream, client_request_id: str) -> None:
+        """Give this stream's frontend all that is here of a client's request, and tell it what that is."""
+        if stream.is_cut:
+            return
+        adoptions, orders = self.table.adopt(client_request_id, stream.stream_id, stream.frontend_id)
+        self._carry_out(orders)
+        stream.put(
+            wire.adopted_message(client_request_id, adoptions, model=self.description.model, now_s=self._clock())
+        )
+        self._drop_cut_streams([stream])
+        if adoptions:
+            self._metrics.adopted.inc(len(adoptions))
+            log.info(
+                "requests go on with another frontend",
+                extra={"request_id": client_request_id, "frontend_id": stream.frontend_id, "choices": len(adoptions)},
+            )
 
     def import_obstacle(self, request: EngineRequest, model: str, frontend_id: str) -> str | None:
         """Why a request cannot be taken over from another instance now; None if it can."""
@@ -190,7 +229,14 @@ class Instance:
         """End requests past their deadline, look whether the engine hangs, and send heartbeats. Call it every 50 ms or
         so."""
         now_s = self._clock()
+        expired = self.table.expired_orphans_total
         self._carry_out(self.table.expire(now_s))
+        if self.table.expired_orphans_total != expired:
+            self._metrics.expired_orphans.inc(self.table.expired_orphans_total - expired)
+            log.warning("no frontend came for requests", extra={"requests": self.table.expired_orphans_total - expired})
+        if now_s - self._tails_turn_s >= self._settings.orphan_s:
+            self._tails_turn_s = now_s
+            self.table.tails.turn()
         self.last_load = self._engine.load()
         hang_changed = self._hang.observe(now_s, busy=len(self.table) > 0, load=self.last_load)
         self._send_heartbeats(now_s)
@@ -244,6 +290,11 @@ class Instance:
                 await self._no_streams.wait()
         except TimeoutError:
             log.warning("some frontends did not read the end of their streams", extra={"streams": len(self.streams)})
+
+    def _orphans_end_s(self) -> float | None:
+        if self._closed_reason or self._settings.orphan_s <= 0:
+            return None
+        return self._clock() + self._settings.orphan_s
 
     def _send_heartbeats(self, now_s: float) -> None:
         busy = {tracked.stream_id for tracked in self.table.live()}

@@ -50,6 +50,19 @@ class WorkerMetrics:
         self.cut_streams = Counter(
             "penstock_worker_cut_streams", "Frontends cut off because they did not read", registry=registry
         )
+        self.orphaned = Counter(
+            "penstock_worker_orphaned_requests",
+            "Requests that ran on without their frontend or client",
+            registry=registry,
+        )
+        self.adopted = Counter(
+            "penstock_worker_adopted_requests",
+            "Requests that another frontend went on with",
+            registry=registry,
+        )
+        self.expired_orphans = Counter(
+            "penstock_worker_expired_orphans", "Requests given up because no frontend came for them", registry=registry
+        )
         self.stray_deltas = Counter(
             "penstock_worker_stray_deltas", "Engine output for requests that are not here", registry=registry
         )

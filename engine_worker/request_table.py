@@ -7,12 +7,13 @@ still sends, so that the id cannot be taken twice inside the engine.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
 from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
 from engine_worker.deltas import Delta, Failure, FailureCode
+from engine_worker.finished_tails import FinishedTail, FinishedTails
 from mesh.errors import IllegalTransition
 
 State = Literal["running", "aborting", "discarded"]
@@ -28,6 +29,10 @@ _TRANSITIONS: dict[State, tuple[State, ...]] = {
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 MAX_REMEMBERED_ADMISSIONS = 8192
+NO_STREAM = 0
+"""The stream of a request whose frontend has gone and which waits for another one."""
+EPOCHS_PER_ADOPTION = 2
+"""As for a recovery: what the former frontend still does for the request is overtaken."""
 
 
 @dataclass(slots=True)
@@ -46,6 +51,10 @@ class TrackedRequest:
     state: State = "running"
     started: bool = False
     """The engine has answered at least once."""
+    orphaned_until_s: float | None = None
+    """While it has no frontend: when it is given up."""
+    cached_tokens: int | None = None
+    """Prompt tokens that were found in the prefix cache."""
     taken_over: bool = False
     """It came by a hand-over, and its first delta here must name the tokens before it."""
     predicted_end_tokens: int | None = None
@@ -68,6 +77,21 @@ class TrackedRequest:
         self.state = state
 
 
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """A request that another frontend goes on with."""
+
+    request: EngineRequest
+    """With all tokens so far."""
+    epoch: int
+    """Of its deltas from now on."""
+    deadline_s: float | None = None
+    cached_tokens: int | None = None
+    is_ended: bool = False
+    finish_reason: FinishReason | None = None
+    """None for one that has ended: at a stop string, which the frontend finds in the tokens."""
+
+
 @dataclass(slots=True)
 class Orders:
     """What the worker is to do now."""
@@ -82,7 +106,9 @@ class Orders:
     """All tokens before the first delta that a request brings here after it was taken over."""
 
     def tell(self, stream_id: int, delta: Delta, epoch: int = 0) -> None:
-        """Add one delta for a stream, to be sent under the request's epoch."""
+        """Add one delta for a stream, to be sent under the request's epoch. Nobody hears of an orphan."""
+        if stream_id == NO_STREAM:
+            return
         if epoch:
             self.epochs[delta.request_id] = epoch
         told = self.messages.get(stream_id)
@@ -95,14 +121,20 @@ class Orders:
 class RequestTable:
     """All requests inside the engine, in the order of their admission."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_orphans: int = 0) -> None:
+        """`max_orphans`: requests that may wait for another frontend at once."""
+        self._max_orphans = max_orphans
         self._requests: dict[str, TrackedRequest] = {}
+        self.tails = FinishedTails()
+        """What ended of late and can be resumed."""
         self._recent_admissions: deque[str] = deque(maxlen=MAX_REMEMBERED_ADMISSIONS)
         self.on_end: Callable[[int], None] = lambda _: None
         """Told the number of tokens of each request that ended by itself or at its limit."""
         self.admissions_total = 0
         self.strays_total = 0
         """Deltas for requests that are not here: a bug of the engine."""
+        self.orphaned_total = 0
+        self.expired_orphans_total = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -173,8 +205,11 @@ class RequestTable:
                 tracked.emitted_token_ids += delta.token_ids
                 tracked.started = True
                 orders.tell(tracked.stream_id, delta, tracked.epoch)
+                if delta.cached_tokens is not None:
+                    tracked.cached_tokens = delta.cached_tokens
                 if delta.finish_reason in _ENDS:
                     self.on_end(len(tracked.emitted_token_ids))
+                    self._keep_tail(tracked, delta.finish_reason)
             else:
                 self._end_broken(tracked, delta, orders)
         return orders
@@ -190,22 +225,76 @@ class RequestTable:
         """Forget a request that the engine was told to release: no end of it will come."""
         return self._requests.pop(request_id, None)
 
-    def abort(self, stream_id: int, request_id: str) -> Orders:
-        """A frontend takes a request back. Unknown ids and other streams' requests are left alone, because an
-        abort may cross the request's own end."""
+    def abort(self, stream_id: int, request_id: str, *, is_done: bool = False) -> Orders:
+        """A frontend takes a request back; `is_done`: because its client has all that it wanted. Unknown ids and other
+        streams' requests are left alone, because an abort may cross the request's own end."""
         orders = Orders()
         tracked = self._requests.get(request_id)
         if tracked is not None and tracked.stream_id == stream_id and tracked.state == "running":
+            if is_done:
+                self._keep_tail(tracked, None)
             tracked.become("aborting")
             orders.aborts.append(request_id)
         return orders
 
-    def close_stream(self, stream_id: int) -> Orders:
-        """A stream has ended: drop its requests."""
+    @property
+    def orphans(self) -> list[TrackedRequest]:
+        """Requests without a frontend."""
+        return self.live(NO_STREAM)
+
+    def close_stream(self, stream_id: int, orphaned_until_s: float | None = None) -> Orders:
+        """A stream has ended: drop its requests, but those that can be resumed wait until then for another frontend."""
         orders = Orders()
         for tracked in self.live(stream_id):
-            self._discard(tracked, orders)
+            self._orphan(tracked, orphaned_until_s, orders)
         return orders
+
+    def release(self, stream_id: int, request_id: str, orphaned_until_s: float | None) -> Orders:
+        """A client has left that may come back to any frontend."""
+        orders = Orders()
+        tracked = self._requests.get(request_id)
+        if tracked is not None and tracked.stream_id == stream_id and tracked.state == "running":
+            self._orphan(tracked, orphaned_until_s, orders)
+        return orders
+
+    def drop_orphans(self, frontend_id: str) -> Orders:
+        """A frontend is back that had lost its connection only, and has placed its requests again."""
+        orders = Orders()
+        for tracked in self.orphans:
+            if tracked.frontend_id == frontend_id:
+                self._discard(tracked, orders)
+        return orders
+
+    def adopt(self, client_request_id: str, stream_id: int, frontend_id: str) -> tuple[list[Adoption], Orders]:
+        """A frontend has the client of this request: all choices that are here are its own from now on, also those that
+        have just ended, and those that another frontend believes to have still."""
+        orders, adoptions = Orders(), list[Adoption]()
+        for tracked in self.live():
+            resume = tracked.request.resume
+            if resume is None or resume.client_request_id != client_request_id or tracked.state != "running":
+                continue
+            told = len(tracked.emitted_token_ids)
+            message = "its client has come back to another frontend, which goes on with it"
+            failure = Failure(tracked.request.request_id, told, FailureCode.ADOPTED, message)
+            orders.tell(tracked.stream_id, failure, tracked.epoch)
+            tracked.stream_id, tracked.frontend_id = stream_id, frontend_id
+            tracked.orphaned_until_s = None
+            tracked.started = True
+            tracked.epoch += EPOCHS_PER_ADOPTION
+            adoptions.append(
+                Adoption(_whole(tracked), tracked.epoch, tracked.deadline_s, cached_tokens=tracked.cached_tokens)
+            )
+        for tail in self.tails.of(client_request_id):
+            adoptions.append(
+                Adoption(
+                    tail.request,
+                    tail.epoch + EPOCHS_PER_ADOPTION,
+                    cached_tokens=tail.cached_tokens,
+                    is_ended=True,
+                    finish_reason=tail.finish_reason,
+                )
+            )
+        return adoptions, orders
 
     def refuse_duplicate(self, stream_id: int, request_id: str, epoch: int = 0) -> Orders | None:
         """Answer to a request whose id is here already; None if it is not. The answer bears the `epoch` of the
@@ -235,8 +324,12 @@ class RequestTable:
         return orders
 
     def expire(self, now_s: float) -> Orders:
-        """End the requests whose deadline has passed."""
+        """End the requests whose deadline has passed, and those that nobody has adopted in time."""
         orders = Orders()
+        for tracked in self.orphans:
+            if tracked.orphaned_until_s is not None and now_s >= tracked.orphaned_until_s:
+                self.expired_orphans_total += 1
+                self._discard(tracked, orders)
         for tracked in self.live():
             if tracked.deadline_s is not None and now_s >= tracked.deadline_s:
                 age_s = now_s - tracked.admitted_s
@@ -262,7 +355,24 @@ class RequestTable:
         orders.tell(tracked.stream_id, failure, tracked.epoch)
         self._discard(tracked, orders)
 
+    def _orphan(self, tracked: TrackedRequest, until_s: float | None, orders: Orders) -> None:
+        can_wait = until_s is not None and tracked.request.resume is not None and tracked.state == "running"
+        if not can_wait or len(self.orphans) >= self._max_orphans:
+            self._discard(tracked, orders)
+            return
+        tracked.stream_id, tracked.orphaned_until_s = NO_STREAM, until_s
+        self.orphaned_total += 1
+
+    def _keep_tail(self, tracked: TrackedRequest, finish_reason: FinishReason | None) -> None:
+        if tracked.request.resume is not None and self._max_orphans:
+            self.tails.keep(FinishedTail(_whole(tracked), finish_reason, tracked.cached_tokens, tracked.epoch))
+
     def _discard(self, tracked: TrackedRequest, orders: Orders) -> None:
         if tracked.state == "running":
             orders.aborts.append(tracked.request.request_id)
         tracked.become("discarded")
+
+
+def _whole(tracked: TrackedRequest) -> EngineRequest:
+    """The request with all tokens so far."""
+    return replace(tracked.request, emitted_token_ids=tuple(tracked.emitted_token_ids))

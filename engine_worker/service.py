@@ -75,6 +75,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             message = f"{len(self._instance.streams)} frontends are connected, or the worker is stopping"
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         frontend_id = hello.frontend_id
+        if hello.is_reconnect:
+            self._instance.drop_orphans(frontend_id)
         stream = self._instance.open_stream(frontend_id, wants_heartbeats=hello.wants_heartbeats)
         log.info("a frontend has connected", extra={"frontend_id": frontend_id})
         reader = asyncio.create_task(self._read(inbound, stream))
@@ -176,9 +178,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     if generate.decode_instance_id or generate.is_decode_open:
                         self._order_hand_over(generate.request_id, generate.decode_instance_id)
                 case "abort":
-                    self._instance.abort(stream, message.abort.request_id)
+                    self._instance.abort(stream, message.abort.request_id, is_done=message.abort.is_done)
+                case "adopt":
+                    self._instance.adopt(stream, message.adopt.client_request_id)
+                case "release":
+                    self._instance.release(stream, message.release.request_id)
                 case other:
-                    raise ProtocolViolation(f"after the hello come generate and abort, not {other}")
+                    raise ProtocolViolation(f"after the hello come generate, abort, adopt and release, not {other}")
         self._instance.end_input(stream)
 
     def _order_hand_over(self, request_id: str, target_id: str) -> None:

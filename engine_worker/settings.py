@@ -33,6 +33,11 @@ class WorkerSettings:
     """An engine that has requests and makes no step for this long counts as hung."""
     max_requests: int = 1024
     """Requests inside the engine, waiting ones included; more are answered UNAVAILABLE."""
+    orphan_s: float = 10.0
+    """How long a request runs on after its frontend was lost, and its last tokens are kept after its end, for a client
+    that comes back by another frontend; 0: not at all."""
+    max_orphans: int = 256
+    """Requests that run on so at once."""
     max_streams: int = 64
     """Frontends at once."""
     stream_buffer_messages: int = 1024

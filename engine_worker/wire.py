@@ -6,9 +6,16 @@ from types import MappingProxyType
 
 from controlplane.load_message import phase_code
 from controlplane.model.instance import InstanceDescription, KvBlocks
-from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
+from controlplane.model.request import (
+    EngineRequest,
+    FinishReason,
+    PositionLogprobs,
+    Resume,
+    SamplingParams,
+    TokenLogprob,
+)
 from engine_worker.deltas import Delta, Failure, FailureCode
-from engine_worker.request_table import TrackedRequest
+from engine_worker.request_table import Adoption, TrackedRequest
 from engine_worker.step_watch import StepBatch
 from penstock.v1 import monitor_pb2, request_pb2, worker_pb2
 
@@ -24,6 +31,7 @@ _ERROR_CODES = {
     FailureCode.ENGINE: request_pb2.ERROR_CODE_ENGINE,
     FailureCode.DEADLINE: request_pb2.ERROR_CODE_DEADLINE,
     FailureCode.LOST: request_pb2.ERROR_CODE_LOST,
+    FailureCode.ADOPTED: request_pb2.ERROR_CODE_ADOPTED,
 }
 
 
@@ -35,7 +43,48 @@ def engine_request(message: request_pb2.GenerateRequest) -> EngineRequest:
         sampling=_sampling(message.sampling),
         emitted_token_ids=tuple(message.emitted_token_ids),
         priority=message.priority,
+        resume=Resume(message.resume.client_request_id, message.resume.ticket) if message.HasField("resume") else None,
     )
+
+
+def generate_message(
+    request: EngineRequest, *, model: str, deadline_ms: int, epoch: int
+) -> request_pb2.GenerateRequest:
+    """A request for another process to go on with; `deadline_ms` is what is left of its time, 0: it has no deadline."""
+    message = request_pb2.GenerateRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        emitted_token_ids=request.emitted_token_ids,
+        sampling=_sampling_message(request.sampling),
+        priority=request.priority,
+        deadline_ms=deadline_ms,
+        model=model,
+        epoch=epoch,
+    )
+    if request.resume is not None:
+        message.resume.client_request_id = request.resume.client_request_id
+        message.resume.ticket = request.resume.ticket
+    return message
+
+
+def adopted_message(
+    client_request_id: str, requests: Sequence[Adoption], *, model: str, now_s: float
+) -> worker_pb2.WorkerMessage:
+    """What was found of a client's request."""
+    message = worker_pb2.WorkerMessage()
+    message.adopted.client_request_id = client_request_id
+    for adoption in requests:
+        left_s = 0.0 if adoption.deadline_s is None else max(0.001, adoption.deadline_s - now_s)
+        added = message.adopted.requests.add()
+        added.request.CopyFrom(
+            generate_message(adoption.request, model=model, deadline_ms=round(1000 * left_s), epoch=adoption.epoch)
+        )
+        added.is_ended = adoption.is_ended
+        if adoption.finish_reason is not None:
+            added.finish_reason = _FINISH_REASONS[adoption.finish_reason]
+        if adoption.cached_tokens is not None:
+            added.cached_tokens = adoption.cached_tokens
+    return message
 
 
 def step_message(
@@ -177,3 +226,22 @@ def _add_logprobs(delta: request_pb2.TokenDelta, positions: Sequence[PositionLog
 def _set_logprob(message: request_pb2.TokenLogprob, value: TokenLogprob) -> None:
     message.token_id = value.token_id
     message.logprob = value.logprob
+
+
+def _sampling_message(sampling: SamplingParams) -> request_pb2.SamplingParams:
+    return request_pb2.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.logprobs,
+        logit_bias=dict(sampling.logit_bias),
+    )

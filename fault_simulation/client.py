@@ -33,6 +33,10 @@ class ReceivedAnswer:
     """What the frontend said, or how the connection broke; empty for an answer that is whole."""
     is_broken: bool = False
     """The connection ended before the answer did."""
+    tier: str = ""
+    """Of a cascade: whose answer it is."""
+    because: str = ""
+    """Of a cascade: why that tier's."""
     longest_gap_s: float = 0.0
     """The longest time without news after the status."""
 
@@ -84,11 +88,12 @@ async def _read_stream(
         answer.longest_gap_s = max(answer.longest_gap_s, network.loop.now_s - heard_s)
         heard_s = network.loop.now_s
         *events, buffered = (buffered + chunk).split(b"\n\n")
-        for event in events:
-            if event == b"data: [DONE]":
+        lines = [line for event in events for line in event.split(b"\n")]
+        for data in [line[6:] for line in lines if line.startswith(b"data: ")]:
+            if data == b"[DONE]":
                 done = True
-            elif event.startswith(b"data: "):
-                _read_event(json.loads(event[6:]), answer)
+            else:
+                _read_event(json.loads(data), answer)
     if not done and not answer.error:
         answer.error = "the stream ended without [DONE]"
 
@@ -103,6 +108,7 @@ def _read_event(event: dict[str, Any], answer: ReceivedAnswer) -> None:
         received.text += (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
         if choice.get("finish_reason"):
             received.finish = choice["finish_reason"]
+    _read_cascade(event, answer)
     if event.get("usage"):
         answer.completion_tokens = event["usage"]["completion_tokens"]
 
@@ -115,6 +121,12 @@ def _read_whole(content: dict[str, Any], answer: ReceivedAnswer) -> None:
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         answer.choices[choice["index"]] = ReceivedChoice(text or "", choice["finish_reason"], _tokens_of(choice))
     answer.completion_tokens = content["usage"]["completion_tokens"]
+    _read_cascade(content, answer)
+
+
+def _read_cascade(content: dict[str, Any], answer: ReceivedAnswer) -> None:
+    if facts := content.get("penstock"):
+        answer.tier, answer.because = facts["tier"], facts["because"]
 
 
 def _tokens_of(choice: dict[str, Any]) -> list[str]:

@@ -177,7 +177,8 @@ class ServerCall:
         self.loop = server.loop
         self.connection = connection
         self.deadline_s = None if timeout_s is None else self.loop.now_s + timeout_s
-        self.is_client_gone = self.is_status_sent = self.is_cut = False
+        self.is_client_gone = False
+        self.is_status_sent = False
         self.abort_error: BaseException | None = None
         self._server = server
         self._streams = streams
@@ -214,9 +215,9 @@ class ServerCall:
             self._end()
 
     def cut(self, reason: str) -> None:
-        """The server ends it."""
-        self.is_cut = True
+        """The server ends it. To the handler it looks as if the client had gone."""
         self.send_status(grpc.StatusCode.UNAVAILABLE, reason, ())
+        self.is_client_gone = True
         self._end()
 
     def _end(self) -> None:
@@ -474,8 +475,7 @@ class SimulatedContext(grpc.aio.ServicerContext):
         """Nothing more can be done with a call that has ended."""
         if self._call.abort_error is not None:
             raise self._call.abort_error
-        # A call that the server cuts is ended by gRPC's core: the handler hears of that like of a client that left.
-        if self._call.is_status_sent and not self._call.is_cut:
+        if self._call.is_status_sent and not self._call.is_client_gone:
             raise cygrpc.UsageError(FINISHED)
 
 

@@ -18,8 +18,10 @@ from fault_simulation.isolation import collect_garbage, isolated
 from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Network
 from fault_simulation.node import Node, NodeState, NodeTask
+from fault_simulation.operator import Operator
 from fault_simulation.roles import make_role
 from fault_simulation.runtime import WallClock, simulated_runtime
+from fault_simulation.supervised import Up, UpSettings
 from mesh.ending import Ending, ExitStatus
 from mesh.role import Role, RoleContext, RoleSettings, Surroundings, live
 from mesh.runtime import Runtime
@@ -32,9 +34,12 @@ from services.predictor.settings import PredictorSettings
 
 STORE: Final = "store"
 STORE_PORT: Final = 2379
+STORE_URL: Final = f"penstock://{STORE}:{STORE_PORT}"
 HTTP_PORT: Final = 8000
 STORE_FILE: Final = Path("/var/lib/penstock/store")
 LONGEST_CLOCK_OFFSET_S: Final = 1e5
+STARTED_AGAIN: Final = frozenset({ExitStatus.FAILED, ExitStatus.RESTART})
+RESTART_S: Final = 1.0
 DRAIN_S: Final = 8.0
 """What running work is given after SIGTERM: less than by default, so that a simulation sees drains that are cut."""
 
@@ -52,6 +57,8 @@ class Machine:
         self.wall = WallClock(rng.uniform(-0.05, 0.05))
         self.disk = SimulatedDisk(random.Random(rng.getrandbits(64)))
         self.clock_offset_s = rng.uniform(0.0, LONGEST_CLOCK_OFFSET_S)
+        self.is_supervised = False
+        """Whether a supervisor starts what ends there; otherwise it is a container that restarts on failure."""
         self.lives = 0
         self.life: Life | None = None
 
@@ -96,12 +103,16 @@ class Life:
             metrics_address=f"{self.machine.name}:9000",
             pid=self.machine.lives,
             ending=self.ending,
-            supervised=True,
+            supervised=self.machine.is_supervised,
         )
         try:
             return await live(_seen(role, self), settings, surroundings)
         finally:
             await store.close()
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.mesh.loop.call_in(self.node, 0.0, self.ending.on_signal)
 
     async def _run(self) -> None:
         try:
@@ -139,7 +150,11 @@ class SimulatedMesh:
         """Hears what the roles log, while it is run."""
         self.client = Node("client")
         """Where requests come from."""
+        self.up: Up | None = None
+        """The last life of `penstock up`, where there is one."""
+        self._pids = 0
         self.add(STORE, _serve_store)
+        self.operator = Operator(self, STORE_URL)
 
     def add(self, name: str, body: Body) -> Machine:
         """A machine, without a process yet."""
@@ -180,6 +195,16 @@ class SimulatedMesh:
         lengths themselves, so it is a member that nobody asks."""
         self.add_role(name, "predictor", settings or PredictorSettings())
 
+    def add_supervisor(self, settings: UpSettings) -> None:
+        """Have the machine of the store run `penstock up`, the store inside its process. Its processes get machines by
+        their names when it starts them; kill it, and the store is gone and all of them are told to end."""
+
+        def run(life: Life) -> Awaitable[ExitStatus]:
+            self.up = Up(life, settings, STORE_FILE, STORE_PORT, HTTP_PORT)
+            return self.up.run()
+
+        self.machines[STORE].body = run
+
     def run(self, main: Coroutine[Any, Any, Result], limit_s: float = 3600.0) -> Result:
         """The result of `main`, which runs in the world. The mesh is of no use afterwards, except to look at."""
 
@@ -202,6 +227,15 @@ class SimulatedMesh:
         machine.life = Life(self, machine)
         return machine.life
 
+    async def bring_back(self, name: str) -> None:
+        """Have a process started again that has ended and that nobody starts again by himself."""
+        machine = self.machines[name]
+        if not machine.is_supervised:
+            if not machine.is_up:
+                self.start(name)
+        elif self.up is not None and self.up.life.node.state is not NodeState.DEAD:
+            await self.loop.spawn(self.up.life.node, self.up.bring_back(name), f"bring {name} back")
+
     def kill(self, name: str) -> None:
         """kill -9; what its disk had not synced is lost, as by a loss of power."""
         machine = self.machines[name]
@@ -214,7 +248,7 @@ class SimulatedMesh:
         """SIGTERM: drain and end."""
         life = self.machines[name].life
         if life is not None:
-            self.loop.call_in(life.node, 0.0, life.ending.on_signal)
+            life.terminate()
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""
@@ -229,10 +263,12 @@ class SimulatedMesh:
             self.loop.resume(life.node)
 
     def ended(self, life: Life) -> None:
-        """A process has ended by itself."""
+        """A process has ended by itself; where no supervisor does it, a restart policy `on-failure` starts it again."""
         if life.node.state is not NodeState.DEAD:
             self._end(life.node)
             life.machine.disk.release_locks()
+            if life.status in STARTED_AGAIN and not life.machine.is_supervised:
+                self.loop.call_in(self.loop.world, RESTART_S, self._start_again, life)
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """What the role that lives on a machine shows Prometheus: the sum over all samples that have these labels."""
@@ -247,13 +283,22 @@ class SimulatedMesh:
         machine = self.machines[name]
         return machine.life.role if machine.is_up and machine.life is not None else None
 
+    def next_pid(self) -> int:
+        """Of another process."""
+        self._pids += 1
+        return self._pids
+
+    def _start_again(self, life: Life) -> None:
+        if life.machine.life is life:  # nobody else has started one meanwhile
+            self.start(life.machine.name)
+
     def _end(self, node: Node) -> None:
         self.loop.kill(node)
         self.network.died(node)
 
 
 def _common(name: str) -> RoleSettings:
-    return RoleSettings(store_url=f"penstock://{STORE}:{STORE_PORT}", member_id=name, bind_host=name, drain_s=DRAIN_S)
+    return RoleSettings(store_url=STORE_URL, member_id=name, bind_host=name, drain_s=DRAIN_S)
 
 
 async def _serve_store(life: Life) -> ExitStatus:

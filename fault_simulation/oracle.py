@@ -5,15 +5,18 @@ is known before the request is sent: the frontend's own parser, tokenizer and de
 """
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
 
 from controlplane.model.request import FinishReason
+from controlplane.protocols.cascade.confidence import RunningConfidence
 from engine_worker import wire
+from engine_worker.engine_choice import simulated_settings
+from engine_worker.settings import WorkerSettings
 from engine_worker.vocabulary import read_vocabulary
 from mesh.runtime import Arguments, Result, ThreadPool
 from penstock.v1 import request_pb2
@@ -24,7 +27,7 @@ from services.frontend.mailbox import Piece
 from services.frontend.models import ServedModel
 from services.frontend.plan import Prompt, plan_request
 from services.frontend.text.model_text import ModelText
-from simulator.instance.config import InstanceConfig, OutputConfig
+from simulator.instance.config import InstanceConfig
 from simulator.instance.script import Script
 
 CHAT_PATH = "/v1/chat/completions"
@@ -45,6 +48,8 @@ class ExpectedChoice:
     text: str
     finish: str
     tokens: int
+    confidence: float = 100.0
+    """The score that the judge `confidence` gives it, where it has log-probabilities."""
     spelled: tuple[str, ...] = ()
     """Where logprobs are asked for: the text of each token that has some."""
 
@@ -53,9 +58,12 @@ class Oracle:
     """Knows the answers of one model, as served by instances of one configuration."""
 
     def __init__(self, name: str, model_path: Path, config: InstanceConfig) -> None:
+        """`config`: of its instances, but for the vocabulary, which is that of the model."""
+        self.name = name
         vocabulary = read_vocabulary(model_path)
         assert vocabulary is not None, f"{model_path} has no tokenizer"
-        self._output = OutputConfig(
+        self._output = replace(
+            config.output,
             vocabulary_tokens=vocabulary.size_tokens,
             first_token_id=vocabulary.first_token_id,
             last_token_id=vocabulary.last_token_id,
@@ -63,6 +71,14 @@ class Oracle:
         )
         text = ModelText.load(model_path, lambda: 0.0)
         self._model = ServedModel(name, text, config.block_tokens, config.max_model_len_tokens, 0)
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> Self:
+        """Of the workers that are told so, engine options included."""
+        config = simulated_settings(settings).instance
+        made = cls(settings.model, Path(settings.model_path), config)
+        made._output = config.output
+        return made
 
     def answer(self, path: str, body: Mapping[str, Any]) -> tuple[ExpectedChoice, ...]:
         """Its choices, in order."""
@@ -87,21 +103,27 @@ class Oracle:
 
     def _spell(self, script: Script, text: ChoiceText, prompt: Prompt) -> ExpectedChoice:
         token_ids, has_logprobs = script.token_ids(0, script.total_tokens), prompt.sampling.HasField("logprobs")
-        shown, tokens = [prompt.echo], []
+        shown, tokens, confidence = [prompt.echo], [], RunningConfidence()
         for position, token_id in enumerate(token_ids):
             is_last = position == len(token_ids) - 1
             reason = _FINISHES[script.finish_reason] if is_last else request_pb2.FINISH_REASON_UNSPECIFIED
-            logprobs = (_logprobs_of(token_id),) if has_logprobs else ()
+            logprobs = (_logprobs(script, position),) if has_logprobs else ()
             piece = text.push(Piece(0, [token_id], logprobs, reason, None))
             if piece is not None:
                 shown.append(piece.text)
-                tokens += [self._model.text.token_text(each.logprobs.chosen.token_id)[0] for each in piece.positions]
+                for decided in piece.positions:
+                    confidence.add(decided.logprobs.chosen.logprob)
+                    tokens.append(self._model.text.token_text(decided.logprobs.chosen.token_id)[0])
         assert text.finish is not None, "an answer that was pushed to its end has one"
-        return ExpectedChoice("".join(shown), text.finish, text.tokens, tuple(tokens))
+        confidence.end()
+        return ExpectedChoice("".join(shown), text.finish, text.tokens, confidence.score, tuple(tokens))
 
 
-def _logprobs_of(token_id: int) -> request_pb2.PositionLogprobs:
-    return request_pb2.PositionLogprobs(chosen=request_pb2.TokenLogprob(token_id=token_id))
+def _logprobs(script: Script, position: int) -> request_pb2.PositionLogprobs:
+    chosen = script.logprobs(position).chosen
+    return request_pb2.PositionLogprobs(
+        chosen=request_pb2.TokenLogprob(token_id=chosen.token_id, logprob=chosen.logprob)
+    )
 
 
 def _run(work: Coroutine[Any, Any, Value]) -> Value:

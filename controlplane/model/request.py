@@ -44,6 +44,16 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """What lets any frontend go on with the client's stream after the one that has it is gone."""
+
+    client_request_id: str
+    """Of the client's request, of which this is one choice."""
+    ticket: bytes
+    """The frontends' own; workers only keep it."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request as an engine sees it."""
 
@@ -54,6 +64,8 @@ class EngineRequest:
     """Generated elsewhere already; the engine goes on after them and never emits them again."""
     priority: int = 0
     """Lower is served first, as in vLLM."""
+    resume: Resume | None = None
+    """None: it ends with its frontend."""
 
 
 @dataclass(frozen=True, slots=True)

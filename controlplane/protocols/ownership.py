@@ -103,6 +103,11 @@ class Ownership(Generic[D]):
         self.owner = owner
         self._told.clear()
 
+    def adopt(self, owner: Sender, epoch: int) -> None:
+        """The request comes from another frontend, with the tokens that its owner told of."""
+        assert self.owner is None, "a request is adopted before anything else"
+        self.owner, self.epoch = owner, epoch
+
     def take_back(self) -> None:
         """Nobody owns the request from now on; a new epoch begins."""
         self.owner = None

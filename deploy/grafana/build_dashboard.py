@@ -295,6 +295,10 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "none",
                 (
                     ("frontend places without the scheduler", f"sum({FRONTEND}_fallback_in_force)"),
+                    (
+                        "{{scheduler}} misses placements: {{reason}}",
+                        rate(f"{FRONTEND}_scheduler_misses", "scheduler, reason"),
+                    ),
                     ("lost with their worker", f"sum(rate({FRONTEND}_worker_losses_total[30s]))"),
                     ("could not be placed", f"sum(rate({SCHEDULER}_refusals_total[30s]))"),
                     ("broke off {{cascade}}", rate(f"{FRONTEND}_cascade_broken_off", "cascade")),
@@ -321,6 +325,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     ("rescheduling by a fallback {{model}}", f"{RESCHEDULER}_fallback"),
                     ("placing by the fallback policy", f"sum({SCHEDULER}_fallback)"),
+                    ("leaders changed {{duty}}", lately("penstock_leadership_changes", "duty")),
+                    ("orders of former leaders {{duty}}", lately(f"{WORKER}_refused_orders", "duty")),
                     ("predictor answers nobody", f"sum(rate({PREDICTOR}_refused_calls_total[30s]))"),
                     (
                         "cascade plans refused or failed",

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from controlplane.model.request import EngineRequest, SamplingParams
 from controlplane.protocols.migration.messages import (
     Abort,
     Accept,
@@ -18,7 +17,7 @@ from controlplane.protocols.migration.messages import (
 )
 from engine_worker import wire
 from mesh.errors import ProtocolViolation
-from penstock.v1 import migration_pb2, request_pb2
+from penstock.v1 import migration_pb2
 
 
 def source_hello(instance_id: str, incarnation_id: str, kv_address: str) -> migration_pb2.SourceMessage:
@@ -35,7 +34,7 @@ def target_hello(instance_id: str, incarnation_id: str) -> migration_pb2.TargetM
 
 def offer_message(offer: Offer, *, model: str, deadline_ms: int) -> migration_pb2.SourceMessage:
     """An offer; `deadline_ms` is what is left of the request's time, 0 where it has no deadline."""
-    request = _request_message(offer.request, model=model, deadline_ms=deadline_ms, epoch=offer.epoch)
+    request = wire.generate_message(offer.request, model=model, deadline_ms=deadline_ms, epoch=offer.epoch)
     message = migration_pb2.MigrationOffer(
         migration_id=offer.migration_id, request=request, frontend_id=offer.frontend_id
     )
@@ -135,37 +134,3 @@ def to_target(message: migration_pb2.SourceMessage) -> Round | HandOver | Abort:
             return Abort(message.abort.migration_id, message.abort.reason)
         case other:
             raise ProtocolViolation(f"after its hello the source of a migration must not send {other}")
-
-
-def _request_message(
-    request: EngineRequest, *, model: str, deadline_ms: int, epoch: int
-) -> request_pb2.GenerateRequest:
-    return request_pb2.GenerateRequest(
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
-        emitted_token_ids=request.emitted_token_ids,
-        sampling=_sampling_message(request.sampling),
-        priority=request.priority,
-        deadline_ms=deadline_ms,
-        model=model,
-        epoch=epoch,
-    )
-
-
-def _sampling_message(sampling: SamplingParams) -> request_pb2.SamplingParams:
-    return request_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        logprobs=sampling.logprobs,
-        logit_bias=dict(sampling.logit_bias),
-    )

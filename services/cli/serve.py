@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -50,6 +51,18 @@ def command() -> None:
     """
 
 
+def told(role: str, arguments: Sequence[str]) -> tuple[RoleSettings, Any]:
+    """What `penstock serve ROLE` makes of its arguments: the settings of every role, and those of this one."""
+    with _role_command(role).make_context(role, list(arguments)) as context:
+        return _settings(role, context.params)
+
+
+def _settings(role: str, options: Mapping[str, Any]) -> tuple[RoleSettings, Any]:
+    store_url = find_store_url(options["store"], options["mesh"])
+    common = settings_from(RoleSettings, {**options, "store_url": store_url})
+    return common, settings_from(_load(ROLES[role][1]), options)
+
+
 def _load(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -66,9 +79,9 @@ def _role_command(name: str) -> click.Command:
     )
     @settings_options(RoleSettings, hide=frozenset({"store_url"}))
     @settings_options(settings_class)
-    def serve(store: str | None, mesh: str, **options: Any) -> None:
-        common = settings_from(RoleSettings, {**options, "store_url": find_store_url(store, mesh)})
-        role: Role = _load(role_path)(settings_from(settings_class, options))
+    def serve(**options: Any) -> None:
+        common, settings = _settings(name, options)
+        role: Role = _load(role_path)(settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(run_role(role, common))
         sys.exit(status)

@@ -7,29 +7,26 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import click
-import msgspec
 
 from controlplane.policies.registry import DEFAULT_POLICY, POLICIES
-from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
-from controlplane.policies.stages.placement import Stages
-from controlplane.policies.stages.record import STAGES_KEY, StagesSetting
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.parent_death import end_with_parent_if_asked
 from mesh.run_file import RunFile, remove_run_file, run_dir, write_run_file
-from mesh.runtime import Clock, Runtime, system_runtime
+from mesh.runtime import Runtime, system_runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from services.cli.connection import mesh_name
 from services.cli.supervisor.first_profile import profile_models
-from services.cli.supervisor.fleet import Fleet, Patience
+from services.cli.supervisor.fleet import Patience
 from services.cli.supervisor.gpus import GpuPool, count_gpus
-from services.cli.supervisor.launcher import ProcessSpec, SystemLauncher
+from services.cli.supervisor.launcher import SystemLauncher
 from services.cli.supervisor.local_mesh import (
     DRAIN_S,
     LocalMesh,
@@ -37,16 +34,12 @@ from services.cli.supervisor.local_mesh import (
     PhaseCounts,
     demo_predictors,
     parse_model,
-    processes,
-    worker_process,
 )
-from services.cli.supervisor.plan_follower import PlanFollower
+from services.cli.supervisor.planned_run import run_as_planned, start_processes, write_first_settings
 from services.cli.supervisor.readiness import wait_until_serving
-from services.cli.supervisor.replicas import Shape, gpus_of, shape_of
 from services.cli.supervisor.state_server import StateServer
 from services.cli.supervisor.supervisor import Supervisor
 
-POLICY_KEY = "/penstock/config/policy"
 DEFAULT_DEMO_MODEL = "demo-large"
 DEFAULT_WORKERS = 3
 
@@ -189,13 +182,9 @@ async def _up(options: UpOptions) -> int:
         supervisor = Supervisor(SystemLauncher(log_dir), lambda event: click.echo(event, err=True))
         mesh = _local_mesh(options, store_url)
         try:
-            policy = Stages.name if options.stages else options.policy
-            await store.put(POLICY_KEY, msgspec.json.encode({"name": policy}))
-            await store.put(STAGES_KEY, msgspec.json.encode(StagesSetting(enabled=options.stages)))
-            await store.put(RESCHEDULER_KEY, msgspec.json.encode(ReschedulerRecord(options.rescheduler)))
+            await write_first_settings(store, options.policy, options.rescheduler, options.stages)
             gpus = GpuPool(count_gpus() if options.engine == "vllm" else 0)
-            for spec in processes(mesh):
-                await supervisor.add(_on_gpus(spec, gpus, shape_of(options.engine_option)))
+            await start_processes(mesh, supervisor, gpus)
             click.echo(f"starting {len(supervisor.pids())} processes; their logs: {log_dir}", err=True)
             serving = await _until_serving(store, mesh, supervisor, options.ready_timeout_s, stop_asked)
             if serving and options.profile:
@@ -204,7 +193,11 @@ async def _up(options: UpOptions) -> int:
                 )
             if serving:
                 _say_how_to_use(mesh, http_url, time.monotonic() - started_s)
-                await _until_stopped(options, store, mesh, supervisor, gpus, runtime.clock, stop_asked)
+                patience = Patience(options.ready_timeout_s, mesh.drain_s)
+                say = partial(click.echo, err=True)
+                await run_as_planned(
+                    options.name, store, mesh, supervisor, gpus, patience, runtime.clock, stop_asked, say
+                )
             return 0 if serving or stop_asked.is_set() else 1
         finally:
             click.echo("stopping; Ctrl-C again cuts running requests", err=True)
@@ -306,47 +299,6 @@ async def _until_serving(
     elif not stop_asked.is_set():
         click.echo(f"the mesh was not serving within {timeout_s:g} s; see the logs", err=True)
     return False
-
-
-async def _until_stopped(
-    options: UpOptions,
-    store: StateStore,
-    mesh: LocalMesh,
-    supervisor: Supervisor,
-    gpus: GpuPool,
-    clock: Clock,
-    stop_asked: asyncio.Event,
-) -> None:
-    """Run as many instances as the plan in force says, until asked to stop."""
-
-    def make_spec(model: str, name: str, shape: Shape) -> ProcessSpec:
-        return _on_gpus(worker_process(mesh, model, name, shape), gpus, shape)
-
-    directory = Directory(store)
-    await directory.start()
-    shape = shape_of(mesh.engine_options)
-    patience = Patience(options.ready_timeout_s, mesh.drain_s)
-    fleet = Fleet(supervisor, directory, gpus, make_spec, patience, clock.now_s)
-    fleet.adopt({each.name: {f"{each.name}-{index}": shape for index in range(each.workers)} for each in mesh.models})
-    follower = PlanFollower(options.name, store, fleet, lambda event: click.echo(event, err=True))
-    follow = asyncio.create_task(follower.follow())
-    stop = asyncio.create_task(stop_asked.wait())
-    try:
-        await asyncio.wait((follow, stop), return_when=asyncio.FIRST_COMPLETED)
-        if follow.done():
-            follow.result()
-    finally:
-        stop.cancel()
-        follow.cancel()
-        await asyncio.wait((follow, stop))
-        await directory.stop()
-
-
-def _on_gpus(spec: ProcessSpec, gpus: GpuPool, shape: Shape) -> ProcessSpec:
-    """An instance with GPUs of its own; other processes as they are. Raises `ConfigurationError`."""
-    if spec.role != "worker":
-        return spec
-    return replace(spec, environment=gpus.take(spec.name, gpus_of(shape)))
 
 
 def _say_how_to_use(mesh: LocalMesh, http_url: str, seconds: float) -> None:

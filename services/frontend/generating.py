@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from services.frontend.api.errors import ApiError, deadline_exceeded
+from services.frontend.adoption import Adoption
+from services.frontend.api.errors import ADOPTED, STOPPED, ApiError, deadline_exceeded
 from services.frontend.generation import Generation
 from services.frontend.plan import GenerationPlan
 from services.frontend.service import FrontendService
@@ -22,6 +23,8 @@ class Client:
     """Until its request's deadline."""
     cut: Callable[[], None]
     """Close its connection: it takes nothing, not even an error."""
+    may_return: bool = False
+    """It has said that it comes back, to this frontend or another one, if its connection ends."""
 
 
 @dataclass(slots=True)
@@ -35,25 +38,35 @@ class Run:
 
 @asynccontextmanager
 async def generating(
-    service: FrontendService, plan: GenerationPlan, started_s: float, client: Client, *, waits: bool = True
+    service: FrontendService,
+    plan: GenerationPlan,
+    started_s: float,
+    client: Client,
+    *,
+    waits: bool = True,
+    adoption: Adoption | None = None,
 ) -> AsyncIterator[Run]:
-    """Place the request and let it be read. Raises ApiError if it cannot be placed, at once unless
-    it `waits` for an instance. At its deadline the reader gets an
-    ApiError, or is cut off if it is busy sending."""
+    """Place the request, or go on with an adopted one, and let it be read. Raises ApiError if it cannot be placed, at
+    once unless it `waits` for an instance. At its deadline the reader gets an ApiError, or is cut off if it is busy
+    sending."""
 
     def on_overflow() -> None:
         log.warning("aborting: the client does not read its answer", extra={"request_id": plan.request_id})
         service.metrics.slow_clients.inc()
         client.cut()
 
-    generation = Generation(plan, started_s, service.generation_bounds, on_overflow)
+    mailbox = adoption.mailbox if adoption is not None else None
+    generation = Generation(plan, started_s, service.generation_bounds, on_overflow, mailbox)
     run = Run(generation)
     service.running[plan.request_id] = generation
     outcome = "aborted"
     try:
-        await generation.start(
-            service.pool, service.placement, service.room, service.metrics, service.clock, waits=waits
-        )
+        parts = service.pool, service.placement, service.room, service.metrics, service.clock
+        if adoption is None:
+            await generation.start(*parts, waits=waits)
+        else:
+            generation.go_on(*parts, [adoption.choices[index].relay for index in sorted(adoption.choices)])
+            adoption.on_overflow, adoption.on_lost, adoption.is_handed_on = on_overflow, generation.on_lost, True
         deadline = asyncio.get_running_loop().call_later(client.left_s(), _expire, service, generation, client)
         try:
             yield run
@@ -64,8 +77,10 @@ async def generating(
         outcome = error.code or error.type
         raise
     finally:
-        generation.close(outcome == "finished", outcome)
-        del service.running[plan.request_id]
+        keeps = outcome in (STOPPED, ADOPTED) or (outcome == "aborted" and client.may_return)
+        generation.close(outcome == "finished", outcome, keeps=keeps)
+        if service.running.get(plan.request_id) is generation:  # and not that of the same stream, resumed
+            del service.running[plan.request_id]
 
 
 def _expire(service: FrontendService, generation: Generation, client: Client) -> None:

@@ -48,6 +48,11 @@ class Mailbox:
             self._on_overflow()
         self._wake()
 
+    def preload(self, piece: Piece, max_pending_tokens: int) -> None:
+        """Put what a choice brings along, however long it is; `max_pending_tokens` more may wait from now on."""
+        self._max_pending_tokens += len(piece.token_ids) + max_pending_tokens
+        self.put(piece)
+
     def fail(self, error: ApiError) -> None:
         """End it; the reader gets what is here already and then the error. The first error stays."""
         if self._error is None:

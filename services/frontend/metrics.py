@@ -56,6 +56,7 @@ class FrontendMetrics:
         self.disconnects = counter("disconnects", "Requests aborted because the client went away")
         self.running = gauge("running_requests", "Requests being served")
         self.queued = gauge("queued_requests", "Requests waiting for admission")
+        self.resumed_streams = counter("resumed_streams", "Streams that a client came back for")
         self.waiting = gauge("waiting_requests", "New requests that wait for an instance")
         self.refused_waits = counter("refused_waits", "New requests refused because too many wait for an instance")
         self.fallback_in_force = gauge("fallback_in_force", "1 while requests are placed without the scheduler")

@@ -32,6 +32,8 @@ SCHEDULER_ROLE: Final = "scheduler"
 FALLBACK_POLICY: Final = "frontend_round_robin"
 HEDGE_S: Final = 0.1
 """A scheduler that has not answered by then is kept, and another one asked besides. A placement takes a millisecond."""
+MAX_PLACED: Final = 1_000_000
+"""Far above what a frontend can serve at once: more would be a leak."""
 PLACED_ELSEWHERE: Final = "placed_elsewhere"
 
 
@@ -160,6 +162,7 @@ class PlacementClient:
         if former is not None and former.key != key:
             former.ended(request.request_id, False, PLACED_ELSEWHERE)
         self._placed_by[request.request_id] = key
+        assert len(self._placed_by) <= MAX_PLACED, "every placement is told as ended"
         self._leader_id = response.leader_id
         if asking.is_hedged:
             self._metrics.hedged_placements.inc()

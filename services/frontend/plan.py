@@ -39,6 +39,8 @@ class GenerationPlan:
     seed: int | None
     stop: tuple[str, ...]
     priority: int
+    ticket: bytes = b""
+    """For another frontend to go on with the stream; empty: it ends with this one."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -7,7 +7,14 @@ from typing import Final, Literal
 
 from controlplane.protocols.ownership import Filled, Ownership, Sender
 from penstock.v1 import request_pb2
-from services.frontend.api.errors import ApiError, bad_request, deadline_exceeded, unavailable, upstream_failed
+from services.frontend.api.errors import (
+    ApiError,
+    adopted_elsewhere,
+    bad_request,
+    deadline_exceeded,
+    unavailable,
+    upstream_failed,
+)
 from services.frontend.mailbox import Mailbox, Piece
 
 LossReason = Literal["worker_lost", "worker_hung", "unavailable", "hand_over"]
@@ -50,6 +57,7 @@ class Relay:
         "priority",
         "prompt_token_ids",
         "request_id",
+        "resume",
         "sampling",
         "started_s",
     )
@@ -67,6 +75,8 @@ class Relay:
         deadline_s: float,
         mailbox: Mailbox,
         on_lost: Callable[["Relay", Loss], None],
+        resume: request_pb2.Resume | None = None,
+        emitted_token_ids: list[int] | None = None,
     ) -> None:
         """`started_s` is when the client's request arrived, on the clock that `generate_request` is given; `on_lost`
         is to place the relay again or to fail it."""
@@ -77,7 +87,10 @@ class Relay:
         self.sampling = sampling
         self.priority = priority
         self.started_s = started_s
+        self.resume = resume
+        """What lets another frontend go on with it; None: it ends with this one."""
         self.ownership = Ownership[request_pb2.TokenDelta]()
+        self.ownership.token_ids = emitted_token_ids or []
         self.finished = False
         """No more tokens will come, or none are wanted."""
         self._lost_by = ""
@@ -108,6 +121,7 @@ class Relay:
             deadline_ms=max(1, int(1000 * left_s)),
             model=self.model,
             epoch=self.ownership.epoch,
+            resume=self.resume,
         )
 
     def placed(self, owner: Sender) -> None:
@@ -196,6 +210,8 @@ def _error_of(error: request_pb2.RequestError, deadline_s: float) -> ApiError:
             return bad_request(f"The model cannot serve this request: {message}", code="refused")
         case request_pb2.ERROR_CODE_ENGINE:
             return upstream_failed(f"The engine failed on this request: {message}", "engine_failed")
+        case request_pb2.ERROR_CODE_ADOPTED:
+            return adopted_elsewhere()
         case request_pb2.ERROR_CODE_DEADLINE:
             return deadline_exceeded(deadline_s)
         case _:

@@ -42,8 +42,9 @@ class Relays:
 
     def remove(self, relay: Relay) -> None:
         """What still comes for it is dropped."""
-        self._relays.pop(relay.request_id, None)
-        self._holding.pop(relay.request_id, None)
+        if self._relays.get(relay.request_id) is relay:  # another one may have come by a resumed stream
+            del self._relays[relay.request_id]
+            self._holding.pop(relay.request_id, None)
 
     def owned(self) -> Counter[Sender]:
         """How many requests each worker has."""

@@ -36,9 +36,10 @@ class WorkerLink:
         on_moved: Callable[[Sender, worker_pb2.RequestMoved], None],
         on_connected: Callable[[], None],
         on_unusable: Callable[[], None],
+        on_adopted: Callable[[Sender, worker_pb2.Adopted], None],
     ) -> None:
         """`on_moved`: a request has left this worker for another one; `on_connected`: it takes requests from now on;
-        `on_unusable`: it does not, and what it had is not lost yet."""
+        `on_unusable`: it does not, and what it had is not lost yet; `on_adopted`: what it has of a request."""
         self.member = member
         self.instance_id = member.member_id
         self.sender = Sender(member.member_id, member.incarnation_id)
@@ -58,6 +59,7 @@ class WorkerLink:
         self._hello = worker_pb2.FrontendMessage(
             hello=worker_pb2.FrontendHello(frontend_id=frontend_id, wants_heartbeats=True)
         )
+        self._on_adopted = on_adopted
         self._relays = relays
         self._clock = clock
         self._on_moved = on_moved
@@ -126,14 +128,32 @@ class WorkerLink:
         relay.placed(self.sender)
         self._relays.add(relay)
 
-    def abort(self, request_id: str) -> None:
-        """Tell the worker to drop a request."""
+    def abort(self, request_id: str, *, is_done: bool = False) -> None:
+        """Tell the worker to drop a request; `is_done`: its client has all that it wanted."""
+        abort = worker_pb2.AbortRequest(request_id=request_id, is_done=is_done)
+        self._tell_if_open(worker_pb2.FrontendMessage(abort=abort), request_id)
+
+    def release(self, request_id: str) -> None:
+        """Tell the worker that the client of a request may come back to another frontend."""
+        release = worker_pb2.ReleaseRequest(request_id=request_id)
+        self._tell_if_open(worker_pb2.FrontendMessage(release=release), request_id)
+
+    def adopt(self, client_request_id: str) -> bool:
+        """Ask the worker for all that it has of a client's request; False if it cannot be asked."""
+        if not self.connected.is_set():
+            return False
+        adopt = worker_pb2.AdoptRequests(client_request_id=client_request_id)
+        return self._tell_if_open(worker_pb2.FrontendMessage(adopt=adopt), client_request_id)
+
+    def _tell_if_open(self, message: worker_pb2.FrontendMessage, request_id: str) -> bool:
         if not self._stream.is_open:
-            return
+            return False
         try:
-            self._stream.send(worker_pb2.FrontendMessage(abort=worker_pb2.AbortRequest(request_id=request_id)))
+            self._stream.send(message)
         except PeerUnavailable as error:
-            log.error("a request could not be taken back", extra={"request_id": request_id, "error": str(error)})
+            log.error("a worker could not be told", extra={"request_id": request_id, "error": str(error)})
+            return False
+        return True
 
     def drop_requests(self, reason: LossReason, message: str) -> None:
         """Take all requests from a worker that may still be alive."""
@@ -150,7 +170,10 @@ class WorkerLink:
 
     def _opened(self) -> None:
         self.has_moved = False
-        self._stream.send(self._hello)
+        hello = worker_pb2.FrontendMessage()
+        hello.CopyFrom(self._hello)
+        self._stream.send(hello)
+        self._hello.hello.is_reconnect = True
 
     def _received(self, message: worker_pb2.WorkerMessage) -> None:
         self.messages += 1
@@ -168,6 +191,8 @@ class WorkerLink:
                 deliver(self, delta, now_s)
         elif message.HasField("moved"):
             self._on_moved(self.sender, message.moved)
+        elif message.HasField("adopted"):
+            self._on_adopted(self.sender, message.adopted)
         elif message.HasField("hello"):
             self._greeted(message.hello)
 

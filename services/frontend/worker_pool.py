@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from controlplane.protocols.ownership import Sender
 from mesh.membership import ChangeKind, Member, MemberChange
@@ -21,6 +22,16 @@ log = logging.getLogger(__name__)
 
 WORKER_ROLE = "worker"
 TICK_S = 0.1
+
+
+@dataclass(slots=True)
+class _Adopting:
+    """A request whose choices are asked for."""
+
+    take: Callable[[Sender, worker_pb2.AdoptedRequest], None]
+    asked: set[Sender] = field(default_factory=set)
+    """Those that have not answered yet."""
+    has_all: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class WorkerPool:
@@ -44,6 +55,8 @@ class WorkerPool:
         self._all_links: dict[Sender, WorkerLink] = {}
         """With those of workers that have left and still finish requests."""
         self._relays = Relays(metrics)
+        self._adopting: dict[str, _Adopting] = {}
+        """By client request."""
         self._tasks = TaskSet("worker-pool")
         self._hangs = HangWatch(liveness, transport, metrics, self._tasks, on_failed)
         self._watch: asyncio.Task[None] | None = None
@@ -122,12 +135,58 @@ class WorkerPool:
             self._has_news.clear()
             await self._has_news.wait()
 
-    def take_back(self, relay: Relay) -> None:
-        """Nobody wants its tokens any more; those that are on their way are dropped."""
+    def take_back(self, relay: Relay, *, is_done: bool = False) -> None:
+        """Nobody wants its tokens any more (`is_done`: its client has all of them); those that are on their way are
+        dropped."""
         self._relays.remove(relay)
-        link = self._all_links.get(relay.ownership.owner) if relay.ownership.owner is not None else None
+        link = self._owner_of(relay)
         if link is not None:
-            link.abort(relay.request_id)
+            link.abort(relay.request_id, is_done=is_done)
+
+    def release(self, relay: Relay) -> None:
+        """Its client has gone, and may come back to any frontend: the worker keeps it for a while."""
+        self._relays.remove(relay)
+        link = self._owner_of(relay)
+        if link is not None:
+            link.release(relay.request_id)
+
+    async def adopt(
+        self, client_request_id: str, take: Callable[[Sender, worker_pb2.AdoptedRequest], None], timeout_s: float
+    ) -> None:
+        """Take over all that the workers have of a client's request. `take` is called for each choice that one has, in
+        the same turn of the loop in which its worker told of it: its next tokens may follow at once."""
+        if client_request_id in self._adopting:
+            return  # two connections at once ask for the same stream: one gets it
+        adopting = self._adopting[client_request_id] = _Adopting(take)
+        try:
+            adopting.asked = {link.sender for link in self._all_links.values() if link.adopt(client_request_id)}
+            if adopting.asked:
+                async with asyncio.timeout(timeout_s):
+                    await adopting.has_all.wait()
+        except TimeoutError:
+            log.warning("not all workers said what they have of a request", extra={"request_id": client_request_id})
+        finally:
+            del self._adopting[client_request_id]
+
+    def take_over(self, relay: Relay, owner: Sender, epoch: int) -> None:
+        """A request of another frontend is ours from now on."""
+        relay.ownership.adopt(owner, epoch)
+        self._relays.add(relay)
+
+    def _owner_of(self, relay: Relay) -> WorkerLink | None:
+        return self._all_links.get(relay.ownership.owner) if relay.ownership.owner is not None else None
+
+    def _on_adopted(self, sender: Sender, adopted: worker_pb2.Adopted) -> None:
+        adopting = self._adopting.get(adopted.client_request_id)
+        if adopting is None:  # too late: give them back
+            for late in adopted.requests:
+                self._all_links[sender].release(late.request.request_id)
+            return
+        for request in adopted.requests:
+            adopting.take(sender, request)
+        adopting.asked.discard(sender)
+        if not adopting.asked:
+            adopting.has_all.set()
 
     async def stop(self) -> None:
         """Close all streams; the workers abort what still runs on them."""
@@ -161,6 +220,7 @@ class WorkerPool:
             self._on_moved,
             on_connected=self.wake,
             on_unusable=self._tell_links,
+            on_adopted=self._on_adopted,
         )
         self._all_links[link.sender] = link
         self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)

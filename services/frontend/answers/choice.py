@@ -35,6 +35,8 @@ class ChoicePiece:
     text: str
     positions: Sequence[TokenPosition]
     finish: Finish | None
+    tokens: int = 0
+    """Of the choice, up to here."""
 
 
 class ChoiceText:
@@ -93,7 +95,7 @@ class ChoiceText:
         positions = self._decided_positions()
         if not text and not positions and finish is None:
             return None
-        return ChoicePiece(self._index, text, positions, finish)
+        return ChoicePiece(self._index, text, positions, finish, self.tokens)
 
     @property
     def cut_by_stop_string(self) -> bool:

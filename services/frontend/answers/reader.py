@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client import Histogram
 
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
+from services.frontend.answers.event_ids import Covered
 from services.frontend.api.answer_schema import PromptTokensDetails, Usage
 from services.frontend.generation import Generation
 from services.frontend.mailbox import Piece
@@ -20,12 +21,19 @@ class AnswerReader:
         ttft: Histogram,
         inter_token: Histogram,
         clock: Callable[[], float],
+        covered: Covered | None = None,
+        *,
+        is_resumed: bool = False,
     ) -> None:
-        """`ttft` gets the time from the generation's start, `inter_token` that between two chunks of a choice."""
+        """`ttft` gets the time from the generation's start, `inter_token` that between two chunks of a choice.
+        `covered`: what the client has already of a stream that it resumes; all tokens come nevertheless, because text
+        is made from the first one on."""
         self._generation = generation
         self._texts = texts
         self._unfinished = len(texts)
         self._clock = clock
+        self._is_resumed = is_resumed
+        self._covered = covered
         self._last_s: list[float | None] = [None] * len(texts)
         self._cached_tokens: dict[int, int] = {}
         self._ttft = ttft
@@ -43,14 +51,31 @@ class AnswerReader:
         shown: list[ChoicePiece] = []
         for piece in pieces:
             self._measure(piece, now_s)
-            visible = self._texts[piece.index].push(piece)
-            if visible is None:
-                continue
-            shown.append(visible)
-            if visible.finish is not None:
-                self._unfinished -= 1
-                self._generation.abort_choice(piece.index)
+            for part, is_new in self._parts(piece):
+                visible = self._texts[piece.index].push(part)
+                if visible is None:
+                    continue
+                if is_new:
+                    shown.append(visible)
+                if visible.finish is not None:
+                    self._unfinished -= 1
+                    self._generation.abort_choice(piece.index)
         return shown
+
+    def _parts(self, piece: Piece) -> Sequence[tuple[Piece, bool]]:
+        """What the client has of a piece, and what is new to it."""
+        if self._covered is None:
+            return ((piece, True),)
+        if self._covered.ended[piece.index]:
+            return ((piece, False),)
+        known = self._covered.tokens[piece.index] - self._texts[piece.index].tokens
+        if known <= 0:
+            return ((piece, True),)
+        if known >= len(piece.token_ids) and not piece.finish_reason:
+            return ((piece, False),)
+        head = Piece(piece.index, piece.token_ids[:known], (), 0, piece.cached_tokens)
+        tail = Piece(piece.index, piece.token_ids[known:], (), piece.finish_reason, None)
+        return ((head, False), (tail, True))
 
     def usage(self) -> Usage:
         """So far."""
@@ -71,6 +96,7 @@ class AnswerReader:
         if last_s is not None:
             self._inter_token.observe(now_s - last_s)
             return
-        self._ttft.observe(now_s - self._generation.started_s)
+        if not self._is_resumed:
+            self._ttft.observe(now_s - self._generation.started_s)
         if piece.cached_tokens is not None:
             self._cached_tokens[piece.index] = piece.cached_tokens

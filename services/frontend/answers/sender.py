@@ -6,6 +6,7 @@ from typing import Final, Protocol
 from starlette.types import Send
 
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
+from services.frontend.answers.event_ids import EventIds
 from services.frontend.answers.format import AnswerFormat, StreamFormat, WholeAnswer, WholeChoice
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.sse import DONE_EVENT, event
@@ -37,16 +38,29 @@ class AnswerSender:
         self.started = False
         """Whether the status has been sent."""
 
-    async def stream(self, reader: PieceSource, form: StreamFormat, usage: Callable[[], Usage] | None) -> None:
+    async def stream(
+        self,
+        reader: PieceSource,
+        form: StreamFormat,
+        usage: Callable[[], Usage] | None,
+        ids: EventIds | None = None,
+        *,
+        heads_had: int | None = 0,
+    ) -> None:
         """Events as they come; waits for a client that reads slowly. Raises ApiError if the generation fails.
 
-        `usage`: of the whole stream, asked for at its end; None: the client does not want it.
+        `usage`: of the whole stream, asked for at its end; None: the client does not want it, or has it. `ids`: by
+        which the stream can be resumed; `heads_had`: of the events before the first token, None: all.
         """
         pieces = await reader.next()
         await self._start_events()
         body = form.first_events()
+        if ids is not None:
+            body = ids.of_heads(body, heads_had)
         while True:
             for piece in pieces:
+                if ids is not None:
+                    body += ids.after(piece)
                 body += form.event(piece)
             if reader.done:
                 break
@@ -55,6 +69,8 @@ class AnswerSender:
             body = b""
             pieces = await reader.next()
         if usage is not None:
+            if ids is not None:
+                body += ids.with_usage()
             body += form.usage_event(usage())
         await self._end(body + DONE_EVENT)
 

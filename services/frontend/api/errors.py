@@ -11,6 +11,7 @@ from services.frontend.api.answer_schema import Error, ErrorObject
 INVALID_REQUEST = "invalid_request_error"
 DEADLINE_EXCEEDED = "deadline_exceeded"
 STOPPED = "stopped"
+ADOPTED = "adopted_elsewhere"
 
 
 @dataclass(eq=False)
@@ -103,6 +104,11 @@ def deadline_exceeded(deadline_s: float) -> ApiError:
         "server_error",
         code=DEADLINE_EXCEEDED,
     )
+
+
+def adopted_elsewhere() -> ApiError:
+    """409: the client has come back and gets its stream over another connection."""
+    return ApiError(409, "This stream was resumed over another connection.", code=ADOPTED)
 
 
 def stopped() -> ApiError:

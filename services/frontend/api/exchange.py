@@ -6,6 +6,7 @@ Raw ASGI because whatever wraps a response costs per chunk: one middleware doubl
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -13,7 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.frontend.answers.choice import ChoiceText
-from services.frontend.answers.format import AnswerHeader
+from services.frontend.answers.event_ids import Covered, EventIds
+from services.frontend.answers.format import AnswerFormat, AnswerHeader
 from services.frontend.answers.format_choice import answer_format
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.sender import AnswerSender
@@ -25,6 +27,7 @@ from services.frontend.generation import Generation
 from services.frontend.http_server import abort_connection
 from services.frontend.models import ServedModel
 from services.frontend.plan import GenerationPlan, plan_request
+from services.frontend.resume_ticket import encode_ticket
 from services.frontend.service import FrontendService
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,8 @@ class Exchange(Response, ABC):
         self._key = key
         self._arrived_s = arrived_s
         self._client_left = False
+        self.may_return = False
+        """The client has said that it comes back for the rest if its connection ends."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -73,7 +78,7 @@ class Exchange(Response, ABC):
             self._service.metrics.disconnects.inc()
         finally:
             watch.cancel()
-            self._count(scope["path"], status)
+            self._count(self._endpoint(scope), status)
 
     async def _watch(self, receive: Receive, task: asyncio.Task[None]) -> None:
         """The body was read, so the next thing to be received is that the client has gone."""
@@ -106,7 +111,7 @@ class Exchange(Response, ABC):
         service = self._service
         service.enter(self._key)
         try:
-            async with service.gate.admitted(self._request_id, self._request.priority or 0, self._left_s()):
+            async with service.gate.admitted(self, self._request.priority or 0, self._left_s()):
                 await self._generate(sender, scope)
         finally:
             service.leave(self._key)
@@ -122,7 +127,12 @@ class Exchange(Response, ABC):
         return options is not None and bool(options.include_usage)
 
     def _client(self, scope: Scope) -> Client:
-        return Client(self._left_s, partial(abort_connection, scope))
+        return Client(self._left_s, partial(abort_connection, scope), self.may_return)
+
+    def _endpoint(self, scope: Scope) -> str:
+        """For the metrics."""
+        path: str = scope["path"]
+        return path
 
     def _left_s(self) -> float:
         return self._arrived_s + self._service.settings.request_deadline_s - self._service.clock()
@@ -148,16 +158,26 @@ class ModelExchange(Exchange):
     ) -> None:
         super().__init__(service, request, request_id, model.name, key, arrived_s)
         self._model = model
+        self._created_unix_s = int(service.unix_time())
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         service = self._service
         plan = await plan_request(
             self._request, self._request_id, self._model, service.settings.max_choices, service.threads
         )
+        plan = replace(plan, ticket=encode_ticket(self._request, plan, self._key, self._created_unix_s))
         async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
             await self._answer(sender, run.generation)
 
-    async def _answer(self, sender: AnswerSender, generation: Generation) -> None:
+    async def _answer(
+        self,
+        sender: AnswerSender,
+        generation: Generation,
+        covered: Covered | None = None,
+        *,
+        is_resumed: bool = False,
+    ) -> None:
+        """`covered`: what the client has of a stream that it resumes."""
         model_text = self._model.text
         endings = model_text.eos_token_ids.union(self._request.stop_token_ids or ())
         texts = [
@@ -165,29 +185,46 @@ class ModelExchange(Exchange):
             for relay in generation.relays
         ]
         metrics = self._service.metrics.of(self._model.name)
-        reader = AnswerReader(generation, texts, metrics.ttft, metrics.inter_token, self._service.clock)
+        reader = AnswerReader(
+            generation, texts, metrics.ttft, metrics.inter_token, self._service.clock, covered, is_resumed=is_resumed
+        )
         sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
         sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
         form = answer_format(self._request, self._header(generation.plan), generation.plan)
         try:
             if self._request.stream:
-                await sender.stream(reader, form, reader.usage if self._include_usage else None)
+                await self._stream(sender, reader, form, generation.plan, covered)
             else:
                 await sender.whole(reader, form, len(texts))
         finally:
-            self._count_tokens(reader)
+            self._count_tokens(reader, 0 if covered is None else sum(covered.tokens))
+
+    async def _stream(
+        self,
+        sender: AnswerSender,
+        reader: AnswerReader,
+        form: AnswerFormat,
+        plan: GenerationPlan,
+        covered: Covered | None,
+    ) -> None:
+        ids = EventIds(len(plan.prompts) * plan.n) if plan.ticket else None
+        if ids is not None and covered is not None:
+            ids.start(covered)
+        wants_usage = self._include_usage and not (covered is not None and covered.usage)
+        usage = reader.usage if wants_usage else None
+        await sender.stream(reader, form, usage, ids, heads_had=0 if covered is None else covered.heads)
 
     def _header(self, plan: GenerationPlan) -> AnswerHeader:
         return AnswerHeader(
             request_id=plan.request_id,
-            created_unix_s=int(self._service.unix_time()),
+            created_unix_s=self._created_unix_s,
             model=plan.model.name,
             text=plan.model.text,
             logprobs=plan.prompts[0].sampling.HasField("logprobs"),
             include_usage=self._include_usage,
         )
 
-    def _count_tokens(self, reader: AnswerReader) -> None:
+    def _count_tokens(self, reader: AnswerReader, sent_before: int) -> None:
         usage, metrics = reader.usage(), self._service.metrics.of(self._model.name)
-        metrics.generated_tokens.inc(usage.completion_tokens)
+        metrics.generated_tokens.inc(max(0, usage.completion_tokens - sent_before))
         metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)

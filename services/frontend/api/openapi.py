@@ -56,6 +56,24 @@ def generation_docs(request_schema: str, answer_schema: str) -> dict[str, Any]:
     return {**docs, "openapi_extra": {"requestBody": body, "security": security}}
 
 
+def resume_docs() -> dict[str, Any]:
+    """Keyword arguments of the route that goes on with a stream."""
+    refusals = {status: {"description": _REFUSALS[status], "content": _json("Error")} for status in (400, 401, 429)}
+    gone = {"description": "No such stream, or it ended too long ago", "content": _json("Error")}
+    events = {"description": "The rest of the stream", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    return {
+        "responses": {200: events, 404: gone, **refusals},
+        "response_model": None,
+        "openapi_extra": {
+            "parameters": [
+                {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}},
+                {"name": "Last-Event-ID", "in": "header", "required": False, "schema": {"type": "string"}},
+            ],
+            "security": [{"apiKey": []}, {}],
+        },
+    }
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """The whole document; OpenAPI 3.1, whose schemas are JSON Schema 2020-12 as msgspec makes them."""
     if app.openapi_schema is None:

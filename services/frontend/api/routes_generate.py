@@ -7,11 +7,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.frontend.adoption import Adoption
 from services.frontend.api.body import decode_body, read_body
 from services.frontend.api.errors import ApiError, bad_request, model_not_found
-from services.frontend.api.exchange import REQUEST_ID_HEADER, ModelExchange
-from services.frontend.api.openapi import generation_docs
+from services.frontend.api.exchange import REQUEST_ID_HEADER, Exchange, ModelExchange
+from services.frontend.api.openapi import generation_docs, resume_docs
 from services.frontend.api.raw_route import RawRoute
+from services.frontend.api.resume_exchange import EVENTS_PATH, ResumeExchange
 from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.api.unsupported import refuse_unsupported
 from services.frontend.api_keys import ApiKey
@@ -19,6 +21,8 @@ from services.frontend.cascade.exchange import CascadeExchange
 from services.frontend.service import FrontendService
 
 BODY_DEADLINE_S: Final = 60.0
+RESUMABLE_HEADER: Final = "x-penstock-resumable"
+"""`true`: a client that loses its connection comes back for the rest of its stream."""
 
 Kind = TypeVar("Kind", ChatCompletionRequest, CompletionRequest)
 
@@ -37,6 +41,20 @@ def generation_routes(service: FrontendService) -> APIRouter:
         """Continue one or more prompts."""
         return await _accept(service, request, CompletionRequest, "cmpl")
 
+    @router.get(EVENTS_PATH, **resume_docs())
+    async def resume_stream(request: Request) -> Response:
+        """The rest of a streamed answer, behind the event that `Last-Event-ID` names."""
+        arrived_s = service.clock()
+        key = service.authenticate(request.headers.get("authorization"))
+        adoption = Adoption(service, request.path_params["request_id"])
+        ticket = await adoption.gather("" if key is None else key.name)
+        try:
+            last_event_id = request.headers.get("last-event-id")
+            return ResumeExchange(service, adoption, ticket, last_event_id, key, arrived_s)
+        except ApiError:
+            adoption.close()
+            raise
+
     return router
 
 
@@ -48,7 +66,9 @@ async def _accept(service: FrontendService, http: Request, kind: type[Kind], id_
         key = service.authenticate(http.headers.get("authorization"))
         request = decode_body(await _body(service, http), kind)
         refuse_unsupported(request)
-        return await _exchange(service, request, request_id, key, arrived_s)
+        exchange = await _exchange(service, request, request_id, key, arrived_s)
+        exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
+        return exchange
     except ApiError as error:
         error.headers = {**error.headers, REQUEST_ID_HEADER: request_id}
         raise
@@ -56,7 +76,7 @@ async def _accept(service: FrontendService, http: Request, kind: type[Kind], id_
 
 async def _exchange(
     service: FrontendService, request: Kind, request_id: str, key: ApiKey | None, arrived_s: float
-) -> Response:
+) -> Exchange:
     """By a cascade, if one has the name asked for, else by the model itself."""
     record = service.cascades.records.get(request.model)
     if record is not None:

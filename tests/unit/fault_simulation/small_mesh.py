@@ -8,10 +8,19 @@ from engine_worker.settings import WorkerSettings
 from fault_simulation.client import ReceivedAnswer, ask
 from fault_simulation.nodes import HTTP_PORT, STORE, SimulatedMesh
 from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH, ExpectedChoice, Oracle
+from services.cascade.settings import CascadeSettings
 from simulator.instance.config import InstanceConfig
 
 MODEL = "model"
 MODEL_PATH = Path(__file__).resolve().parents[3] / "demo/models/demo-small"
+SMALL = WorkerSettings(model="small", model_path=str(MODEL_PATH), engine="simulated")
+LARGE = WorkerSettings(
+    model="large",
+    model_path=str(MODEL_PATH),
+    engine="simulated",
+    engine_option=("instance.output.first_token_id=300", "cost.fixed_ms=8"),
+)
+CASCADE = "cascade"
 WORKERS = ("worker-0", "worker-1", "worker-2")
 MEMBERS = (STORE, "monitor", "scheduler", *WORKERS, "frontend")
 
@@ -24,6 +33,21 @@ def small_mesh(seed: int) -> SimulatedMesh:
     mesh.add_frontend("frontend")
     for name in WORKERS:
         mesh.add_worker(name, WorkerSettings(model=MODEL, model_path=str(MODEL_PATH), engine="simulated"))
+    return mesh
+
+
+def cascade_mesh(seed: int) -> SimulatedMesh:
+    """Two models that give different answers, two instances each, with whom it takes to make a cascade of them."""
+    mesh = SimulatedMesh(seed)
+    mesh.add_monitor("monitor")
+    mesh.add_scheduler("scheduler")
+    mesh.add_planner("planner")
+    mesh.add_predictor("predictor")
+    mesh.add_cascade("router", CascadeSettings(sample_window_s=5.0))
+    for settings in (SMALL, LARGE):
+        for number in range(2):
+            mesh.add_worker(f"{settings.model}-{number}", settings)
+    mesh.add_frontend("frontend")
     return mesh
 
 

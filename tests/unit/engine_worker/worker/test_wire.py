@@ -1,9 +1,20 @@
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import given
 
 from controlplane.load_message import load_message
 from controlplane.model.instance import InstanceState, KvBlocks, LoadReport
-from controlplane.model.request import FinishReason, PositionLogprobs, StepOutput, TokenDelta, TokenLogprob
+from controlplane.model.request import (
+    EngineRequest,
+    FinishReason,
+    PositionLogprobs,
+    Resume,
+    SamplingParams,
+    StepOutput,
+    TokenDelta,
+    TokenLogprob,
+)
 from engine_worker import wire
 from engine_worker.deltas import Delta, Failure, FailureCode
 from penstock.v1 import request_pb2, worker_pb2
@@ -131,3 +142,18 @@ def test_block_hashes_keep_all_64_bits() -> None:
 
 def test_an_empty_step_is_still_a_step() -> None:
     assert wire.step_message(StepOutput().deltas, {}).WhichOneof("message") == "step"
+
+
+def test_a_request_that_goes_to_another_process_is_the_same_there() -> None:
+    request = EngineRequest(
+        "r-1",
+        (1, 2),
+        SamplingParams(max_tokens=9, seed=4, stop_token_ids=(5,), logit_bias=((3, 0.5),)),
+        emitted_token_ids=(6,),
+        priority=-1,
+        resume=Resume("r", b"ticket"),
+    )
+    message = wire.generate_message(request, model="m", deadline_ms=5, epoch=3)
+    assert wire.engine_request(message) == request
+    plain = replace(request, resume=None)
+    assert wire.engine_request(wire.generate_message(plain, model="m", deadline_ms=0, epoch=0)) == plain

@@ -3,15 +3,20 @@
 import asyncio
 
 import click
+import msgspec
 import pytest
 
-from mesh.errors import StoreUnavailable
-from mesh.runtime import SystemClock, SystemEntropy
+from mesh.errors import PeerUnavailable, StoreUnavailable
+from mesh.leadership import LEADERS_PREFIX
+from mesh.leadership_state import LeaderRecord
+from mesh.membership import Member
+from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.store.interface import DEFAULT_TIMEOUT_S, Listing
 from services.cli import connection
-from services.cli.connection import mesh_directory, mesh_name
+from services.cli.connection import answering_member, mesh_directory, mesh_name
 
 
 class _SilentAfter(EmbeddedStore):
@@ -52,3 +57,28 @@ async def test_a_store_that_goes_away_meanwhile_is_an_error_too(monkeypatch: pyt
 def test_names_that_are_no_file_names_are_refused(name: str) -> None:
     with pytest.raises(click.BadParameter, match="no name of a mesh"):
         mesh_name(click.Context(click.Command("c")), click.Option(["--mesh"]), name)
+
+
+async def test_a_command_takes_the_leader_or_another_member_that_answers() -> None:
+    host = StoreHost(SystemClock(), SystemEntropy())
+    store = EmbeddedStore(host)
+    server = RpcServer(GrpcTransport())
+    await server.start()
+    await server.set_serving(True)
+    for member_id, address in (("s-0", server.address), ("s-1", server.address), ("s-2", "127.0.0.1:1")):
+        member = Member("scheduler", member_id, "1", address, "")
+        host.put(member.key, msgspec.json.encode(member))
+    host.put(LEADERS_PREFIX + "alive", msgspec.json.encode(LeaderRecord("alive", "s-1", "1", epoch=5)))
+    host.put(LEADERS_PREFIX + "dead", msgspec.json.encode(LeaderRecord("dead", "s-2", "1", epoch=5)))
+    try:
+        async with mesh_directory(store) as directory:
+            chosen = {
+                duty: (await answering_member(directory, store, "scheduler", duty)).member_id
+                for duty in ("alive", "dead", "nobody's")
+            }
+            with pytest.raises(PeerUnavailable, match="no planner has joined"):
+                await answering_member(directory, store, "planner")
+    finally:
+        await server.stop(0)
+        await store.close()
+    assert chosen == {"alive": "s-1", "dead": "s-0", "nobody's": "s-0"}

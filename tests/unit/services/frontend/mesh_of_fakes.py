@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,14 +115,16 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
 
 
 @asynccontextmanager
-async def frontend_between(members: Sequence[Member]) -> AsyncIterator[str]:
+async def frontend_between(
+    members: Sequence[Member], member_id: str = "frontend-0", **settings: Any
+) -> AsyncIterator[str]:
     """A frontend among members that run elsewhere, connected to all of them; yields its URL."""
     directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer(GrpcTransport())
     store = open_store("embedded:", system_runtime())
     for member in members:
         directory.join(member)
-    role = FrontendRole(FrontendSettings(http_port=0))
-    attributes = await role.start(_context(directory, registry, server, store))
+    role = FrontendRole(FrontendSettings(http_port=0, **settings))
+    attributes = await role.start(replace(_context(directory, registry, server, store), member_id=member_id))
     assert role.service is not None
     try:
         for link in role.service.pool.links():

@@ -192,7 +192,9 @@ async def test_models_are_listed_and_retrieved(http: httpx.AsyncClient) -> None:
 
 async def test_the_openapi_document_is_complete(http: httpx.AsyncClient) -> None:
     document = (await http.get("/openapi.json")).json()
-    assert set(document["paths"]) == {CHAT, COMPLETIONS, "/v1/models", "/v1/models/{model}", "/health", "/metrics"}
+    resume = "/v1/requests/{request_id}/events"
+    told = {"/v1/models", "/v1/models/{model}", "/health", "/metrics"}
+    assert set(document["paths"]) == {CHAT, COMPLETIONS, resume} | told
     for path in (CHAT, COMPLETIONS):
         operation = document["paths"][path]["post"]
         assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("Request")

@@ -31,7 +31,8 @@ def short(_: request_pb2.GenerateRequest) -> list[Delta]:
 
 async def events(response: httpx.Response) -> list[Any]:
     """The data of each event; `[DONE]` as text."""
-    lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    told = [line async for line in response.aiter_lines() if line and not line.startswith("id: ")]
+    lines = [line.removeprefix("data: ") for line in told]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 

@@ -1,0 +1,205 @@
+"""`penstock up` on simulated machines: its supervisor, fleet and plan follower keep simulated processes running.
+
+What is real: which processes there are and what they are told (down to the arguments of `penstock serve`), when they
+are started again, how plans are followed, and the state store inside the supervisor's process. What is not: each
+process has a machine of its own, named like it, so that the network between any two can break.
+"""
+
+import asyncio
+import errno
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from engine_worker.settings import WorkerSettings
+from fault_simulation.node import NodeState
+from fault_simulation.roles import make_role
+from mesh.ending import ExitStatus
+from mesh.role import RoleSettings
+from mesh.store import open_store
+from services.cli import serve
+from services.cli.supervisor.fleet import Patience
+from services.cli.supervisor.gpus import GpuPool
+from services.cli.supervisor.launcher import ProcessSpec
+from services.cli.supervisor.local_mesh import LocalMesh
+from services.cli.supervisor.planned_run import run_as_planned, start_processes, write_first_settings
+from services.cli.supervisor.state_server import StateServer
+from services.cli.supervisor.supervisor import Supervisor
+from services.frontend.settings import FrontendSettings
+
+if TYPE_CHECKING:
+    from fault_simulation.nodes import Life, SimulatedMesh
+
+SHORTEST_START_S: Final = 0.3
+LONGEST_START_S: Final = 1.5
+"""Between a process's start and the first line of its role: the interpreter and its imports."""
+KILLED: Final = -9
+LOOK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    """What `penstock up` is asked for."""
+
+    mesh: LocalMesh
+    """Its addresses are of no account: each process has those of its machine."""
+    policy: str = "lmetric"
+    rescheduler: str = "off"
+    stages: bool = False
+    ready_timeout_s: float = 60.0
+    arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """More arguments of `penstock serve`, by role, as one would give by the environment."""
+    model_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """More engine options of a model's instances, so that models differ in what they answer."""
+
+
+class Up:
+    """One life of `penstock up`."""
+
+    def __init__(self, life: "Life", settings: UpSettings, store_file: Any, port: int, http_port: int) -> None:
+        self.life = life
+        self.events: list[str] = []
+        """What it said, in order."""
+        self._settings = settings
+        self._store_file = store_file
+        self._port = port
+        self._launcher = SimulatedLauncher(life, settings, http_port)
+        self.supervisor = Supervisor(self._launcher, self.events.append)
+
+    async def run(self) -> ExitStatus:
+        """Until SIGTERM."""
+        life, settings = self.life, self._settings
+        await self._ports_are_free()
+        address = f"{life.machine.name}:{self._port}"
+        server = await StateServer.start(life.runtime, self._store_file, life.machine.disk, address)
+        store = open_store(server.url, life.runtime)
+        try:
+            mesh = replace(settings.mesh, store_url=server.url)
+            await write_first_settings(store, settings.policy, settings.rescheduler, settings.stages)
+            gpus = GpuPool(0)
+            await start_processes(mesh, self.supervisor, gpus)
+            patience = Patience(settings.ready_timeout_s, mesh.drain_s)
+            await run_as_planned(
+                "default",
+                store,
+                mesh,
+                self.supervisor,
+                gpus,
+                patience,
+                life.runtime.clock,
+                life.ending.asked,
+                self.events.append,
+            )
+            return ExitStatus.STOPPED
+        finally:
+            await self.supervisor.stop()
+            await store.close()
+            await server.stop()
+
+    async def bring_back(self, name: str) -> None:
+        """Start a process again that was drained, as `penstock up` itself does once a plan wants it."""
+        if name not in self.supervisor.names():
+            await self.supervisor.add(self._launcher.specs[name])
+
+    async def _ports_are_free(self) -> None:
+        """Processes of a former life that still drain have the ports: whoever starts `penstock up` tries again."""
+        mesh = self.life.mesh
+        while any(machine.is_supervised and machine.is_up for machine in mesh.machines.values()):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+
+
+class SimulatedLauncher:
+    """A `Launcher`. Its processes get SIGTERM when their parent dies, as by PR_SET_PDEATHSIG."""
+
+    def __init__(self, parent: "Life", settings: UpSettings, http_port: int) -> None:
+        self.specs: dict[str, ProcessSpec] = {}
+        """As they were launched last, by name."""
+        self._parent = parent
+        self._settings = settings
+        self._http_port = http_port
+        self._children: dict[str, Life] = {}
+        parent.node.on_death.append(self._orphan)
+
+    async def launch(self, spec: ProcessSpec) -> "SimulatedProcess":
+        """See `Launcher`."""
+        mesh = self._parent.mesh
+        self.specs[spec.name] = spec
+        machine = mesh.machines.get(spec.name)
+        if machine is None:
+            machine = mesh.add(spec.name, lambda life: self._live(life, spec))
+        elif machine.is_up:
+            raise OSError(errno.EADDRINUSE, f"{spec.name} is running already")
+        machine.is_supervised = True
+        machine.body = lambda life: self._live(life, spec)
+        child = self._children[spec.name] = mesh.start(spec.name)
+        return SimulatedProcess(mesh, self._parent, child)
+
+    def log_of(self, name: str) -> str:
+        """There is none."""
+        return f"{name}.log"
+
+    async def _live(self, life: "Life", spec: ProcessSpec) -> ExitStatus:
+        rng = random.Random(f"{life.seed}/start")
+        await asyncio.sleep(rng.uniform(SHORTEST_START_S, LONGEST_START_S))
+        common, settings = _told(spec.role, (*spec.arguments, *self._settings.arguments.get(spec.role, ())))
+        if isinstance(settings, FrontendSettings):
+            settings = replace(settings, http_host=spec.name, http_port=self._http_port)
+        elif isinstance(settings, WorkerSettings):
+            options = (*settings.engine_option, *self._settings.model_options.get(settings.model, ()))
+            settings = replace(settings, engine_option=options)
+        role = make_role(life, spec.role, settings)
+        return await life.run_role(role, replace(common, bind_host=spec.name))
+
+    def _orphan(self) -> None:
+        for child in self._children.values():
+            child.terminate()
+
+
+class SimulatedProcess:
+    """A `Launched`."""
+
+    def __init__(self, mesh: "SimulatedMesh", parent: "Life", life: "Life") -> None:
+        self.pid = mesh.next_pid()
+        self._mesh = mesh
+        self._life = life
+        self._ended = asyncio.Event()
+        self._parent = parent
+        life.node.on_death.append(self._on_death)
+
+    def _on_death(self) -> None:
+        self._mesh.loop.call_in(self._parent.node, 0.0, self._ended.set)
+
+    @property
+    def returncode(self) -> int | None:
+        """See `Launched`."""
+        if self._life.node.state is not NodeState.DEAD:
+            return None
+        return KILLED if self._life.status is None else int(self._life.status)
+
+    async def wait(self) -> int:
+        """See `Launched`."""
+        await self._ended.wait()
+        status = self.returncode
+        assert status is not None, "a process that has ended has a status"
+        return status
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._life.terminate()
+
+    def kill_group(self) -> None:
+        """SIGKILL; simulated engines leave nothing behind."""
+        if self._life.node.state is not NodeState.DEAD:
+            self._mesh.kill(self._life.machine.name)
+
+    def reason_of_end(self) -> str:
+        """It left no log."""
+        return ""
+
+
+@cache
+def _told(role: str, arguments: tuple[str, ...]) -> tuple[RoleSettings, Any]:
+    """Settings are values, so one parse of the same arguments serves all processes and seeds."""
+    return serve.told(role, arguments)

@@ -1,0 +1,169 @@
+"""A client goes on with its stream over another connection, at this frontend or another one: every byte once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mesh.membership import Member
+from services.frontend.api_keys import new_key_line
+from tests.resuming_client import ResumingClient
+from tests.unit.engine_worker.worker.test_simulated_worker import MODEL, ROOT, worker_process
+from tests.unit.services.frontend.mesh_of_fakes import frontend_between
+
+COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Tell me."}],
+    "max_tokens": 60,
+    "ignore_eos": True,
+    "temperature": 0,
+}
+SLOW = ("--engine-option", "time_scale=0.3")
+
+
+@dataclass
+class Pair:
+    """Two frontends of one worker."""
+
+    first: httpx.AsyncClient
+    second: httpx.AsyncClient
+
+
+@asynccontextmanager
+async def pair(*worker_options: str, **settings: Any) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(worker_process(*(worker_options or SLOW)))
+        path = str(ROOT / "demo" / "models" / MODEL)
+        facts = {"model": MODEL, "model_path": path, "block_tokens": "16", "max_model_len_tokens": "4096"}
+        member = Member("worker", "worker-0", await _incarnation(worker.address), worker.address, "", facts)
+        clients = []
+        for name in ("frontend-0", "frontend-1"):
+            url = await stack.enter_async_context(frontend_between([member], name, **settings))
+            clients.append(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)))
+        yield Pair(*clients)
+
+
+async def _incarnation(address: str) -> str:
+    from mesh.rpc.client import open_channel
+    from mesh.runtime import GrpcTransport
+    from penstock.v1 import worker_pb2, worker_pb2_grpc
+
+    async with open_channel(GrpcTransport(), address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        return str((await stub.Describe(worker_pb2.DescribeRequest())).instance.incarnation_id)
+
+
+async def truth(http: httpx.AsyncClient, body: dict[str, Any], path: str) -> Any:
+    client = ResumingClient(body, path)
+    await client.ask(http)
+    return client.answer
+
+
+CASES = [
+    ("/v1/completions", COMPLETION),
+    ("/v1/completions", {**COMPLETION, "echo": True, "n": 2, "seed": 3}),
+    ("/v1/completions", {**COMPLETION, "prompt": ["Once", "Twice"]}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "n": 3, "seed": 5, "temperature": 1.0}),
+]
+
+
+async def test_a_client_that_comes_back_gets_the_rest_wherever_it_was_cut() -> None:
+    """After any number of events, to either frontend, and as often as it likes."""
+    async with pair() as mesh:
+        for path, body in CASES:
+            expected = await truth(mesh.first, body, path)
+            for cut in (1, 2, 7, 31):
+                client = ResumingClient(body, path, {"x-penstock-resumable": "true"})
+                await client.ask(mesh.first, cut)
+                await client.resume(mesh.second, 9)
+                if not client.is_done:
+                    await client.resume(mesh.first)
+                assert client.answer == expected, (path, cut)
+                assert client.heads == (len(expected[0]) if "chat" in path else 0)
+
+
+async def test_stop_strings_end_a_resumed_stream_where_they_would_have_ended_it() -> None:
+    async with pair() as mesh:
+        texts, _, _ = await truth(mesh.first, COMPLETION, "/v1/completions")
+        body = {**COMPLETION, "stop": [texts[0][60:66]]}
+        expected = await truth(mesh.first, body, "/v1/completions")
+        assert expected[1] == {0: "stop"}
+        for cut in (1, 5, 10):
+            client = ResumingClient(body, headers={"x-penstock-resumable": "true"})
+            await client.ask(mesh.first, cut)
+            await client.resume(mesh.second)
+            assert client.answer == expected
+
+
+async def test_the_tail_of_a_stream_that_has_just_ended_is_there() -> None:
+    async with pair() as mesh:
+        for body in (COMPLETION, {**COMPLETION, "stop": ["e"]}):
+            whole = ResumingClient(body)
+            await whole.ask(mesh.first)
+            for event_id in ("", whole.event_ids[0], whole.event_ids[-2], whole.event_ids[-1]):
+                late = ResumingClient(body)
+                late.request_id, late.last_event_id = whole.request_id, event_id
+                await late.resume(mesh.second)
+                assert late.is_done
+                shown = whole.texts[0]
+                assert shown.endswith(late.texts[0])
+                if not event_id:
+                    assert late.answer == whole.answer
+                if event_id.endswith(".u"):
+                    assert (late.texts[0], late.usage) == ("", None)
+
+
+async def test_a_client_that_leaves_without_a_word_is_not_waited_for() -> None:
+    async with pair() as mesh:
+        client = ResumingClient(COMPLETION)
+        await client.ask(mesh.first, 3)
+        await asyncio.sleep(0.3)
+        response = await mesh.second.get(f"/v1/requests/{client.request_id}/events")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "request_not_found")
+
+
+async def test_who_resumes_takes_the_stream_from_a_connection_that_is_still_open() -> None:
+    async with pair() as mesh:
+        expected = await truth(mesh.first, COMPLETION, "/v1/completions")
+        client = ResumingClient(COMPLETION)
+        body = {**COMPLETION, "stream": True, "stream_options": {"include_usage": True}}
+        async with mesh.first.stream("POST", "/v1/completions", json=body) as response:
+            client.request_id = response.headers["x-request-id"]
+            await client.resume(mesh.second)
+            rest = (await response.aread()).decode()
+        assert client.answer == expected
+        assert "adopted_elsewhere" in rest
+
+
+async def test_only_the_key_that_asked_may_resume(tmp_path: Path) -> None:
+    keys = {name: new_key_line(name, name.encode() * 8) for name in ("alice", "mallory")}
+    path = tmp_path / "keys.txt"
+    path.write_text("\n".join(line for _, line in keys.values()))
+    alice, mallory = ({"authorization": f"Bearer {keys[name][0]}"} for name in ("alice", "mallory"))
+    async with pair(api_keys_file=path) as mesh:
+        client = ResumingClient(COMPLETION, headers={**alice, "x-penstock-resumable": "true"})
+        await client.ask(mesh.first, 3)
+        events = f"/v1/requests/{client.request_id}/events"
+        assert (await mesh.second.get(events)).status_code == 401
+        assert (await mesh.second.get(events, headers=mallory)).status_code == 404
+        await client.resume(mesh.second)
+        assert client.is_done
+
+
+@pytest.mark.parametrize("event_id", ["x", "12.3", "9999", "1e.u.u", "-1", "\u0661"])
+async def test_an_event_id_of_another_stream_is_refused_and_costs_nothing(event_id: str) -> None:
+    async with pair() as mesh:
+        client = ResumingClient(COMPLETION, headers={"x-penstock-resumable": "true"})
+        await client.ask(mesh.first, 3)
+        headers = [(b"last-event-id", event_id.encode())]
+        response = await mesh.second.get(f"/v1/requests/{client.request_id}/events", headers=headers)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "last-event-id")
+        await client.resume(mesh.second)
+        assert client.is_done
