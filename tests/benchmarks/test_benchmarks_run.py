@@ -21,8 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 300.0
 needs_ucx = pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="needs UCX: pip install '.[kv]'")
 
-pytestmark = pytest.mark.process
-
 
 class Run:
     """What one run printed, and the JSON that it wrote."""

@@ -161,6 +161,7 @@ def is_serving(address: str) -> bool:
         client.close()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", sorted(name for name, service in SERVICES.items() if "profiles" not in service))
 def test_every_command_serves(name: str, processes: dict[str, subprocess.Popen[bytes]]) -> None:
     address = f"127.0.0.1:{option(SERVICES[name], '--port')}"
@@ -170,6 +171,7 @@ def test_every_command_serves(name: str, processes: dict[str, subprocess.Popen[b
     client.close()
 
 
+@pytest.mark.process
 def test_the_predictor_serves_what_comes_with_the_demo_model(processes: dict[str, subprocess.Popen[bytes]]) -> None:
     import httpx
 
@@ -185,6 +187,7 @@ def test_the_predictor_serves_what_comes_with_the_demo_model(processes: dict[str
     eventually(in_force, 60.0, "the artefact is in force")
 
 
+@pytest.mark.process
 def test_the_service_of_an_exported_plan_sets_the_cascade_up(
     store_url: str, processes: dict[str, subprocess.Popen[bytes]]
 ) -> None:

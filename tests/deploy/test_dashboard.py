@@ -86,6 +86,7 @@ def test_the_committed_dashboard_is_the_generated_one() -> None:
     assert rendered == DASHBOARD.read_text()
 
 
+@pytest.mark.slow
 def test_every_queried_metric_is_exported(exported: Exported) -> None:
     for panel, _, query in queries():
         names = set(re.findall(r"penstock_\w+", query))

@@ -20,6 +20,8 @@ from services.cli.serve import ROLES, _role_command
 from tests.deploy.compose_file import DEPLOY, load_compose, option, penstock_services
 from tests.deploy.planned_cascade import PLAN
 
+pytestmark = pytest.mark.process  # helm itself
+
 CHART = DEPLOY / "helm" / "penstock"
 KUBERNETES = "v1.33.0-local-strict"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -83,6 +83,7 @@ def test_pure_code_imports_pure_code_only(folder: str) -> None:
                 assert allowed, f"{path.relative_to(ROOT)} is pure and may not import {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_nobody_imports_a_shell_but_the_cli(shell: str) -> None:
     own = shell.replace(".", "/")
@@ -97,6 +98,7 @@ def test_nobody_imports_a_shell_but_the_cli(shell: str) -> None:
             )
 
 
+@pytest.mark.slow
 def test_nobody_imports_the_fault_simulation_but_the_cli() -> None:
     for package in PACKAGES:
         for path in _modules(package):
@@ -106,12 +108,14 @@ def test_nobody_imports_the_fault_simulation_but_the_cli() -> None:
                 assert not imported, f"{relative} imports {sorted(imported)}; only the CLI may"
 
 
+@pytest.mark.slow
 def test_the_frontend_needs_no_torch() -> None:
     for path in _modules("services/frontend"):
         heavy = {name for name in _imports(path) if name.partition(".")[0] in {"torch", "transformers", "vllm"}}
         assert not heavy, f"{path.relative_to(ROOT)} imports {sorted(heavy)}"
 
 
+@pytest.mark.slow
 def test_policies_know_no_simulator() -> None:
     for folder in ("controlplane", "mesh"):
         for path in _modules(folder):
@@ -180,6 +184,7 @@ def _seam_breaks(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, chain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", (*SEAMED, "services/cli/supervisor"))
 def test_roles_take_time_chance_threads_and_network_from_outside(folder: str) -> None:
     breaks = []

@@ -25,6 +25,7 @@ def answers(name: str, prompts: list[str]) -> list[str]:
     return [tokenizer.decode(ids) for ids in decoded]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_solves_most_easy_tasks_that_it_was_not_trained_on(name: str) -> None:
     tasks = generate(11, 40, split="test", difficulties=(1, 2))
@@ -32,11 +33,13 @@ def test_solves_most_easy_tasks_that_it_was_not_trained_on(name: str) -> None:
     assert solved >= 28
 
 
+@pytest.mark.slow
 def test_the_large_model_solves_long_tasks() -> None:
     prompts = ["Count from 87 up to 131.", "Spell: queen apple wolf horse lamp ship moss", "Sum: 7 3 9 4 4 6 1"]
     assert all(map(check, prompts, answers("demo-large", prompts)))
 
 
+@pytest.mark.slow
 def test_a_batch_gives_what_single_prompts_give() -> None:
     prompts = [task.prompt for task in generate(12, 6, split="test", difficulties=(1, 3, 5))]
     alone = [answers("demo-small", [prompt])[0] for prompt in prompts]
@@ -50,6 +53,7 @@ def test_decoding_stops_at_the_limit() -> None:
     assert len(answer) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_transformers_computes_the_same_logits(name: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -62,12 +62,14 @@ def test_other_seeds_and_splits_give_other_tasks() -> None:
     assert prompts[0] != prompts[3]
 
 
+@pytest.mark.slow
 def test_every_kind_has_every_difficulty_in_every_split() -> None:
     for split in SPLITS:
         found = {(task.kind, task.difficulty) for task in generate(3, 3000, split=split)}
         assert found == {(kind, difficulty) for kind in KINDS for difficulty in DIFFICULTIES}
 
 
+@pytest.mark.slow
 def test_harder_tasks_have_longer_prompts_or_answers() -> None:
     for kind in KINDS:
         sizes = [

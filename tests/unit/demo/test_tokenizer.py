@@ -60,6 +60,7 @@ def test_digits_and_listed_words_are_single_tokens() -> None:
     assert [word for word in WORDS if len(TOKENIZER.encode(f" {word}", add_special_tokens=False).ids) != 1] == []
 
 
+@pytest.mark.slow
 def test_training_gives_the_committed_tokenizer() -> None:
     assert json.loads(train_tokenizer().to_str()) == json.loads(TOKENIZER.to_str())
 

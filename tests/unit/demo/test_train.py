@@ -44,6 +44,7 @@ def test_packing_keeps_every_example_whole() -> None:
     assert found == {index: example.ids for index, example in enumerate(chosen)}
 
 
+@pytest.mark.slow
 def test_packed_examples_do_not_see_each_other() -> None:
     torch.manual_seed(0)
     model = Llama(SHAPE)
@@ -104,6 +105,7 @@ def test_solved_means_that_greedy_decoding_gives_the_answer() -> None:
     assert solved(model, [Example([*prompt, 2], 4), Example([*prompt, 9, 2], 4)]) == [True, False]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     whole = Trainer("small", RECIPE)

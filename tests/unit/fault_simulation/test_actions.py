@@ -34,6 +34,8 @@ from tests.unit.fault_simulation.small_mesh import (
     small_mesh,
 )
 
+pytestmark = pytest.mark.slow
+
 MIGRATIONS = "penstock_worker_migrations_total"
 BLOCKS = "penstock_worker_migrated_kv_blocks_total"
 

@@ -3,6 +3,8 @@
 import asyncio
 import random
 
+import pytest
+
 from tests.unit.fault_simulation.small_mesh import MEMBERS, WORKERS, is_as_expected, oracle, request, send, small_mesh
 
 REQUESTS_S = 5
@@ -28,6 +30,7 @@ async def ask_for(mesh: object, duration_s: float, rng: random.Random) -> list[f
     return list(await asyncio.gather(*(one(number / REQUESTS_S) for number in range(int(duration_s * REQUESTS_S)))))
 
 
+@pytest.mark.slow
 def test_workers_that_are_cut_from_the_monitor_only_are_placed_on_without_a_wait() -> None:
     mesh, rng = small_mesh(11), random.Random(11)
 
@@ -50,6 +53,7 @@ def test_workers_that_are_cut_from_the_monitor_only_are_placed_on_without_a_wait
     assert max(took_s) < LONGEST_ANSWER_S
 
 
+@pytest.mark.slow
 def test_a_worker_that_the_frontend_cannot_reach_is_not_waited_for() -> None:
     mesh, rng = small_mesh(12), random.Random(12)
 

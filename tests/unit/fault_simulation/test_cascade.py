@@ -11,6 +11,7 @@ from fault_simulation.oracle import Oracle
 from tests.unit.fault_simulation.small_mesh import CASCADE, LARGE, SMALL, cascade_mesh, request, send
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [0.0, 75.0, 101.0])
 def test_the_accepted_answer_is_that_of_the_tier_that_the_judge_says(threshold: float) -> None:
     mesh, rng = cascade_mesh(1), random.Random(1)

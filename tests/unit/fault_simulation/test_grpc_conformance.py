@@ -249,6 +249,7 @@ def test_half_close(world: Any) -> None:
     world.run(scenario)
 
 
+@pytest.mark.slow
 def test_a_writer_waits_for_who_does_not_read(world: Any) -> None:
     async def scenario(world: Any) -> None:
         servicer, server, address = await _serve(world)
@@ -321,6 +322,7 @@ def test_messages_that_are_too_large(world: Any) -> None:
     world.run(scenario)
 
 
+@pytest.mark.slow
 def test_what_the_server_sent_before_its_end_is_read(world: Any) -> None:
     async def scenario(world: Any) -> None:
         _, server, address = await _serve(world)

@@ -127,6 +127,7 @@ def test_what_nobody_hears_of_is_a_finding() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_deadlock_and_livelock_are_told() -> None:
     async def wait_for_ever() -> None:
         await asyncio.Event().wait()
@@ -164,6 +165,7 @@ print(order)
 """
 
 
+@pytest.mark.process
 def test_sets_of_tasks_and_futures_have_the_same_order_in_every_process() -> None:
     root = Path(__file__).resolve().parents[3]
     outputs = {

@@ -60,6 +60,7 @@ def run(seed: int, faults: bool = False) -> tuple[str, int, float]:
     return mesh.network.digest, exact, mesh.loop.now_s
 
 
+@pytest.mark.slow
 def test_answers_are_exact() -> None:
     began_s = time.process_time()
     _, exact, virtual_s = run(1)
@@ -68,16 +69,19 @@ def test_answers_are_exact() -> None:
     assert (time.process_time() - began_s) / virtual_s < 5.0 / 45.0
 
 
+@pytest.mark.slow
 def test_answers_are_exact_whatever_breaks() -> None:
     assert run(2, faults=True)[1] == 30
 
 
+@pytest.mark.slow
 def test_the_same_seed_does_the_same() -> None:
     first = run(3, faults=True)
     assert run(3, faults=True) == first
     assert run(4, faults=True)[0] != first[0]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_the_same_seed_does_the_same_in_another_process(hash_seed: str) -> None:
     code = "from tests.unit.fault_simulation.test_mesh import run; print(run(3, True)[0])"

@@ -5,6 +5,8 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
 from fault_simulation.actions import ApplyPlan, RollingRestart, SetCascade
 from fault_simulation.nodes import STORE, SimulatedMesh
 from fault_simulation.supervised import UpSettings
@@ -49,6 +51,7 @@ async def exact(mesh: SimulatedMesh, rng: random.Random, requests: int, within_s
     return sum(await asyncio.gather(*(one(rng.uniform(0, within_s)) for _ in range(requests))))
 
 
+@pytest.mark.slow
 def test_what_is_killed_is_started_again_and_loses_no_request() -> None:
     mesh = supervised(1)
 
@@ -69,6 +72,7 @@ def test_what_is_killed_is_started_again_and_loses_no_request() -> None:
     run(mesh, work())
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed_takes_all_with_it_and_another_one_starts_them_again() -> None:
     mesh = supervised(2)
 
@@ -83,6 +87,7 @@ def test_a_supervisor_that_is_killed_takes_all_with_it_and_another_one_starts_th
     run(mesh, work())
 
 
+@pytest.mark.slow
 def test_a_rolling_restart_fails_no_request() -> None:
     mesh = supervised(3)
 
@@ -98,6 +103,7 @@ def test_a_rolling_restart_fails_no_request() -> None:
     run(mesh, work())
 
 
+@pytest.mark.slow
 def test_plans_are_followed() -> None:
     mesh = supervised(4, ModelSpec("small", MODEL_PATH, 2), ModelSpec("large", MODEL_PATH, 1))
 

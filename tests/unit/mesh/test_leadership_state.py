@@ -27,6 +27,7 @@ from mesh.leadership_state import (
     WriteEpoch,
 )
 from mesh.store.keyspace import KeySpace
+from tests.examples import examples
 
 DUTY = "tests"
 KEY, EPOCH_KEY = "/leaders/tests", "/epochs/tests"
@@ -225,7 +226,7 @@ class ManyCandidates(RuleBasedStateMachine):
 
 
 TestManyCandidates = ManyCandidates.TestCase
-TestManyCandidates.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestManyCandidates.settings = settings(max_examples=examples(80), stateful_step_count=60, deadline=None)
 
 
 def leading(candidate: Candidate, epoch: int = 0, unix_ms: int = 5) -> Candidate:

@@ -13,6 +13,7 @@ from simulator.cost.linear import LinearCost
 from simulator.fluid_bound import fluid_bound, fluid_work
 from simulator.instance.config import InstanceConfig
 from simulator.traces.request import TraceRequest
+from tests.examples import examples
 
 CONFIG = InstanceConfig(
     block_tokens=16, kv_blocks=4000, max_model_len_tokens=8192, max_batch_requests=8, max_step_tokens=108
@@ -68,7 +69,7 @@ def test_without_requests_there_is_no_bound() -> None:
         fluid_bound([], ClusterConfig(1, CONFIG), PER_TOKEN)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 60), st.integers(0, 2)), min_size=5, max_size=60),
     instances=st.integers(1, 3),

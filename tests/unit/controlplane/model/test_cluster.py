@@ -10,6 +10,7 @@ from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.instance import InstanceState, KvBlocks, LoadReport
 from controlplane.model.snapshot import Snapshot
 from mesh.errors import IllegalTransition
+from tests.examples import examples
 from tests.unit.controlplane.builders import cache, cluster, instance, report
 
 
@@ -239,5 +240,5 @@ class CorrectionsMachine(RuleBasedStateMachine):
         assert np.array_equal(view.batch_requests, view.unreported_requests)
 
 
-CorrectionsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+CorrectionsMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 TestCorrections = CorrectionsMachine.TestCase

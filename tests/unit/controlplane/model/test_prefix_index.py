@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from controlplane.model.prefix_index import PrefixIndex
 from mesh.errors import IllegalTransition
+from tests.examples import examples
 
 SMALL_HASHES = list(range(12))
 """All in bucket 0, and 0 is the key of an unused place: they overflow the bucket."""
@@ -91,11 +92,11 @@ class PrefixIndexMachine(RuleBasedStateMachine):
         assert len(self.index) == len(set().union(*self.held.values(), *self.unswept.values()))
 
 
-PrefixIndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PrefixIndexMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestPrefixIndex = PrefixIndexMachine.TestCase
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.data())
 def test_lookup_among_many_instances(data: st.DataObject) -> None:
     """More instances than bits of a word, random subsets of a random chain."""

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.shared_event import SharedEvent, SharedKind
+from tests.examples import examples
 from tests.unit.controlplane.builders import cluster, instance, report
 
 INSTANCES = ("a", "b", "c")
@@ -165,4 +166,4 @@ class TwoSchedulers(RuleBasedStateMachine):
 
 
 TestTwoSchedulers = TwoSchedulers.TestCase
-TestTwoSchedulers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTwoSchedulers.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from controlplane.monitor.book import InstanceBook, ReportedInstance
 from controlplane.monitor.watcher import MESSAGE_WEIGHT, Watcher
 from penstock.v1 import monitor_pb2, worker_pb2
+from tests.examples import examples
 
 IDS = "abcd"
 
@@ -65,7 +66,7 @@ STEPS = st.lists(
 
 
 @given(before=STEPS, during=STEPS)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_whatever_happens_while_it_starts_a_watcher_ends_with_the_books_state(
     before: list[tuple[str, str, int]], during: list[tuple[str, str, int]]
 ) -> None:

@@ -224,6 +224,7 @@ def test_goals_keep_what_they_minimise_and_those_of_older_clients_the_slowest_ti
         goal_from(older)
 
 
+@pytest.mark.slow
 async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
     """The only test that simulates: small models, few GPUs."""
     async with local_mesh() as mesh:
@@ -270,6 +271,7 @@ async def test_a_real_plan_is_made_in_another_process_and_served() -> None:
             assert applied.revision > plan.revision
 
 
+@pytest.mark.process
 async def test_the_planner_waits_for_the_routers_that_are_announced_and_a_goal_may_leave_the_judge_to_it() -> None:
     async with local_mesh() as mesh:
         await mesh.store.put(RECORD.key, msgspec.json.encode(RECORD))

@@ -29,6 +29,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.process
 async def test_a_plan_that_takes_too_long_ends_its_process_and_the_next_gets_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,6 +19,7 @@ from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD
 from tests.unit.controlplane.planner.desk_at_work import desk_with
 
 
+@pytest.mark.process
 async def test_one_plan_is_made_however_many_workloads_come_meanwhile() -> None:
     async with desk_with() as at:
         at.maker.may_end.clear()

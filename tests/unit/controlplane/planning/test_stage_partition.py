@@ -22,6 +22,7 @@ from controlplane.planning.stage_partition import (
 )
 from controlplane.planning.stage_plan import StagePlan
 from mesh.errors import ConfigurationError
+from tests.examples import examples
 
 MODEL = QoeModel(8.0, 0.05, 1e-4, 1e-8, 2e-4)
 
@@ -57,7 +58,7 @@ def every_quality(asked: PartitionProblem, instances: int) -> list[float]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 5), st.integers(1, 6), st.floats(0, 0.1))
 def test_the_exact_plan_is_the_best_of_all(seed: int, instances: int, cuts: int, transfer_token_ms: float) -> None:
     asked = problem(seed, cuts, transfer_token_ms)
@@ -66,7 +67,7 @@ def test_the_exact_plan_is_the_best_of_all(seed: int, instances: int, cuts: int,
     assert sum(found.instances) == instances
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 5), st.integers(1, 6))
 def test_the_chain_is_the_best_of_one_instance_a_stage(seed: int, instances: int, cuts: int) -> None:
     asked = problem(seed, cuts)
@@ -78,7 +79,7 @@ def test_the_chain_is_the_best_of_one_instance_a_stage(seed: int, instances: int
     assert sum(chain_plan(asked, instances).instances) == instances
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 2**20), st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_given_sizes_get_their_best_boundaries(seed: int, sizes: list[int]) -> None:
     asked = problem(seed, 6)
@@ -93,7 +94,7 @@ def test_more_stages_than_ranges_are_refused() -> None:
 
 
 @given(st.integers(0, 2**20), st.integers(1, 40), st.floats(0, 0.1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_heuristic_never_beats_the_optimum_nor_loses_to_its_own_chain(
     seed: int, instances: int, transfer_token_ms: float
 ) -> None:

@@ -15,6 +15,7 @@ from controlplane.policies.lmetric import LMetric
 from controlplane.policies.place import place, place_decode
 from controlplane.policies.registry import POLICIES, create_policy
 from controlplane.policies.round_robin import RoundRobin
+from tests.examples import examples
 from tests.unit.controlplane.builders import instance, report
 
 ANY, PREFILL, DECODE = InstancePhase.ANY, InstancePhase.PREFILL, InstancePhase.DECODE
@@ -201,7 +202,7 @@ def test_a_policy_that_chooses_both_has_its_way() -> None:
     assert snapshot.unreported_decodes.tolist() == [0, 0, 1]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @pytest.mark.parametrize("name", POLICIES)
 @given(
     phase_of=st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(InstancePhase), min_size=1),

@@ -12,6 +12,7 @@ from controlplane.protocols.bid_ask.choice import Offer, choose
 from controlplane.protocols.bid_ask.receiver import Capacity, EntryState, Receiver
 from controlplane.protocols.bid_ask.sender import Closed, DealState, Migrate, MigrationEnded, PeerLost, Sender, Tick
 from mesh.errors import IllegalTransition
+from tests.examples import examples
 from tests.unit.controlplane.protocols.bid_ask_model import KV_TOKENS, LIMITS, Cluster
 
 ROOMY = Capacity(load_tokens=100, idle_tokens=100_000)
@@ -83,7 +84,7 @@ class Chaos(RuleBasedStateMachine):
 
 
 TestChaos = Chaos.TestCase
-TestChaos.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestChaos.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)
 
 
 def one_step(cluster: Cluster, rng: Random) -> None:
@@ -126,6 +127,7 @@ def one_step(cluster: Cluster, rng: Random) -> None:
                 cluster.arrive(index, keep=fate == "double")
 
 
+@pytest.mark.slow
 def test_long_runs_in_bad_weather() -> None:
     begun = 0
     for seed in range(40):

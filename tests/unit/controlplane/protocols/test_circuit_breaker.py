@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from controlplane.protocols.circuit_breaker import BreakerLimits, BreakerState, CircuitBreaker
 from mesh.errors import IllegalTransition
+from tests.examples import examples
 
 LIMITS = BreakerLimits(first_pause_s=0.1, longest_pause_s=2.0, healthy_s=10.0)
 EPSILON_S = 1e-9
@@ -59,7 +60,7 @@ class BreakerUnderFire(RuleBasedStateMachine):
 
 
 TestBreakerUnderFire = BreakerUnderFire.TestCase
-TestBreakerUnderFire.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBreakerUnderFire.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def closed(now_s: float) -> CircuitBreaker:

@@ -14,6 +14,7 @@ from controlplane.protocols.migration.limits import MigrationLimits
 from controlplane.protocols.migration.source import SourceMigration, SourceState
 from controlplane.protocols.migration.target import TargetMigration, TargetState
 from mesh.errors import IllegalTransition
+from tests.examples import examples
 from tests.unit.controlplane.protocols.migration_model import LIMITS, REQUEST, TwoInstances, new_source
 
 
@@ -96,9 +97,9 @@ class ChaosFromPrefill(Chaos):
 
 
 TestChaos = Chaos.TestCase
-TestChaos.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestChaos.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)
 TestChaosFromPrefill = ChaosFromPrefill.TestCase
-TestChaosFromPrefill.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestChaosFromPrefill.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)
 
 
 def usual_course(pair: TwoInstances) -> None:
@@ -143,6 +144,7 @@ FAULTS: dict[str, Callable[[TwoInstances], None]] = {
 USUAL_STEPS = 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", sorted(FAULTS))
 @pytest.mark.parametrize("first", sorted(FAULTS))
 def test_any_two_faults_at_any_two_moments(first: str, second: str) -> None:

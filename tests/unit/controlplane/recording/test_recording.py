@@ -186,6 +186,7 @@ class LiveScheduler:
         self.desk.recorder.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_decisions_over_the_same_snapshots(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "recording.jsonl"

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from penstock.v1 import scheduler_pb2
 from tests.unit.controlplane.local_mesh import local_mesh, place_request, scheduler_stub, snapshot_until
 
@@ -30,6 +32,7 @@ async def test_two_schedulers_do_not_fill_the_same_instance() -> None:
             assert (first.metric("penstock_scheduler_shared_events_total", way="told") or 0) >= 4
 
 
+@pytest.mark.slow
 async def test_a_scheduler_that_has_just_come_is_told_of_what_is_open() -> None:
     async with local_mesh() as mesh:
         monitor = await mesh.monitor()
@@ -47,6 +50,7 @@ async def test_a_scheduler_that_has_just_come_is_told_of_what_is_open() -> None:
                     await snapshot_until(stub, lambda s: unreported(s) == 0)
 
 
+@pytest.mark.slow
 async def test_placements_survive_a_change_of_the_monitor() -> None:
     async with local_mesh() as mesh:
         monitors = [await mesh.monitor(), await mesh.monitor("monitor-1")]
@@ -67,6 +71,7 @@ async def test_placements_survive_a_change_of_the_monitor() -> None:
             await snapshot_until(stub, lambda s: unreported(s) == 1)
 
 
+@pytest.mark.slow
 async def test_a_monitor_that_falls_silent_is_left_for_another_before_placements_fall_back() -> None:
     async with local_mesh() as mesh:
         silent = await mesh.monitor(heartbeat_ms=1e6, stale_s=1e6)

@@ -170,6 +170,7 @@ async def test_several_models_at_once() -> None:
                 assert (await stub.Place(place_request(f"l{number}", model="large"))).instance_id == "l"
 
 
+@pytest.mark.slow
 async def test_a_stale_instance_gets_nothing_until_it_is_fresh_again() -> None:
     clock = StillClock()
     async with local_mesh() as mesh:
@@ -233,6 +234,7 @@ async def test_a_policy_s_parameters_reach_all_schedulers_and_are_kept() -> None
             assert dict((await one.SetPolicy(whole)).parameters) == {"range": 4}
 
 
+@pytest.mark.slow
 async def test_instances_that_the_policy_left_out_are_explained_without_infinities() -> None:
     async with local_mesh() as mesh:
         monitor, scheduler = await mesh.monitor(), await mesh.scheduler(policy="random_two")
@@ -268,6 +270,7 @@ async def test_a_policy_that_cannot_be_used_is_ignored_loudly(caplog: pytest.Log
             await until(lambda: stub.GetPolicy(get), lambda policy: policy.policy == "least_loaded")
 
 
+@pytest.mark.slow
 async def test_without_a_monitor_the_fallback_places_on_the_last_known_instances() -> None:
     clock = StillClock()
     async with local_mesh() as mesh:
@@ -373,6 +376,7 @@ async def test_both_phases_are_placed_explained_and_counted() -> None:
         assert scheduler.metric("penstock_scheduler_split_placements_total", instance="d") == 1
 
 
+@pytest.mark.slow
 async def test_arrow_chooses_who_decodes_at_the_end_of_the_prefill_and_shows_its_pools() -> None:
     async with local_mesh() as mesh:
         monitor, scheduler = await mesh.monitor(), await mesh.scheduler(policy="arrow")

@@ -38,6 +38,7 @@ async def pulled_bytes(worker: Worker) -> int:
     return int((await worker.engine._agent.status()).pulled_bytes_total)
 
 
+@pytest.mark.slow
 async def test_the_first_token_comes_from_one_instance_and_the_rest_from_another() -> None:
     async with running_workers("p", "d", options=SLOW_PREFILL) as mesh:
         request = make_request("r", prompt=2000, max_tokens=60)
@@ -58,6 +59,7 @@ async def test_the_first_token_comes_from_one_instance_and_the_rest_from_another
             assert worker.engine.instance.load().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 async def test_many_at_once_all_move_while_a_long_prefill_goes_on() -> None:
     async with running_workers("p", "d1", "d2", options=SLOW_PREFILL) as mesh:
         requests = [make_request("long", 3500, 80, salt=99)]
@@ -84,6 +86,7 @@ async def test_both_phases_on_one_instance_cost_no_transfer() -> None:
         assert [await pulled_bytes(each) for each in mesh.workers.values()] == [0, 0]
 
 
+@pytest.mark.slow
 async def test_without_room_there_the_request_is_decoded_here_loudly(caplog: pytest.LogCaptureFixture) -> None:
     async with running_workers("p", "d", options=("instance.kv_blocks=512",)) as mesh:
         await mesh.generate("d", make_request("hog", prompt=7000, max_tokens=900, salt=1))
@@ -171,6 +174,7 @@ async def played_scheduler(beside: Worker, answer: str) -> AsyncIterator[PlayedS
         await server.stop(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["d", ""])
 async def test_who_decodes_is_asked_after_the_first_token(answer: str) -> None:
     async with running_workers("p", "d", options=SLOW_PREFILL) as mesh:
@@ -205,6 +209,7 @@ async def test_nobody_is_asked_about_a_request_that_ends_with_its_first_token() 
         assert not len(mesh.workers["p"].role._mover._hand_overs)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any() -> None:
     async with running_workers("a", "d", "p", phases={"d": "decode", "p": "prefill"}) as mesh:
         requests = [make_request(f"r{number}", 60, 250, salt=number) for number in range(4)]
@@ -225,6 +230,7 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
         assert set(await ready_loads(GrpcTransport(), peers())) == {"p"}
 
 
+@pytest.mark.slow
 async def test_a_drained_prefill_instance_hands_over_what_it_has_begun() -> None:
     async with running_workers("p", "d", options=SLOW_PREFILL) as mesh:
         requests = [make_request(f"r{number}", 800, 60, salt=number) for number in range(3)]
@@ -254,6 +260,7 @@ async def test_a_decode_instance_that_is_full_for_a_moment_is_asked_again() -> N
         assert hand_overs(mesh.workers["p"], "failed") == 0
 
 
+@pytest.mark.slow
 async def test_a_decode_instance_that_stays_full_is_given_up_after_a_few_offers() -> None:
     async with running_workers("p") as mesh, scripted_target(mesh.workers["p"]) as target:
         request = make_request("r", prompt=100, max_tokens=400)

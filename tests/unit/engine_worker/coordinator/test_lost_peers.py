@@ -39,6 +39,7 @@ async def goes_on(mesh: Workers) -> None:
     assert mesh.workers["a"].engine.instance.load().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 async def test_a_target_that_refuses() -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
         order = await start(mesh)
@@ -50,6 +51,7 @@ async def test_a_target_that_refuses() -> None:
         await goes_on(mesh)
 
 
+@pytest.mark.slow
 async def test_a_target_that_dies_before_the_hand_over() -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
         order = await start(mesh)
@@ -81,6 +83,7 @@ async def test_a_target_that_dies_during_the_hand_over_has_the_request_recovered
         assert worker.metric("penstock_worker_migrations_total", direction="out", outcome="lost") == 1
 
 
+@pytest.mark.slow
 async def test_a_target_that_fails_during_the_hand_over_gives_the_request_back() -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
         order = await start(mesh)
@@ -94,6 +97,7 @@ async def test_a_target_that_fails_during_the_hand_over_gives_the_request_back()
         await goes_on(mesh)
 
 
+@pytest.mark.slow
 async def test_a_silent_target_is_asked_to_give_the_request_back_and_does() -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
         order = await start(mesh)
@@ -119,6 +123,7 @@ async def test_a_request_taken_back_while_it_stands_still_ends_here() -> None:
         assert mesh.workers["a"].engine.instance.load().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 async def test_another_incarnation_than_the_announced_one_is_not_trusted() -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
         target.incarnation_id = "another"
@@ -170,6 +175,7 @@ async def test_what_breaks_a_pull_ends_the_migration_though_its_source_is_gone(
         assert worker.engine.instance.load().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 async def test_an_engine_that_cannot_pause_a_request_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
 

@@ -18,6 +18,7 @@ from tests.unit.engine_worker.coordinator.running_workers import (
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 
+@pytest.mark.slow
 async def test_a_request_moves_in_mid_stream_and_back_without_a_lost_token() -> None:
     async with running_workers("a", "b") as mesh:
         request = make_request("r", prompt=100, max_tokens=150)
@@ -42,6 +43,7 @@ async def test_a_request_moves_in_mid_stream_and_back_without_a_lost_token() -> 
             assert worker.engine.instance.load().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 async def test_a_request_that_moved_has_ended_where_it_did_and_nowhere_else() -> None:
     async with running_workers("a", "b") as mesh:
         await mesh.generate("a", make_request("r", prompt=100, max_tokens=150))
@@ -71,6 +73,7 @@ async def test_stop_and_copy_moves_all_in_one_piece() -> None:
         assert heard.token_ids == undisturbed(request)
 
 
+@pytest.mark.slow
 async def test_a_migration_ordered_during_the_prefill_follows_it() -> None:
     async with running_workers("a", "b", options=("instance.max_step_tokens=256", "cost.fixed_ms=25")) as mesh:
         request = make_request("r", prompt=4000, max_tokens=60)
@@ -105,6 +108,7 @@ async def test_an_impossible_order_is_refused(request_id: str, target: str, reas
         assert heard.epoch == 0
 
 
+@pytest.mark.slow
 async def test_a_target_without_room_leaves_the_request_where_it_is() -> None:
     async with running_workers("a", "b", options=("instance.kv_blocks=512",)) as mesh:
         hog = make_request("hog", prompt=7000, max_tokens=400, salt=1)
@@ -141,6 +145,7 @@ async def test_what_the_target_cannot_run_after_all_is_recovered_and_leaves_no_b
             assert worker.engine.instance.load().kv_blocks_used == 0
 
 
+@pytest.mark.slow
 async def test_a_frontend_unknown_to_the_target_keeps_the_request_where_it_is() -> None:
     async with running_workers("a", "b") as mesh:
         mesh.workers["b"].call.cancel()
@@ -154,6 +159,7 @@ async def test_a_frontend_unknown_to_the_target_keeps_the_request_where_it_is() 
         assert heard.token_ids == undisturbed(request)
 
 
+@pytest.mark.slow
 async def test_a_drain_moves_every_stream_and_ends_the_worker() -> None:
     async with running_workers("a", "b", "c") as mesh:
         requests = [make_request(f"r{number}", 60 + 20 * number, 500, salt=number) for number in range(16)]
@@ -170,6 +176,7 @@ async def test_a_drain_moves_every_stream_and_ends_the_worker() -> None:
             assert mesh.heard[request.request_id].token_ids == undisturbed(request)
 
 
+@pytest.mark.slow
 async def test_a_sigterm_moves_what_runs_before_the_worker_ends() -> None:
     async with running_workers("a", "b") as mesh:
         request = make_request("r", max_tokens=300)
@@ -181,6 +188,7 @@ async def test_a_sigterm_moves_what_runs_before_the_worker_ends() -> None:
         assert (heard.owner, heard.token_ids) == ("b", undisturbed(request))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["a", "b"])
 async def test_a_worker_whose_blocks_cannot_move_says_so_and_is_left_alone(broken: str) -> None:
     async with running_workers("a", "b") as mesh:

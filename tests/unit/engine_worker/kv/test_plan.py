@@ -29,6 +29,7 @@ def packings(draw: st.DrawFn) -> Packing:
     return Packing(draw(st.integers(max(gathered, 100), 2000)), gathered, direct)
 
 
+@pytest.mark.slow
 @given(pairings())
 def test_runs_are_the_two_lists_again(lists: tuple[list[int], list[int]]) -> None:
     source, target = lists

@@ -30,6 +30,7 @@ def test_a_gpu_has_its_transports() -> None:
     assert "cuda" not in ucx_environment("cpu")["UCX_TLS"]
 
 
+@pytest.mark.process
 def test_importing_the_agent_does_not_import_ucx() -> None:
     code = (
         "import sys; import engine_worker.kv.agent, engine_worker.kv.service;"

@@ -31,6 +31,7 @@ PARENT = textwrap.dedent("""
 """)
 
 
+@pytest.mark.process
 def test_a_child_dies_with_its_parent() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, WORKER_PID_VARIABLE, CHILD], stdout=subprocess.PIPE, text=True
@@ -47,6 +48,7 @@ def test_a_child_dies_with_its_parent() -> None:
     assert not _is_running(child)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("worker_pid", [None, "own"])
 def test_the_worker_itself_and_strangers_are_left_alone(worker_pid: str | None) -> None:
     check = textwrap.dedent("""
@@ -64,6 +66,7 @@ def test_the_worker_itself_and_strangers_are_left_alone(worker_pid: str | None) 
     assert subprocess.run(arguments, env=environ, capture_output=True, check=True, text=True).stdout == "0\n"
 
 
+@pytest.mark.process
 def test_a_child_of_the_worker_asks_for_the_signal_and_leaves_with_status_zero() -> None:
     check = textwrap.dedent("""
         import ctypes
@@ -78,6 +81,7 @@ def test_a_child_of_the_worker_asks_for_the_signal_and_leaves_with_status_zero()
     assert done.stdout == f"{int(signal.SIGKILL)}\n", "printed although the interpreter was left early"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(installed_device() != "cpu", reason="only engines on a CPU give way")
 def test_an_engine_on_a_cpu_gives_way() -> None:
     check = "import os; from engine_worker.engines.vllm.plugin import register; register(); print(os.nice(0))"

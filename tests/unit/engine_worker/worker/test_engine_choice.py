@@ -97,6 +97,7 @@ async def test_the_simulated_engine_says_of_itself_what_it_is_told(tmp_path: Pat
         )
 
 
+@pytest.mark.process
 def test_the_simulated_engine_imports_neither_torch_nor_vllm() -> None:
     script = """
 import sys

@@ -9,6 +9,7 @@ from controlplane.model.request import FinishReason, StepOutput, TokenDelta
 from engine_worker.deltas import Failure, FailureCode
 from engine_worker.request_table import Orders, RequestTable
 from mesh.errors import IllegalTransition
+from tests.examples import examples
 from tests.unit.engine_worker.worker.fake_engine import make_request
 
 IDS = [f"request-{number}" for number in range(6)]
@@ -166,7 +167,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTable.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def admitted(*request_ids: str, stream_id: int = 1) -> RequestTable:

@@ -173,6 +173,7 @@ async def test_more_frontends_than_the_limit_are_turned_away(worker: RunningWork
     assert await worker.connect("extra")
 
 
+@pytest.mark.slow
 async def test_a_frontend_that_does_not_read_is_cut_off_and_nobody_else_is(caplog: Any) -> None:
     registry = CollectorRegistry()
     async with running_worker(replace(SETTINGS, stream_buffer_messages=20), registry) as worker:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from mesh.rpc.client import open_channel
 from mesh.runtime import GrpcTransport
@@ -89,6 +90,7 @@ async def frontend(stub: Any, name: str) -> FrontendStream:
     return stream
 
 
+@pytest.mark.process
 async def test_many_requests_over_three_streams_then_a_drain_that_cuts_nothing() -> None:
     async with worker_process() as worker, open_channel(GrpcTransport(), worker.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
@@ -122,6 +124,7 @@ async def test_many_requests_over_three_streams_then_a_drain_that_cuts_nothing()
             assert await worker.process.wait() == 0
 
 
+@pytest.mark.process
 async def test_a_second_signal_cuts_the_drain_and_says_so_to_the_frontend() -> None:
     async with (
         worker_process("--engine-option", "cost.fixed_ms=1000") as worker,
@@ -141,6 +144,7 @@ async def test_a_second_signal_cuts_the_drain_and_says_so_to_the_frontend() -> N
             assert await worker.process.wait() == 0
 
 
+@pytest.mark.process
 async def test_emitted_tokens_are_gone_on_from() -> None:
     async with worker_process() as worker, open_channel(GrpcTransport(), worker.address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.store.interface import KeyValue, WatchEvent
 from mesh.store.journal import Journal
+from tests.examples import examples
 
 
 def put(key: str, value: bytes, revision: int, lease: str = "") -> WatchEvent:
@@ -139,7 +140,7 @@ def _full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, "disk full")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.binary(max_size=5))), max_size=8))
 def test_reopening_restores_any_sequence(
     tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[str, bytes | None]]

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mesh.errors import LeaseLost, StoreCompacted, StoreError
 from mesh.store.interface import KeyValue, WatchEvent
 from mesh.store.keyspace import KeySpace
+from tests.examples import examples
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "ab", "b"])
 PREFIXES = st.sampled_from(["", "a", "a/", "b", "c"])
@@ -141,7 +142,7 @@ class KeySpaceAgainstModel(RuleBasedStateMachine):
 
 
 TestKeySpaceAgainstModel = KeySpaceAgainstModel.TestCase
-TestKeySpaceAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestKeySpaceAgainstModel.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_a_write_that_cannot_be_made_durable_changes_nothing() -> None:

@@ -13,6 +13,7 @@ from mesh.store.backoff import Backoff
 from mesh.store.interface import Listing, WatchEvent
 from mesh.store.keyspace import KeySpace
 from mesh.store.watching import WatchCursor, watch_resuming
+from tests.examples import examples
 
 
 class NoTime:
@@ -75,7 +76,7 @@ class FlakySource:
 STEPS = st.sampled_from(["put", "put", "put", "delete", "clear", "compact", "lose", "lose"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(STEPS, max_size=60), st.randoms(use_true_random=False))
 def test_nothing_is_lost_or_repeated(script: list[str], rng: random.Random) -> None:
     source = FlakySource(script, rng)

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
 from controlplane.model.cascade_goal import CascadeGoal
 from controlplane.model.cascade_record import CascadeRecord
@@ -21,6 +22,7 @@ GOAL = CascadeGoal("both", 2, ("a@H100", "b@H100"), quality=80.0)
 TIME_LIMIT_S = 20.0
 
 
+@pytest.mark.slow
 async def test_two_routers_report_their_windows_and_the_planner_adds_them_up() -> None:
     async with local_mesh() as mesh:
         await mesh.store.put(RECORD.key, msgspec.json.encode(RECORD))

@@ -133,6 +133,7 @@ def test_a_concurrency_limit_that_bites_is_said_aloud(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["ttft_ms"]["p99"] >= 80
 
 
+@pytest.mark.slow
 def test_the_plot_is_written(trace: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     plot = tmp_path / "cdf.png"
@@ -184,6 +185,7 @@ def test_an_endpoint_that_cannot_be_used_is_named(trace: str) -> None:
     assert "serves demo, not gpt-5" in str(result.exception)
 
 
+@pytest.mark.process
 def test_ctrl_c_still_writes_the_report_so_far(tmp_path: Path) -> None:
     trace = azure_trace(tmp_path / "trace.csv", [(0.0, 5, 1), (0.01, 6, 1), (0.5, 7, 1), (50.0, 8, 1)])
 

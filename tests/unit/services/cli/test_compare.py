@@ -11,6 +11,7 @@ SMALL = ("--trace", "synthetic", "--clip", "0:10", "--instances", "3", "--seed",
 POLICIES = ("lmetric", "linear:lambda=0.5")
 
 
+@pytest.mark.process
 def test_each_column_is_the_report_of_its_own_simulation(tmp_path: Path) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "out.png"
     chosen = [word for policy in POLICIES for word in ("--policy", policy)]
@@ -30,6 +31,7 @@ def test_each_column_is_the_report_of_its_own_simulation(tmp_path: Path) -> None
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.process
 def test_parameters_are_set_for_one_policy() -> None:
     command = [*SMALL, "--policy", "linear", "--policy", "lmetric", "--processes", "1", "--json", "-"]
     plain = CliRunner().invoke(compare, command)

@@ -32,6 +32,7 @@ async def address_of(log_path: Path) -> str:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("drain_s", "is_cut"), [(DRAIN_S, False), (0.2, True)])
 async def test_what_runs_on_it_is_cut_by_nothing_but_the_time_that_the_mesh_gives_it(
     tmp_path: Path, drain_s: float, is_cut: bool

@@ -87,6 +87,7 @@ async def test_a_substitute_that_never_starts_leaves_the_tier_with_an_instance(s
     assert machine.serving == {("large", ONE): 2}
 
 
+@pytest.mark.slow
 async def test_pauses_between_tries_double_up_to_a_bound(store: EmbeddedStore) -> None:
     machine = Machine(2, store, small=[ONE])
     machine.broken = {"large"}

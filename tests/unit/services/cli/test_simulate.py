@@ -16,6 +16,7 @@ def simulate(*args: str) -> Result:
     return CliRunner().invoke(command, list(args))
 
 
+@pytest.mark.slow
 def test_prints_the_table_and_writes_the_form_of_bench(tmp_path: Path) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "out.png"
     result = simulate(*SMALL, "--policy", "round_robin", "--json", str(out), "--plot", str(plot))

@@ -84,6 +84,7 @@ async def member_of(log_path: Path, life: int) -> Member:
     return Member("worker", "w", serving["incarnation_id"], serving["address"], "")
 
 
+@pytest.mark.process
 async def test_a_killed_worker_comes_back(supervisor: Supervisor, events: Events, tmp_path: Path) -> None:
     await supervisor.add(ProcessSpec("w", "worker", WORKER))
     os.kill(supervisor.pids()["w"], signal.SIGKILL)
@@ -91,6 +92,7 @@ async def test_a_killed_worker_comes_back(supervisor: Supervisor, events: Events
     await member_of(tmp_path / "w.log", 1)
 
 
+@pytest.mark.process
 async def test_a_worker_that_somebody_else_ends_comes_back_and_a_drained_one_stays_away(
     supervisor: Supervisor, events: Events, tmp_path: Path
 ) -> None:
@@ -107,6 +109,7 @@ async def test_a_worker_that_somebody_else_ends_comes_back_and_a_drained_one_sta
     assert supervisor.pids() == {}
 
 
+@pytest.mark.process
 async def test_wrong_settings_are_given_up_at_once_with_the_reason(supervisor: Supervisor, events: Events) -> None:
     await supervisor.add(ProcessSpec("w", "worker", (*WORKER, "--engine-option", "foo=1")))
     async with asyncio.timeout(WAIT_S):
@@ -127,6 +130,7 @@ async def test_a_process_that_cannot_be_started_is_none(supervisor: Supervisor) 
     assert not supervisor.names()
 
 
+@pytest.mark.process
 async def test_a_restart_that_is_refused_is_tried_again(
     supervisor: Supervisor, launcher: Launches, events: Events
 ) -> None:

@@ -37,6 +37,7 @@ async def test_too_late_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "not serving within 0.01 s" in capsys.readouterr().err
 
 
+@pytest.mark.process
 async def test_a_process_that_is_given_up_ends_the_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     supervisor = Supervisor(SystemLauncher(tmp_path), print)
     await supervisor.add(ProcessSpec("m", "monitor", ("--no-such-option",)))

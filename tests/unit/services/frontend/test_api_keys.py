@@ -94,6 +94,7 @@ def test_concurrency_is_given_back(tmp_path: Path) -> None:
     assert limits.enter(key, 0.0) is None
 
 
+@pytest.mark.slow
 async def test_keys_are_asked_for_and_limits_hold(model_path: Path, tmp_path: Path) -> None:
     key, line = new_key_line("alice", SECRET, requests_per_min=6)
     keys = key_file(tmp_path, line)

@@ -12,6 +12,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
@@ -94,6 +95,7 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "status", "param", "code"), CHAT_CASES)
 async def test_wrong_chat_parameters_are_named(
     http: httpx.AsyncClient, fields: dict[str, Any], status: int, param: str | None, code: str | None
@@ -267,7 +269,9 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 @pytest.mark.parametrize(("path", "schema"), [(CHAT, "ChatCompletionRequest"), (COMPLETIONS, "CompletionRequest")])
 @given(data=st.data())
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 async def test_no_request_is_answered_500_or_never(
     http: httpx.AsyncClient, path: str, schema: str, data: st.DataObject
@@ -297,7 +301,7 @@ async def _document(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 @given(body=st.binary(max_size=200))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_arbitrary_bytes_are_a_bad_request(http: httpx.AsyncClient, body: bytes) -> None:
     response = await http.post(CHAT, content=body)
     assert response.status_code == 400

@@ -74,6 +74,7 @@ async def test_a_streaming_client_gets_keep_alives_and_then_the_accepted_answer(
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hm."
 
 
+@pytest.mark.slow
 async def test_confidence_needs_no_question_to_the_client_for_logprobs(model_path: Path) -> None:
     record = msgspec.structs.replace(RECORD, judges=("confidence",))
     async with cascade(model_path, lambda _: 90.0, record) as both:
@@ -109,6 +110,7 @@ async def test_an_answer_that_cannot_score_enough_any_more_is_given_up(model_pat
         assert len(large.received) == 1
 
 
+@pytest.mark.slow
 async def test_with_another_judge_or_a_deadline_answers_are_written_to_their_end(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0) as both:
         judged_by_another = (await both.ask(logprobs=True)).parse()
@@ -145,6 +147,7 @@ async def test_without_a_judge_the_cascade_does_as_configured_and_says_so(
         assert "no cascade router" in again.penstock["tiers"][0]["judge"]
 
 
+@pytest.mark.slow
 async def test_hints_raise_the_bar_cap_the_tier_and_bound_the_time(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 75.0, large_step_s=0.2) as both:
         raised = (await both.ask(extra_body={"penstock": {"quality": 80}})).parse()
@@ -270,6 +273,7 @@ async def test_a_tier_that_fails_is_passed_over(model_path: Path) -> None:
         assert len(both.router.judged) == 1, "what nobody answered is not counted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -298,6 +302,7 @@ async def test_completions_go_through_cascades_too(model_path: Path) -> None:
             await both.mesh.client().completions.create(model="both", prompt=["a", "b"])
 
 
+@pytest.mark.slow
 async def test_cascades_are_listed_among_the_models_while_their_tiers_are_served(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0) as both:
         listed = {model.id: model for model in (await both.mesh.client().models.list()).data}
@@ -381,6 +386,7 @@ async def test_a_clients_time_counts_from_arrival_and_each_tiers_from_its_being_
         assert mesh.metric("ttft_seconds_sum", model="small") == pytest.approx(2.0), "asked for by its own name"
 
 
+@pytest.mark.slow
 async def test_escalations_are_counted_by_the_tier_gone_on_to_and_the_reason(model_path: Path) -> None:
     scores = iter([10.0, None])
     async with cascade(model_path, lambda _: next(scores)) as both:

@@ -31,6 +31,7 @@ def times_of(both: Cascade) -> TierTimes:
     return both.mesh.service.cascades.times
 
 
+@pytest.mark.slow
 async def test_one_slow_answer_does_not_lock_its_tier_out(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0) as both:
         now_s = both.mesh.service.clock()
@@ -42,6 +43,7 @@ async def test_one_slow_answer_does_not_lock_its_tier_out(model_path: Path) -> N
             assert (await both.ask(**hinted(10))).parse().penstock["tier"] == "large"
 
 
+@pytest.mark.slow
 async def test_a_tier_that_was_cut_is_known_to_take_longer(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0, large_step_s=5.0) as both:
         large = both.mesh.workers[1]
@@ -129,6 +131,7 @@ async def test_what_a_tier_had_written_when_it_failed_counts(model_path: Path) -
 # -- what judges are told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("judged", [False, True])
 async def test_a_prompt_of_token_ids_is_judged_and_sampled_as_its_text(

@@ -97,6 +97,7 @@ async def test_an_answer_that_is_sure_to_be_accepted_is_sent_as_it_is_written(mo
         assert text_of([first, *rest]) == LONG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("options", [{}, {"stop": ["and four"]}, {"stop": "three", "logprobs": True}, {"echo": True}])
 async def test_the_text_and_usage_are_those_of_the_answer_that_is_not_streamed(
@@ -124,6 +125,7 @@ async def test_the_text_and_usage_are_those_of_the_answer_that_is_not_streamed(
     assert spelled == (choice["logprobs"][part] if choice["logprobs"] else [])
 
 
+@pytest.mark.slow
 async def test_after_an_escalation_the_last_tier_streams_and_usage_counts_every_tier(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ async def test_who_does_not_stream_waits_for_the_whole_answer(model_path: Path) 
         assert answer.penstock["seconds"] > 0
 
 
+@pytest.mark.slow
 async def test_an_answer_that_may_be_cut_for_another_is_not_shown_before_it_is_there(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0) as both:
         events = await all_events(both, penstock={"latency_s": 60})
@@ -168,6 +171,7 @@ async def test_an_answer_that_may_be_cut_for_another_is_not_shown_before_it_is_t
         assert events[0]["penstock"]["because"] == "deadline"
 
 
+@pytest.mark.slow
 async def test_a_tier_that_fails_before_its_first_token_is_passed_over(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0, TAKES_ALL) as both:
         both.mesh.worker.script = lambda _: [REFUSED]
@@ -185,6 +189,7 @@ async def test_a_tier_that_fails_before_its_first_token_is_passed_over(model_pat
         assert events[-3]["penstock"]["because"] == "tier_failed"
 
 
+@pytest.mark.slow
 async def test_a_tier_that_fails_after_its_first_token_ends_the_stream_with_its_error(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0, TAKES_ALL) as both:
         both.mesh.worker.script = breaks_off_after(saying(both.mesh, LONG), 6)
@@ -219,6 +224,7 @@ async def test_what_was_given_up_and_is_asked_again_streams(model_path: Path) ->
         assert events[-2]["usage"]["completion_tokens"] > whole_tokens, "the answer that was given up counts too"
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_takes_the_tier_along(model_path: Path) -> None:
     async with cascade(model_path, lambda _: None, TAKES_ALL) as both:
         both.mesh.worker.script, both.mesh.worker.step_s = endless, 0.01
@@ -230,6 +236,7 @@ async def test_a_client_that_leaves_takes_the_tier_along(model_path: Path) -> No
         assert both.mesh.service.gate.queue.running == 0
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_is_aborted_and_cut(model_path: Path) -> None:
     async with cascade(model_path, lambda _: None, TAKES_ALL, max_pending_tokens=500) as both:
         both.mesh.worker.script = endless
@@ -250,6 +257,7 @@ async def test_a_client_that_does_not_read_is_aborted_and_cut(model_path: Path) 
             client.close()
 
 
+@pytest.mark.slow
 async def test_a_stream_ends_at_its_deadline(model_path: Path) -> None:
     async with cascade(model_path, lambda _: None, TAKES_ALL, request_deadline_s=2.0) as both:
         both.mesh.worker.script, both.mesh.worker.step_s = endless, 0.01
@@ -258,6 +266,7 @@ async def test_a_stream_ends_at_its_deadline(model_path: Path) -> None:
         await both.mesh.worker.wait_until(lambda: len(both.mesh.worker.aborted) == 1)
 
 
+@pytest.mark.slow
 async def test_a_stream_survives_the_death_of_its_instance(model_path: Path) -> None:
     async with cascade(model_path, lambda _: None, TAKES_ALL) as both:
         mesh = both.mesh

@@ -36,6 +36,7 @@ async def events(response: httpx.Response) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 async def test_the_death_of_the_only_worker_ends_its_streams_with_an_error(model_path: Path) -> None:
     async with mesh_of_fakes(model_path, instance_wait_s=0.0, connect_wait_s=0.01) as mesh, mesh.http() as http:
         worker = await mesh.add_worker(endless, step_s=0.002)
@@ -73,6 +74,7 @@ async def test_a_restarted_worker_is_used_again(model_path: Path) -> None:
         assert (await mesh.client().chat.completions.create(**BODY)).choices[0].finish_reason == "stop"
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_announced_at_another_address_finishes_what_it_has_and_is_found_there(
     model_path: Path,
 ) -> None:
@@ -136,6 +138,7 @@ async def test_a_scheduler_knows_at_each_placement_which_workers_the_frontend_is
         await mesh.until(lambda: mesh.scheduler.linked[-1] == ())
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hangs_is_no_longer_told_of_as_connected_before_its_requests_are_placed_again(
     model_path: Path,
 ) -> None:
@@ -173,6 +176,7 @@ async def test_a_worker_that_leaves_the_directory_finishes_what_it_has(model_pat
         assert (await answer).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_worker_that_had_only_lost_its_lease_is_served_by_the_link_it_has(model_path: Path) -> None:
     async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
         worker = await mesh.add_worker(endless, step_s=0.005)
@@ -218,6 +222,7 @@ async def test_another_process_at_a_workers_address_gets_no_requests(model_path:
         assert liar.received == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "status"),
     [
@@ -253,6 +258,7 @@ async def test_a_gap_or_a_doubled_token_fails_loudly(model_path: Path, offset: i
         await mesh.worker.wait_until(lambda: len(mesh.worker.aborted) == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_aborts_its_requests_within_a_step(model_path: Path, stream: bool) -> None:
     async with mesh_of_fakes(model_path) as mesh:
@@ -275,6 +281,7 @@ async def ask_and_read(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_is_aborted_and_cut(model_path: Path) -> None:
     """Through a socket with small buffers, which never reads."""
     async with mesh_of_fakes(model_path, max_pending_tokens=500) as mesh:
@@ -296,6 +303,7 @@ async def test_a_client_that_does_not_read_is_aborted_and_cut(model_path: Path) 
             client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_ends_at_its_deadline(model_path: Path, stream: bool) -> None:
     async with mesh_of_fakes(model_path, request_deadline_s=0.2) as mesh, mesh.http() as http:
@@ -328,6 +336,7 @@ async def test_an_instance_that_is_not_connected_is_excluded_and_asked_for_again
         assert [list(place.excluded_instance_ids) for place in mesh.scheduler.placed] == [[], ["ghost"]]
 
 
+@pytest.mark.slow
 async def test_a_full_frontend_answers_429_with_retry_after(model_path: Path) -> None:
     async with mesh_of_fakes(model_path, max_running_requests=1, max_queued_requests=1) as mesh, mesh.http() as http:
         worker = await mesh.add_worker(endless, step_s=0.01)
@@ -345,6 +354,7 @@ async def test_a_full_frontend_answers_429_with_retry_after(model_path: Path) ->
         await mesh.until(lambda: mesh.service.gate.queue.running == 0)
 
 
+@pytest.mark.slow
 async def test_draining_closes_the_port_and_answers_what_still_comes_over_kept_connections(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +405,7 @@ async def ask_raw(mesh: MeshOfFakes, body: dict[str, Any]) -> bytes:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_stopping_tells_the_clients(model_path: Path) -> None:
     async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
         await mesh.add_worker(endless, step_s=0.01)

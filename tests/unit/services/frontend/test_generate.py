@@ -82,6 +82,7 @@ async def test_the_synchronous_client_works_too(model_path: Path) -> None:
         assert await asyncio.to_thread(ask) == "fine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("stop", "expected"), [("wor", "Hello "), (["x", "o w"], "Hell"), ("never", "Hello world"), (["H"], "")]
@@ -249,6 +250,7 @@ PROMPTS: list[tuple[Any, list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompt", "expected"), PROMPTS)
 @pytest.mark.parametrize("echo", [False, True])
 async def test_prompts_of_every_form(model_path: Path, prompt: Any, expected: list[Any], echo: bool) -> None:

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.v1 import scheduler_pb2
 from services.frontend.scheduler_link import SchedulerLink
 from tests.unit.services.frontend.fakes import Delta, FakeScheduler, always, tokens
@@ -50,6 +52,7 @@ async def test_load_is_shared_over_all_schedulers(model_path: Path) -> None:
         assert [len(mesh.scheduler.placed), len(second.placed)] == [3, 3]
 
 
+@pytest.mark.slow
 async def test_whoever_placed_a_request_hears_of_its_end(model_path: Path) -> None:
     async with mesh_of_fakes(model_path, short) as mesh, second_scheduler(mesh) as second:
         for _ in range(4):

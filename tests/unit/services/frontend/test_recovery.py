@@ -63,6 +63,7 @@ def emitted(mesh: MeshOfFakes) -> int:
     return sum(len(relay.emitted_token_ids) for one in mesh.service.running.values() for relay in one.relays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"n": 3}])
 async def test_a_request_survives_the_death_of_its_worker(model_path: Path, fields: Any) -> None:
     expected = await undisturbed(model_path, **fields)
@@ -228,6 +229,7 @@ def heartbeat(stalled_ms: int) -> worker_pb2.WorkerMessage:
     return worker_pb2.WorkerMessage(heartbeat=worker_pb2.Heartbeat(stalled_ms=stalled_ms))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", ["frozen", "stalled"])
 async def test_a_worker_that_hangs_loses_its_requests(model_path: Path, hang: str) -> None:
     async with mesh_of_fakes(model_path) as mesh:
@@ -317,6 +319,7 @@ def tail_is_lost(one: FakeWorker, two: FakeWorker, request_id: str) -> None:
     say_tail(two, handed_over(request_id, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("news", [source_first, target_first, tail_is_lost])
 async def test_a_request_that_moves_goes_on_in_the_same_stream(
     model_path: Path, news: Callable[[FakeWorker, FakeWorker, str], None]

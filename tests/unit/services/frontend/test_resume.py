@@ -16,6 +16,8 @@ from tests.resuming_client import ResumingClient
 from tests.unit.engine_worker.worker.test_simulated_worker import MODEL, ROOT, worker_process
 from tests.unit.services.frontend.mesh_of_fakes import frontend_between
 
+pytestmark = pytest.mark.slow
+
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
 CHAT: dict[str, Any] = {
     "model": MODEL,

@@ -34,6 +34,7 @@ def pairs(dataset: Dataset, split: str) -> tuple[np.ndarray, np.ndarray]:
     return samples.states, samples.remaining_tokens
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_states_tell(dataset: Dataset, tmp_path: Path) -> None:
     epochs: list[Epoch] = []
     network = train_network(pairs(dataset, "train"), pairs(dataset, "validation"), SETTINGS, epochs.append)
@@ -48,6 +49,7 @@ def test_it_learns_what_the_states_tell(dataset: Dataset, tmp_path: Path) -> Non
     assert report.mae_tokens_by_split["validation"] == pytest.approx(best.validation_mae_tokens, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_it_stops_when_nothing_gets_better(dataset: Dataset) -> None:
     epochs: list[Epoch] = []
     settings = TrainingSettings(hidden_sizes=(8, 8, 8), learning_rate=0.0, epochs=50, patience_epochs=3)
@@ -55,6 +57,7 @@ def test_it_stops_when_nothing_gets_better(dataset: Dataset) -> None:
     assert [epoch.is_best for epoch in epochs] == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_as_if_nothing_had_happened(dataset: Dataset, tmp_path: Path) -> None:
     class Interrupted(Exception):
         pass

@@ -33,6 +33,7 @@ def test_what_fits_nowhere_is_refused_and_what_is_unknown_is_named() -> None:
         TierModel("nobody", "H100").replicas()
 
 
+@pytest.mark.slow
 def test_latency_rises_with_the_rate_and_falls_with_tensor_parallelism() -> None:
     one, two = (next(r for r in TIER.replicas() if r.shape == shape) for shape in (ReplicaShape(1), ReplicaShape(2)))
     saturation = saturation_per_s(one, INPUT_TOKENS, OUTPUT_TOKENS)
@@ -72,6 +73,7 @@ def test_a_pipeline_shares_its_memory_among_the_batches_under_way() -> None:
     assert cut.engine.kv_blocks > straight.engine.kv_blocks
 
 
+@pytest.mark.slow
 def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
     sample = CascadeSample(
         scores=np.full((80, 1), 50.0), input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS[:, None], rate_per_s=1.0
@@ -95,6 +97,7 @@ def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
     assert np.mean([c.p95_s[0] for c in of_short]) < np.mean([c.p95_s[0] for c in first])
 
 
+@pytest.mark.slow
 def test_shapes_whose_context_is_too_short_for_a_request_are_left_out() -> None:
     tier = TierModel("Llama-3.3-70B", "H100", max_gpus=4)
     narrow, *wide = tier.replicas()
@@ -115,6 +118,7 @@ def test_work_follows_the_lengths_of_each_request() -> None:
     assert work_s[0] < work_s[1] < work_s[2]
 
 
+@pytest.mark.slow
 def test_answers_that_are_given_up_are_simulated_as_short_as_they_are() -> None:
     sample = CascadeSample(
         scores=np.full((80, 1), 50.0), input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS[:, None], rate_per_s=1.0

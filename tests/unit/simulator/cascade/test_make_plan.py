@@ -30,6 +30,7 @@ def test_a_goal_with_other_tiers_than_the_workload_is_refused_by_name(tiers: int
         make_plan(GOAL, lines(tiers))
 
 
+@pytest.mark.slow
 def test_one_tier_of_a_cascade_can_be_planned_by_itself() -> None:
     made = make_plan(msgspec.structs.replace(GOAL, tiers=GOAL.tiers[:1]), lines(1)).plan
     assert made.thresholds == ()

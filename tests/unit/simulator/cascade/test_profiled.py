@@ -108,6 +108,7 @@ def enumerated_latency_s(curves: list[tuple[ReplicaCurve, ...]], rates_per_s: li
     )
 
 
+@pytest.mark.slow
 def test_profiles_of_unlike_gpu_counts_are_mixed_as_enumeration_finds_best() -> None:
     tiers = [
         parse_tier("profile:vllm/small/H100", 16, PROFILES),
@@ -138,6 +139,7 @@ def test_profiles_of_unlike_gpu_counts_are_mixed_as_enumeration_finds_best() -> 
     assert {(2,), (4,), (2, 4)} <= mixes
 
 
+@pytest.mark.slow
 def test_a_plan_counts_all_gpus_of_the_instances_that_were_profiled() -> None:
     tier = parse_tier("profile:vllm/large/H100/tp4", 16, PROFILES)
     everything = np.arange(40)

@@ -1,5 +1,7 @@
 """Arrow over modelled instances: instances follow the load, and come back."""
 
+import pytest
+
 from controlplane.policies.arrow.policy import Arrow
 from controlplane.policies.registry import create_policy
 from simulator.cluster.config import ClusterConfig
@@ -44,6 +46,7 @@ def test_a_burst_of_prompts_borrows_decode_instances_and_meets_more_slos_than_a_
     assert attainment(with_arrow) > attainment(fixed) + 0.1
 
 
+@pytest.mark.slow
 def test_much_decoding_borrows_idle_prefill_instances() -> None:
     requests = [TraceRequest(number / 40, 100, 900) for number in range(160)]
     outcomes, prefilling = run(requests, "arrow", ttft_ms=2000, tpot_ms=60, low_load=0.1)

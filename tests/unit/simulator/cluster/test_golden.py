@@ -31,6 +31,7 @@ def workload(count: int = 150) -> list[TraceRequest]:
     return requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "interval_ms", "failures", "digest"),
     [

@@ -26,6 +26,7 @@ from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
 from simulator.instance.sequence import SequenceState
 from simulator.traces.request import TraceRequest
+from tests.examples import examples
 
 BLOCK_BYTES = 1 << 20
 SMALL = InstanceConfig(
@@ -265,7 +266,8 @@ loads = st.lists(
 deaths = st.lists(st.tuples(st.integers(0, 2), st.floats(0.05, 3.0), st.none() | st.floats(0.1, 1.0)), max_size=2)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(60), deadline=None)
 @given(config=clusters, load=loads, deaths=deaths, script=st.lists(st.integers(0, 1000), max_size=60))
 def test_whatever_is_ordered_and_whoever_dies(
     config: ClusterConfig,

@@ -113,6 +113,7 @@ def test_every_request_ends_once(policy: str) -> None:
         assert outcome.arrival_s < outcome.first_token_s <= outcome.finished_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval_ms", [0.0, 7.0, 50.0])
 @pytest.mark.parametrize("failures", [(), (Failure(1, 3.0, 1.5), Failure(0, 4.1))])
 def test_skipping_steps_changes_nothing(interval_ms: float, failures: tuple[Failure, ...]) -> None:
@@ -122,6 +123,7 @@ def test_skipping_steps_changes_nothing(interval_ms: float, failures: tuple[Fail
     assert fast == simulate(requests, replace(config, skip_steps=False), LinearCost())
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_report_byte_for_byte() -> None:
     config = ClusterConfig(3, CROWDED, seed=5)
     reports = [

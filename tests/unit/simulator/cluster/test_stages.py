@@ -53,10 +53,12 @@ def test_requests_end_in_the_stage_of_their_length() -> None:
         assert LAYOUT.stage_of(length - 150) <= stage <= LAYOUT.stage_of(length)
 
 
+@pytest.mark.slow
 def test_equal_runs_are_equal() -> None:
     assert run()[0] == run()[0]
 
 
+@pytest.mark.slow
 def test_steps_one_by_one_change_nothing() -> None:
     by_runs, one_by_one = run()[0], run(replace(CONFIG, skip_steps=False))[0]
     assert by_runs == one_by_one

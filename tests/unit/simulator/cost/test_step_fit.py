@@ -52,6 +52,7 @@ def test_known_coefficients_come_back(seed: int) -> None:
         assert getattr(fitted, name) == pytest.approx(getattr(KNOWN, name), rel=1e-6), name
 
 
+@pytest.mark.slow
 def test_noise_does_not_pull_the_fit_below_the_mean() -> None:
     noisy = fit_and_validate_steps(samples(3, count=6000, noise=0.3), np.random.default_rng(0))
     assert abs(noisy.total_error) < 0.02

@@ -14,6 +14,7 @@ from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.instance import Instance
 from simulator.instance.sequence import SequenceState
 from simulator.instance.step import Step
+from tests.examples import examples
 
 OUTPUT = OutputConfig(
     vocabulary_tokens=50, first_token_id=3, last_token_id=49, median_tokens=8, sigma=1.0, longest_tokens=40
@@ -284,4 +285,4 @@ class InstanceMachine(RuleBasedStateMachine):
 
 
 TestInstance = InstanceMachine.TestCase
-TestInstance.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestInstance.settings = settings(max_examples=examples(60), stateful_step_count=60, deadline=None)

@@ -17,6 +17,7 @@ from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.counted_request import CountedRequest
 from simulator.instance.instance import Instance
 from simulator.instance.step import Step
+from tests.examples import examples
 
 CONFIG = InstanceConfig(
     block_tokens=4,
@@ -125,7 +126,8 @@ shapes = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(150), deadline=None)
 @given(
     shapes=shapes,
     with_ids=st.booleans(),

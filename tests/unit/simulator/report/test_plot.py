@@ -16,6 +16,7 @@ def run_of(scale: float) -> list[RequestOutcome]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "runs",
     [{"lmetric": run_of(0.01), "round_robin": run_of(0.05)}, {"one": run_of(0.01)[:1]}, {"none": []}],

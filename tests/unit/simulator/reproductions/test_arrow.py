@@ -41,6 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReproductionRun:
     return ReproductionRun(tmp_path, tmp_path / "out", seed=3, quick=True, processes=1)
 
 
+@pytest.mark.slow
 def test_every_claim_has_its_row_with_a_figure_or_a_reason(run: ReproductionRun) -> None:
     report = reproduce("arrow", run)
     published = [row.paper for row in report.rows if isinstance(row.paper, float)]

@@ -48,6 +48,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_claim_gets_its_row(data: Path, tmp_path: Path) -> None:
     scale = replace(
         QUICK, duration_s=1.5, small_rates=(20.0, 60.0), moderate_rates=(10.0,), long_rates=(4.0,), profile=BOUNDS
@@ -62,6 +63,7 @@ def test_every_claim_gets_its_row(data: Path, tmp_path: Path) -> None:
     assert all(section.markdown for section in found.sections)
 
 
+@pytest.mark.slow
 def test_equal_runs_are_equal(data: Path) -> None:
     setting = Setting("Llama-3.2-3B", data)
     setting = replace(setting, quality=profile_setting(setting, BOUNDS).fit.model)
@@ -83,6 +85,7 @@ def test_a_closed_loop_keeps_its_batch_and_measures_it() -> None:
     assert 10 < np.mean([sample.normalised_latency_ms for sample in samples]) < 14
 
 
+@pytest.mark.slow
 def test_a_fit_of_the_linear_cost_model_predicts_it() -> None:
     rng = np.random.default_rng(1)
     lengths = [(int(i), int(o)) for i, o in zip(rng.integers(50, 3000, 200), rng.integers(20, 200, 200), strict=True)]

@@ -92,6 +92,7 @@ def _write(path: Path, rows: list[list[str]]) -> None:
         file.write("\n".join(",".join(row) for row in rows) + "\n")
 
 
+@pytest.mark.slow
 def test_every_claim_has_its_row_with_a_figure_or_a_reason(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_requests_that_reach_a_tier_without_replicas_are_refused() -> None:
         serve(BENCH.sample, TIERS, deployed, poisson_arrivals(BENCH.sample, 5.0, 2.0, 0), 0.0)
 
 
+@pytest.mark.slow
 def test_an_overloaded_deployment_keeps_all_that_come_in_its_queue() -> None:
     sample = replace(BENCH.sample, output_tokens=np.full((QUESTIONS, 2), 2), input_tokens=np.full(QUESTIONS, 5))
     deployed = Deployed((0.0,), (((ReplicaShape(1), 1),), ()), 50.0, (1.0, 0.0))
@@ -234,6 +236,7 @@ def test_cascade_serve_is_tuned_to_the_shapes_whose_slowest_tier_is_fastest_at_t
     assert crowded.mixes == ((), ((ReplicaShape(1), 3),)), "the least overloaded"
 
 
+@pytest.mark.slow
 def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with() -> None:
     quick, slow, skipped = np.linspace(0, 10, 101), np.linspace(5, 45, 51), np.zeros(0)
     served = Served(np.ones(101), np.ones(101), (1.0, 0.0, 1.0), (quick, skipped, slow), (8.0, 0.0, 40.0))
@@ -263,6 +266,7 @@ def test_uniform_parallelism_is_whole_servers_first() -> None:
     assert without_small.mix(23, 0.1) == ((ReplicaShape(8), 2),), "what is left holds no replica"
 
 
+@pytest.mark.slow
 def test_scaled_curves_are_those_of_all_requests_by_the_work_of_these() -> None:
     answers = _answers()
     everything = answers.sample(1.0)
@@ -279,6 +283,7 @@ def test_scaled_curves_are_those_of_all_requests_by_the_work_of_these() -> None:
     assert scaled[0].mean_s[0] > original[0].mean_s[0]
 
 
+@pytest.mark.slow
 def test_targets_that_no_thresholds_reach_are_left_out() -> None:
     answers = _answers()
     workload = experiment.Workload(

@@ -19,6 +19,7 @@ def test_a_rate_scale_makes_arrivals_denser_and_nothing_else() -> None:
     assert twice.attainment <= once.attainment
 
 
+@pytest.mark.slow
 def test_the_sustained_rate_meets_the_target_and_a_little_more_does_not() -> None:
     load = find_sustainable_rate(SYSTEM, WORKLOAD, RateSearch(tolerance=0.1))
     assert load.req_s is not None

@@ -25,6 +25,7 @@ def _fail() -> int:
     raise ValueError("this one cannot be done")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 2])
 def test_results_keep_the_order_and_progress_tells_of_each(processes: int) -> None:
     heard: list[tuple[str, int, int]] = []
@@ -35,12 +36,14 @@ def test_results_keep_the_order_and_progress_tells_of_each(processes: int) -> No
     assert [(done, total) for _, done, total in heard] == [(n + 1, 5) for n in range(5)]
 
 
+@pytest.mark.process
 def test_at_most_so_many_processes_and_none_of_them_this_one() -> None:
     pids = set(run_jobs({str(n): partial(_pid, n) for n in range(6)}, 2).values())
     assert 1 <= len(pids) <= 2
     assert os.getpid() not in pids
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_comes_out(processes: int) -> None:
     with pytest.raises(ValueError, match="cannot be done"):
@@ -58,6 +61,7 @@ def _run_for_ever(fifo: Path) -> None:
     run_jobs({str(n): partial(_hold_open, fifo, n) for n in range(2)}, 2)
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to tell")
 def test_jobs_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     fifo = tmp_path / "held"

@@ -38,6 +38,7 @@ def _run(tmp_path: Path, quick: bool = False) -> ReproductionRun:
     return ReproductionRun(tmp_path, tmp_path / "out", seed=4, quick=quick, processes=1)
 
 
+@pytest.mark.slow
 def test_leaves_report_page_and_plots(paper: str, tmp_path: Path) -> None:
     report = reproduce(paper, _run(tmp_path, quick=True))
     document = (tmp_path / "out" / "report.json").read_bytes()
@@ -71,6 +72,7 @@ def test_unknown_papers_data_and_folders_are_named(paper: str, tmp_path: Path) -
         reproduce(paper, _run(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_report(paper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.params[0], "type", type(command.params[0].type)(["light"]))  # type: ignore[call-arg]
     arguments = [paper, "--data", str(tmp_path), "--out", str(tmp_path / "new" / "out"), "--seed", "7"]

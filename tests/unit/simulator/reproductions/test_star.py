@@ -68,6 +68,7 @@ def test_servegens_clients_weigh_by_rate(tmp_path: Path) -> None:
         servegen_workload(path)
 
 
+@pytest.mark.slow
 def test_one_run_balances_and_counts() -> None:
     short = Workload(
         "short", Quantiles(((0.0, 20), (1.0, 60))), Quantiles(((0.0, 50), (0.7, 200), (0.8, 3000), (1.0, 4000)))

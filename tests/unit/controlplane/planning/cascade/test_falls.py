@@ -138,6 +138,7 @@ def test_answers_that_are_given_up_do_not_wait_for_the_judge() -> None:
             assert difference_s == pytest.approx(added_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minimise", OBJECTIVES)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_plan_that_escalates_costs_less_where_answers_are_given_up(seed: int, minimise: Minimise) -> None:

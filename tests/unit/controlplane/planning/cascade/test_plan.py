@@ -42,6 +42,7 @@ def made(request: PlanRequest, sample: CascadeSample = SAMPLE) -> CascadePlan:
     )
 
 
+@pytest.mark.slow
 def test_a_better_answer_takes_longer_and_more_gpus_answer_sooner() -> None:
     by_quality = [made(PlanRequest(gpus=32, quality=quality)) for quality in (45, 60, 70, 80)]
     assert [each.quality >= target for each, target in zip(by_quality, (45, 60, 70, 80), strict=True)] == [True] * 4
@@ -51,6 +52,7 @@ def test_a_better_answer_takes_longer_and_more_gpus_answer_sooner() -> None:
     assert by_gpus == sorted(by_gpus, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_tier_that_nothing_reaches_gets_no_gpu() -> None:
     easy = made(PlanRequest(gpus=32, quality=10))
     assert [tier.share for tier in easy.tiers[1:]] == [0.0, 0.0]
@@ -58,6 +60,7 @@ def test_a_tier_that_nothing_reaches_gets_no_gpu() -> None:
     assert easy.tiers[0].replica_count >= 1
 
 
+@pytest.mark.slow
 def test_a_latency_budget_buys_the_best_quality_within_it() -> None:
     tight, wide = (made(PlanRequest(gpus=32, latency_s=seconds)) for seconds in (1.0, 8.0))
     assert tight.latency_p95_s <= 1.0
@@ -65,6 +68,7 @@ def test_a_latency_budget_buys_the_best_quality_within_it() -> None:
     assert wide.quality > tight.quality
 
 
+@pytest.mark.slow
 def test_the_judges_time_is_part_of_the_latency_of_every_tier_that_is_judged() -> None:
     without, judged = (made(PlanRequest(gpus=32, quality=75, judge_s=seconds)) for seconds in (0.0, 50.0))
     assert judged.latency_p95_s > without.latency_p95_s
@@ -84,6 +88,7 @@ def test_what_cannot_be_reached_is_refused_with_what_could(request_: PlanRequest
         made(request_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [55.0, 65.0, 75.0])
 def test_at_light_load_a_plan_from_end_to_end_wastes_no_time_on_quality_that_nobody_asked_for(target: float) -> None:
     """A plan for the slowest tier escalates for free there, and so it does."""
@@ -98,6 +103,7 @@ def test_at_light_load_a_plan_from_end_to_end_wastes_no_time_on_quality_that_nob
     assert slowest.latency_p95_s <= end_to_end.latency_p95_s * 1.001
 
 
+@pytest.mark.slow
 def test_from_end_to_end_a_request_waits_for_every_tier_that_it_passes_and_for_their_judges() -> None:
     end_to_end = made(PlanRequest(gpus=32, quality=75, judge_s=0.5, minimise="end_to_end"))
     total_s = sum(tier.share * (tier.mean_s or 0.0) for tier in end_to_end.tiers)
@@ -108,6 +114,7 @@ def test_from_end_to_end_a_request_waits_for_every_tier_that_it_passes_and_for_t
     assert without.latency_s < end_to_end.latency_s - 0.45
 
 
+@pytest.mark.slow
 def test_a_budget_is_of_the_latency_that_is_minimised() -> None:
     tight, wide = (made(PlanRequest(gpus=32, latency_s=seconds, minimise="end_to_end")) for seconds in (0.5, 2.0))
     assert tight.latency_mean_s is not None
@@ -145,6 +152,7 @@ def test_plans_survive_the_store() -> None:
     assert decode_plan(encode_plan(whole)) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

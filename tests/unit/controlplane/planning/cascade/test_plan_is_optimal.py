@@ -20,6 +20,7 @@ from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import RoutingSearch
 from controlplane.planning.cascade.tables import latencies_of, tier_tables
 from mesh.errors import PlanInfeasible
+from tests.examples import examples
 from tests.unit.controlplane.planning.cascade.analytic_source import AnalyticSource, random_sample, with_falls
 
 ONE, TWO, FOUR = ReplicaShape(1), ReplicaShape(2), ReplicaShape(2, 2)
@@ -51,7 +52,7 @@ def enumerated_latency_s(
     gpus=st.integers(1, 9),
     statistic=st.sampled_from(["p95", "mean"]),
 )
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=examples(90), deadline=None)
 def test_the_tables_hold_the_best_of_all_mixes(seed: int, rate: float, gpus: int, statistic: Statistic) -> None:
     sample = random_sample(seed, 20, 1)
     source = AnalyticSource(sample, [0.01], [(ONE, TWO, FOUR)])
@@ -80,7 +81,7 @@ def test_the_tables_hold_the_best_of_all_mixes(seed: int, rate: float, gpus: int
     ),
     gpus=st.integers(1, 6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_integer_program_and_the_bisection_find_the_enumerated_optimum(
     tables: list[list[float]], gpus: int
 ) -> None:
@@ -114,7 +115,7 @@ def test_the_integer_program_and_the_bisection_find_the_enumerated_optimum(
     ),
     gpus=st.integers(1, 6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_integer_program_and_the_search_find_the_enumerated_least_sum(
     tables: list[tuple[list[float], float]], gpus: int
 ) -> None:
@@ -178,6 +179,7 @@ def fastest_within(sample: CascadeSample, quality: float) -> FastestWithin:
     return FastestWithin(quality, utopia=route(sample, ends[1]).quality, nadir=route(sample, ends[0]).quality)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("tiers", [2, 3])
 @pytest.mark.parametrize("minimise", ["slowest_tier", "end_to_end"])
@@ -194,6 +196,7 @@ def test_the_plan_is_the_enumerated_optimum(seed: int, tiers: int, minimise: Min
     assert objective.score(planned.deployment.latency_s, planned.routed.quality) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_thresholds_that_must_move_together_are_found_among_scores_that_all_differ(seed: int, gives_up: bool) -> None:

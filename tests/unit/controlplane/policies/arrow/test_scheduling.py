@@ -14,6 +14,7 @@ from controlplane.policies.arrow.parameters import ArrowParameters
 from controlplane.policies.arrow.policy import Arrow
 from controlplane.policies.arrow.pools import Pool
 from controlplane.policies.place import place, place_decode
+from tests.examples import examples
 from tests.unit.controlplane.builders import BLOCK_TOKENS, cluster, instance, report
 
 KV_TOKENS = 1000 * BLOCK_TOKENS
@@ -309,7 +310,7 @@ HAPPENINGS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(HAPPENINGS)
 def test_both_kinds_are_always_served_and_every_choice_is_a_candidate(
     happenings: list[tuple[str, str, object]],

@@ -13,6 +13,7 @@ from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.policies.rescheduling.problem import DecodeInstance
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
+from tests.examples import examples
 from tests.unit.controlplane.policies.rescheduling.naive_rescheduler import NaiveInstance, NaiveRescheduler
 
 PREDICTED, CURRENT, OFF = ReschedulerMode.PREDICTED, ReschedulerMode.CURRENT, ReschedulerMode.OFF
@@ -71,7 +72,7 @@ def clusters(draw: st.DrawFn) -> list[NaiveInstance]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(clusters(), parameters_strategy, st.booleans())
 def test_it_decides_what_the_printed_algorithm_decides(
     cluster: list[NaiveInstance], parameters: ReschedulerParameters, predicts: bool
@@ -91,7 +92,7 @@ def test_it_decides_what_the_printed_algorithm_decides(
         assert feasible[key] == pytest.approx(gain, rel=1e-9, abs=noise)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(clusters(), parameters_strategy, st.integers(2, 4))
 def test_several_orders_share_no_instance_and_lower_the_variance_together(
     cluster: list[NaiveInstance], parameters: ReschedulerParameters, most: int

@@ -78,6 +78,7 @@ async def intervals(scheduler: Running, count: int) -> None:
     await until(made, lambda decisions: decisions >= wanted)
 
 
+@pytest.mark.slow
 async def test_the_crowded_instance_is_told_to_move_a_request_once(monkeypatch: Any) -> None:
     orders = Orders(monkeypatch, moved=True, rounds=2, paused_ms=4.0)
     async with local_mesh() as mesh:
@@ -102,6 +103,7 @@ async def test_the_crowded_instance_is_told_to_move_a_request_once(monkeypatch: 
         assert scheduler.metric("penstock_rescheduler_in_flight") == 0
 
 
+@pytest.mark.slow
 async def test_a_refused_request_is_held_and_explained(monkeypatch: Any) -> None:
     orders = Orders(monkeypatch, error="worker a is away")
     async with local_mesh() as mesh:
@@ -118,6 +120,7 @@ async def test_a_refused_request_is_held_and_explained(monkeypatch: Any) -> None
             assert [given[0] for given in orders.given] == ["r2", "r1"]
 
 
+@pytest.mark.slow
 async def test_silence_and_missing_predictions_fall_back_loudly(monkeypatch: Any, caplog: Any) -> None:
     orders, clock = Orders(monkeypatch, moved=True), StillClock()
     async with local_mesh() as mesh:

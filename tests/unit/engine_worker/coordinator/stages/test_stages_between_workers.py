@@ -45,6 +45,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_requests_flow_through_three_stages_without_a_lost_token() -> None:
     async with running_workers("a", "b", "c") as mesh:
         await plan(mesh, StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (90, 160)))
@@ -73,6 +74,7 @@ async def test_a_short_answer_ends_where_it_began_and_its_lengths_are_told() -> 
         assert 1 <= told.output_tokens[0] <= 30
 
 
+@pytest.mark.slow
 async def test_load_evens_out_within_a_stage() -> None:
     async with running_workers("a", "b") as mesh:
         parameters = StageParameters(RefinementParameters(policy=Refinement.FROZEN), report_interval_s=0.1)
@@ -84,6 +86,7 @@ async def test_load_evens_out_within_a_stage() -> None:
         assert [each.token_ids for each in heard] == [undisturbed(request) for request in requests]
 
 
+@pytest.mark.slow
 async def test_a_moved_boundary_stands_in_the_store() -> None:
     async with running_workers("a", "b") as mesh:
         parameters = StageParameters(
@@ -113,6 +116,7 @@ async def test_a_moved_boundary_stands_in_the_store() -> None:
         assert [each.token_ids for each in heard] == [undisturbed(request) for request in requests]
 
 
+@pytest.mark.slow
 async def test_plans_that_change_in_mid_stream_drop_no_request() -> None:
     async with running_workers("a", "b", "c") as mesh:
         await plan(mesh, StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (80, 500)))
@@ -127,6 +131,7 @@ async def test_plans_that_change_in_mid_stream_drop_no_request() -> None:
         assert [each.token_ids for each in heard] == [undisturbed(request) for request in requests]
 
 
+@pytest.mark.slow
 async def test_a_stage_whose_last_worker_leaves_is_covered_and_a_plan_taken_away_ends_the_stages() -> None:
     async with running_workers("a", "b", "c") as mesh:
         layout = StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (90, 160))

@@ -49,6 +49,7 @@ async def test_a_process_that_is_gone_is_an_error() -> None:
     assert resident_bytes(process.pid) == 0
 
 
+@pytest.mark.process
 async def test_the_memory_of_a_process_counts_what_it_has_started() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
     process = await asyncio.create_subprocess_exec(

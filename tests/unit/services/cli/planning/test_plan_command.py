@@ -42,6 +42,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(command, ["cascade", *map(str, arguments)], catch_exceptions=True)
 
 
+@pytest.mark.slow
 def test_a_plan_comes_as_json_table_and_plot_and_its_tables_are_kept(workload: Path, tmp_path: Path) -> None:
     out, plot, tables = tmp_path / "plan.json", tmp_path / "front.png", tmp_path / "tables.json"
     common = ("--workload", workload, "--gpus", "2", *TIERS, "--tables", tables)
@@ -79,12 +80,14 @@ def test_a_file_of_something_else_is_no_tables_file(content: bytes, tmp_path: Pa
         read_tables(path)
 
 
+@pytest.mark.slow
 def test_a_budget_of_latency_may_be_asked_for_instead(workload: Path) -> None:
     result = run("--workload", workload, "--gpus", "2", *TIERS, "--latency-s", "9", "--judge-s", "0.1", "--json", "-")
     assert result.exit_code == 0, result.output
     assert msgspec.json.decode(result.stdout)["latency_p95_s"] <= 9
 
 
+@pytest.mark.slow
 def test_answers_that_are_given_up_at_another_rate_make_a_faster_plan(workload: Path, tmp_path: Path) -> None:
     models, sample = read_workload(workload.read_bytes().splitlines())
     fallen = tuple(
@@ -104,6 +107,7 @@ def test_answers_that_are_given_up_at_another_rate_make_a_faster_plan(workload: 
     assert made[1].latency_s < made[0].latency_s
 
 
+@pytest.mark.slow
 def test_the_mean_from_end_to_end_may_be_minimised_instead(workload: Path, tmp_path: Path) -> None:
     tables = tmp_path / "tables.json"
     common = ("--workload", workload, "--gpus", "2", *TIERS, "--judge-s", "0.1", "--tables", tables)
@@ -144,6 +148,7 @@ def test_a_goal_says_what_its_plans_minimise(
     assert asked == [("SetGoal", planner_pb2.SetGoalRequest(goal=goal))]
 
 
+@pytest.mark.slow
 def test_a_plan_says_by_whose_scores_and_for_which_workload_it_was_made(
     workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +192,7 @@ def test_a_goal_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in refused.output
 
 
+@pytest.mark.slow
 def test_what_cannot_be_met_and_what_is_wrong_is_said(workload: Path, tmp_path: Path) -> None:
     common = ("--workload", workload, "--gpus", "2", *TIERS)
     assert isinstance(run(*common, "--quality", "99.5").exception, PlanInfeasible)

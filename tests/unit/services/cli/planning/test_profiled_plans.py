@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 from click.testing import CliRunner, Result
 
@@ -18,6 +19,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(command, ["cascade", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_profiles_of_several_gpus_are_planned_with_exported_and_found_in_kept_tables(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     sample = CascadeSample(

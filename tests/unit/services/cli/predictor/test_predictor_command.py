@@ -28,6 +28,7 @@ def run(*arguments: object) -> str:
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="training needs PyTorch")
 
 
+@pytest.mark.slow
 @needs_torch
 def test_train_and_evaluate(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", requests=200)
@@ -46,6 +47,7 @@ def test_train_and_evaluate(tmp_path: Path) -> None:
     assert "against the best baseline" in run("evaluate", "--data", tmp_path / "data", "--artefact", out)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_comparison_adds_ablations_and_a_model_of_the_prompt(tmp_path: Path) -> None:
     make_dataset(tmp_path / "data", requests=200)

@@ -1,0 +1,59 @@
+"""Hypothesis profiles, and a word on what a run leaves out."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests.examples import QUICK_EXAMPLES
+
+settings.register_profile("quick", max_examples=QUICK_EXAMPLES)
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("process", "slow", "vllm", "etcd", "docker", "data")
+"""Markers by which runs leave tests out; the first that a test has tells its kind."""
+
+PROCESSES = ("tests/mesh/", "tests/kv/", "tests/vllm/", "tests/benchmarks/test_benchmarks_run")
+"""Where every test starts processes, `IN_PROCESS` left out."""
+IN_PROCESS = "tests/mesh/store/"
+
+_left_out = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_left_out] = Counter()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        place = item.path.relative_to(ROOT).as_posix()
+        if place.startswith(PROCESSES) and not place.startswith(IN_PROCESS):
+            item.add_marker(pytest.mark.process)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = next((kind for kind in KINDS if item.get_closest_marker(kind)), "other")
+        item.config.stash[_left_out][kind] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # of pytest-xdist: every worker collects, its controller nothing
+        session.config.workeroutput["left_out"] = dict(session.config.stash[_left_out])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: Any) -> None:
+    left_out = getattr(node, "workeroutput", {}).get("left_out", {})
+    node.config.stash[_left_out] = Counter(left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = config.stash[_left_out]
+    if left_out:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common())
+        terminalreporter.write_line(f"left out: {kinds} (`make test` runs all)")
