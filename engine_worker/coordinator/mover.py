@@ -81,6 +81,7 @@ class Mover:
     def tick(self) -> None:
         """Time has passed."""
         self.coordinator.tick()
+        self.stages.tick()
 
     async def stop(self) -> None:
         """See `Coordinator.stop`."""

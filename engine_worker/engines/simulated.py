@@ -110,6 +110,8 @@ class SimulatedEngine:
     def load(self) -> LoadReport:
         """The load now, with durations as the clock shows them."""
         load, scale = self.instance.load(), self._time_scale
+        if scale == 1.0:
+            return load
         return replace(load, step_ms=load.step_ms * scale, token_interval_ms=load.token_interval_ms * scale)
 
     def kv_blocks(self) -> AsyncIterator[KvBlocks]:

@@ -40,8 +40,6 @@ from penstock.v1 import stages_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.05
-
 
 class StageCoordinator:
     """One per worker whose engine lets requests move. Without a plan for its model it does nothing but answer."""
@@ -85,11 +83,19 @@ class StageCoordinator:
         )
 
     def start(self) -> None:
-        """Follow plans and members, and begin to tick."""
+        """Follow plans and members."""
         self._tasks.spawn(self._plans.follow(), name="plans")
-        self._tasks.spawn(self._tick(), name="tick")
         self._tasks.spawn(self._write_boundaries(), name="boundary")
         self._context.directory.subscribe(self._member_changed)
+
+    def tick(self) -> None:
+        """Time has passed; call it every 50 ms or so."""
+        self.lengths.look(self._instance.table, self._clock.now_s())
+        if self.agent is not None:
+            try:
+                self._tick_agent(self.agent)
+            except IllegalTransition:
+                self._start_over()
 
     async def stop(self) -> None:
         """Leave the stages; deals under way end with the migrations of this worker."""
@@ -101,16 +107,6 @@ class StageCoordinator:
     @property
     def _now_ms(self) -> float:
         return 1000 * self._clock.now_s()
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self.lengths.look(self._instance.table, self._clock.now_s())
-            if self.agent is not None:
-                try:
-                    self._tick_agent(self.agent)
-                except IllegalTransition:
-                    self._start_over()
 
     def _tick_agent(self, agent: StageAgent) -> None:
         self._observe(agent)
