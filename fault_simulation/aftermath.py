@@ -15,7 +15,7 @@ from fault_simulation.timeline import HEALED_S, MODEL, STORE, Request, Timeline
 from services.frontend.role import FrontendRole
 
 PROBED_S: Final = HEALED_S + 11.0
-"""When every request is to have ended, and a new one is sent to each frontend."""
+"""When a new request is sent to each frontend, if all others have ended."""
 PROBE_S: Final = 4.0
 """In which it is to be answered."""
 

@@ -98,7 +98,7 @@ class Watch:
             return
         told = f"{answer.status or 'no status'}: {answer.error}"
         if attempt.is_refused:
-            if life in self._opened and life.node.state is NodeState.RUNNING and life not in self._asked_to_end_s:
+            if life in self._opened and life.node.state is NodeState.RUNNING and not life.ending.asked.is_set():
                 self.violated("refused connection", attempt.frontend, told)
             return
         if answer.is_broken:

@@ -137,7 +137,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task = context.get("task") or context.get("future")
         node = task.node if isinstance(task, NodeTask) else self.current
         error = context.get("exception")
-        what = task.get_name() if isinstance(task, asyncio.Task) else repr(context.get("asyncgen") or "")
+        what = repr(context.get("asyncgen") or "")
+        if isinstance(task, asyncio.Task):
+            what = f"{task.get_name()} of {getattr(task.get_coro(), '__qualname__', '')}"
         self.report(context.get("message", "unhandled"), f"{what} {_told(error)}".strip(), node)
 
     # -- for the harness

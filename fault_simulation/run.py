@@ -16,9 +16,13 @@ from fault_simulation.faults import Breaker
 from fault_simulation.invariants import SAMPLED_EVERY_S, Violation, Watch
 from fault_simulation.loop import SimulationStuck
 from fault_simulation.nodes import SimulatedMesh
-from fault_simulation.timeline import FIRST_REQUEST_S, JUDGED_S, MODEL, STORE, Timeline, draw
+from fault_simulation.timeline import FIRST_REQUEST_S, HEALED_S, JUDGED_S, MODEL, STORE, Timeline, draw
 from fault_simulation.workload import MODEL_PATH, MODEL_TOKENS, Asked, Workload
 
+ENDED_S: Final = HEALED_S + 42.0
+"""When the last request is to have ended: those that waited for a frontend all this time come at once."""
+QUIET_S: Final = 6.0
+"""In which what is left of the last requests has to go."""
 QUIET_EVERY_S: Final = 0.25
 TIME_SCALE: Final = 2.5
 """Of the engines: fewer steps, and requests that live through more."""
@@ -55,7 +59,7 @@ def run_timeline(timeline: Timeline, mesh: SimulatedMesh | None = None) -> Outco
     watch = Watch(mesh)
     workload = Workload(mesh, timeline, watch.attempt_ended)
     try:
-        mesh.run(_live(mesh, timeline, watch, workload), limit_s=JUDGED_S + 60.0)
+        mesh.run(_live(mesh, timeline, watch, workload), limit_s=2 * ENDED_S)
     except SimulationStuck as stuck:
         watch.violated("stuck", "the simulation", str(stuck))
     for finding in mesh.loop.findings:
@@ -123,6 +127,8 @@ async def _live(mesh: SimulatedMesh, timeline: Timeline, watch: Watch, workload:
     await asyncio.sleep(FIRST_REQUEST_S - 0.01)
     usual = task_names(mesh)
     await asyncio.sleep(PROBED_S - loop.now_s)
+    while loop.now_s < ENDED_S and not all(asked.is_over for asked in workload.asked):  # noqa: ASYNC110  rarely at all
+        await asyncio.sleep(QUIET_EVERY_S)
     for asked in workload.asked:
         if not asked.is_over:
             watch.violated("endless request", asked.name, f"sent at {asked.request.at_s:.3f} s and still not answered")
@@ -136,7 +142,8 @@ async def _live(mesh: SimulatedMesh, timeline: Timeline, watch: Watch, workload:
         if not asked.is_over or answer.error:
             watch.violated("new request not served", name, answer.error or f"not answered within {PROBE_S:g} s")
     workload.end()
-    for _ in range(int((JUDGED_S - loop.now_s) / QUIET_EVERY_S)):
+    await asyncio.sleep(JUDGED_S - loop.now_s)
+    for _ in range(int(QUIET_S / QUIET_EVERY_S)):
         if not any(leftovers(mesh, timeline, usual)):
             break
         await asyncio.sleep(QUIET_EVERY_S)

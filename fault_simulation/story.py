@@ -171,7 +171,7 @@ def _request(request: Request) -> str:
 def _say_answers(outcome: Outcome, teller: _Teller) -> None:
     for asked in outcome.asked:
         for attempt in asked.attempts:
-            if attempt.ended_s is None:
+            if attempt.ended_s is None or (attempt.is_refused and attempt is not asked.attempts[0]):
                 continue
             answer = attempt.answer
             told = answer.error or ("left" if asked.has_left else "whole")
