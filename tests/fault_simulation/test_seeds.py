@@ -12,6 +12,7 @@ SEEDS = range(300)
 JOBS = 2
 
 
+@pytest.mark.process
 def test_seeds() -> None:
     failed = [outcome for outcome in run_seeds(SEEDS, JOBS) if outcome.violations]
     assert not failed, "\n".join(
@@ -21,6 +22,7 @@ def test_seeds() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(FOUND.glob("*.json")), ids=lambda path: path.stem)
 def test_what_was_found_stays_mended(path: Path) -> None:
     outcome = run_timeline(read_timeline(path.read_bytes()))
