@@ -196,3 +196,5 @@ class PeerStream(Generic[Out, In]):
             if not working.done():
                 working.cancel()
                 await asyncio.wait((working,))
+            if not working.cancelled():
+                working.exception()  # it may have failed in the very moment in which we were cancelled
