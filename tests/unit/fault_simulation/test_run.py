@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fault_simulation.run import run_seed
 from fault_simulation.timeline import draw, read_timeline
 
@@ -18,6 +20,7 @@ def test_a_timeline_survives_being_written_down() -> None:
         assert read_timeline(timeline.to_json()) == timeline
 
 
+@pytest.mark.process
 def test_the_same_seed_does_the_same_in_any_process() -> None:
     first = run_seed(SEED)
     assert run_seed(SEED).digest == first.digest
