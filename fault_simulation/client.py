@@ -39,6 +39,8 @@ class ReceivedAnswer:
     """Of a cascade: why that tier's."""
     longest_gap_s: float = 0.0
     """The longest time without news after the status."""
+    last_event_id: str = ""
+    """Of a stream: behind which it goes on."""
 
 
 async def no_pause() -> None:
@@ -50,16 +52,17 @@ async def ask(
     node: Node,
     address: str,
     path: str,
-    body: Mapping[str, Any],
+    body: Mapping[str, Any] | None,
     headers: Mapping[str, str],
     answer: ReceivedAnswer | None = None,
     pause: Callable[[], Awaitable[None]] = no_pause,
 ) -> ReceivedAnswer:
-    """Send a request and read all of its answer, into `answer` if given: what has come is there even if this is
-    cancelled, by which the client leaves. `pause` is awaited before each read."""
+    """Send a request (GET where there is no `body`) and read all of its answer, into `answer` if given: what has come
+    is there even if this is cancelled, by which the client leaves. `pause` is awaited before each read."""
     answer = answer or ReceivedAnswer()
-    sent = json.dumps(body).encode()
-    exchange = http_request(network, node, address, "POST", path, {"content-type": "application/json", **headers}, sent)
+    sent = b"" if body is None else json.dumps(body).encode()
+    method, kind = ("GET", {}) if body is None else ("POST", {"content-type": "application/json"})
+    exchange = http_request(network, node, address, method, path, {**kind, **headers}, sent)
     try:
         answer.status = await exchange.started()
         answer.request_id = exchange.headers.get("x-request-id", "")
@@ -88,12 +91,13 @@ async def _read_stream(
         answer.longest_gap_s = max(answer.longest_gap_s, network.loop.now_s - heard_s)
         heard_s = network.loop.now_s
         *events, buffered = (buffered + chunk).split(b"\n\n")
-        lines = [line for event in events for line in event.split(b"\n")]
-        for data in [line[6:] for line in lines if line.startswith(b"data: ")]:
-            if data == b"[DONE]":
+        for line in [line for event in events for line in event.split(b"\n")]:
+            if line.startswith(b"id: "):
+                answer.last_event_id = line[4:].decode()
+            elif line == b"data: [DONE]":
                 done = True
-            else:
-                _read_event(json.loads(data), answer)
+            elif line.startswith(b"data: "):
+                _read_event(json.loads(line[6:]), answer)
     if not done and not answer.error:
         answer.error = "the stream ended without [DONE]"
 

@@ -8,25 +8,36 @@ only where it must:
   calls so; live is a process that runs, is not paused, has not been told to end, and that the network lets frames
   through to and from. The only other excuse is a frontend whose drain was cut.
 - A connection that breaks is wrong if the frontend's process lived through the whole exchange.
+- A frontend that cannot, as it is connected to nobody, is wrong if it did not wait for a worker as long as its settings
+  say (`instance_wait_s`).
+- The rest of a stream that broke off is to be had while the workers that were there when it was asked for live on, are
+  connected to the frontend that is asked, and are asked soon enough.
 - A connection that is refused is wrong if the frontend's port was open before and its process was not told to end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
+from fault_simulation.delays import Delays, delays_of
 from fault_simulation.node import NodeState
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, Life, SimulatedMesh
-from fault_simulation.timeline import MODEL
-from fault_simulation.workload import Asked, Attempt
+from fault_simulation.timeline import MODEL, STORE
+from fault_simulation.workload import RETURNING, Asked, Attempt
 from mesh.ending import ExitStatus
+from mesh.membership import ChangeKind, MemberChange
 from services.frontend.role import FrontendRole
 
 CONNECTED_S: Final = 2.0
 """Within so long a frontend is to have made use of a worker."""
+RESUMED_S: Final = 6.0
+"""A worker keeps a stream without a frontend for longer (`orphan_s`)."""
+NEAR_STORE_S: Final = 12.0
+"""A member that was within reach of the store for so long is announced there, and nobody takes it for gone."""
 SAMPLED_EVERY_S: Final = 0.1
 VALIDATED_EVERY: Final = 10
 """Samples."""
@@ -53,12 +64,18 @@ class Watch:
         self._mesh = mesh
         self._connected_s: dict[tuple[Life, Life], float] = {}
         """Since when a worker has been of use to a frontend."""
+        self._delays = Delays()
+        self._began_s: dict[Life, float] = {}
+        self._near_store_s: dict[Life, float] = {}
+        """Since when the store lives, and a live process can reach it."""
         self._opened: set[Life] = set()
         """Frontends whose port was open."""
         self._asked_to_end_s: dict[Life, float] = {}
         self._deciders: dict[tuple[str, int], Life] = {}
         """Who led a duty in an epoch."""
         self._ended: set[Life] = set()
+        self._followed: set[Life] = set()
+        """Whose directory is listened to."""
         self._seen: set[tuple[str, str, str]] = set()
         self._samples = 0
 
@@ -75,6 +92,7 @@ class Watch:
         for life in lives:
             self._note_end(life)
         running = [life for life in lives if life.node.state is NodeState.RUNNING and life.role is not None]
+        self._follow_directories(running)
         frontends = [life for life in running if isinstance(life.role, FrontendRole)]
         workers = [life for life in running if isinstance(life.role, WorkerRole)]
         for life in frontends:
@@ -83,6 +101,7 @@ class Watch:
                 self._opened.add(life)
             self._check_frontend(life)
         self._note_connections(frontends, workers)
+        self._check_delays(frontends)
         self._check_deciders(running)
         self._check_owners(workers)
         if self._samples % VALIDATED_EVERY == 0:
@@ -94,7 +113,7 @@ class Watch:
         answer, life, now_s = attempt.answer, attempt.life, self._mesh.loop.now_s
         for flaw in flaws(asked, attempt):
             self.violated("wrong answer", asked.name, flaw)
-        if asked.has_left or not answer.error:
+        if asked.has_left or not answer.error or answer.error == RETURNING:
             return
         told = f"{answer.status or 'no status'}: {answer.error}"
         if attempt.is_refused:
@@ -112,9 +131,33 @@ class Watch:
         if ended_s is not None and now_s - ended_s >= DRAIN_S - 0.5:
             return
         serving = self._serving(life)
+        if answer.status == 404 and attempt.had is not None and not self._has_all(asked, life, len(serving)):
+            return
         if serving or answer.status in (400, 401, 413, 422):
             since = ", ".join(f"{name} for {since_s:.1f} s" for name, since_s in serving)
             self.violated("failed request", attempt.frontend, f"{asked.name}: {told}; connected: {since or 'nobody'}")
+        elif (answer.status == 200 or answer.status >= 500) and ended_s is None:
+            waited_s = now_s - attempt.began_s
+            if waited_s < self._patience_s(life):
+                self.violated("gave up early", attempt.frontend, f"{asked.name}: {told}, after {waited_s:.1f} s")
+
+    def _patience_s(self, frontend: Life) -> float:
+        """For how long a request waits for a worker, at least."""
+        assert isinstance(frontend.role, FrontendRole)
+        service = frontend.role.service
+        return 0.0 if service is None else service.settings.instance_wait_s - 0.1
+
+    def _has_all(self, asked: Asked, frontend: Life, serving: int) -> bool:
+        """Whether a frontend can be given the rest of a stream: by workers of which none has gone since it began."""
+        began_s = asked.attempts[0].began_s
+        broken_s = max(each.ended_s or 0.0 for each in asked.attempts[:-1] if each.answer.request_id)
+        workers = [life for life in self._began_s if isinstance(life.role, WorkerRole)]
+        return (
+            self._mesh.loop.now_s - broken_s < RESUMED_S
+            and all(self._began_s[life] < began_s for life in workers)
+            and len(workers) == serving
+            and not any(choice.finish for choice in asked.attempts[-1].answer.choices.values())
+        )
 
     def _serving(self, frontend: Life) -> list[tuple[str, float]]:
         """Workers that a frontend could have used, and for how long."""
@@ -146,6 +189,53 @@ class Watch:
                 worker = by_incarnation.get(link.sender.incarnation_id)
                 if worker is not None and self._is_of_use(frontend, worker):
                     self._connected_s[frontend, worker] = former.get((frontend, worker), now_s)
+
+    def _check_delays(self, frontends: Iterable[Life]) -> None:
+        lives = [machine.life for machine in self._mesh.machines.values() if machine.life is not None]
+        workers = {life.context.incarnation_id: life for life in lives if life.context is not None}
+        found = [
+            delay
+            for life in frontends
+            if life not in self._asked_to_end_s
+            for delay in delays_of(life, len(self._serving(life)), partial(self._is_lost, life, workers))
+        ]
+        for delay in self._delays.over(found, self._mesh.loop.now_s):
+            self.violated(delay.kind, delay.who, delay.what)
+
+    def _is_lost(self, frontend: Life, lives: Mapping[str, Life], incarnation_id: str) -> bool:
+        worker = lives.get(incarnation_id)
+        if worker is None or worker.node.state is not NodeState.RUNNING:
+            return True
+        names = frontend.machine.name, worker.machine.name
+        return not (self._mesh.network.is_way_open(*names) and self._mesh.network.is_way_open(*reversed(names)))
+
+    def _follow_directories(self, lives: Iterable[Life]) -> None:
+        """Hear of whatever any process takes for gone, and keep in mind who could reach the store since when."""
+        now_s, store, former = self._mesh.loop.now_s, self._mesh.machines[STORE].life, self._near_store_s
+        self._near_store_s = {}
+        for life in lives:
+            if life not in self._began_s:
+                self._began_s[life] = now_s
+            if life.context is not None and life not in self._followed:
+                self._followed.add(life)
+                life.context.directory.subscribe(partial(self._heard, life))
+            if store is None or store.node.state is not NodeState.RUNNING or self._mesh.machines[STORE].disk.is_full:
+                continue
+            ways = (life.machine.name, STORE), (STORE, life.machine.name)
+            if all(self._mesh.network.is_way_open(*way) for way in ways):
+                self._near_store_s[life] = former.get(life, now_s)
+
+    def _heard(self, observer: Life, change: MemberChange) -> None:
+        member = change.member
+        life = self._mesh.machines[member.member_id].life if member.member_id in self._mesh.machines else None
+        if change.kind is not ChangeKind.LEFT or life is None or life.context is None or life.ending.asked.is_set():
+            return
+        if life.context.incarnation_id != member.incarnation_id or life.node.state is not NodeState.RUNNING:
+            return
+        near_s = self._near_store_s.get(life)
+        if near_s is not None and self._mesh.loop.now_s - near_s >= NEAR_STORE_S:
+            what = f"{observer.machine.name} takes it for gone, but it lives"
+            self.violated("live member dropped", member.member_id, what)
 
     def _note_end(self, life: Life) -> None:
         if life.ending.asked.is_set():

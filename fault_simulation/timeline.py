@@ -23,7 +23,7 @@ JUDGED_S: Final = 45.0
 LARGEST_ANSWER_TOKENS: Final = 400
 
 Phase: TypeAlias = Literal["any", "prefill", "decode"]
-Behaviour: TypeAlias = Literal["reads", "leaves", "stalls"]
+Behaviour: TypeAlias = Literal["reads", "leaves", "stalls", "returns"]
 
 
 class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,9 +76,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which frontend is asked first; one that is away is not asked twice."""
     behaviour: Behaviour = "reads"
     after_s: float = 0.0
-    """Seconds from the request to when its client leaves, or stops to read."""
+    """Seconds from the request to when its client leaves, stops to read, or cuts its connection to come back."""
     for_s: float = 0.0
-    """How long it does not read."""
+    """How long it does not read, or stays away. One that returns also does so if its connection breaks."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -229,6 +229,17 @@ def _draw_request(rng: random.Random, number: int, topology: Topology) -> Reques
     if chance < 0.15:
         after_s, for_s = rng.uniform(0.0, 1.0), rng.uniform(0.5, HEALED_S - LAST_REQUEST_S)
         return Request(number, at_s, path, body, frontend, "stalls", round(after_s, 3), round(for_s, 3))
+    if chance < 0.35 and body["stream"] and "logprobs" not in body:  # of others, the rest cannot be had
+        return Request(
+            number,
+            at_s,
+            path,
+            body,
+            frontend,
+            "returns",
+            round(rng.expovariate(0.3), 3),
+            round(rng.uniform(0.0, 3.0), 3),
+        )
     return Request(number, at_s, path, body, frontend)
 
 

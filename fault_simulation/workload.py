@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fault_simulation.client import ReceivedAnswer, ask, no_pause
 from fault_simulation.nodes import HTTP_PORT, Life, SimulatedMesh
@@ -18,6 +18,7 @@ MODEL_TOKENS: Final = 2048
 """Its longest context."""
 TRY_AGAIN_S: Final = 0.5
 """After every frontend has refused the connection."""
+RETURNING: Final = "the client cut its connection, to come back"
 
 
 @lru_cache(maxsize=1)
@@ -36,6 +37,8 @@ class Attempt:
     began_s: float
     answer: ReceivedAnswer = field(default_factory=ReceivedAnswer)
     ended_s: float | None = None
+    had: ReceivedAnswer | None = None
+    """What came of the stream before, where this asks for the rest of one."""
 
     @property
     def is_refused(self) -> bool:
@@ -99,14 +102,18 @@ class Workload:
         turn, loop = asked.request.frontend % len(frontends), self._mesh.loop
         while not asked.is_over:
             name = frontends[turn % len(frontends)]
-            attempt = Attempt(name, self._mesh.machines[name].life, loop.now_s)
+            attempt = Attempt(name, self._mesh.machines[name].life, loop.now_s, had=_stream_so_far(asked))
+            if attempt.had is not None:
+                attempt.answer = ReceivedAnswer(choices=attempt.had.choices, last_event_id=attempt.had.last_event_id)
             asked.attempts.append(attempt)
             await self._try(asked, attempt)
             attempt.ended_s = loop.now_s
             self._on_end(asked, attempt)
-            asked.is_over = asked.has_left or not attempt.is_refused
+            asked.is_over = asked.has_left or not (attempt.is_refused or _returns(asked, attempt))
             turn += 1
-            if not asked.is_over and turn % len(frontends) == asked.request.frontend % len(frontends):
+            if attempt.answer.error == RETURNING:
+                await asyncio.sleep(asked.request.for_s)
+            elif not asked.is_over and turn % len(frontends) == asked.request.frontend % len(frontends):
                 await asyncio.sleep(TRY_AGAIN_S)
 
     async def _try(self, asked: Asked, attempt: Attempt) -> None:
@@ -120,15 +127,38 @@ class Workload:
                 await asyncio.sleep(left_s)
 
         pause = stall if request.behaviour == "stalls" else no_pause
-        work = ask(
-            self._mesh.network, self._mesh.client, address, request.path, request.body, {}, attempt.answer, pause
-        )
-        if request.behaviour != "leaves":
+        path, body, headers = _asks(request, attempt)
+        work = ask(self._mesh.network, self._mesh.client, address, path, body, headers, attempt.answer, pause)
+        if request.behaviour not in ("leaves", "returns") or attempt.had is not None:
             await work
             return
         reading = asyncio.ensure_future(work)
         await asyncio.wait((reading,), timeout=max(0.0, stalls_s - loop.now_s))
-        if not reading.done():
+        if reading.done():
+            return
+        reading.cancel()
+        await asyncio.wait((reading,))
+        if request.behaviour == "leaves":
             asked.has_left = True
-            reading.cancel()
-            await asyncio.wait((reading,))
+        else:
+            attempt.answer.is_broken, attempt.answer.error = True, RETURNING
+
+
+def _asks(request: Request, attempt: Attempt) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
+    """Path, body and headers."""
+    if attempt.had is not None:
+        last = attempt.had.last_event_id
+        return f"/v1/requests/{attempt.had.request_id}/events", None, {"last-event-id": last} if last else {}
+    return request.path, request.body, {"x-penstock-resumable": "true"} if request.behaviour == "returns" else {}
+
+
+def _stream_so_far(asked: Asked) -> ReceivedAnswer | None:
+    """What a client that returns has; nothing while it was given no id to ask for."""
+    if asked.request.behaviour != "returns":
+        return None
+    return next((each.answer for each in reversed(asked.attempts) if each.answer.request_id), None)
+
+
+def _returns(asked: Asked, attempt: Attempt) -> bool:
+    """Whether the client comes for the rest."""
+    return attempt.answer.is_broken and _stream_so_far(asked) is not None

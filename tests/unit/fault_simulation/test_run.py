@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fault_simulation.run import run_seed
-from fault_simulation.timeline import draw, read_timeline
+from fault_simulation.oracle import CHAT_PATH
+from fault_simulation.run import run_seed, run_timeline
+from fault_simulation.timeline import MODEL, Kill, Request, Timeline, Topology, draw, read_timeline
 
 ROOT = Path(__file__).resolve().parents[3]
 SEED = 6
@@ -31,3 +32,15 @@ def test_the_same_seed_does_the_same_in_any_process() -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == first.digest
+
+
+def test_a_client_gets_the_rest_of_its_stream_from_another_frontend() -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 200, "stream": True}
+    asked = [Request(0, 5.0, CHAT_PATH, body, 0, "returns", 20.0), Request(1, 5.0, CHAT_PATH, body, 1, "returns", 0.5)]
+    timeline = Timeline(1, Topology(frontends=2), tuple(asked), (Kill(6.0, ("frontend-0",), 3.0),))
+    outcome = run_timeline(timeline)
+    assert outcome.violations == ()
+    for one in outcome.asked:
+        last = one.attempts[-1]
+        assert last.had is not None
+        assert last.answer.choices[0].text == one.expected[0].text

@@ -1,0 +1,62 @@
+"""What may be for a moment and must not last. Waiting hides bugs: a request that waits out a fault is answered in the
+end, so that no answer tells of a frontend that could have gone on long before."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from fault_simulation.nodes import Life
+from services.frontend.role import FrontendRole
+
+FALLBACK_S: Final = 1.0
+"""A frontend that can ask a scheduler says so, without a request that would have it ask."""
+WAITING_S: Final = 4.0
+"""A frontend that is connected to a worker places requests there itself, if no scheduler does."""
+LOST_S: Final = 5.0
+"""Requests are taken from a worker that is frozen or cannot be reached. Without heartbeats it would be the 13 s of a
+connection's keep-alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Something that is so now."""
+
+    kind: str
+    who: str
+    what: str
+    longest_s: float
+    """How long it may be so."""
+
+
+class Delays:
+    """Since when everything is so that is."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[str, str, str], float] = {}
+
+    def over(self, delays: Iterable[Delay], now_s: float) -> Iterator[Delay]:
+        """Those that last too long. Call it often, with all that is so."""
+        former, self._since_s = self._since_s, {}
+        for delay in delays:
+            key = (delay.kind, delay.who, delay.what)
+            self._since_s[key] = former.get(key, now_s)
+            if now_s - self._since_s[key] > delay.longest_s:
+                yield delay
+
+
+def delays_of(frontend: Life, serving: int, is_lost: Callable[[str], bool]) -> Iterator[Delay]:
+    """Of a frontend that could use so many workers. `is_lost`: whether an incarnation of a worker is dead, stopped or
+    out of its reach."""
+    assert isinstance(frontend.role, FrontendRole)
+    service, name = frontend.role.service, frontend.machine.name
+    if service is None:
+        return
+    if service.placement.fallback and service.placement.connected:
+        yield Delay(
+            "fallback goes on", name, f"{service.placement.fallback}, and a scheduler could be asked", FALLBACK_S
+        )
+    if len(service.room) and serving:
+        yield Delay("waits in vain", name, "requests wait for an instance, and one is connected", WAITING_S)
+    for link in service.pool.links():
+        if link.requests and is_lost(link.sender.incarnation_id):
+            yield Delay("left on a lost worker", name, f"requests stay on {link.instance_id}", LOST_S)
