@@ -15,6 +15,8 @@ only where it must:
 - A connection that is refused is wrong if the frontend's port was open before and its process was not told to end.
 """
 
+import errno
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -128,7 +130,7 @@ class Watch:
         if life is None:
             return
         ended_s = self._asked_to_end_s.get(life)
-        if ended_s is not None and now_s - ended_s >= DRAIN_S - 0.5:
+        if life.ending.cut_asked.is_set() or (ended_s is not None and now_s - ended_s >= DRAIN_S - 0.5):
             return
         serving = self._serving(life)
         if answer.status == 404 and attempt.had is not None and not self._has_all(asked, life, len(serving)):
@@ -244,7 +246,7 @@ class Watch:
             return
         self._ended.add(life)
         is_wrong = life.status in (ExitStatus.FAILED, ExitStatus.WRONG_SETTINGS, ExitStatus.SUPERSEDED)
-        if is_wrong and not life.machine.disk.is_full:
+        if is_wrong and os.strerror(errno.ENOSPC) not in life.failure:
             self.violated("process ended", life.machine.name, f"{life.status.name.lower()} {life.failure}".strip())
 
     def _check_deciders(self, lives: Iterable[Life]) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from fault_simulation.loop import FindingsHandler, VirtualLoop
 
-COLLECT_EVERY_S: Final = 10.0
+COLLECT_EVERY_S: Final = 20.0
 """Garbage is collected at fixed moments of virtual time: where it holds a task that still waits, that is a finding, and
 it must be the same one in each run."""
 
