@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from typing import Protocol
+from typing import Final, Protocol
 
 from controlplane.protocols.ownership import Sender, TokenGap
 from penstock.v1 import request_pb2, worker_pb2
@@ -11,6 +11,10 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.relay import Loss, Relay
 
 log = logging.getLogger(__name__)
+
+
+MAX_RELEASED: Final = 4096
+"""Requests whose clients may come back, as far as they are remembered: more than a worker keeps."""
 
 
 class Link(Protocol):
@@ -23,6 +27,9 @@ class Link(Protocol):
     def abort(self, request_id: str) -> None:
         """Tell it to drop a request."""
 
+    def release(self, request_id: str) -> None:
+        """Tell it that the client of a request may come back to another frontend."""
+
 
 class Relays:
     """By request id: a request's tokens may come over any link."""
@@ -32,6 +39,8 @@ class Relays:
         self._relays: dict[str, Relay] = {}
         self._holding: dict[str, Relay] = {}
         """Those that wait for tokens of a former owner."""
+        self._released: dict[str, None] = {}
+        """Ids of those that were left to their worker, the oldest first. They may move on from there."""
 
     def __len__(self) -> int:
         return len(self._relays)
@@ -39,12 +48,27 @@ class Relays:
     def add(self, relay: Relay) -> None:
         """From now on deltas of its id go to it."""
         self._relays[relay.request_id] = relay
+        self._released.pop(relay.request_id, None)
 
     def remove(self, relay: Relay) -> None:
         """What still comes for it is dropped."""
         if self._relays.get(relay.request_id) is relay:  # another one may have come by a resumed stream
             del self._relays[relay.request_id]
             self._holding.pop(relay.request_id, None)
+
+    def release(self, relay: Relay) -> None:
+        """As `remove`; but whichever worker has it is to keep it for its client."""
+        self.remove(relay)
+        self._released[relay.request_id] = None
+        if len(self._released) > MAX_RELEASED:
+            del self._released[next(iter(self._released))]
+
+    def drop(self, link: Link, request_id: str) -> None:
+        """A worker has got a request from another one, and nobody here waits for it."""
+        if request_id in self._released:
+            link.release(request_id)
+        else:
+            link.abort(request_id)
 
     def owned(self) -> Counter[Sender]:
         """How many requests each worker has."""
@@ -60,7 +84,7 @@ class Relays:
         relay = self._relays.get(delta.request_id)
         if relay is None:
             if delta.emitted_token_ids:  # it moved there while its client took it back elsewhere
-                link.abort(delta.request_id)
+                self.drop(link, delta.request_id)
             return
         try:
             if not relay.accept(link.sender, delta, now_s):

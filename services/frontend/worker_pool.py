@@ -145,7 +145,7 @@ class WorkerPool:
 
     def release(self, relay: Relay) -> None:
         """Its client has gone, and may come back to any frontend: the worker keeps it for a while."""
-        self._relays.remove(relay)
+        self._relays.release(relay)
         link = self._owner_of(relay)
         if link is not None:
             link.release(relay.request_id)
@@ -246,7 +246,7 @@ class WorkerPool:
         relay, link = self._relays.moved(sender, moved), self._all_links.get(target)
         if relay is None:  # its client took it back from the former owner meanwhile
             if link is not None:
-                link.abort(moved.request_id)
+                self._relays.drop(link, moved.request_id)
         elif link is None or not link.connected.is_set():
             message = f"The worker {target.instance_id} that this request moved to was lost."
             relay.lost(target, Loss("hand_over", target.instance_id, upstream_failed(message, "worker_lost")))

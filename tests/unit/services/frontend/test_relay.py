@@ -1,12 +1,15 @@
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from controlplane.protocols.ownership import Sender, TokenGap
 from penstock.v1 import request_pb2
 from services.frontend.api.errors import ApiError, unavailable
 from services.frontend.mailbox import Mailbox
+from services.frontend.metrics import FrontendMetrics
 from services.frontend.relay import Loss, Relay
+from services.frontend.relays import MAX_RELEASED, Relays
 
 WORKER = Sender("worker-0", "first")
 
@@ -104,3 +107,41 @@ def test_a_lost_request_is_placed_again_under_a_higher_epoch() -> None:
     again = relay.generate_request(now_s=101.0)
     assert (again.epoch, list(again.emitted_token_ids)) == (2, [7])
     assert relay.instance_id == "worker-0", "the latest one, for operators"
+
+
+class ToldLink:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.sender = Sender("worker-1", "first")
+        self.told: list[tuple[str, str]] = []
+
+    def abort(self, request_id: str) -> None:
+        self.told.append(("abort", request_id))
+
+    def release(self, request_id: str) -> None:
+        self.told.append(("release", request_id))
+
+
+def test_a_request_that_moves_after_its_client_has_left_to_come_back_is_kept() -> None:
+    relays, link = Relays(FrontendMetrics(CollectorRegistry())), ToldLink()
+    relay = relay_into(mailbox())
+    arrived = request_pb2.TokenDelta(request_id="r", offset=1, token_ids=[8], emitted_token_ids=[7], epoch=1)
+    relays.add(relay)
+    relays.remove(relay)
+    relays.deliver(link, arrived, 0.0)
+    relays.add(relay)
+    relays.release(relay)
+    relays.deliver(link, arrived, 0.0)
+    assert link.told == [("abort", "r"), ("release", "r")]
+
+
+def test_few_requests_that_were_left_to_their_workers_are_remembered() -> None:
+    relays, link = Relays(FrontendMetrics(CollectorRegistry())), ToldLink()
+    for number in range(MAX_RELEASED + 1):
+        relay = relay_into(mailbox())
+        relay.request_id = f"r{number}"
+        relays.release(relay)
+    relays.drop(link, "r0")
+    relays.drop(link, "r1")
+    assert link.told == [("abort", "r0"), ("release", "r1")]
