@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from controlplane.scheduler.role import SchedulerRole
 from fault_simulation.nodes import Life
 from services.frontend.role import FrontendRole
 
+FORGOTTEN_S: Final = 2.0
+"""A scheduler goes on with an instance that only its monitor has lost."""
 FALLBACK_S: Final = 1.0
 """A frontend that can ask a scheduler says so, without a request that would have it ask."""
 WAITING_S: Final = 4.0
@@ -42,6 +45,28 @@ class Delays:
             self._since_s[key] = former.get(key, now_s)
             if now_s - self._since_s[key] > delay.longest_s:
                 yield delay
+
+
+class Schedulers:
+    """Which instances each scheduler knows, and is to know for as long as its directory does and a frontend that it
+    serves is connected to them."""
+
+    def __init__(self) -> None:
+        self._known: dict[Life, set[str]] = {}
+        """By scheduler: incarnations."""
+
+    def delays_of(self, scheduler: Life, linked: set[str]) -> Iterator[Delay]:
+        """`linked`: incarnations that some frontend with a stream to this scheduler could use."""
+        assert isinstance(scheduler.role, SchedulerRole)
+        if scheduler.role.desk is None or scheduler.context is None:
+            return
+        table = scheduler.role.desk.feed.table
+        there = {each.incarnation_id: each.instance_id for each in table.instances()}
+        announced = {each.incarnation_id for each in scheduler.context.directory.members("worker")}
+        known = self._known[scheduler] = (self._known.get(scheduler, set()) | there.keys()) & linked & announced
+        for incarnation_id in sorted(known - there.keys()):
+            what = f"it has forgotten {incarnation_id}, to which a frontend is connected"
+            yield Delay("forgotten instance", scheduler.machine.name, what, FORGOTTEN_S)
 
 
 def delays_of(frontend: Life, serving: int, is_lost: Callable[[str], bool]) -> Iterator[Delay]:

@@ -25,7 +25,7 @@ from typing import Final
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
-from fault_simulation.delays import Delays, delays_of
+from fault_simulation.delays import Delays, Schedulers, delays_of
 from fault_simulation.node import NodeState
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, Life, SimulatedMesh
 from fault_simulation.timeline import MODEL, STORE
@@ -67,6 +67,7 @@ class Watch:
         self._connected_s: dict[tuple[Life, Life], float] = {}
         """Since when a worker has been of use to a frontend."""
         self._delays = Delays()
+        self._schedulers = Schedulers()
         self._began_s: dict[Life, float] = {}
         self._near_store_s: dict[Life, float] = {}
         """Since when the store lives, and a live process can reach it."""
@@ -171,10 +172,7 @@ class Watch:
         ]
 
     def _is_of_use(self, frontend: Life, worker: Life) -> bool:
-        if worker.node.state is not NodeState.RUNNING or worker.ending.asked.is_set() or not self._lives(worker):
-            return False
-        names = frontend.machine.name, worker.machine.name
-        return self._mesh.network.is_way_open(*names) and self._mesh.network.is_way_open(*reversed(names))
+        return self._lives(worker) and not worker.ending.asked.is_set() and not self._is_lost(frontend, worker)
 
     def _lives(self, life: Life) -> bool:
         return life.node.state is not NodeState.DEAD and life.machine.life is life
@@ -199,17 +197,36 @@ class Watch:
             delay
             for life in frontends
             if life not in self._asked_to_end_s
-            for delay in delays_of(life, len(self._serving(life)), partial(self._is_lost, life, workers))
+            for delay in delays_of(life, len(self._serving(life)), partial(self._is_lost_by_id, life, workers))
         ]
+        for life in lives:
+            if isinstance(life.role, SchedulerRole) and life.node.state is NodeState.RUNNING:
+                found += self._schedulers.delays_of(life, self._linked(life))
         for delay in self._delays.over(found, self._mesh.loop.now_s):
             self.violated(delay.kind, delay.who, delay.what)
 
-    def _is_lost(self, frontend: Life, lives: Mapping[str, Life], incarnation_id: str) -> bool:
+    def _linked(self, scheduler: Life) -> set[str]:
+        """Incarnations of workers that a frontend could use which this scheduler hears."""
+        heard = {
+            frontend
+            for frontend, _ in self._connected_s
+            if not self._is_lost(frontend, scheduler) and _asks(frontend, scheduler)
+        }
+        return {
+            worker.context.incarnation_id
+            for frontend, worker in self._connected_s
+            if frontend in heard and worker.context is not None
+        }
+
+    def _is_lost_by_id(self, frontend: Life, lives: Mapping[str, Life], incarnation_id: str) -> bool:
         worker = lives.get(incarnation_id)
-        if worker is None or worker.node.state is not NodeState.RUNNING:
-            return True
-        names = frontend.machine.name, worker.machine.name
-        return not (self._mesh.network.is_way_open(*names) and self._mesh.network.is_way_open(*reversed(names)))
+        return worker is None or self._is_lost(frontend, worker)
+
+    def _is_lost(self, one: Life, other: Life) -> bool:
+        """Whether the other does not run, or cannot be reached and heard."""
+        names = one.machine.name, other.machine.name
+        ways = self._mesh.network.is_way_open(*names) and self._mesh.network.is_way_open(*reversed(names))
+        return other.node.state is not NodeState.RUNNING or not ways
 
     def _follow_directories(self, lives: Iterable[Life]) -> None:
         """Hear of whatever any process takes for gone, and keep in mind who could reach the store since when."""
@@ -302,6 +319,14 @@ class Watch:
         # Whatever is wrong with it is to be told, not to end the simulation.
         except Exception as error:  # noqa: BLE001
             self.violated("broken instance", life.machine.name, f"{type(error).__name__}: {error}")
+
+
+def _asks(frontend: Life, scheduler: Life) -> bool:
+    """Whether a frontend has a stream to this life of a scheduler."""
+    if not isinstance(frontend.role, FrontendRole) or frontend.role.service is None or scheduler.context is None:
+        return False
+    links = frontend.role.service.placement.links()
+    return any(link.is_open and link.member.incarnation_id == scheduler.context.incarnation_id for link in links)
 
 
 def flaws(asked: Asked, attempt: Attempt) -> list[str]:

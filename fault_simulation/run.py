@@ -15,9 +15,10 @@ from fault_simulation.aftermath import PROBE_S, PROBED_S, leftovers, probe, task
 from fault_simulation.faults import Breaker
 from fault_simulation.invariants import SAMPLED_EVERY_S, Violation, Watch
 from fault_simulation.loop import SimulationStuck
-from fault_simulation.nodes import SimulatedMesh
+from fault_simulation.nodes import HTTP_PORT, SimulatedMesh
 from fault_simulation.timeline import FIRST_REQUEST_S, HEALED_S, JUDGED_S, MODEL, STORE, Timeline, draw
 from fault_simulation.workload import MODEL_PATH, MODEL_TOKENS, Asked, Workload
+from services.frontend.settings import FrontendSettings
 
 ENDED_S: Final = HEALED_S + 42.0
 """When the last request is to have ended: those that waited for a frontend all this time come at once."""
@@ -89,7 +90,8 @@ def build(timeline: Timeline) -> SimulatedMesh:
         )
         mesh.add_worker(name, settings)
     for name in topology.frontend_ids:
-        mesh.add_frontend(name)
+        wait_s = topology.instance_wait_s
+        mesh.add_frontend(name, FrontendSettings(http_host=name, http_port=HTTP_PORT, instance_wait_s=wait_s))
     return mesh
 
 

@@ -99,6 +99,7 @@ def _smaller(topology: Topology) -> Iterator[Callable[[Topology], Topology]]:
     yield lambda now: replace(now, policy="round_robin")
     yield lambda now: replace(now, rescheduler="off")
     yield lambda now: replace(now, kv_blocks=Topology().kv_blocks)
+    yield lambda now: replace(now, instance_wait_s=Topology().instance_wait_s)
 
 
 def _fitted(timeline: Timeline, topology: Topology) -> Timeline:

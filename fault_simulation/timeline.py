@@ -38,6 +38,9 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of each worker."""
     policy: str = "lmetric"
     rescheduler: Literal["off", "current", "predicted"] = "off"
+    instance_wait_s: float = 30.0
+    """For how long requests wait for an instance; nothing is away for longer than by default, so that nobody is ever
+    given up then."""
 
     @property
     def frontend_ids(self) -> tuple[str, ...]:
@@ -192,6 +195,7 @@ def draw(seed: int) -> Timeline:
     requests = [_draw_request(random.Random(f"{seed}/request/{number}"), number, topology) for number in range(count)]
     rng = random.Random(f"{seed}/faults")
     faults = [_draw_fault(random.Random(f"{seed}/fault/{index}"), topology) for index in range(rng.randint(1, 8))]
+    faults += _draw_long_cut(random.Random(f"{seed}/long cut"), topology)
     return Timeline(
         seed,
         topology,
@@ -207,7 +211,7 @@ def _draw_topology(rng: random.Random) -> Topology:
     if workers > 2 and rng.random() < 0.25:
         kinds: tuple[Phase, ...] = ("prefill", "decode", "any")
         phases = ("prefill", "decode", *rng.choices(kinds, k=workers - 2))
-    return Topology(
+    topology = Topology(
         frontends=rng.choice((1, 1, 2)),
         schedulers=rng.choice((1, 2)),
         monitors=rng.choice((1, 1, 2)),
@@ -216,6 +220,7 @@ def _draw_topology(rng: random.Random) -> Topology:
         policy=policy,
         rescheduler=rng.choice(("off", "off", "current", "predicted")),
     )
+    return msgspec.structs.replace(topology, instance_wait_s=rng.choice((30.0, 30.0, 30.0, 4.0)))
 
 
 def _draw_request(rng: random.Random, number: int, topology: Topology) -> Request:
@@ -272,6 +277,15 @@ def _draw_body(rng: random.Random) -> dict[str, Any]:
     if "logprobs" not in body and rng.random() < 0.2:
         body["echo"] = True
     return {**body, "prompt": words if rng.random() < 0.8 else [words, words[::-1]]}
+
+
+def _draw_long_cut(rng: random.Random, topology: Topology) -> list[Fault]:
+    """Longer than a lease and the grace after it: nobody but the store misses the worker, which is busy."""
+    if rng.random() >= 0.15:
+        return []
+    at_s = round(rng.uniform(FIRST_FAULT_S, HEALED_S - 16.0), 3)
+    worker = rng.choice(topology.worker_ids)
+    return [Cut(at_s, (worker,), (STORE,), round(rng.uniform(11.0, 14.0), 3), both_ways=True)]
 
 
 def _draw_fault(rng: random.Random, topology: Topology) -> Fault:
