@@ -5,13 +5,14 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
+from controlplane.scheduler.role import SchedulerRole
 from engine_worker.coordinator.mover import Mover
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
 from fault_simulation.node import NodeState, NodeTask
 from fault_simulation.nodes import Life, SimulatedMesh
 from fault_simulation.oracle import COMPLETIONS_PATH
-from fault_simulation.timeline import HEALED_S, MODEL, STORE, Request, Timeline
+from fault_simulation.timeline import HEALED_S, MODEL, STORE, Request, Timeline, Topology
 from services.frontend.role import FrontendRole
 
 PROBED_S: Final = HEALED_S + 11.0
@@ -48,6 +49,11 @@ def leftovers(mesh: SimulatedMesh, timeline: Timeline, usual: set[str]) -> Itera
             yield from (("left on a worker", name, what) for what in _left_on_worker(life.role))
         elif isinstance(life.role, FrontendRole):
             yield from (("left on a frontend", name, what) for what in _left_on_frontend(life.role))
+            links, workers = _running(mesh, life, "WorkerLink.run"), len(timeline.topology.worker_ids)
+            if links > workers:
+                yield "left on a frontend", name, f"{links} streams to {workers} workers"
+        elif isinstance(life.role, SchedulerRole):
+            yield from (("not as new", name, what) for what in _ill_of_scheduler(life.role, timeline.topology))
     for task_name in sorted(task_names(mesh) - usual - KEPT_TASKS):
         yield "left task", task_name.partition(" ")[0], task_name
 
@@ -60,6 +66,12 @@ def task_names(mesh: SimulatedMesh) -> set[str]:
             name = task.node.name
             names.add(f"{name.rpartition('-')[0] or name} {getattr(task.get_coro(), '__qualname__', '')}")
     return names
+
+
+def _running(mesh: SimulatedMesh, life: Life, qualified_name: str) -> int:
+    """How many tasks of a process run that coroutine."""
+    tasks = (task for task in asyncio.all_tasks(mesh.loop) if isinstance(task, NodeTask) and task.node is life.node)
+    return sum(getattr(task.get_coro(), "__qualname__", "") == qualified_name for task in tasks)
 
 
 def _missing(mesh: SimulatedMesh, timeline: Timeline, life: Life) -> Iterator[str]:
@@ -77,6 +89,20 @@ def _missing(mesh: SimulatedMesh, timeline: Timeline, life: Life) -> Iterator[st
             yield f"{name} is not in its directory"
         elif known[name] != other.context.incarnation_id:
             yield f"{name} is in its directory by a former life"
+
+
+def _ill_of_scheduler(role: SchedulerRole, topology: Topology) -> Iterator[str]:
+    """It places by the policy that it is told to, on all instances."""
+    desk = role.desk
+    if desk is None:
+        yield "it does not place"
+        return
+    if desk.switch.fallback_reason and not desk.switch.is_standby:
+        yield f"it places by {desk.switch.in_force.name}: {desk.switch.fallback_reason}"
+    table = desk.feed.table
+    known = {each.instance_id for each in table.instances() if not table.is_stale(each.instance_id)}
+    if unknown := set(topology.worker_ids) - known:
+        yield f"it places nothing on {', '.join(sorted(unknown))}"
 
 
 def _left_on_worker(role: WorkerRole) -> Iterator[str]:

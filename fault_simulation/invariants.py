@@ -68,7 +68,8 @@ class Watch:
         """Since when a worker has been of use to a frontend."""
         self._delays = Delays()
         self._schedulers = Schedulers()
-        self._began_s: dict[Life, float] = {}
+        self._lived_s: dict[Life, tuple[float, float]] = {}
+        """When a process was first and last seen to run."""
         self._near_store_s: dict[Life, float] = {}
         """Since when the store lives, and a live process can reach it."""
         self._opened: set[Life] = set()
@@ -154,10 +155,14 @@ class Watch:
         """Whether a frontend can be given the rest of a stream: by workers of which none has gone since it began."""
         began_s = asked.attempts[0].began_s
         broken_s = max(each.ended_s or 0.0 for each in asked.attempts[:-1] if each.answer.request_id)
-        workers = [life for life in self._began_s if isinstance(life.role, WorkerRole)]
+        workers = {
+            life: first_s
+            for life, (first_s, last_s) in self._lived_s.items()
+            if isinstance(life.role, WorkerRole) and last_s > began_s - CONNECTED_S
+        }
         return (
             self._mesh.loop.now_s - broken_s < RESUMED_S
-            and all(self._began_s[life] < began_s for life in workers)
+            and all(first_s < began_s for first_s in workers.values())
             and len(workers) == serving
             and not any(choice.finish for choice in asked.attempts[-1].answer.choices.values())
         )
@@ -233,8 +238,7 @@ class Watch:
         now_s, store, former = self._mesh.loop.now_s, self._mesh.machines[STORE].life, self._near_store_s
         self._near_store_s = {}
         for life in lives:
-            if life not in self._began_s:
-                self._began_s[life] = now_s
+            self._lived_s[life] = self._lived_s.get(life, (now_s, now_s))[0], now_s
             if life.context is not None and life not in self._followed:
                 self._followed.add(life)
                 life.context.directory.subscribe(partial(self._heard, life))
