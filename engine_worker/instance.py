@@ -298,8 +298,8 @@ class Instance:
 
     def _send_heartbeats(self, now_s: float) -> None:
         busy = {tracked.stream_id for tracked in self.table.live()}
-        streams = {key: stream for key, stream in self.streams.items() if stream.wants_heartbeats and key in busy}
-        for stream_id in self._heartbeats.due(now_s, {key: stream.messages for key, stream in streams.items()}):
+        streams = {key: stream for key, stream in self.streams.items() if stream.wants_heartbeats}
+        for stream_id in self._heartbeats.due(now_s, {key: stream.messages for key, stream in streams.items()}, busy):
             streams[stream_id].put(wire.heartbeat_message(self._hang.stalled_s(now_s)))
         self._drop_cut_streams(streams.values())
 

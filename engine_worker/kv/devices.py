@@ -49,17 +49,18 @@ def ipv4_devices() -> Mapping[str, Device]:
 def changes(before: Mapping[str, Device], now: Mapping[str, Device]) -> str:
     """What keeps someone who began with the devices of `before` from new peers, in words; empty where nothing does.
 
-    Only devices that were up count as begun with. That one of them is down now is no change: it may be up again. A new
-    one counts once it is up.
+    Only devices that were up count as begun with. That one of them is down or gone is no change: nothing is won by
+    beginning anew without it, and whoever did in the moment in which it was being made anew would begin too early. A
+    new one, or one that was made anew, counts once it is up.
     """
     known = {name: device for name, device in before.items() if device.is_up}
-    said = [f"the network device {name} is gone" for name in known.keys() - now.keys()]
+    said: list[str] = []
     for name, device in now.items():
         former = known.get(name)
         if former is None:
             said += [f"the network device {name} is new"] if device.is_up else []
         elif former.index != device.index:
-            said.append(f"the network device {name} was made anew")
+            said += [f"the network device {name} was made anew"] if device.is_up else []
         elif former.address != device.address:
             said.append(f"the network device {name} had the address {former.address} and has {device.address}")
     return ", ".join(sorted(said))

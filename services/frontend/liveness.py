@@ -2,7 +2,7 @@
 is an argument.
 
 While a worker has requests of a stream, it sends on that stream at least every 0.15 s, a heartbeat if no step brought
-anything. A frozen process (SIGSTOP, a machine that swaps or is suspended) sends none and answers no probe on another
+anything; while it has none, every second, so that the next request is not sent to one that is frozen. A frozen process (SIGSTOP, a machine that swaps or is suspended) sends none and answers no probe on another
 connection either. A busy one sends them through the longest prefill. A heartbeat says for how long the engine has made
 no step, so an engine that hangs under a live process shows as well, only later: a step may take seconds.
 
@@ -23,6 +23,8 @@ from typing import Final, TypeAlias
 from controlplane.protocols.ownership import Sender
 
 LONGEST_LOOK_S: Final = 0.15
+IDLE_FREEZE_S: Final = 2.5
+"""The silence by which a worker that has no request counts as frozen."""
 LONGEST_LEARNT_S: Final = 1.0
 """Silences beyond it were no jitter."""
 REMEMBERED_S: Final = 30.0
@@ -76,8 +78,10 @@ Finding: TypeAlias = Probe | Hung
 @dataclass(slots=True)
 class _Watched:
     messages: int
+    is_busy: bool = False
+    """It has requests of ours."""
     silence_s: float = 0.0
-    """Since its last message."""
+    """Since its last message, or since it has requests."""
     unseen_s: float = 0.0
     """Since its last message or answered probe."""
     is_probing: bool = False
@@ -89,8 +93,12 @@ class _Watched:
     """In the period before."""
 
     def hear(self, messages: int) -> None:
-        """A message has come, or none is due."""
+        """A message has come."""
         self.messages = messages
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the silence from here on."""
         self.silence_s = self.unseen_s = 0.0
         self.probe_failed = self.is_reported = False
 
@@ -127,13 +135,14 @@ class LivenessMonitor:
                 watched.longest_before_s, watched.longest_s = watched.longest_s, 0.0
             watched.silence_s += elapsed_s
             watched.unseen_s += elapsed_s
-            if not seen.requests:
+            if seen.messages != watched.messages:
+                if watched.is_busy:
+                    watched.learn()
                 watched.hear(seen.messages)
-            elif seen.messages != watched.messages:
-                watched.learn()
-                watched.hear(seen.messages)
-        busy = [worker for worker, seen in sightings.items() if seen.requests]
-        found = (self._judge(worker, sightings[worker], busy) for worker in busy)
+            elif seen.requests and not watched.is_busy:
+                watched.begin()  # an idle one is heard less often
+            watched.is_busy = bool(seen.requests)
+        found = (self._judge(worker, seen) for worker, seen in sightings.items())
         return [finding for finding in found if finding is not None]
 
     def probed(self, worker: Sender, *, is_alive: bool) -> None:
@@ -150,28 +159,30 @@ class LivenessMonitor:
     def bound_s(self, worker: Sender) -> float:
         """The silence of this worker by which it counts as frozen, now."""
         watched = self._watched[worker]
+        if not watched.is_busy:
+            return IDLE_FREEZE_S
         longest_s = max(watched.longest_s, watched.longest_before_s)
         return min(max(self._freeze_s, MARGIN * longest_s), self._stall_s)
 
-    def _judge(self, worker: Sender, seen: Sighting, busy: list[Sender]) -> Finding | None:
+    def _judge(self, worker: Sender, seen: Sighting) -> Finding | None:
         watched, bound_s = self._watched[worker], self.bound_s(worker)
         if watched.is_reported:
             return None
-        if seen.stalled_s >= self._stall_s:
+        if watched.is_busy and seen.stalled_s >= self._stall_s:
             return self._report(worker, Hang.STALLED, seen.stalled_s)
-        if watched.silence_s >= self._stall_s:
+        if watched.is_busy and watched.silence_s >= self._stall_s:
             return self._report(worker, Hang.FROZEN if watched.probe_failed else Hang.STALLED, watched.silence_s)
         if watched.probe_failed:
-            is_alone = watched.unseen_s >= bound_s and self._others_are_heard(worker, busy)
+            is_alone = watched.unseen_s >= bound_s and self._others_are_heard(worker)
             return self._report(worker, Hang.FROZEN, watched.silence_s) if is_alone else None
         if watched.unseen_s >= bound_s / 2 and not watched.is_probing:
             watched.is_probing = True
             return Probe(worker, bound_s / 2)
         return None
 
-    def _others_are_heard(self, worker: Sender, busy: list[Sender]) -> bool:
-        """Or nobody else has anything to say."""
-        others = [other for other in busy if other != worker]
+    def _others_are_heard(self, worker: Sender) -> bool:
+        """Or there are no others."""
+        others = [other for other in self._watched if other != worker]
         return not others or any(self._watched[other].unseen_s < self.bound_s(other) / 2 for other in others)
 
     def _report(self, worker: Sender, hang: Hang, silence_s: float) -> Hung:

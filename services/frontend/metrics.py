@@ -50,7 +50,7 @@ class FrontendMetrics:
         self.worker_losses = counter("worker_losses", "Requests that were lost with their worker", "reason")
         self.recoveries = counter("recoveries", "Requests placed again after the loss of their owner", "reason")
         self.failed_recoveries = counter("failed_recoveries", "Requests that could not be placed again", "reason")
-        self.hung_workers = counter("hung_workers", "Workers found to hang while they had requests", "hang")
+        self.hung_workers = counter("hung_workers", "Workers found to hang", "hang")
         self.dead_workers = counter("dead_workers", "Workers whose connection ended while they had requests")
         self.slow_clients = counter("slow_clients", "Requests aborted because the client did not read")
         self.disconnects = counter("disconnects", "Requests aborted because the client went away")

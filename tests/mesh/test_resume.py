@@ -49,6 +49,11 @@ def test_a_killed_frontends_streams_go_on_at_the_other_one(pair: RunningMesh) ->
 
 async def _killed_midway(mesh: RunningMesh) -> None:
     urls = [f"http://127.0.0.1:{mesh.port + number}" for number in range(2)]
+    frontends = sorted(
+        role["member_id"]
+        for role in mesh.status()["roles"]
+        if role["role"] == "frontend" and role["attributes"]["http_address"].endswith(f":{mesh.port}")
+    )
     async with (
         httpx.AsyncClient(base_url=urls[0], timeout=30) as first,
         httpx.AsyncClient(base_url=urls[1], timeout=30) as second,
@@ -61,11 +66,6 @@ async def _killed_midway(mesh: RunningMesh) -> None:
         async with asyncio.timeout(20):
             while not all(len(client.event_ids) > 20 for client in disturbed):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        frontends = sorted(
-            role["member_id"]
-            for role in mesh.status()["roles"]
-            if role["role"] == "frontend" and role["attributes"]["http_address"].endswith(f":{mesh.port}")
-        )
         mesh.kill(frontends[0])
         await asyncio.gather(*asking)
         cut = [client for client in disturbed if not client.is_done]

@@ -145,7 +145,8 @@ ETH, OTHER = Device(2, "10.0.0.1", is_up=True), Device(9, "10.0.0.1", is_up=True
     [
         ({"eth0": ETH}, ""),
         ({"eth0": Device(2, "10.0.0.1", is_up=False)}, ""),
-        ({}, "the network device eth0 is gone"),
+        ({}, ""),
+        ({"eth0": Device(9, "10.0.0.1", is_up=False)}, ""),
         ({"eth0": OTHER}, "the network device eth0 was made anew"),
         ({"eth0": Device(2, "10.0.0.2", is_up=True)}, "eth0 had the address 10.0.0.1 and has 10.0.0.2"),
         ({"eth0": ETH, "eth1": OTHER}, "the network device eth1 is new"),
@@ -156,7 +157,19 @@ def test_what_a_change_of_devices_is(now: dict[str, Device], said: str) -> None:
     found = changes({"eth0": ETH}, now)
     assert said in found
     assert bool(said) == bool(found)
-    assert bool(lost({"eth0": ETH}, now)) == ("gone" in said or "anew" in said)
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({"eth0": Device(2, "10.0.0.2", is_up=False)}, ""),
+        ({}, "the network device eth0 is gone"),
+        ({"eth0": OTHER}, "the network device eth0 was made anew"),
+        ({"eth0": Device(9, "10.0.0.1", is_up=False)}, "the network device eth0 was made anew"),
+    ],
+)
+def test_what_the_loss_of_a_device_is(now: dict[str, Device], said: str) -> None:
+    assert lost({"eth0": ETH}, now) == said
 
 
 def test_a_device_that_was_down_is_missed_by_nobody() -> None:

@@ -19,7 +19,7 @@ def test_a_stream_with_requests_is_never_silent_for_longer_than_a_heartbeat_and_
         now_s = number * TICK_S
         if has_step:
             messages, last_s = messages + 1, now_s
-        for stream_id in heartbeats.due(now_s, {7: messages}):
+        for stream_id in heartbeats.due(now_s, {7: messages}, {7}):
             assert stream_id == 7
             assert now_s - last_s >= HEARTBEAT_S - 1e-9, "a step's output is as good"
             messages, last_s = messages + 1, now_s

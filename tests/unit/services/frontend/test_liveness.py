@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.protocols.ownership import Sender
-from services.frontend.liveness import LONGEST_LEARNT_S, MARGIN, Hang, Hung, LivenessMonitor, Probe, Sighting
+from services.frontend.liveness import (
+    IDLE_FREEZE_S,
+    LONGEST_LEARNT_S,
+    MARGIN,
+    Hang,
+    Hung,
+    LivenessMonitor,
+    Probe,
+    Sighting,
+)
 
 LOOK_S = 0.1
 FREEZE_S, STALL_S = 0.5, 10.0
@@ -107,15 +116,29 @@ def test_two_of_three_may_freeze_together() -> None:
     assert {hung.worker for _, hung in world.hung} == {A, B}
 
 
-def test_a_worker_without_requests_owes_nothing() -> None:
+def test_a_worker_without_requests_owes_a_sign_of_life_every_second_or_so() -> None:
     world = World(A, B)
     world.requests[A] = 0
-    world.look_for(20.0, B)
+    for _ in range(10):
+        world.look_for(1.2, B)
+        world.look(A, B)
     assert not world.hung
-    assert not world.probes
+    silent_s = world.now_s
+    world.look_for(20.0, B)
+    ((found_s, hung),) = world.hung
+    assert (hung.worker, hung.hang) == (A, Hang.FROZEN)
+    assert found_s - silent_s <= IDLE_FREEZE_S + 2 * LOOK_S
+
+
+def test_a_worker_that_gets_a_request_is_not_blamed_for_the_silence_before_it() -> None:
+    world = World(A, B)
+    world.requests[A] = 0
+    world.look_for(1.0, B)
     world.requests[A] = 1
-    world.look(B)
-    assert not world.probes, "its silence counts from its first request"
+    world.look_for(0.2, B)
+    assert not world.probes
+    world.look_for(0.7, B)
+    assert [(hung.worker, hung.hang) for _, hung in world.hung] == [(A, Hang.FROZEN)]
 
 
 @given(st.lists(st.floats(0.1, 30.0), min_size=1, max_size=30))
