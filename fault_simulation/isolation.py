@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Final
 
 from fault_simulation.loop import FindingsHandler, VirtualLoop
@@ -16,6 +17,14 @@ COLLECT_EVERY_S: Final = 20.0
 it must be the same one in each run."""
 
 
+@cache
+def set_imports_aside() -> None:
+    """Have collections look at nothing that is there now: to look through all that a process has imported takes a tenth
+    of a second. Once in a process, before its first simulation is made: what is set aside is never collected."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def isolated(loop: VirtualLoop, told: logging.Handler | None = None) -> Iterator[None]:
     """Within it the loop may run. Afterwards it is closed and all that it kept is gone, unheard. `told` hears what the
@@ -23,8 +32,8 @@ def isolated(loop: VirtualLoop, told: logging.Handler | None = None) -> Iterator
     root = logging.getLogger()
     handlers, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
     was_enabled = gc.isenabled()
+    gc.collect()  # the simulation before, which its caller has dropped by now
     gc.disable()
-    gc.freeze()  # what came before is nobody's business here: to look through it each time took a tenth of a second
     root.handlers[:] = [FindingsHandler(loop), *([told] if told else [])]
     root.setLevel(told.level if told else logging.ERROR)
     logging.disable((told.level if told else logging.ERROR) - 1)
@@ -38,7 +47,6 @@ def isolated(loop: VirtualLoop, told: logging.Handler | None = None) -> Iterator
         root.handlers[:] = handlers
         root.setLevel(level)
         logging.disable(disabled)
-        gc.unfreeze()
         if was_enabled:
             gc.enable()
 

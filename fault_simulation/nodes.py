@@ -14,7 +14,7 @@ from controlplane.planner.settings import PlannerSettings
 from controlplane.scheduler.settings import SchedulerSettings
 from engine_worker.settings import WorkerSettings
 from fault_simulation.disk import SimulatedDisk
-from fault_simulation.isolation import collect_garbage, isolated
+from fault_simulation.isolation import collect_garbage, isolated, set_imports_aside
 from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Network
 from fault_simulation.node import Node, NodeState, NodeTask
@@ -142,6 +142,7 @@ class SimulatedMesh:
     """Machines, their network and their time. Everything that happens is decided by the seed."""
 
     def __init__(self, seed: int) -> None:
+        set_imports_aside()
         self.seed = seed
         self.loop = VirtualLoop()  # type: ignore[abstract]  # what it lacks, no role calls
         self.network = Network(self.loop, f"{seed}/network")

@@ -2,9 +2,10 @@
 is an argument.
 
 While a worker has requests of a stream, it sends on that stream at least every 0.15 s, a heartbeat if no step brought
-anything; while it has none, every second, so that the next request is not sent to one that is frozen. A frozen process (SIGSTOP, a machine that swaps or is suspended) sends none and answers no probe on another
-connection either. A busy one sends them through the longest prefill. A heartbeat says for how long the engine has made
-no step, so an engine that hangs under a live process shows as well, only later: a step may take seconds.
+anything; while it has none, every second, so that the next request is not sent to one that is frozen. A frozen process
+(SIGSTOP, a machine that swaps or is suspended) sends none and answers no probe on another connection either. A busy one
+sends them through the longest prefill. A heartbeat says for how long the engine has made no step, so an engine that
+hangs under a live process shows as well, only later: a step may take seconds.
 
 To take a request from a worker that is merely slow loses no token, but costs its prefill once more, so under
 overload false alarms would feed themselves. Four things keep them away:
