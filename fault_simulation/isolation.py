@@ -32,8 +32,10 @@ def isolated(loop: VirtualLoop, told: logging.Handler | None = None) -> Iterator
     root = logging.getLogger()
     handlers, level, disabled = root.handlers[:], root.level, logging.root.manager.disable
     was_enabled = gc.isenabled()
-    gc.collect()  # the simulation before, which its caller has dropped by now
     gc.disable()
+    logging.disable(logging.CRITICAL)
+    with _unheard():
+        gc.collect()  # the simulation before, which its caller has dropped by now
     root.handlers[:] = [FindingsHandler(loop), *([told] if told else [])]
     root.setLevel(told.level if told else logging.ERROR)
     logging.disable((told.level if told else logging.ERROR) - 1)
