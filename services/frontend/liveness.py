@@ -182,8 +182,9 @@ class LivenessMonitor:
         return None
 
     def _others_are_heard(self, worker: Sender) -> bool:
-        """Or there are no others."""
-        others = [other for other in self._watched if other != worker]
+        """Or there are no others. Those without a request are heard too seldom to tell of one that has some."""
+        is_busy = self._watched[worker].is_busy
+        others = [other for other, watched in self._watched.items() if other != worker and watched.is_busy >= is_busy]
         return not others or any(self._watched[other].unseen_s < self.bound_s(other) / 2 for other in others)
 
     def _report(self, worker: Sender, hang: Hang, silence_s: float) -> Hung:
