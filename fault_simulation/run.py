@@ -57,7 +57,7 @@ def run_timeline(timeline: Timeline, mesh: SimulatedMesh | None = None) -> Outco
     """Simulate it. `mesh` is one of `build`, for those who want to look on."""
     began_s = time.process_time()
     mesh = mesh or build(timeline)
-    watch = Watch(mesh)
+    watch = Watch(mesh, may_lose_workers=bool(timeline.faults))
     workload = Workload(mesh, timeline, watch.attempt_ended)
     try:
         mesh.run(_live(mesh, timeline, watch, workload), limit_s=2 * ENDED_S)
