@@ -236,10 +236,23 @@ def _rehosted(member: Member, former: str, host: str) -> Member:
     )
 
 
-async def _announce(context: RoleContext, metrics_address: str, attributes: Mapping[str, str]) -> Announcement:
+def register_member_metrics(context: RoleContext) -> Counter:
+    """What every role exports of its membership; the counter is of its records written, by reason."""
     Info("penstock_member", "Who this process is", registry=context.registry).info(
         {"role": context.role, "member_id": context.member_id, "incarnation_id": context.incarnation_id}
     )
+    missing = Gauge(
+        "penstock_missing_members",
+        "Members whose record is gone from the store, given time to announce themselves again",
+        registry=context.registry,
+    )
+    missing.set_function(lambda: context.directory.missing)
+    return Counter(
+        "penstock_member_announcements", "Records written of this member, by why", ["reason"], registry=context.registry
+    )
+
+
+async def _announce(context: RoleContext, metrics_address: str, attributes: Mapping[str, str]) -> Announcement:
     member = Member(
         role=context.role,
         member_id=context.member_id,
@@ -248,15 +261,7 @@ async def _announce(context: RoleContext, metrics_address: str, attributes: Mapp
         metrics_address=metrics_address,
         attributes=attributes,
     )
-    written = Counter(
-        "penstock_member_announcements", "Records written of this member, by why", ["reason"], registry=context.registry
-    )
-    missing = Gauge(
-        "penstock_missing_members",
-        "Members whose record is gone from the store, given time to announce themselves again",
-        registry=context.registry,
-    )
-    missing.set_function(lambda: context.directory.missing)
+    written = register_member_metrics(context)
     announcement = Announcement(context.store, member, lambda reason: written.labels(reason).inc())
     await announcement.start()
     serving = {"address": context.address, "metrics_address": metrics_address, "incarnation_id": context.incarnation_id}

@@ -288,6 +288,75 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
+        "Availability",
+        (
+            Panel(
+                "Requests that wait for an instance",
+                "none",
+                (
+                    ("wait", f"sum({FRONTEND}_waiting_requests)"),
+                    ("refused, too many wait", f"sum(rate({FRONTEND}_refused_waits_total[30s]))"),
+                ),
+            ),
+            Panel(
+                "Requests placed again",
+                "reqps",
+                (
+                    ("{{reason}}", rate(f"{FRONTEND}_recoveries", "reason")),
+                    ("in vain: {{reason}}", rate(f"{FRONTEND}_failed_recoveries", "reason")),
+                    ("hedged placements", f"sum(rate({FRONTEND}_hedged_placements_total[30s]))"),
+                ),
+            ),
+            Panel(
+                "Workers found dead or hanging in the last hour",
+                "none",
+                (
+                    ("dead", f"sum(increase({FRONTEND}_dead_workers_total[1h]))"),
+                    ("hanging: {{hang}}", lately(f"{FRONTEND}_hung_workers", "hang")),
+                ),
+            ),
+            Panel(
+                "Streams whose frontend went",
+                "none",
+                (
+                    ("kept for their clients, a second", f"sum(rate({WORKER}_orphaned_requests_total[30s]))"),
+                    ("resumed a second", f"sum(rate({FRONTEND}_resumed_streams_total[30s]))"),
+                    ("nobody came for, a second", f"sum(rate({WORKER}_expired_orphans_total[30s]))"),
+                ),
+            ),
+            Panel(
+                "Who leads",
+                "none",
+                (("{{duty}} {{instance}}", "penstock_leadership_leading"),),
+            ),
+            Panel(
+                "Members and their records",
+                "none",
+                (
+                    ("that {{job}} misses", "sum by (job) (penstock_missing_members)"),
+                    ("announced again: {{reason}}", lately("penstock_member_announcements", "reason")),
+                ),
+            ),
+            Panel(
+                "What schedulers tell each other",
+                "none",
+                (
+                    ("events a second", f"sum(rate({SCHEDULER}_shared_events_total[30s]))"),
+                    ("events lost a second", f"sum(rate({SCHEDULER}_unshared_events_total[30s]))"),
+                    ("placements by a fallback a second", f"sum(rate({SCHEDULER}_fallbacks_total[30s]))"),
+                ),
+            ),
+            Panel(
+                "Watchers of the monitors",
+                "none",
+                (
+                    ("{{instance}}", "penstock_monitor_watchers"),
+                    ("cut off, a second", "sum(rate(penstock_monitor_watchers_cut_off_total[30s]))"),
+                ),
+            ),
+        ),
+    ),
+    (
         "Bad news",
         (
             Panel(

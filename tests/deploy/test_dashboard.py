@@ -14,7 +14,7 @@ from controlplane.planner.role import PlannerRole
 from controlplane.planner.settings import PlannerSettings
 from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
-from mesh.role import Role
+from mesh.role import Role, register_member_metrics
 from services.cascade.role import CascadeRole
 from services.cascade.settings import CascadeSettings
 from services.cli.serve import ROLES
@@ -77,6 +77,7 @@ async def _exported() -> Exported:
         assert {each.role.name for each in running} == set(ROLES)
         labels: Exported = {}
         for each in running:
+            register_member_metrics(each.context)
             labels |= families(each.context.registry)
         return labels
 
