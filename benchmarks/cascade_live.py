@@ -30,9 +30,9 @@ import numpy as np
 
 from controlplane.model.cascade_goal import Minimise
 from controlplane.model.cascade_record import MAX_SCORE
-from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
+from controlplane.planning.cascade.bilevel import PlanRequest, PlanResult, plan
 from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.protocols.cascade.confidence import Fall, confidence_of
+from controlplane.protocols.cascade.confidence import ScoreBound, confidence_of
 from demo.tasks import Task, check, generate
 from mesh.errors import PlanInfeasible
 from penstock.v1 import cascade_pb2, cascade_pb2_grpc
@@ -46,7 +46,7 @@ NAME = "benchmark-cascade"
 BLOCK_TASKS = 20
 CALIBRATION_CONCURRENCY = 8
 MAX_TOKENS = 512
-UNJUDGED = (Fall(1, 0.0),)
+UNJUDGED = (ScoreBound(1, 0.0),)
 """An answer without a token is escalated."""
 TIMEOUT_S = 120.0
 FOLLOWED_TIMEOUT_S = 20.0
@@ -60,7 +60,7 @@ class Answer:
     seconds: float
     input_tokens: int
     output_tokens: int
-    falls: tuple[Fall, ...]
+    score_bounds: tuple[ScoreBound, ...]
     """Of its confidence."""
     tier: str
 
@@ -127,7 +127,7 @@ class Endpoint:
             seconds=seconds,
             input_tokens=usage["prompt_tokens"],
             output_tokens=max(1, usage["completion_tokens"]),
-            falls=tuple(confidence_of(chosen).falls) if chosen else UNJUDGED,
+            score_bounds=tuple(confidence_of(chosen).score_bounds) if chosen else UNJUDGED,
             tier=answer.get("penstock", {}).get("tier", model),
         )
 
@@ -141,17 +141,17 @@ async def calibrate(endpoint: Endpoint, tasks: Sequence[Task], rate_per_s: float
         output_tokens=np.array([[answer.output_tokens for answer in answers] for answers in by_tier], np.int64).T,
         rate_per_s=rate_per_s,
         quality=np.array([[100.0 * answer.is_right for answer in answers] for answers in by_tier]).T,
-        falls=tuple(tuple(answer.falls for answer in answers) for answers in zip(*by_tier, strict=True)),
+        score_bounds=tuple(tuple(answer.score_bounds for answer in answers) for answers in zip(*by_tier, strict=True)),
     )
 
 
 def score_of(answer: Answer) -> float:
     """Its confidence at the end."""
-    return answer.falls[-1].score if answer.falls else MAX_SCORE
+    return answer.score_bounds[-1].score if answer.score_bounds else MAX_SCORE
 
 
 @asynccontextmanager
-async def in_force(endpoint: Endpoint, name: str, planned: Planned, mesh: str) -> AsyncIterator[None]:
+async def in_force(endpoint: Endpoint, name: str, planned: PlanResult, mesh: str) -> AsyncIterator[None]:
     """The thresholds, from when the frontend has them: a name of its own for each plan tells."""
     cascade = cascade_pb2.CascadeDescription(
         name=name, tiers=TIERS, thresholds=planned.thresholds, judges=["confidence"]
@@ -169,7 +169,7 @@ async def in_force(endpoint: Endpoint, name: str, planned: Planned, mesh: str) -
             await call(router, stub, "RemoveCascade", cascade_pb2.RemoveCascadeRequest(name=name))
 
 
-async def compare(endpoint: Endpoint, name: str, tasks: Sequence[Task], target: float, planned: Planned) -> Result:
+async def compare(endpoint: Endpoint, name: str, tasks: Sequence[Task], target: float, planned: PlanResult) -> Result:
     """Blocks in turn, the first of a block by turns too."""
     answers: dict[str, list[Answer]] = {name: [], TIERS[-1]: []}
     seconds = {name: 0.0, TIERS[-1]: 0.0}

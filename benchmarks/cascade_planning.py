@@ -4,9 +4,8 @@
 
 Three tiers as in Cascadia's experiments, in every shape that they fit on, and a workload whose scores all differ, which
 gives the search the most thresholds to tell apart; once with answers that are always written to their end, once with
-such as are given up at one of some dozen falls of their scores. The tables are simulated first (some minutes); then
-every plan is made once unmeasured and `--repeats` times measured, in CPU time of this process.
-"""
+such as a tier gives up early, with some dozen bounds on their scores each. The tables are simulated first (some
+minutes); then every plan is made once unmeasured and `--repeats` times measured, in CPU time of this process."""
 
 import argparse
 import json
@@ -22,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from controlplane.model.cascade_goal import Minimise
-from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
-from controlplane.planning.cascade.falls import AnswerFalls
+from controlplane.planning.cascade.bilevel import PlanRequest, PlanResult, plan
+from controlplane.planning.cascade.early_exit import ScoreBounds
 from controlplane.planning.cascade.sample import CascadeSample
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.tier import MAX_REPLICA_GPUS, TierModel
@@ -37,7 +36,7 @@ RATE_PER_S_PER_GPU = 0.5
 JUDGE_S = 1.0
 PART_OF_THE_WAY = 0.7
 """The quality target, from the smallest tier's quality to the largest's."""
-FALLS = (10, 60)
+BOUNDS_PER_ANSWER = (10, 60)
 """Of an answer, from and below; those of running confidences of answers of some hundred tokens are fewer."""
 
 
@@ -55,17 +54,17 @@ def sample_of(seed: int, requests: int, tiers: int) -> CascadeSample:
     )
 
 
-def with_falls(sample: CascadeSample, seed: int) -> CascadeSample:
+def with_score_bounds(sample: CascadeSample, seed: int) -> CascadeSample:
     """The same answers, whose scores fell at any tokens from 100 to what they are."""
     rng = np.random.default_rng(seed)
 
-    def falls(tokens: int, score: float) -> AnswerFalls:
-        at = 1 + np.sort(rng.permutation(tokens)[: rng.integers(*FALLS)])
+    def score_bounds(tokens: int, score: float) -> ScoreBounds:
+        at = 1 + np.sort(rng.permutation(tokens)[: rng.integers(*BOUNDS_PER_ANSWER)])
         scores = np.sort(np.append(rng.uniform(score, 100, len(at) - 1), score))[::-1]
         return tuple(zip(at.tolist(), scores.tolist(), strict=True))
 
     answers = zip(sample.output_tokens.tolist(), sample.scores.tolist(), strict=True)
-    return replace(sample, falls=tuple(tuple(map(falls, *answer)) for answer in answers))
+    return replace(sample, score_bounds=tuple(tuple(map(score_bounds, *answer)) for answer in answers))
 
 
 def at_rate(sample: CascadeSample, rate_per_s: float) -> CascadeSample:
@@ -81,7 +80,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     quality = float(by_tier[0] + PART_OF_THE_WAY * (by_tier[-1] - by_tier[0]))
     known = SimulatedCurves(base, tiers, seed=arguments.seed)
     kinds: tuple[Minimise, ...] = ("slowest_tier", "end_to_end")
-    answers = (base, with_falls(base, arguments.seed))
+    answers = (base, with_score_bounds(base, arguments.seed))
     for gpus, minimise, of_answers in product(arguments.gpus, kinds, answers):
         sample = at_rate(of_answers, RATE_PER_S_PER_GPU * gpus)
         source = SimulatedCurves(sample, tiers, seed=arguments.seed, known=known.measured)
@@ -89,7 +88,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         planned = plan(sample, source, request)
         known = source
         seconds = [cpu_s(sample, source, request) for _ in range(arguments.repeats)]
-        yield _row(gpus, minimise, of_answers.falls is not None, planned, seconds)
+        yield _row(gpus, minimise, of_answers.score_bounds is not None, planned, seconds)
 
 
 def cpu_s(sample: CascadeSample, source: SimulatedCurves, request: PlanRequest) -> float:
@@ -99,7 +98,7 @@ def cpu_s(sample: CascadeSample, source: SimulatedCurves, request: PlanRequest) 
     return time.process_time() - before_s
 
 
-def _row(gpus: int, minimise: Minimise, gives_up: bool, planned: Planned, seconds: list[float]) -> dict[str, Any]:
+def _row(gpus: int, minimise: Minimise, gives_up: bool, planned: PlanResult, seconds: list[float]) -> dict[str, Any]:
     shares = planned.routed.shares
     return {
         "gpus": gpus,

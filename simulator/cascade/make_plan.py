@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from controlplane.model.cascade_goal import CascadeGoal, judgement_s
-from controlplane.planning.cascade.alternate import PlanRequest, plan
+from controlplane.planning.cascade.bilevel import PlanRequest, plan
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan
 from controlplane.planning.cascade.workload import read_workload
 from controlplane.planning.instance_profile import InstanceProfile

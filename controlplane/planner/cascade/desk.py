@@ -14,8 +14,7 @@ from controlplane.planner.cascade.routers import RouterWindows
 from controlplane.planner.cascade.stored import CascadeStore, StoredCascade
 from controlplane.planner.metrics import UNKNOWN_CASCADE, PlannerMetrics, PlanOutcome
 from controlplane.planning.cascade.drift import DriftSettings
-from controlplane.planning.cascade.left_out import with_left_out
-from controlplane.planning.cascade.plan import CascadePlan, decode_plan
+from controlplane.planning.cascade.plan import CascadePlan, decode_plan, with_excluded_tiers
 from controlplane.planning.cascade.workload import read_window
 from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError, PenstockError, PlanInfeasible, StaleLeader
@@ -278,7 +277,7 @@ class CascadeDesk:
             plan = await self._make(case.goal(goal, history.judge), case.lines(), await self._stored.profiles())
         finally:
             self._metrics.planning_seconds.observe(self._clock.now_s() - began_s)
-        plan = with_left_out(plan, case.models)
+        plan = with_excluded_tiers(plan, case.models)
         workload = case.summary(plan.thresholds[0] if plan.thresholds else 0.0)
         return msgspec.structs.replace(plan, judge=history.judge, workload=workload), case.notes
 

@@ -100,7 +100,7 @@ class WorkloadHistory:
     def refused(self) -> None:
         """No plan could be made: the old one stays."""
         if self._detector is not None:
-            self._detector.refused()
+            self._detector.on_plan_refused()
 
     def _first(self, window: ObservedWindow) -> Finding:
         """Of a workload that no plan stands for."""
@@ -119,7 +119,7 @@ class WorkloadHistory:
             # The plan does not say what it is for but for its rate: so it is for what comes first.
             planned_for = detector.planned_for
             detector.planned_for = replace(summary, rate_per_s=planned_for.rate_per_s, seconds=planned_for.seconds)
-        why = detector.seen(summary)
+        why = detector.observe(summary)
         if why and not window.rate_per_s:
             return Finding(
                 "", f"no requests come any more: the plan for {detector.planned_for.rate_per_s:.4g} a second is kept"

@@ -7,7 +7,7 @@ import msgspec
 
 from controlplane.model.cascade_goal import CascadeGoal, judgement_s
 from controlplane.planning.cascade.drift import WorkloadSummary
-from controlplane.planning.cascade.fill import filled
+from controlplane.planning.cascade.imputation import impute_tier
 from controlplane.planning.cascade.observed import ObservedWindow, summary_of
 from controlplane.planning.cascade.workload import WorkloadRequest, WorkloadWindow, write_window
 from mesh.errors import ConfigurationError, PlanInfeasible
@@ -83,20 +83,20 @@ def plan_case(window: ObservedWindow, tiers: Sequence[SeenBefore]) -> PlanCase:
             notes.append(f"{tier.model} has no GPUs and was never seen, so it is left out")
             continue
         if lacking:
-            requests = filled(requests, number, tier.requests)
+            requests = impute_tier(requests, number, tier.requests)
             notes.append(_note(tier, lacking, len(requests)))
         planned.append(number)
     if not planned:
         raise PlanInfeasible("no tier has answered enough samples")
-    complete = replace(window, requests=_falls_of_all(requests))
+    complete = replace(window, requests=_with_score_bounds_of_all(requests))
     return PlanCase(tuple(tier.model for tier in tiers), tuple(planned), complete, tuple(notes))
 
 
-def _falls_of_all(requests: tuple[WorkloadRequest, ...]) -> tuple[WorkloadRequest, ...]:
+def _with_score_bounds_of_all(requests: tuple[WorkloadRequest, ...]) -> tuple[WorkloadRequest, ...]:
     """Or of none: then answers are taken to be written whole, which is safe."""
-    if all(request.falls is not None for request in requests):
+    if all(request.score_bounds is not None for request in requests):
         return requests
-    return tuple(msgspec.structs.replace(request, falls=None) for request in requests)
+    return tuple(msgspec.structs.replace(request, score_bounds=None) for request in requests)
 
 
 def _note(tier: SeenBefore, lacking: int, requests: int) -> str:
@@ -112,5 +112,5 @@ def _only(request: WorkloadRequest, tiers: Sequence[int]) -> WorkloadRequest:
         output_tokens=tuple(request.output_tokens[tier] for tier in tiers),
         scores=tuple(request.scores[tier] for tier in tiers),
         quality=None,
-        falls=None if request.falls is None else tuple(request.falls[tier] for tier in tiers),
+        score_bounds=None if request.score_bounds is None else tuple(request.score_bounds[tier] for tier in tiers),
     )

@@ -9,7 +9,10 @@ shapes.
     allocation   GPUs to tiers: the MILP of section 3.2, and its objective alone
     objective    the latency-quality score of section 3.3 and of appendix C
     search       thresholds of the lowest score
-    alternate    algorithm 1: routing and deployment in turn
+    bilevel      algorithm 1: routing and deployment in turn
+    early_exit   answers that are given up before their end, and what they cost until then
     plan         the result, as a value that is stored and shown
-    drift        when the workload has moved so far that the plan must be made anew
+    observed     what live sampling has seen of a workload
+    imputation   stands in for answers of tiers that had no instance while the workload was sampled
+    drift        when the workload differs so much from the planned one that the plan must be made anew
 """

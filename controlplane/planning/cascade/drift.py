@@ -53,7 +53,7 @@ class DriftSettings:
             )
 
 
-def moved(planned_for: WorkloadSummary, now: WorkloadSummary, settings: DriftSettings) -> str:
+def drift(planned_for: WorkloadSummary, now: WorkloadSummary, settings: DriftSettings) -> str:
     """What has moved, in words; empty if nothing has.
 
     The rate is judged by all requests that came, however few were sampled; lengths and scores by a sample of some size,
@@ -86,7 +86,7 @@ def _content_moved(planned_for: WorkloadSummary, now: WorkloadSummary, settings:
     if now.requests < settings.min_requests or planned_for.input_tokens is None or now.input_tokens is None:
         return ""
     compared = [("the mean prompt", planned_for.input_tokens, now.input_tokens)]
-    tier = _smallest_seen(planned_for, now)
+    tier = _smallest_compared_tier(planned_for, now)
     if tier is not None:
         compared.append(("the mean answer", *tier.output_tokens))
     if planned_for.written_tokens is not None and now.written_tokens is not None:
@@ -102,7 +102,7 @@ def _content_moved(planned_for: WorkloadSummary, now: WorkloadSummary, settings:
 
 
 @dataclass(frozen=True, slots=True)
-class _SeenTwice:
+class _ComparedTier:
     """A tier that has answered both times; (before, after)."""
 
     number: int
@@ -110,12 +110,12 @@ class _SeenTwice:
     scores: tuple[float, float]
 
 
-def _smallest_seen(planned_for: WorkloadSummary, now: WorkloadSummary) -> _SeenTwice | None:
+def _smallest_compared_tier(planned_for: WorkloadSummary, now: WorkloadSummary) -> _ComparedTier | None:
     both = zip(planned_for.output_tokens, now.output_tokens, planned_for.scores, now.scores, strict=False)
     for number, (tokens_before, tokens_after, score_before, score_after) in enumerate(both):
         if tokens_before is None or tokens_after is None or score_before is None or score_after is None:
             continue
-        return _SeenTwice(number, (tokens_before, tokens_after), (score_before, score_after))
+        return _ComparedTier(number, (tokens_before, tokens_after), (score_before, score_after))
     return None
 
 
@@ -140,7 +140,7 @@ class DriftDetector:
         self._pause = settings.pause_windows if pauses else 0
         self._is_by_rate = False
 
-    def seen(self, window: WorkloadSummary) -> str:
+    def observe(self, window: WorkloadSummary) -> str:
         """Why to plan anew now; empty: not yet, or nothing has moved."""
         is_small = window.requests < self._settings.min_requests
         self.moved_now, self.was_paused = "", bool(self._pause)
@@ -158,12 +158,12 @@ class DriftDetector:
             self.moved_windows = 0
         return why if self.moved_windows >= self._settings.windows else ""
 
-    def replanned(self, planned_for: WorkloadSummary) -> None:
+    def on_new_plan(self, planned_for: WorkloadSummary) -> None:
         """A plan for this workload is in force."""
         self.planned_for = planned_for
         self._wait()
 
-    def refused(self) -> None:
+    def on_plan_refused(self) -> None:
         """No new plan could be made: keep the old one, and wait as after a new one before asking again."""
         self._wait()
 

@@ -19,7 +19,7 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FastestWithin:
+class MinimiseLatency:
     """Least latency at a quality of at least q_min: J = L + mu max(0, (q_min - Q) / (z_1 - z_2))."""
 
     quality: float
@@ -40,7 +40,7 @@ class FastestWithin:
 
 
 @dataclass(frozen=True, slots=True)
-class BestWithin:
+class MaximiseQuality:
     """Highest quality at a latency of at most L_max: J = -Q + nu max(0, L - L_max) / (worst - best latency)."""
 
     latency_s: float

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from controlplane.planning.cascade.drift import WorkloadSummary
-from controlplane.planning.cascade.falls import tier_falls
+from controlplane.planning.cascade.early_exit import TierScoreBounds
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedWindow:
-    """A while of a cascade's workload."""
+    """The requests of a cascade that came in one sampling window."""
 
     rate_per_s: float
     """Of all requests, 0 if none came."""
     seconds: float | None
-    """So long they were counted; None: not known."""
+    """Length of the window; None: not known."""
     requests: tuple[WorkloadRequest, ...]
     """Those sampled."""
 
@@ -50,7 +50,7 @@ def summary_of_sample(sample: CascadeSample, thresholds: Sequence[float]) -> Wor
         input_tokens=float(sample.input_tokens.mean()),
         output_tokens=tuple(sample.output_tokens.mean(axis=0).tolist()),
         scores=tuple(sample.scores.mean(axis=0).tolist()),
-        written_tokens=float(sample.tokens(0, thresholds[0]).mean()) if sample.falls and thresholds else None,
+        written_tokens=float(sample.tokens(0, thresholds[0]).mean()) if sample.score_bounds and thresholds else None,
     )
 
 
@@ -63,12 +63,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _written_tokens(requests: Sequence[WorkloadRequest], threshold: float) -> float | None:
     """Mean, of the smallest tier's answers."""
     known = [
-        (request.falls[0], request.output_tokens[0], request.scores[0])
+        (request.score_bounds[0], request.output_tokens[0], request.scores[0])
         for request in requests
-        if request.falls is not None and request.falls[0] is not None
+        if request.score_bounds is not None and request.score_bounds[0] is not None
     ]
     if not known:
         return None
-    falls = tier_falls([of_answer or () for of_answer, _, _ in known])
+    score_bounds = TierScoreBounds.of([of_answer or () for of_answer, _, _ in known])
     whole, scores = np.array([tokens for _, tokens, _ in known]), np.array([score for _, _, score in known])
-    return float(falls.written(whole, scores, threshold).mean())
+    return float(score_bounds.generated_tokens(whole, scores, threshold).mean())

@@ -1,14 +1,15 @@
 """The cascade plan as a value: stored, shown, applied."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from controlplane.model.cascade_goal import Minimise
-from controlplane.planning.cascade.alternate import Planned
+from controlplane.planning.cascade.bilevel import PlanResult
 from controlplane.planning.cascade.drift import WorkloadSummary
 from controlplane.planning.cascade.latency import total_latency_s
-from controlplane.planning.cascade.routing import check_thresholds
+from controlplane.planning.cascade.routing import ESCALATE_ALL, check_thresholds
 from mesh.errors import ConfigurationError, PlanInfeasible
 
 PLAN_FORMAT = 1
@@ -110,7 +111,7 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def cascade_plan(
     name: str,
     models: tuple[str, ...],
-    planned: Planned,
+    planned: PlanResult,
     *,
     rate_per_s: float,
     gpus: int,
@@ -158,3 +159,23 @@ def decode_plan(content: bytes) -> CascadePlan:
         return msgspec.json.decode(content, type=CascadePlan).checked()
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise PlanInfeasible(f"this is no cascade plan: {error}") from error
+
+
+def with_excluded_tiers(plan: CascadePlan, models: Sequence[str]) -> CascadePlan:
+    """Extend a plan for some tiers to all `models` of the cascade, smallest first.
+
+    Models that the plan lacks get no GPUs and are skipped. Its own largest tier accepts everything, if all models above
+    it are excluded.
+    """
+    planned = {tier.model: tier for tier in plan.tiers}
+    accepted_from = dict(zip((tier.model for tier in plan.tiers), (*plan.thresholds, 0.0), strict=True))
+    return msgspec.structs.replace(
+        plan,
+        tiers=tuple(planned.get(model) or _without_gpus(plan, model) for model in models),
+        thresholds=tuple(accepted_from.get(model, ESCALATE_ALL) for model in models[:-1]),
+    ).checked()
+
+
+def _without_gpus(plan: CascadePlan, model: str) -> PlannedTier:
+    has_means = plan.latency_mean_s is not None
+    return PlannedTier(model, 0, (), share=0.0, p95_s=0.0, mean_s=0.0 if has_means else None)

@@ -26,7 +26,7 @@ class Routed:
     last tier."""
     output_tokens: NDArray[np.int64]
     """Shape (n, C): what each tier generates for the requests that reach it; less than whole answers where the sample
-    has falls (`CascadeSample.tokens`)."""
+    has score bounds (`CascadeSample.tokens`)."""
     answered_by: NDArray[np.int64]
     """Shape (n,): the tier whose answer is accepted."""
     quality: float
@@ -73,7 +73,7 @@ def judged_tiers(thresholds: Sequence[float]) -> tuple[bool, ...]:
 
 
 def _generated(sample: CascadeSample, thresholds: Sequence[float]) -> NDArray[np.int64]:
-    if sample.falls is None:
+    if sample.score_bounds is None:
         return sample.output_tokens
     return np.column_stack([sample.tokens(tier, threshold) for tier, threshold in enumerate((*thresholds, 0.0))])
 

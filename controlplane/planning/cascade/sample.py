@@ -1,4 +1,4 @@
-"""What was seen of a workload, as the planner needs it."""
+"""A sample of a cascade's workload as arrays: what routing and deployment are planned for."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.cascade_record import MAX_SCORE
-from controlplane.planning.cascade.falls import AnswerFalls, TierFalls, fault_of, tier_falls
+from controlplane.planning.cascade.early_exit import ScoreBounds, TierScoreBounds, contradiction
 from mesh.errors import ConfigurationError
 
 
@@ -26,11 +26,11 @@ class CascadeSample:
     quality: NDArray[np.float64] | None = None
     """Shape (n, C), 0 to 100: how good the answers are by a better judge, where there is one (ground truth). None: as
     good as their scores."""
-    falls: tuple[tuple[AnswerFalls, ...], ...] | None = None
-    """n times C: how each answer's score fell while it was being written. None: the judge scores whole answers only,
-    and none is given up."""
-    _tier_falls: tuple[TierFalls, ...] = field(init=False, repr=False, default=())
-    """Of every tier but the last; empty without falls."""
+    score_bounds: tuple[tuple[ScoreBounds, ...], ...] | None = None
+    """Shape n x C: upper bounds of each answer's score while it was generated. None: the judge scores whole answers
+    only, and none is given up."""
+    _tier_score_bounds: tuple[TierScoreBounds, ...] = field(init=False, repr=False, default=())
+    """Of every tier but the last; empty without score bounds."""
 
     def __post_init__(self) -> None:
         if self.scores.ndim != 2 or not self.scores.size:
@@ -50,32 +50,34 @@ class CascadeSample:
             raise ConfigurationError(f"a workload has a rate above 0 requests/s, got {self.rate_per_s}")
         if (self.input_tokens < 1).any() or (self.output_tokens < 1).any():
             raise ConfigurationError("every request of a sample has at least one input and one output token")
-        if self.falls is not None:
-            self._check_falls(self.falls)
-            by_tier = tuple(tier_falls([answers[tier] for answers in self.falls]) for tier in range(self.tiers - 1))
-            object.__setattr__(self, "_tier_falls", by_tier)
+        if self.score_bounds is not None:
+            self._check_score_bounds(self.score_bounds)
+            by_tier = tuple(
+                TierScoreBounds.of([answers[tier] for answers in self.score_bounds]) for tier in range(self.tiers - 1)
+            )
+            object.__setattr__(self, "_tier_score_bounds", by_tier)
 
-    def _check_falls(self, falls: tuple[tuple[AnswerFalls, ...], ...]) -> None:
-        if len(falls) != self.requests or any(len(answers) != self.tiers for answers in falls):
+    def _check_score_bounds(self, score_bounds: tuple[tuple[ScoreBounds, ...], ...]) -> None:
+        if len(score_bounds) != self.requests or any(len(answers) != self.tiers for answers in score_bounds):
             raise ConfigurationError(
-                f"a sample has the falls of {self.requests} requests on {self.tiers} tiers, or none"
+                f"a sample has the score_bounds of {self.requests} requests on {self.tiers} tiers, or none"
             )
         for row, (answers, tokens, scores) in enumerate(
-            zip(falls, self.output_tokens.tolist(), self.scores.tolist(), strict=True)
+            zip(score_bounds, self.output_tokens.tolist(), self.scores.tolist(), strict=True)
         ):
             for tier, of_answer in enumerate(answers):
-                fault = fault_of(of_answer, tokens[tier], scores[tier], tier == self.tiers - 1)
+                fault = contradiction(of_answer, tokens[tier], scores[tier], tier == self.tiers - 1)
                 if fault:
                     raise ConfigurationError(f"request {row} of a sample on tier {tier}: {fault}")
 
     @property
     def requests(self) -> int:
-        """n."""
+        """Number of sampled requests, n."""
         return len(self.scores)
 
     @property
     def tiers(self) -> int:
-        """C."""
+        """Number of tiers, C."""
         return int(self.scores.shape[1])
 
     @property
@@ -84,9 +86,10 @@ class CascadeSample:
         return self.scores if self.quality is None else self.quality
 
     def tokens(self, tier: int, threshold: float) -> NDArray[np.int64]:
-        """What the tier generates for each request that reaches it, if it accepts answers from this threshold on and
-        gives up those that cannot reach it any more; shape (n,). The last tier accepts all."""
-        whole: NDArray[np.int64] = self.output_tokens[:, tier]
-        if tier >= len(self._tier_falls):
-            return whole
-        return self._tier_falls[tier].written(whole, self.scores[:, tier], threshold)
+        """Tokens that the tier generates for each request, if it accepts answers from `threshold` on; shape (n,).
+
+        With score bounds, answers that cannot reach the threshold are given up early. The last tier accepts all."""
+        output_tokens: NDArray[np.int64] = self.output_tokens[:, tier]
+        if tier >= len(self._tier_score_bounds):
+            return output_tokens
+        return self._tier_score_bounds[tier].generated_tokens(output_tokens, self.scores[:, tier], threshold)

@@ -17,7 +17,7 @@ FIRST_COUNTED_TOKEN = 4
 answer counts at its end."""
 
 
-class Fall(NamedTuple):
+class ScoreBound(NamedTuple):
     """From this token on the confidence is at most this."""
 
     tokens: int
@@ -29,18 +29,18 @@ class Fall(NamedTuple):
 class RunningConfidence:
     """Takes log-probabilities as they come."""
 
-    __slots__ = ("_sum", "falls", "tokens")
+    __slots__ = ("_sum", "score_bounds", "tokens")
 
     def __init__(self) -> None:
         self._sum = 0.0
         self.tokens = 0
-        self.falls: list[Fall] = []
+        self.score_bounds: list[ScoreBound] = []
         """Descending scores: whenever the confidence became lower than ever before."""
 
     @property
     def score(self) -> float:
         """0 to 100; 100 as long as too few tokens have come."""
-        return self.falls[-1].score if self.falls else MAX_SCORE
+        return self.score_bounds[-1].score if self.score_bounds else MAX_SCORE
 
     def add(self, logprob: float) -> None:
         """Of the next token; one that is not a number says that the model is not to be trusted at all."""
@@ -57,7 +57,7 @@ class RunningConfidence:
     def _look(self) -> None:
         score = MAX_SCORE * math.exp(self._sum / self.tokens)
         if score < self.score:
-            self.falls.append(Fall(self.tokens, score))
+            self.score_bounds.append(ScoreBound(self.tokens, score))
 
 
 def confidence_of(logprobs: Iterable[float]) -> RunningConfidence:

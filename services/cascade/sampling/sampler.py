@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from controlplane.model.cascade_record import CascadeRecord
-from controlplane.planning.cascade.falls import AnswerFalls
+from controlplane.planning.cascade.early_exit import ScoreBounds
 from controlplane.planning.cascade.workload import WorkloadRequest
 from controlplane.protocols.cascade.confidence import confidence_of
 from mesh.errors import JudgeUnavailable, NoInstance, RpcError
@@ -123,10 +123,10 @@ class WorkloadSampler:
             sampled.input_tokens,
             tuple(answer.output_tokens if answer else None for answer in answers),
             tuple(answer.score if answer else None for answer in answers),
-            falls=tuple(map(_falls_of, answers)) if by_confidence else None,
+            score_bounds=tuple(map(_score_bounds_of, answers)) if by_confidence else None,
         )
         return request, judges.pop() if len(judges) == 1 else ""
 
 
-def _falls_of(answer: KnownAnswer | None) -> AnswerFalls | None:
-    return tuple(confidence_of(answer.token_logprobs).falls) if answer is not None else None
+def _score_bounds_of(answer: KnownAnswer | None) -> ScoreBounds | None:
+    return tuple(confidence_of(answer.token_logprobs).score_bounds) if answer is not None else None

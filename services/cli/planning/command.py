@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from controlplane.model.cascade_goal import judgement_s
-from controlplane.planning.cascade.alternate import Planned, PlanRequest, plan
+from controlplane.planning.cascade.bilevel import PlanRequest, PlanResult, plan
 from controlplane.planning.cascade.observed import summary_of_sample
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.sample import CascadeSample
@@ -178,7 +178,7 @@ def _workload(path: Path, rate_per_s: float | None) -> tuple[tuple[str, ...], Ca
     return names, sample
 
 
-def _write(made: CascadePlan, planned: Planned, json_path: str | None, plot_path: Path | None) -> None:
+def _write(made: CascadePlan, planned: PlanResult, json_path: str | None, plot_path: Path | None) -> None:
     if plot_path is not None:
         draw_front(plot_path, planned.points, front(planned.points), made)
     if json_path == STDOUT:

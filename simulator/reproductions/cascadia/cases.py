@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from controlplane.planning.cascade.alternate import PlanRequest, plan
+from controlplane.planning.cascade.bilevel import PlanRequest, plan
 from controlplane.planning.cascade.parallelism import capacity
 from controlplane.planning.cascade.routing import candidate_thresholds, route
 from controlplane.planning.cascade.sample import CascadeSample

@@ -142,16 +142,16 @@ def _replans(
             continue
         windows.append(rng.choice(rows, min(setup.WINDOW_REQUESTS, len(rows)), replace=False))
         rate = len(rows) / minute_s
-        why = detector.seen(_summary(_rows(everything, windows[-1], rate), rate))
+        why = detector.observe(_summary(_rows(everything, windows[-1], rate), rate))
         if not why:
             continue
         recent = _rows(everything, np.concatenate(windows[-settings.windows :]), rate)
         try:
             deployed = system(first.bench_of(recent), target)
         except PlanInfeasible:
-            detector.refused()
+            detector.on_plan_refused()
             continue
-        detector.replanned(_summary(recent, rate))
+        detector.on_new_plan(_summary(recent, rate))
         found.append(_Epoch((minute + 1 + setup.SWITCH_MINUTES) * minute_s, why, deployed))
     return found
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from controlplane.planning.cascade.alternate import PlanRequest, plan
+from controlplane.planning.cascade.bilevel import PlanRequest, plan
 from controlplane.planning.cascade.search import Point
 from simulator.cascade.curves import StoredCurve
 from simulator.cascade.tier import TierModel

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from controlplane.model.cascade_goal import Minimise
-from controlplane.planning.cascade.alternate import PlanRequest, deploy, plan
+from controlplane.planning.cascade.bilevel import PlanRequest, deploy, plan
 from controlplane.planning.cascade.parallelism import Capacity, Mix, capacity
 from controlplane.planning.cascade.routing import ESCALATE_ALL, Routed, route
 from controlplane.planning.cascade.sample import CascadeSample

@@ -181,7 +181,7 @@ def falling(early: float, requests: int = 40) -> CascadeSample:
     tokens = usual.output_tokens.tolist()
     return replace(
         usual,
-        falls=tuple(
+        score_bounds=tuple(
             (
                 ((max(1, round(early * of_small)), 20.0) if row % 2 == 0 else (of_small, float(usual.scores[row, 0])),),
                 (),
@@ -202,25 +202,25 @@ def test_a_tier_that_writes_more_of_its_answers_than_planned_for_has_another_loa
         assert bool(why) == bool(moved)
 
 
-def test_windows_keep_their_falls_if_all_have_them() -> None:
+def test_windows_keep_their_score_bounds_if_all_have_them() -> None:
     for second, kept in ((falling(0.5, 10), True), (window(requests=10), False)):
         history = history_with()
         for each in (falling(0.1), second):
             history.seen(observed(each))
         case = history.case()
         assert len(case.window.requests) == 50
-        assert all(request.falls is not None for request in case.window.requests) == kept
+        assert all(request.score_bounds is not None for request in case.window.requests) == kept
         _, merged = read_workload(case.lines())
-        assert (merged.falls is not None) == kept
-        if merged.falls is not None and second.falls is not None:
-            assert merged.falls[40:] == second.falls
+        assert (merged.score_bounds is not None) == kept
+        if merged.score_bounds is not None and second.score_bounds is not None:
+            assert merged.score_bounds[40:] == second.score_bounds
 
 
-def test_answers_that_stand_in_without_their_falls_leave_the_window_readable() -> None:
+def test_answers_that_stand_in_without_their_score_bounds_leave_the_window_readable() -> None:
     whole, before = observed(falling(0.1)), observed(window(requests=10))
     lacking = msgspec.structs.replace(
-        whole.requests[0], output_tokens=(20, None), scores=(20.0, None), falls=(((2, 20.0),), None)
+        whole.requests[0], output_tokens=(20, None), scores=(20.0, None), score_bounds=(((2, 20.0),), None)
     )
     seen = replace(whole, requests=(lacking, *whole.requests[1:]))
     tiers = [SeenBefore("small", seen.requests, 0, False), SeenBefore("large", before.requests, 1, False)]
-    assert read_workload(plan_case(seen, tiers).lines())[1].falls is None
+    assert read_workload(plan_case(seen, tiers).lines())[1].score_bounds is None

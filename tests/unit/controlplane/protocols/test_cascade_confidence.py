@@ -37,14 +37,14 @@ def test_giving_up_below_a_threshold_decides_as_the_whole_answer_does(values: li
         assert running.score == whole.score
     else:
         assert whole.score < threshold
-        assert given_up_at == next(fall.tokens for fall in whole.falls if fall.score < threshold)
+        assert given_up_at == next(bound.tokens for bound in whole.score_bounds if bound.score < threshold)
 
 
 @given(logprobs)
-def test_falls_fall(values: list[float]) -> None:
-    falls = confidence_of(values).falls
-    assert all(a.tokens < b.tokens and a.score > b.score for a, b in itertools.pairwise(falls))
-    assert all(fall.tokens <= len(values) for fall in falls)
+def test_score_bounds_descend(values: list[float]) -> None:
+    score_bounds = confidence_of(values).score_bounds
+    assert all(a.tokens < b.tokens and a.score > b.score for a, b in itertools.pairwise(score_bounds))
+    assert all(bound.tokens <= len(values) for bound in score_bounds)
 
 
 def test_the_first_tokens_of_a_longer_answer_do_not_count_alone() -> None:

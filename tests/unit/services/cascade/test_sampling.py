@@ -204,7 +204,7 @@ async def test_a_sample_is_answered_and_scored_on_every_tier() -> None:
     assert (workload.rate_per_s, workload.judge) == (pytest.approx(0.1), "first")
 
 
-async def test_an_answer_that_was_given_up_is_asked_for_again_and_falls_are_reported() -> None:
+async def test_an_answer_that_was_given_up_is_asked_for_again_and_score_bounds_are_reported() -> None:
     sampling = Sampling()
     record = msgspec.structs.replace(RECORD, name="sure", tiers=("small", "large"), judges=("confidence",))
     sampling.samplers.begin(record, JudgeChain([ConfidenceJudge()], 5.0, lambda: 0.0))
@@ -222,10 +222,10 @@ async def test_an_answer_that_was_given_up_is_asked_for_again_and_falls_are_repo
     assert first.output_tokens == (3, len("large"))
     assert second.output_tokens == (len("small"), len("large"))
     at_four = (4, pytest.approx(100 * math.exp(-1)))
-    assert first.falls == (((3, pytest.approx(100 * math.exp(-2 / 3))),), (at_four,))
-    assert second.falls == ((at_four,), (at_four,))
+    assert first.score_bounds == (((3, pytest.approx(100 * math.exp(-2 / 3))),), (at_four,))
+    assert second.score_bounds == ((at_four,), (at_four,))
     models, sample = read_workload(report_of(workload, "cascade-0").lines)
-    assert (models, sample.falls is None) == (record.tiers, False)
+    assert (models, sample.score_bounds is None) == (record.tiers, False)
 
 
 async def test_samples_that_a_tier_or_the_first_judge_fails_are_left_out_and_counted() -> None:
@@ -256,7 +256,7 @@ async def test_a_tier_without_instances_is_missing_and_the_workload_is_reported_
     assert (report.router, report.window_s, report.offered, report.judge) == ("cascade-0", 10.0, 3, "first")
 
 
-async def test_falls_of_a_tier_without_instances_are_missing_too() -> None:
+async def test_score_bounds_of_a_tier_without_instances_are_missing_too() -> None:
     sampling = Sampling()
     record = msgspec.structs.replace(RECORD, name="sure", tiers=("small", "large"), judges=("confidence",))
     sampling.samplers.begin(record, JudgeChain([ConfidenceJudge()], 5.0, lambda: 0.0))
@@ -269,8 +269,8 @@ async def test_falls_of_a_tier_without_instances_are_missing_too() -> None:
     (workload,) = (each for each in sampling.reported if each.record == record)
     (sample,) = workload.requests
     assert (sample.scores, sample.output_tokens) == ((None, score), (None, 3))
-    assert sample.falls is not None
-    assert sample.falls[0] is None
+    assert sample.score_bounds is not None
+    assert sample.score_bounds[0] is None
     assert read_window(report_of(workload, "").lines).requests == (sample,)
 
 

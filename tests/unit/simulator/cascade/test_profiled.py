@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from controlplane.model.cascade_goal import CascadeGoal
-from controlplane.planning.cascade.alternate import deploy
+from controlplane.planning.cascade.bilevel import deploy
 from controlplane.planning.cascade.parallelism import LATENCY_LEVELS
 from controlplane.planning.cascade.plan import PlannedReplicas
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape

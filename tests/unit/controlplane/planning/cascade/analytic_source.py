@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.planning.cascade.falls import AnswerFalls
+from controlplane.planning.cascade.early_exit import ScoreBounds
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.work import TierWork
@@ -59,11 +59,11 @@ def random_sample(seed: int, requests: int, tiers: int, rate_per_s: float = 2.0,
     )
 
 
-def with_falls(sample: CascadeSample, seed: int) -> CascadeSample:
+def with_score_bounds(sample: CascadeSample, seed: int) -> CascadeSample:
     """The same answers; their scores fell from 100 to what they are in a few steps, mostly early ones."""
     rng = np.random.default_rng((seed, 1))
 
-    def falls(tokens: int, score: float) -> AnswerFalls:
+    def score_bounds(tokens: int, score: float) -> ScoreBounds:
         if score == 100:
             return ()
         steps = int(rng.integers(1, min(6, tokens) + 1))
@@ -73,4 +73,4 @@ def with_falls(sample: CascadeSample, seed: int) -> CascadeSample:
         return tuple(zip(at.tolist(), scores.tolist(), strict=True))
 
     answers = zip(sample.output_tokens.tolist(), sample.scores.tolist(), strict=True)
-    return replace(sample, falls=tuple(tuple(map(falls, tokens, scores)) for tokens, scores in answers))
+    return replace(sample, score_bounds=tuple(tuple(map(score_bounds, tokens, scores)) for tokens, scores in answers))

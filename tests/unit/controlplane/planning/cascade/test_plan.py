@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from controlplane.planning.cascade.alternate import PlanRequest, plan
-from controlplane.planning.cascade.objective import BestWithin, FastestWithin
+from controlplane.planning.cascade.bilevel import PlanRequest, plan
+from controlplane.planning.cascade.objective import MaximiseQuality, MinimiseLatency
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
 from controlplane.planning.cascade.sample import CascadeSample
@@ -177,14 +177,14 @@ def test_what_is_no_plan_is_refused(content: bytes) -> None:
 
 def test_the_papers_example_of_the_score() -> None:
     """Section 3.3: utopia 0.95, nadir 0.75, target 0.90, mu 100; here in hundredths."""
-    objective = FastestWithin(90.0, utopia=95.0, nadir=75.0, penalty=100.0)
+    objective = MinimiseLatency(90.0, utopia=95.0, nadir=75.0, penalty=100.0)
     assert objective.score(11.0, 88.0) == pytest.approx(21.0)
     assert objective.score(11.4, 91.0) == pytest.approx(11.4)
     assert objective.score(12.2, 93.0) == pytest.approx(12.2)
 
 
 def test_the_score_under_a_latency_budget() -> None:
-    objective = BestWithin(10.0, best_s=2.0, worst_s=22.0, penalty=100.0)
+    objective = MaximiseQuality(10.0, best_s=2.0, worst_s=22.0, penalty=100.0)
     assert objective.score(9.0, 80.0) == -80.0
     assert objective.score(12.0, 90.0) == pytest.approx(100.0 * 0.1 - 90.0)
 

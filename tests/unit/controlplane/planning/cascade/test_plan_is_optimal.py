@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.allocation import allocate, lowest_latency_s
-from controlplane.planning.cascade.alternate import PlanRequest, plan
+from controlplane.planning.cascade.bilevel import PlanRequest, plan
 from controlplane.planning.cascade.latency import STATISTIC, total_latency_s
-from controlplane.planning.cascade.objective import FastestWithin
+from controlplane.planning.cascade.objective import MinimiseLatency
 from controlplane.planning.cascade.parallelism import capacity
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape, Statistic
 from controlplane.planning.cascade.routing import ESCALATE_ALL, candidate_thresholds, proportional_thresholds, route
@@ -21,7 +21,7 @@ from controlplane.planning.cascade.search import RoutingSearch
 from controlplane.planning.cascade.tables import latencies_of, tier_tables
 from mesh.errors import PlanInfeasible
 from tests.examples import examples
-from tests.unit.controlplane.planning.cascade.analytic_source import AnalyticSource, random_sample, with_falls
+from tests.unit.controlplane.planning.cascade.analytic_source import AnalyticSource, random_sample, with_score_bounds
 
 ONE, TWO, FOUR = ReplicaShape(1), ReplicaShape(2), ReplicaShape(2, 2)
 
@@ -174,9 +174,9 @@ def enumerated_score(sample: CascadeSample, source: AnalyticSource, request: Pla
     return best
 
 
-def fastest_within(sample: CascadeSample, quality: float) -> FastestWithin:
+def fastest_within(sample: CascadeSample, quality: float) -> MinimiseLatency:
     ends = (0.0,) * (sample.tiers - 1), (ESCALATE_ALL,) * (sample.tiers - 1)
-    return FastestWithin(quality, utopia=route(sample, ends[1]).quality, nadir=route(sample, ends[0]).quality)
+    return MinimiseLatency(quality, utopia=route(sample, ends[1]).quality, nadir=route(sample, ends[0]).quality)
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def fastest_within(sample: CascadeSample, quality: float) -> FastestWithin:
 def test_the_plan_is_the_enumerated_optimum(seed: int, tiers: int, minimise: Minimise, gives_up: bool) -> None:
     sample = random_sample(seed, 24, tiers, rate_per_s=1.5, levels=3)
     if gives_up:
-        sample = with_falls(sample, seed)
+        sample = with_score_bounds(sample, seed)
     source = AnalyticSource(sample, [0.001, 0.004, 0.01][:tiers], [(ONE, TWO), (ONE, TWO), (TWO,)][:tiers])
     request = PlanRequest(gpus=5, quality=65.0, judge_s=0.05 * (seed % 3), minimise=minimise)
     expected = enumerated_score(sample, source, request)
@@ -208,7 +208,7 @@ def test_thresholds_that_must_move_together_are_found_among_scores_that_all_diff
     inputs, outputs = rng.integers(10, 2000, 60), rng.integers(10, 500, (60, 3))
     sample = CascadeSample(scores, inputs, outputs, 4.0, 100.0 * right)
     if gives_up:
-        sample = with_falls(sample, seed)
+        sample = with_score_bounds(sample, seed)
     source = AnalyticSource(sample, [0.001, 0.006, 0.03], [(ONE, TWO), (ONE, TWO), (FOUR,)])
     smallest, _, largest = sample.true_quality.mean(axis=0)
     quality = smallest + 0.7 * (largest - smallest)

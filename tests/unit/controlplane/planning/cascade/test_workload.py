@@ -15,7 +15,7 @@ from controlplane.planning.cascade.workload import (
     write_workload,
 )
 from mesh.errors import ConfigurationError, TraceError
-from tests.unit.controlplane.planning.cascade.analytic_source import random_sample, with_falls
+from tests.unit.controlplane.planning.cascade.analytic_source import random_sample, with_score_bounds
 
 HEADER = b'{"rate_per_s": 2.0, "models": ["small", "large"]}'
 REQUEST = b'{"input_tokens": 10, "output_tokens": [3, 4], "scores": [50, 90]}'
@@ -37,25 +37,25 @@ def test_what_is_written_is_read_back(seed: int, tiers: int) -> None:
 
 
 @given(seed=st.integers(0, 1000), tiers=st.integers(1, 4))
-def test_falls_are_read_back(seed: int, tiers: int) -> None:
-    sample = with_falls(random_sample(seed, 7, tiers), seed)
+def test_score_bounds_are_read_back(seed: int, tiers: int) -> None:
+    sample = with_score_bounds(random_sample(seed, 7, tiers), seed)
     _, read = read_workload(write_workload(tuple(f"model-{tier}" for tier in range(tiers)), sample))
-    assert read.falls == sample.falls
+    assert read.score_bounds == sample.score_bounds
     for tier in range(tiers):
         assert (read.tokens(tier, 50.0) == sample.tokens(tier, 50.0)).all()
 
 
-def test_falls_of_the_last_model_may_be_left_out() -> None:
-    _, sample = read_workload([HEADER, REQUEST[:-1] + b', "falls": [[[1, 70.5], [3, 50]], []]}'])
-    assert sample.falls == ((((1, 70.5), (3, 50.0)), ()),)
+def test_score_bounds_of_the_last_model_may_be_missing() -> None:
+    _, sample = read_workload([HEADER, REQUEST[:-1] + b', "score_bounds": [[[1, 70.5], [3, 50]], []]}'])
+    assert sample.score_bounds == ((((1, 70.5), (3, 50.0)), ()),)
     assert [sample.tokens(0, threshold).tolist() for threshold in (50.0, 60.0, 80.0)] == [[3], [3], [1]]
 
 
-def test_falls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "MAX_FALLS", 3)
-    falling = REQUEST[:-1] + b', "falls": [[[1, 70.5], [3, 50]], []]}'
+def test_score_bounds_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "MAX_SCORE_BOUNDS", 3)
+    falling = REQUEST[:-1] + b', "score_bounds": [[[1, 70.5], [3, 50]], []]}'
     assert read_workload([HEADER, falling])[1].requests == 1
-    with pytest.raises(TraceError, match=r"line 3: .* at most 3 falls"):
+    with pytest.raises(TraceError, match=r"line 3: .* at most 3 score_bounds"):
         read_workload([HEADER, falling, falling])
 
 
@@ -73,13 +73,13 @@ def test_the_true_quality_is_kept_where_it_is_known() -> None:
         ([HEADER, b"{"], "line 2"),
         ([HEADER, REQUEST, b'{"input_tokens": 10, "output_tokens": [3], "scores": [50, 90]}'], "line 3"),
         ([HEADER, REQUEST, REQUEST[:-1] + b', "quality": [0, 100]}'], "true quality of some requests only"),
-        ([HEADER, REQUEST, REQUEST[:-1] + b', "falls": [[[3, 50]], []]}'], "falls of some requests only"),
-        ([HEADER, REQUEST[:-1] + b', "falls": [[[3, 50]]]}'], "line 2 .* each of the 2 models"),
-        ([HEADER, REQUEST[:-1] + b', "falls": [[], []]}'], "line 2 of the workload, model 1: .* 100, not 50"),
-        ([HEADER, REQUEST[:-1] + b', "falls": [[[3, 50]], [[4, 91]]]}'], "model 2: .* 91, not 90"),
-        ([HEADER, REQUEST[:-1] + b', "falls": [[[4, 50]], []]}'], "model 1: .* answer of 3 tokens"),
-        ([HEADER, REQUEST[:-1] + b', "falls": [[[2, 50], [1, 50]], []]}'], "model 1: .*ascending tokens"),
-        ([HEADER, REQUEST[:-1] + b', "falls": [[[2, 50, 1]], []]}'], "line 2 of the workload"),
+        ([HEADER, REQUEST, REQUEST[:-1] + b', "score_bounds": [[[3, 50]], []]}'], "score_bounds of some requests only"),
+        ([HEADER, REQUEST[:-1] + b', "score_bounds": [[[3, 50]]]}'], "line 2 .* each of the 2 models"),
+        ([HEADER, REQUEST[:-1] + b', "score_bounds": [[], []]}'], "line 2 of the workload, model 1: .* 100, not 50"),
+        ([HEADER, REQUEST[:-1] + b', "score_bounds": [[[3, 50]], [[4, 91]]]}'], "model 2: .* 91, not 90"),
+        ([HEADER, REQUEST[:-1] + b', "score_bounds": [[[4, 50]], []]}'], "model 1: .* answer of 3 tokens"),
+        ([HEADER, REQUEST[:-1] + b', "score_bounds": [[[2, 50], [1, 50]], []]}'], "model 1: .*ascending tokens"),
+        ([HEADER, REQUEST[:-1] + b', "score_bounds": [[[2, 50, 1]], []]}'], "line 2 of the workload"),
     ],
 )
 def test_other_lines_are_refused_by_number(lines: list[bytes], words: str) -> None:
@@ -97,11 +97,11 @@ def test_values_out_of_range_are_refused() -> None:
 
 
 def test_a_window_may_lack_answers_and_requests_but_a_workload_may_not() -> None:
-    absent = WorkloadRequest(10, (None, 4), (None, 90.0), falls=(None, ()))
+    absent = WorkloadRequest(10, (None, 4), (None, 90.0), score_bounds=(None, ()))
     for window in (
         WorkloadWindow(("small", "large"), 0.0, ()),
         WorkloadWindow(
-            ("small", "large"), 2.0, (absent, WorkloadRequest(7, (1, 4), (50.0, 90.0), falls=(((1, 50.0),), ())))
+            ("small", "large"), 2.0, (absent, WorkloadRequest(7, (1, 4), (50.0, 90.0), score_bounds=(((1, 50.0),), ())))
         ),
     ):
         lines = write_window(window)
@@ -116,7 +116,7 @@ def test_a_window_may_lack_answers_and_requests_but_a_workload_may_not() -> None
         (b'{"input_tokens": 10, "output_tokens": [null, 4], "scores": [50, 90]}', "no values at all"),
         (b'{"input_tokens": 10, "output_tokens": [null, null], "scores": [null, null]}', "no model has answered"),
         (
-            b'{"input_tokens": 10, "output_tokens": [null, 4], "scores": [null, 90], "falls": [[], []]}',
+            b'{"input_tokens": 10, "output_tokens": [null, 4], "scores": [null, 90], "score_bounds": [[], []]}',
             "no values at all",
         ),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from controlplane.planning.cascade.alternate import PlanRequest
+from controlplane.planning.cascade.bilevel import PlanRequest
 from controlplane.planning.cascade.plan import decode_plan
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.workload import read_workload, write_workload
@@ -94,7 +94,7 @@ def test_answers_that_are_given_up_at_another_rate_make_a_faster_plan(workload: 
         tuple(((1, score),) if score < 100 else () for score in answers) for answers in sample.scores.tolist()
     )
     falling = tmp_path / "falling.jsonl"
-    falling.write_bytes(b"\n".join(write_workload(models, replace(sample, falls=fallen))))
+    falling.write_bytes(b"\n".join(write_workload(models, replace(sample, score_bounds=fallen))))
     options = ("--gpus", "2", *TIERS, "--tables", tmp_path / "tables.json", "--rate", "0.5", "--quality", "83.2")
     made = [
         decode_plan(

@@ -2,8 +2,7 @@
 
 import pytest
 
-from controlplane.planning.cascade.left_out import with_left_out
-from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
+from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, with_excluded_tiers
 from controlplane.planning.cascade.routing import ESCALATE_ALL
 
 MODELS = ("small", "medium", "large")
@@ -28,7 +27,7 @@ def plan_for(*models: str, thresholds: tuple[float, ...]) -> CascadePlan:
 def test_who_is_left_out_is_skipped_and_nobody_waits_for_it(
     models: tuple[str, ...], thresholds: tuple[float, ...], for_all: tuple[float, ...]
 ) -> None:
-    plan = with_left_out(plan_for(*models, thresholds=thresholds), MODELS)
+    plan = with_excluded_tiers(plan_for(*models, thresholds=thresholds), MODELS)
     assert [tier.model for tier in plan.tiers] == list(MODELS)
     assert [tier.replica_count for tier in plan.tiers] == [int(model in models) for model in MODELS]
     assert plan.thresholds == for_all

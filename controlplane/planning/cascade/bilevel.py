@@ -8,7 +8,7 @@ import numpy as np
 from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.allocation import allocate
 from controlplane.planning.cascade.latency import IN_WORDS, STATISTIC, total_latency_s
-from controlplane.planning.cascade.objective import BestWithin, FastestWithin, Objective
+from controlplane.planning.cascade.objective import MaximiseQuality, MinimiseLatency, Objective
 from controlplane.planning.cascade.parallelism import Mix
 from controlplane.planning.cascade.replica import Statistic
 from controlplane.planning.cascade.routing import ESCALATE_ALL, Routed, proportional_thresholds, route
@@ -17,7 +17,7 @@ from controlplane.planning.cascade.search import Point, RoutingSearch
 from controlplane.planning.cascade.tables import CurveSource, TierTable, latencies_of, tier_tables
 from mesh.errors import ConfigurationError, PlanInfeasible
 
-STABLE = 1e-3
+STABLE_SCORE_RATIO = 1e-3
 """Relative change of the score below which it stands still: the latency levels are coarser."""
 
 
@@ -58,7 +58,7 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Planned:
+class PlanResult:
     """The best routing and its deployment, what they are expected to reach, and what was looked at on the way."""
 
     minimise: Minimise
@@ -85,9 +85,12 @@ class _Best:
 
 
 def plan(
-    sample: CascadeSample, source: CurveSource, request: PlanRequest, heard: Callable[[int, float], None] | None = None
-) -> Planned:
-    """Alternate until J has been stable for K rounds; `heard` is told each round and its J.
+    sample: CascadeSample,
+    source: CurveSource,
+    request: PlanRequest,
+    on_round: Callable[[int, float], None] | None = None,
+) -> PlanResult:
+    """Alternate until J has been stable for K rounds; `on_round` is told each round and its J.
 
     Raises `PlanInfeasible` where no routing that was found meets the target within the GPUs.
     """
@@ -106,9 +109,9 @@ def plan(
         found = RoutingSearch(sample, tables, request.gpus, objective, request.minimise).run(thresholds)
         points = found.points
         scores.append(score)
-        if heard is not None:
-            heard(round_number, score)
-        stands_still = score >= best_score - STABLE * abs(best_score) if np.isfinite(best_score) else False
+        if on_round is not None:
+            on_round(round_number, score)
+        stands_still = score >= best_score - STABLE_SCORE_RATIO * abs(best_score) if np.isfinite(best_score) else False
         if deployment is not None and score < best_score:
             best_score = score
             best = _Best(thresholds, routed, deployment)
@@ -117,7 +120,7 @@ def plan(
             break
         thresholds = found.best.thresholds
     meeting = _meeting(best, sample, request, anchors)
-    return Planned(
+    return PlanResult(
         minimise=request.minimise,
         thresholds=meeting.thresholds,
         routed=meeting.routed,
@@ -156,12 +159,12 @@ def _objective(
 ) -> Objective:
     smallest, largest = anchors
     if request.quality is not None:
-        return FastestWithin(request.quality, utopia=largest.quality, nadir=smallest.quality)
+        return MinimiseLatency(request.quality, utopia=largest.quality, nadir=smallest.quality)
     assert request.latency_s is not None  # a request has one of the two
     ends = [deploy(sample, routed, tables, request.gpus, request.minimise) for routed in anchors]
     best_s, worst_s = (None if end is None else end.latency_s for end in ends)
     best_s = request.latency_s if best_s is None else best_s
-    return BestWithin(request.latency_s, best_s=best_s, worst_s=2 * best_s if worst_s is None else worst_s)
+    return MaximiseQuality(request.latency_s, best_s=best_s, worst_s=2 * best_s if worst_s is None else worst_s)
 
 
 def _tier_latencies_s(

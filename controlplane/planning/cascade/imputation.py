@@ -9,21 +9,21 @@ from controlplane.planning.cascade.drift import DriftSettings
 from controlplane.planning.cascade.workload import WorkloadRequest
 
 _SCALE = DriftSettings()
-"""One unit apart are requests that differ as much as workloads must to count as moved."""
+"""One unit apart are requests that differ by as much as two workloads must to count as drifted."""
 
 
-def filled(
+def impute_tier(
     requests: Sequence[WorkloadRequest], tier: int, donors: Sequence[WorkloadRequest]
 ) -> tuple[WorkloadRequest, ...]:
-    """The requests, with this tier's score, tokens and falls in those that lack them taken all together from the most
-    alike donor: nearest in input tokens and in the scores known on both. Of equally near ones the first. Donors must
-    have the tier, and there must be one at least.
+    """The requests, with this tier's score, tokens and score bounds in those that lack them taken together from the
+    most alike donor: nearest in input tokens and in the scores known on both. Of equally near ones the first. Donors
+    must have the tier, and there must be one at least.
 
     Why not the tier's mean: a plan decides by scores on several tiers at once which requests stop where. What is hard
     for one tier is hard for the next, and long answers are long on both; means would make every request as hard as any
-    other for the tier that is gone. Why take an answer as a whole: its score, its length and its falls belong together.
-    What it cannot know is whether the tier has changed since: whoever plans with them says how old the answers are.
-    """
+    other for the tier that is gone. Why take an answer as a whole: its score, its length and its score bounds belong
+    together. What it cannot know is whether the tier has changed since: whoever plans with them says how old the
+    answers are."""
     return tuple(
         request if request.scores[tier] is not None else _with_answer(request, tier, _nearest(request, donors))
         for request in requests
@@ -31,14 +31,14 @@ def filled(
 
 
 def _with_answer(request: WorkloadRequest, tier: int, donor: WorkloadRequest) -> WorkloadRequest:
-    falls = None
-    if request.falls is not None and donor.falls is not None:
-        falls = _put(request.falls, tier, donor.falls[tier])
+    score_bounds = None
+    if request.score_bounds is not None and donor.score_bounds is not None:
+        score_bounds = _put(request.score_bounds, tier, donor.score_bounds[tier])
     return msgspec.structs.replace(
         request,
         output_tokens=_put(request.output_tokens, tier, donor.output_tokens[tier]),
         scores=_put(request.scores, tier, donor.scores[tier]),
-        falls=falls,
+        score_bounds=score_bounds,
     )
 
 
