@@ -14,12 +14,12 @@ from controlplane.protocols.ownership import Sender
 from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
 from services.frontend.answers.chat_format import ChatFormat
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
-from services.frontend.answers.format import AnswerHeader
-from services.frontend.api.body import decode_body
-from services.frontend.api.schema import ChatCompletionRequest
-from services.frontend.mailbox import Mailbox, Piece
-from services.frontend.relay import Loss, Relay
+from services.frontend.answers.formats import AnswerHeader
+from services.frontend.http.body import decode_body
+from services.frontend.requests.schema import ChatCompletionRequest
 from services.frontend.text.model_text import ModelText
+from services.frontend.workers.mailbox import Mailbox, Piece
+from services.frontend.workers.relay import Loss, Relay
 
 BLOCK_TOKENS = 16
 ROUNDS = 5

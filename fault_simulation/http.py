@@ -18,7 +18,7 @@ from fault_simulation.network import Endpoint, Network
 from fault_simulation.node import Node
 from mesh.errors import ConfigurationError
 from mesh.tasks import TaskSet
-from services.frontend.http_server import TRANSPORT
+from services.frontend.http.server import TRANSPORT
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ GRACE_S: Final = 1.0
 
 
 class SimulatedHttpServer:
-    """A `services.frontend.http_server.HttpEndpoint`."""
+    """A `services.frontend.http.server.HttpEndpoint`."""
 
     def __init__(self, network: Network, node: Node, app: ASGIApp, host: str, port: int) -> None:
         """Raises ConfigurationError if the port is taken."""

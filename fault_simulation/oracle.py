@@ -21,12 +21,12 @@ from engine_worker.vocabulary import read_vocabulary
 from mesh.runtime import Arguments, Result, ThreadPool
 from penstock.v1 import request_pb2
 from services.frontend.answers.choice import ChoiceText
-from services.frontend.api.body import decode_body
-from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
-from services.frontend.mailbox import Piece
-from services.frontend.models import ServedModel
-from services.frontend.plan import Prompt, plan_request
+from services.frontend.http.body import decode_body
+from services.frontend.requests.models import ServedModel
+from services.frontend.requests.plan import Prompt, plan_request
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.text.model_text import ModelText
+from services.frontend.workers.mailbox import Piece
 from simulator.instance.config import InstanceConfig
 from simulator.instance.script import Script
 

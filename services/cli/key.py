@@ -4,7 +4,7 @@ import secrets
 
 import click
 
-from services.frontend.api_keys import SECRET_BYTES, new_key_line
+from services.frontend.requests.api_keys import SECRET_BYTES, new_key_line
 
 
 @click.command()

@@ -11,22 +11,23 @@ from mesh.membership import MemberChange
 from mesh.role import WILDCARD_HOSTS, RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import frontend_pb2_grpc
-from services.frontend.admission import AdmissionQueue
-from services.frontend.admission_gate import AdmissionGate
-from services.frontend.api.app import create_app
-from services.frontend.api_keys import KeyRing
 from services.frontend.cascade.cascades import Cascades
 from services.frontend.cascade.judging import JudgeClient
-from services.frontend.http_server import HttpEndpoint, HttpServer
-from services.frontend.liveness import LivenessMonitor
+from services.frontend.cascade.service import CascadeService
+from services.frontend.http.app import create_app
+from services.frontend.http.server import HttpEndpoint, HttpServer
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.models import ModelCatalogue
-from services.frontend.placement import PlacementClient
-from services.frontend.service import FrontendService
+from services.frontend.placement.client import PlacementClient
+from services.frontend.placement.waiting_room import WaitingRoom
+from services.frontend.requests.admission import AdmissionQueue
+from services.frontend.requests.admission_gate import AdmissionGate
+from services.frontend.requests.api_keys import KeyRing
+from services.frontend.requests.models import ModelCatalogue
+from services.frontend.requests.service import FrontendService
 from services.frontend.settings import FrontendSettings
 from services.frontend.status_servicer import FrontendServicer
-from services.frontend.waiting_room import WaitingRoom
-from services.frontend.worker_pool import WorkerPool
+from services.frontend.workers.liveness import LivenessMonitor
+from services.frontend.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class FrontendRole:
         self._tasks = TaskSet(self.name)
         self._failure: asyncio.Future[None] | None = None
         self.service: FrontendService | None = None
-        """Set by `start`."""
+        """Set by `start`, as `cascade`."""
+        self.cascade: CascadeService | None = None
         self._http: HttpEndpoint | None = None
         self._http_address = ""
         self._unsubscribe: list[Callable[[], None]] = []
@@ -55,8 +57,12 @@ class FrontendRole:
         file."""
         self._failure = asyncio.get_running_loop().create_future()
         service = self.service = self._build(context)
+        judging = JudgeClient(
+            self._settings.judge_deadline_s, context.runtime.transport, service.metrics.cascade.untold
+        )
+        cascade = self.cascade = CascadeService(service, Cascades(context.store), judging)
         self._http = self._make_http(
-            create_app(service, context.registry), self._settings.http_host, self._settings.http_port
+            create_app(cascade, context.registry), self._settings.http_host, self._settings.http_port
         )
         http_address = self._http_address = _reachable(self._http.address, context)
         servicer = FrontendServicer(service, lambda: self._http_address)
@@ -65,11 +71,11 @@ class FrontendRole:
             service.catalogue.on_change,
             service.pool.on_change,
             service.placement.on_change,
-            service.judging.on_change,
+            judging.on_change,
             lambda change: self._follow_own(context, change),
         )
         self._unsubscribe = [context.directory.subscribe(follower) for follower in followers]
-        self._tasks.spawn(service.cascades.follow(), name="follow the cascades", on_error=self._on_failed)
+        self._tasks.spawn(cascade.cascades.follow(), name="follow the cascades", on_error=self._on_failed)
         self._http.start(self._tasks, self._on_failed)
         log.info("serving HTTP", extra={"http_address": self._http.address})
         return {"http_address": http_address}
@@ -93,9 +99,10 @@ class FrontendRole:
             self.service.end_all()
         if self._http is not None:
             await self._http.stop()
+        if self.cascade is not None:
+            await self.cascade.judging.stop()
         if self.service is not None:
             await self.service.placement.stop()
-            await self.service.judging.stop()
             await self.service.pool.stop()
             await self.service.catalogue.stop()
         await self._tasks.cancel()
@@ -128,8 +135,6 @@ class FrontendRole:
             catalogue=ModelCatalogue(settings.tokenizer_cache_characters, runtime.clock, runtime.threads),
             pool=pool,
             placement=placement,
-            cascades=Cascades(context.store),
-            judging=JudgeClient(settings.judge_deadline_s, runtime.transport, metrics.cascade.untold),
             gate=AdmissionGate(queue, clock, metrics),
             room=WaitingRoom(settings.max_waiting_requests, metrics),
             keys=KeyRing.load(settings.api_keys_file) if settings.api_keys_file else None,

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc
-from services.frontend.generation import Generation
-from services.frontend.scheduler_link import SchedulerLink
-from services.frontend.service import FrontendService
-from services.frontend.worker_link import WorkerLink
+from services.frontend.placement.scheduler_link import SchedulerLink
+from services.frontend.requests.generation import Generation
+from services.frontend.requests.service import FrontendService
+from services.frontend.workers.link import WorkerLink
 
 
 class FrontendServicer(frontend_pb2_grpc.FrontendServicer):

@@ -108,6 +108,51 @@ def test_nobody_imports_the_fault_simulation_but_the_cli() -> None:
                 assert not imported, f"{relative} imports {sorted(imported)}; only the CLI may"
 
 
+FRONTEND_ROOMS = (
+    "role",
+    "status_servicer",
+    "http",
+    "cascade",
+    "answers",
+    "requests",
+    "placement",
+    "workers",
+    "text",
+    "metrics",
+    "errors",
+    "settings",
+)
+"""From the top to the bottom."""
+
+
+def _up_arrows(imports: dict[str, set[str]], rooms: tuple[str, ...]) -> list[str]:
+    """Imports from a room of one above it; `imports`: of each module, all names below the package."""
+    rank = {room: place for place, room in enumerate(rooms)}
+    arrows = ((module, name) for module, names in sorted(imports.items()) for name in sorted(names))
+    return [
+        f"{module} -> {name}"
+        for module, name in arrows
+        if rank[name.partition(".")[0]] < rank[module.partition(".")[0]]
+    ]
+
+
+def test_the_frontend_imports_in_one_direction() -> None:
+    package = "services.frontend"
+    imports = {
+        path.relative_to(ROOT / "services/frontend").with_suffix("").as_posix().replace("/", "."): {
+            name.removeprefix(package + ".") for name in _imports(path) if name.startswith(package + ".")
+        }
+        for path in _modules("services/frontend")
+        if path.name != "__init__.py"
+    }
+    assert _up_arrows(imports, FRONTEND_ROOMS) == []
+
+
+def test_an_arrow_that_runs_up_is_found() -> None:
+    imports = {"text.words": {"text.split_points", "errors"}, "workers.link": {"placement.client"}}
+    assert _up_arrows(imports, FRONTEND_ROOMS) == ["workers.link -> placement.client"]
+
+
 @pytest.mark.slow
 def test_the_frontend_needs_no_torch() -> None:
     for path in _modules("services/frontend"):

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from services.frontend.answers.choice import ChoicePiece, TokenPosition
-from services.frontend.answers.format import AnswerHeader, WholeChoice
+from services.frontend.answers.formats import AnswerHeader, WholeChoice
 from services.frontend.answers.logprobs import chat_logprobs
-from services.frontend.answers.sse import ChunkEnvelope, encode, event
-from services.frontend.api.answer_schema import (
+from services.frontend.answers.schema import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -18,6 +17,7 @@ from services.frontend.api.answer_schema import (
     ChatMessage,
     Usage,
 )
+from services.frontend.answers.sse import ChunkEnvelope, encode, event
 
 
 class ChatFormat:

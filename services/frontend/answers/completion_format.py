@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import msgspec
 
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
-from services.frontend.answers.format import AnswerHeader, WholeChoice
+from services.frontend.answers.formats import AnswerHeader, WholeChoice
 from services.frontend.answers.logprobs import completion_logprobs
+from services.frontend.answers.schema import Completion, CompletionChoice, Usage
 from services.frontend.answers.sse import ChunkEnvelope, encode, event
-from services.frontend.api.answer_schema import Completion, CompletionChoice, Usage
 
 
 class CompletionFormat:

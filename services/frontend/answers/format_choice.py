@@ -2,9 +2,9 @@
 
 from services.frontend.answers.chat_format import ChatFormat
 from services.frontend.answers.completion_format import CompletionFormat
-from services.frontend.answers.format import AnswerFormat, AnswerHeader
-from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
-from services.frontend.plan import GenerationPlan
+from services.frontend.answers.formats import AnswerFormat, AnswerHeader
+from services.frontend.requests.plan import GenerationPlan
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 
 
 def answer_format(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.v1 import request_pb2
 from services.frontend.answers.choice import TokenPosition
-from services.frontend.api.answer_schema import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from services.frontend.answers.schema import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
 from services.frontend.text.model_text import ModelText
 
 LEAST_LOGPROB = -9999.0

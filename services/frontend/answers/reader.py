@@ -6,9 +6,9 @@ from prometheus_client import Histogram
 
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
 from services.frontend.answers.event_ids import Covered
-from services.frontend.api.answer_schema import PromptTokensDetails, Usage
-from services.frontend.generation import Generation
-from services.frontend.mailbox import Piece
+from services.frontend.answers.schema import PromptTokensDetails, Usage
+from services.frontend.requests.generation import Generation
+from services.frontend.workers.mailbox import Piece
 
 
 class AnswerReader:

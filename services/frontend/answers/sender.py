@@ -7,11 +7,10 @@ from starlette.types import Send
 
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
 from services.frontend.answers.event_ids import EventIds
-from services.frontend.answers.format import AnswerFormat, StreamFormat, WholeAnswer, WholeChoice
+from services.frontend.answers.formats import AnswerFormat, StreamFormat, WholeAnswer, WholeChoice
 from services.frontend.answers.reader import AnswerReader
+from services.frontend.answers.schema import Usage
 from services.frontend.answers.sse import DONE_EVENT, event
-from services.frontend.api.answer_schema import Usage
-from services.frontend.api.errors import ApiError, error_body
 
 _EVENTS: Final = "text/event-stream; charset=utf-8"
 
@@ -106,9 +105,9 @@ class AnswerSender:
         await self._start_events()
         await self._send({"type": "http.response.body", "body": comment, "more_body": True})
 
-    async def fail(self, error: ApiError) -> None:
-        """End a stream that has begun. No [DONE] follows the error, because the answer is not done."""
-        await self._end(event(error_body(error)))
+    async def fail(self, error: bytes) -> None:
+        """End a stream that has begun with a JSON error. No [DONE] follows it, because the answer is not done."""
+        await self._end(event(error))
 
     async def _send_whole(self, body: bytes) -> None:
         await self._start("application/json", {"content-length": str(len(body))})

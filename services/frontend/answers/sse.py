@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from services.frontend.api.answer_schema import ChatCompletionChunk, Completion
+from services.frontend.answers.schema import ChatCompletionChunk, Completion
 
 encode = msgspec.json.Encoder().encode
 

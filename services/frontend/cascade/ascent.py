@@ -13,16 +13,16 @@ from controlplane.model.cascade_record import CascadeRecord
 from controlplane.protocols.cascade.terms import CascadeTerms
 from controlplane.protocols.cascade.walk import Accept, Action, Because, CascadeWalk, Fail, Generate, Judge
 from mesh.errors import JudgeUnavailable
-from services.frontend.api.answer_schema import CascadeFacts, Usage
-from services.frontend.api.errors import DEADLINE_EXCEEDED, STOPPED, ApiError, model_not_found
-from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
-from services.frontend.cascade import told
+from services.frontend.answers.schema import CascadeFacts, Usage
+from services.frontend.cascade import response_metadata
 from services.frontend.cascade.attempt import Attempt, summed
 from services.frontend.cascade.judge_request import CONFIDENCE, JudgeRequests
 from services.frontend.cascade.live_stream import LiveAnswer, LiveStream
+from services.frontend.cascade.service import CascadeService
 from services.frontend.cascade.tier_answer import Read, TierAnswer, TierQuestion, TierReader, ask_tier, read_until
-from services.frontend.generating import Client
-from services.frontend.service import FrontendService
+from services.frontend.errors import DEADLINE_EXCEEDED, STOPPED, ApiError, model_not_found
+from services.frontend.requests.generating import Client
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Ascent:
 
     def __init__(
         self,
-        service: FrontendService,
+        service: CascadeService,
         record: CascadeRecord,
         request: ChatCompletionRequest | CompletionRequest,
         request_id: str,
@@ -50,7 +50,9 @@ class Ascent:
         terms: CascadeTerms,
         client: Client,
     ) -> None:
-        self._service = service
+        self._service = service.frontend
+        self._cascades = service.cascades
+        self._judging = service.judging
         self._record = record
         self._request = request
         self._request_id = request_id
@@ -102,7 +104,7 @@ class Ascent:
         action = self._walk.answered(tier, self._service.clock())
         # A request that had no answer before is still to be counted.
         if not isinstance(action, Judge) and not self._judge_requests.is_counted:
-            self._service.judging.tell(self._judge_requests.to_count(tier, attempt.answer))
+            self._judging.tell(self._judge_requests.to_count(tier, attempt.answer))
         return action
 
     def _failed(self, attempt: Attempt, error: ApiError) -> Action:
@@ -155,7 +157,7 @@ class Ascent:
 
     async def _timed(self, attempt: Attempt, answering: Coroutine[Any, Any, TierAnswer]) -> TierAnswer:
         """What is cut, be it at the deadline, by its client or because it was given up, would have taken longer."""
-        clock, times = self._service.clock, self._service.cascades.times.answer(attempt.model)
+        clock, times = self._service.clock, self._cascades.times.answer(attempt.model)
         times.begins(attempt.began_s)
         try:
             answer = await answering
@@ -192,7 +194,7 @@ class Ascent:
     def _gave_up(self, attempt: Attempt, answer: TierAnswer) -> Action:
         """Nothing waits for the judge, who is told for the sake of those who count and sample."""
         attempt.judge, attempt.score = CONFIDENCE, answer.confidence
-        self._service.judging.tell(self._judge_requests.to_judge(attempt.tier, answer))
+        self._judging.tell(self._judge_requests.to_judge(attempt.tier, answer))
         return self._walk.gave_up(attempt.tier, answer.confidence)
 
     def _count_escalation(self, action: Generate) -> None:
@@ -212,10 +214,10 @@ class Ascent:
         began_s = self._service.clock()
         deadline_s = self._walk.terms.deadline_s
         left_s = min(self._client.left_s(), inf if deadline_s is None else deadline_s - began_s)
-        times = self._service.cascades.times.judgement(self._record.name)
+        times = self._cascades.times.judgement(self._record.name)
         times.begins(began_s)
         try:
-            score = await self._service.judging.judge(self._judge_requests.to_judge(action.tier, answer), left_s)
+            score = await self._judging.judge(self._judge_requests.to_judge(action.tier, answer), left_s)
         except JudgeUnavailable as error:
             now_s = self._service.clock()
             times.took_at_least(now_s - began_s, now_s)
@@ -244,4 +246,4 @@ class Ascent:
         return self._service.clock() - self._arrived_s
 
     def _facts(self, accept: Accept, attempts: list[Attempt], seconds: float | None) -> CascadeFacts:
-        return told.facts(self._record, accept, attempts, seconds)
+        return response_metadata.facts(self._record, accept, attempts, seconds)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from services.frontend.api.answer_schema import PromptTokensDetails, TierFacts, Usage
-from services.frontend.api.errors import ApiError
+from services.frontend.answers.schema import PromptTokensDetails, TierFacts, Usage
 from services.frontend.cascade.tier_answer import TierAnswer, TierReader
+from services.frontend.errors import ApiError
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge, thresholds_for
 from mesh.errors import ConfigurationError
-from services.frontend.api.errors import bad_request, unavailable
-from services.frontend.api.schema import CascadeHints, ChatCompletionRequest, CompletionRequest
 from services.frontend.cascade.tier_times import TierTimes
+from services.frontend.errors import bad_request, unavailable
+from services.frontend.requests.schema import CascadeHints, ChatCompletionRequest, CompletionRequest
 
 
 def terms_in_force(record: CascadeRecord) -> CascadeTerms:

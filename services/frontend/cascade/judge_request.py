@@ -6,8 +6,8 @@ import msgspec
 
 from controlplane.model.cascade_record import CascadeRecord
 from penstock.v1 import cascade_pb2
-from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.cascade.tier_answer import TierAnswer
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 
 CONFIDENCE: Final = "confidence"
 """The judge that needs the log-probabilities of the answer's tokens."""

@@ -7,12 +7,12 @@ from typing import TypeAlias
 import msgspec
 
 from services.frontend.answers.choice import ChoicePiece
-from services.frontend.answers.format import AnswerFormat
+from services.frontend.answers.formats import AnswerFormat
+from services.frontend.answers.schema import CascadeFacts, Usage
 from services.frontend.answers.sender import AnswerSender
-from services.frontend.api.answer_schema import CascadeFacts, Usage
 from services.frontend.cascade.keep_alives import KeepAlives
 from services.frontend.cascade.tier_answer import TierReader
-from services.frontend.plan import GenerationPlan
+from services.frontend.requests.plan import GenerationPlan
 
 FormOf: TypeAlias = Callable[[GenerationPlan, CascadeFacts | msgspec.UnsetType], AnswerFormat]
 """The form of an answer whose chunks carry these facts, or none."""

@@ -10,13 +10,13 @@ from prometheus_client import Histogram
 from controlplane.protocols.cascade.confidence import RunningConfidence
 from services.frontend.answers.choice import ChoicePiece, ChoiceText, Finish, TokenPosition
 from services.frontend.answers.reader import AnswerReader
-from services.frontend.api.answer_schema import Usage
-from services.frontend.api.schema import ChatCompletionRequest, CompletionRequest
-from services.frontend.generating import Client, generating
-from services.frontend.generation import Generation
-from services.frontend.models import ServedModel
-from services.frontend.plan import GenerationPlan, plan_request
-from services.frontend.service import FrontendService
+from services.frontend.answers.schema import Usage
+from services.frontend.requests.generating import Client, generating
+from services.frontend.requests.generation import Generation
+from services.frontend.requests.models import ServedModel
+from services.frontend.requests.plan import GenerationPlan, plan_request
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.service import FrontendService
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from services.frontend.text.borders import BORDER, are_safe, special_tokens
+from services.frontend.text.split_points import BORDER, are_safe, special_tokens
 from services.frontend.text.words import WordTokenizer
 
 TARGET_CHARACTERS: Final = 512

@@ -9,7 +9,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from services.frontend.text.borders import cut
+from services.frontend.text.split_points import cut
 
 MAX_WORDS: Final = 65_536
 MAX_WORD_CHARACTERS: Final = 48

@@ -23,7 +23,7 @@ from mesh.errors import RpcError, StoreError
 from mesh.store.interface import WatchEvent
 from mesh.store.journal import Journal
 from mesh.tasks import TaskSet
-from services.frontend.http_server import abort_connection
+from services.frontend.http.server import abort_connection
 
 
 class Machines:

@@ -60,7 +60,7 @@ async def cascade(
         await router.start()
         mesh.directory.join(router.member)
         await mesh.store.put(record.key, msgspec.json.encode(record))
-        await mesh.until(lambda: record.name in mesh.service.cascades.records)
+        await mesh.until(lambda: record.name in mesh.cascades.records)
         try:
             yield Cascade(mesh, router)
         finally:

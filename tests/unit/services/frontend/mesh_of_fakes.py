@@ -16,8 +16,9 @@ from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport, SystemClock, system_runtime
 from mesh.store import StateStore, open_store
+from services.frontend.cascade.cascades import Cascades
+from services.frontend.requests.service import FrontendService
 from services.frontend.role import FrontendRole
-from services.frontend.service import FrontendService
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.model_text import ModelText
 from tests.unit.services.frontend.fakes import FakeDirectory, FakeScheduler, FakeWorker, Script, always
@@ -38,6 +39,12 @@ class MeshOfFakes:
     model_path: Path
     store: StateStore
     workers: list[FakeWorker] = field(default_factory=list)
+
+    @property
+    def cascades(self) -> Cascades:
+        """Those in force."""
+        assert self.role.cascade is not None
+        return self.role.cascade.cascades
 
     @property
     def worker(self) -> FakeWorker:

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prometheus_client import CollectorRegistry
 
-from services.frontend.admission import (
+from services.frontend.errors import ApiError
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.requests.admission import (
     AdmissionQueue,
     Admitted,
     AlreadyKnown,
@@ -16,9 +18,7 @@ from services.frontend.admission import (
     Refused,
     class_of,
 )
-from services.frontend.admission_gate import AdmissionGate
-from services.frontend.api.errors import ApiError
-from services.frontend.metrics import FrontendMetrics
+from services.frontend.requests.admission_gate import AdmissionGate
 
 MAX_RUNNING, MAX_QUEUED = 2, 3
 

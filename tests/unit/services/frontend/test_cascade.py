@@ -188,7 +188,7 @@ async def test_an_answer_that_any_score_would_do_for_is_not_judged_but_counted(
         assert (told.sample_only, told.first_answer, told.answer, told.tier) == (True, True, "", "small")
         assert (told.prompt, told.prompt_tokens) == ("Say something.", answer.usage.prompt_tokens)
         assert msgspec.json.decode(told.request_json)["messages"][0]["content"] == USER[0]["content"]
-        assert both.mesh.service.cascades.times.answer("small").median_s(both.mesh.service.clock()) > 0
+        assert both.mesh.cascades.times.answer("small").median_s(both.mesh.service.clock()) > 0
         monkeypatch.setattr(judge_request, "MAX_SAMPLED_BYTES", 10)
         await both.ask()
         told = (await told_of(both, 2))[1]
@@ -309,7 +309,7 @@ async def test_cascades_are_listed_among_the_models_while_their_tiers_are_served
         assert listed["both"].penstock["tiers"] == ["small", "large"]  # type: ignore[attr-defined]
         assert (await both.mesh.client().models.retrieve("both")).id == "both"
         await both.mesh.store.delete(RECORD.key)
-        await both.mesh.until(lambda: not both.mesh.service.cascades.records)
+        await both.mesh.until(lambda: not both.mesh.cascades.records)
         with pytest.raises(openai.NotFoundError):
             await both.ask()
 
@@ -340,7 +340,7 @@ async def test_thresholds_change_at_once_for_requests_to_come(model_path: Path) 
         assert (await both.ask()).parse().penstock["tier"] == "small"
         raised = msgspec.structs.replace(RECORD, thresholds=(80.0,))
         await both.mesh.store.put(raised.key, msgspec.json.encode(raised))
-        await both.mesh.until(lambda: both.mesh.service.cascades.records["both"].thresholds == (80.0,))
+        await both.mesh.until(lambda: both.mesh.cascades.records["both"].thresholds == (80.0,))
         assert (await both.ask()).parse().penstock["tier"] == "large"
 
 

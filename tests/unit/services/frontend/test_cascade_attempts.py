@@ -28,7 +28,7 @@ def prompt_tokens(both: Cascade) -> int:
 
 
 def times_of(both: Cascade) -> TierTimes:
-    return both.mesh.service.cascades.times
+    return both.mesh.cascades.times
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from penstock.v1 import request_pb2, scheduler_pb2
-from services.frontend import http_server
-from services.frontend.generation import Generation
+from services.frontend.http import server
+from services.frontend.requests.generation import Generation
 from tests.unit.services.frontend.fakes import Delta, FakeScheduler, FakeWorker, always, failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
@@ -358,7 +358,7 @@ async def test_a_full_frontend_answers_429_with_retry_after(model_path: Path) ->
 async def test_draining_closes_the_port_and_answers_what_still_comes_over_kept_connections(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "LINGER_S", 60.0)
+    monkeypatch.setattr(server, "LINGER_S", 60.0)
     async with mesh_of_fakes(model_path) as mesh, mesh.http() as kept, mesh.http() as another:
         worker = await mesh.add_worker(lambda _: tokens(*([70] for _ in range(20)), [1]), step_s=0.005)
         assert (await kept.get("/health")).status_code == 200
@@ -379,7 +379,7 @@ async def test_draining_closes_the_port_and_answers_what_still_comes_over_kept_c
 async def test_draining_ends_with_the_last_answer_and_closes_idle_connections(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "LINGER_S", 0.01)
+    monkeypatch.setattr(server, "LINGER_S", 0.01)
     async with mesh_of_fakes(model_path) as mesh, mesh.http() as idle:
         worker = await mesh.add_worker(lambda _: tokens(*([70] for _ in range(20)), [1]), step_s=0.01)
         assert (await idle.get("/health")).status_code == 200

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.protocols.ownership import Sender
-from services.frontend.liveness import (
+from services.frontend.workers.liveness import (
     IDLE_FREEZE_S,
     LONGEST_LEARNT_S,
     MARGIN,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import SystemThreads
-from services.frontend.models import ModelCatalogue
+from services.frontend.requests.models import ModelCatalogue
 from tests.still_clock import StillClock
 
 

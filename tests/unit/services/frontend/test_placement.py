@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.v1 import scheduler_pb2
-from services.frontend.scheduler_link import SchedulerLink
+from services.frontend.placement.scheduler_link import SchedulerLink
 from tests.unit.services.frontend.fakes import Delta, FakeScheduler, always, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 

@@ -5,11 +5,11 @@ from prometheus_client import CollectorRegistry
 
 from controlplane.protocols.ownership import Sender, TokenGap
 from penstock.v1 import request_pb2
-from services.frontend.api.errors import ApiError, unavailable
-from services.frontend.mailbox import Mailbox
+from services.frontend.errors import ApiError, unavailable
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.relay import Loss, Relay
-from services.frontend.relays import MAX_RELEASED, Relays
+from services.frontend.workers.mailbox import Mailbox
+from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.relays import MAX_RELEASED, Relays
 
 WORKER = Sender("worker-0", "first")
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from mesh.membership import Member
-from services.frontend.api_keys import new_key_line
+from services.frontend.requests.api_keys import new_key_line
 from tests.resuming_client import ResumingClient
 from tests.unit.engine_worker.worker.test_simulated_worker import MODEL, ROOT, worker_process
 from tests.unit.services.frontend.mesh_of_fakes import frontend_between

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.v1 import scheduler_pb2
-from services.frontend import placer
+from services.frontend.placement import placer
 from tests.unit.services.frontend.fakes import always, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 

@@ -1,0 +1,108 @@
+"""What a client is told instead of an answer: one error type, and a function for each reason.
+
+Any part of the frontend may raise them; `http.errors` writes them as OpenAI's clients expect them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+INVALID_REQUEST = "invalid_request_error"
+DEADLINE_EXCEEDED = "deadline_exceeded"
+STOPPED = "stopped"
+ADOPTED = "adopted_elsewhere"
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """What a client is told instead of an answer."""
+
+    status: int
+    message: str
+    type: str = INVALID_REQUEST
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request can never be served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def context_too_long(prompt_tokens: int, max_tokens: int, limit_tokens: int, param: str) -> ApiError:
+    """400: prompt and answer do not fit the model's context."""
+    return bad_request(
+        f"This model's maximum context length is {limit_tokens} tokens. However, your request has {prompt_tokens} "
+        f"tokens in the prompt and asks for at least {max_tokens} in the answer. Please shorten either.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def model_not_found(model: str) -> ApiError:
+    """404: nobody in the mesh serves this model."""
+    return ApiError(
+        404,
+        f"The model `{model}` does not exist; GET /v1/models lists those that do.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def invalid_api_key() -> ApiError:
+    """401: no key, or an unknown one."""
+    return ApiError(
+        401,
+        "Incorrect API key provided. Pass a known key as `Authorization: Bearer KEY`.",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def too_many_requests(message: str, code: str, retry_after_s: float) -> ApiError:
+    """429 with the time after which another try makes sense."""
+    seconds = max(1, round(retry_after_s + 0.5))
+    return ApiError(429, message, "rate_limit_error", code=code, headers={"retry-after": str(seconds)})
+
+
+def body_too_large(limit_bytes: int) -> ApiError:
+    """413."""
+    return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="request_too_large")
+
+
+def unavailable(message: str, code: str = "service_unavailable") -> ApiError:
+    """503: not now, for a reason that passes."""
+    return ApiError(503, message, "server_error", code=code, headers={"retry-after": "1"})
+
+
+def upstream_failed(message: str, code: str) -> ApiError:
+    """502: the worker that had the request failed."""
+    return ApiError(502, message, "server_error", code=code)
+
+
+def deadline_exceeded(deadline_s: float) -> ApiError:
+    """504: the request took longer than the frontend lets any request take."""
+    return ApiError(
+        504,
+        f"The request was not finished within its deadline of {deadline_s:g} s; ask for fewer tokens.",
+        "server_error",
+        code=DEADLINE_EXCEEDED,
+    )
+
+
+def adopted_elsewhere() -> ApiError:
+    """409: the client has come back and gets its stream over another connection."""
+    return ApiError(409, "This stream was resumed over another connection.", code=ADOPTED)
+
+
+def stopped() -> ApiError:
+    """503: this frontend ends with all that it serves."""
+    return unavailable("The frontend was stopped; try again.", STOPPED)
+
+
+def internal_error() -> ApiError:
+    """500: a bug of ours; the log has the traceback."""
+    return ApiError(500, "The frontend failed on this request; its log says why.", "server_error", code="internal")

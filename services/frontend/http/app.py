@@ -1,0 +1,54 @@
+"""The OpenAI-compatible application."""
+
+from functools import partial
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from services.frontend.cascade.service import CascadeService
+from services.frontend.errors import ApiError
+from services.frontend.http.errors import error_response
+from services.frontend.http.exchange import CLIENT_CLOSED_REQUEST
+from services.frontend.http.openapi import document
+from services.frontend.http.routes_generate import generation_routes
+from services.frontend.http.routes_info import info_routes
+
+
+def create_app(service: CascadeService, registry: CollectorRegistry) -> FastAPI:
+    """The ASGI application of a frontend; every error it answers has OpenAI's form."""
+    metrics = service.frontend.metrics
+    app = FastAPI(
+        title="Penstock", version="1", description="One OpenAI-compatible endpoint in front of many instances."
+    )
+    app.include_router(generation_routes(service))
+    app.include_router(info_routes(service, registry))
+    app.openapi = partial(document, app)  # type: ignore[method-assign]
+
+    def count(request: Request, status: int) -> None:
+        known = getattr(request.scope.get("route"), "path", "unknown")
+        metrics.requests.labels("", known, str(status)).inc()
+
+    async def on_api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        count(request, error.status)
+        return error_response(error)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        """Unknown paths and methods."""
+        assert isinstance(error, HTTPException)
+        count(request, error.status_code)
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        return error_response(ApiError(error.status_code, message, headers=error.headers or {}))
+
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        """The client left while sending its body: nobody sees this answer."""
+        count(request, CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    return app

@@ -1,0 +1,231 @@
+"""A generation over HTTP, from the checked request to the last byte, as a raw ASGI response.
+
+Raw ASGI because whatever wraps a response costs per chunk: one middleware doubles the price of a chunk.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.frontend.answers.choice import ChoiceText
+from services.frontend.answers.event_ids import Covered, EventIds
+from services.frontend.answers.format_choice import answer_format
+from services.frontend.answers.formats import AnswerFormat, AnswerHeader
+from services.frontend.answers.reader import AnswerReader
+from services.frontend.answers.sender import AnswerSender
+from services.frontend.errors import ApiError, internal_error
+from services.frontend.http.errors import error_body, error_response
+from services.frontend.http.server import abort_connection
+from services.frontend.requests.api_keys import ApiKey
+from services.frontend.requests.generating import Client, generating
+from services.frontend.requests.generation import Generation
+from services.frontend.requests.models import ServedModel
+from services.frontend.requests.plan import GenerationPlan, plan_request
+from services.frontend.requests.resume_ticket import encode_ticket
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.service import FrontendService
+
+log = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST: Final = 499
+"""nginx's status for a client that left before its answer."""
+REQUEST_ID_HEADER: Final = "x-request-id"
+INSTANCE_HEADER: Final = "x-penstock-instance"
+POLICY_HEADER: Final = "x-penstock-policy"
+
+
+class Exchange(Response, ABC):
+    """Serves one request when the ASGI server calls it. A client that leaves cancels all of it at once."""
+
+    def __init__(
+        self,
+        service: FrontendService,
+        request: ChatCompletionRequest | CompletionRequest,
+        request_id: str,
+        model_name: str,
+        key: ApiKey | None,
+        arrived_s: float,
+    ) -> None:
+        # Not Response.__init__, which encodes a body: there is none yet.
+        self.background = None
+        self._service = service
+        self._request = request
+        self._request_id = request_id
+        self._model_name = model_name
+        self._key = key
+        self._arrived_s = arrived_s
+        self._client_left = False
+        self.may_return = False
+        """The client has said that it comes back for the rest if its connection ends."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.ensure_future(self._watch(receive, task))
+        status = CLIENT_CLOSED_REQUEST
+        try:
+            status = await self._serve(scope, receive, send)
+        except asyncio.CancelledError:
+            if not self._client_left:
+                raise
+            task.uncancel()
+            self._service.metrics.disconnects.inc()
+        finally:
+            watch.cancel()
+            self._count(self._endpoint(scope), status)
+
+    async def _watch(self, receive: Receive, task: asyncio.Task[None]) -> None:
+        """The body was read, so the next thing to be received is that the client has gone."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._client_left = True
+        task.cancel()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """The status that the answer ended with."""
+        sender = AnswerSender(send)
+        sender.headers[REQUEST_ID_HEADER] = self._request_id
+        try:
+            await self._admit_and_generate(sender, scope)
+            return 200
+        except ApiError as error:
+            failure = error
+        # The last line of defence: a bug must cost one request, say so in the log and tell the client.
+        except Exception:
+            log.exception("a request failed by a bug", extra={"request_id": self._request_id})
+            failure = internal_error()
+        if sender.started:
+            await sender.fail(error_body(failure))
+        else:
+            failure.headers = {**failure.headers, **sender.headers}
+            await error_response(failure)(scope, receive, send)
+        return failure.status
+
+    async def _admit_and_generate(self, sender: AnswerSender, scope: Scope) -> None:
+        service = self._service
+        service.enter(self._key)
+        try:
+            async with service.gate.admitted(self, self._request.priority or 0, self._left_s()):
+                await self._generate(sender, scope)
+        finally:
+            service.leave(self._key)
+
+    @abstractmethod
+    async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
+        """Answer the admitted request. Raises ApiError."""
+
+    @property
+    def _include_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        options = self._request.stream_options
+        return options is not None and bool(options.include_usage)
+
+    def _client(self, scope: Scope) -> Client:
+        return Client(self._left_s, partial(abort_connection, scope), self.may_return)
+
+    def _endpoint(self, scope: Scope) -> str:
+        """For the metrics."""
+        path: str = scope["path"]
+        return path
+
+    def _left_s(self) -> float:
+        return self._arrived_s + self._service.settings.request_deadline_s - self._service.clock()
+
+    def _count(self, endpoint: str, status: int) -> None:
+        service = self._service
+        service.requests_total += 1
+        service.metrics.requests.labels(self._model_name, endpoint, str(status)).inc()
+        service.metrics.of(self._model_name).e2e.observe(service.clock() - self._arrived_s)
+
+
+class ModelExchange(Exchange):
+    """One model's answer, as it comes."""
+
+    def __init__(
+        self,
+        service: FrontendService,
+        request: ChatCompletionRequest | CompletionRequest,
+        request_id: str,
+        model: ServedModel,
+        key: ApiKey | None,
+        arrived_s: float,
+    ) -> None:
+        super().__init__(service, request, request_id, model.name, key, arrived_s)
+        self._model = model
+        self._created_unix_s = int(service.unix_time())
+
+    async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
+        service = self._service
+        plan = await plan_request(
+            self._request, self._request_id, self._model, service.settings.max_choices, service.threads
+        )
+        plan = replace(plan, ticket=encode_ticket(self._request, plan, self._key, self._created_unix_s))
+        async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
+            await self._answer(sender, run.generation)
+
+    async def _answer(
+        self,
+        sender: AnswerSender,
+        generation: Generation,
+        covered: Covered | None = None,
+        *,
+        is_resumed: bool = False,
+    ) -> None:
+        """`covered`: what the client has of a stream that it resumes."""
+        model_text = self._model.text
+        endings = model_text.eos_token_ids.union(self._request.stop_token_ids or ())
+        texts = [
+            ChoiceText(relay.index, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
+            for relay in generation.relays
+        ]
+        metrics = self._service.metrics.of(self._model.name)
+        reader = AnswerReader(
+            generation, texts, metrics.ttft, metrics.inter_token, self._service.clock, covered, is_resumed=is_resumed
+        )
+        sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
+        sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
+        form = answer_format(self._request, self._header(generation.plan), generation.plan)
+        try:
+            if self._request.stream:
+                await self._stream(sender, reader, form, generation.plan, covered)
+            else:
+                await sender.whole(reader, form, len(texts))
+        finally:
+            self._count_tokens(reader, 0 if covered is None else sum(covered.tokens))
+
+    async def _stream(
+        self,
+        sender: AnswerSender,
+        reader: AnswerReader,
+        form: AnswerFormat,
+        plan: GenerationPlan,
+        covered: Covered | None,
+    ) -> None:
+        ids = EventIds(len(plan.prompts) * plan.n) if plan.ticket else None
+        if ids is not None and covered is not None:
+            ids.start(covered)
+        wants_usage = self._include_usage and not (covered is not None and covered.usage)
+        usage = reader.usage if wants_usage else None
+        await sender.stream(reader, form, usage, ids, heads_had=0 if covered is None else covered.heads)
+
+    def _header(self, plan: GenerationPlan) -> AnswerHeader:
+        return AnswerHeader(
+            request_id=plan.request_id,
+            created_unix_s=self._created_unix_s,
+            model=plan.model.name,
+            text=plan.model.text,
+            logprobs=plan.prompts[0].sampling.HasField("logprobs"),
+            include_usage=self._include_usage,
+        )
+
+    def _count_tokens(self, reader: AnswerReader, sent_before: int) -> None:
+        usage, metrics = reader.usage(), self._service.metrics.of(self._model.name)
+        metrics.generated_tokens.inc(max(0, usage.completion_tokens - sent_before))
+        metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)

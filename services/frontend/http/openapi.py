@@ -1,0 +1,93 @@
+"""The OpenAPI document: paths from FastAPI, bodies and answers from the types that decode and encode them."""
+
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from services.frontend.answers.schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Error,
+    Model,
+    ModelList,
+)
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+
+_REF: Final = "#/components/schemas/{name}"
+_DOCUMENTED: Final = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Model,
+    ModelList,
+    Error,
+)
+_REFUSALS: Final = {
+    400: "The request is wrong; `param` names the culprit",
+    401: "No API key, or an unknown one",
+    404: "Unknown model",
+    408: "The body did not arrive in time",
+    413: "The body is too large",
+    429: "Too many requests, in all or of this key; see Retry-After",
+    502: "The worker that served the request failed",
+    503: "No worker can take the request now",
+    504: "Not finished within the request's deadline",
+}
+
+
+def answer_docs(schema: str, description: str, *refusals: int) -> dict[str, Any]:
+    """Keyword arguments of a route that answers with `schema`."""
+    responses: dict[int | str, dict[str, Any]] = {200: {"description": description, "content": _json(schema)}}
+    responses.update({status: {"description": _REFUSALS[status], "content": _json("Error")} for status in refusals})
+    return {"responses": responses, "response_model": None}
+
+
+def generation_docs(request_schema: str, answer_schema: str) -> dict[str, Any]:
+    """Keyword arguments of a route that generates."""
+    docs = answer_docs(answer_schema, "The answer; a stream of events if `stream` is true", *_REFUSALS)
+    docs["responses"][200]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    body = {"required": True, "content": _json(request_schema)}
+    security: list[dict[str, list[str]]] = [{"apiKey": []}, {}]
+    return {**docs, "openapi_extra": {"requestBody": body, "security": security}}
+
+
+def resume_docs() -> dict[str, Any]:
+    """Keyword arguments of the route that goes on with a stream."""
+    refusals = {status: {"description": _REFUSALS[status], "content": _json("Error")} for status in (400, 401, 429)}
+    gone = {"description": "No such stream, or it ended too long ago", "content": _json("Error")}
+    events = {"description": "The rest of the stream", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    return {
+        "responses": {200: events, 404: gone, **refusals},
+        "response_model": None,
+        "openapi_extra": {
+            "parameters": [
+                {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}},
+                {"name": "Last-Event-ID", "in": "header", "required": False, "schema": {"type": "string"}},
+            ],
+            "security": [{"apiKey": []}, {}],
+        },
+    }
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The whole document; OpenAPI 3.1, whose schemas are JSON Schema 2020-12 as msgspec makes them."""
+    if app.openapi_schema is None:
+        content = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        for operation in [operation for path in content["paths"].values() for operation in path.values()]:
+            operation["responses"].pop("422", None)  # FastAPI's own validation error: we have none
+        _, schemas = msgspec.json.schema_components(_DOCUMENTED, ref_template=_REF)
+        content["components"] = {
+            "schemas": schemas,
+            "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer"}},
+        }
+        app.openapi_schema = content
+    return app.openapi_schema
+
+
+def _json(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(name=schema)}}}

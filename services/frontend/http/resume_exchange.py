@@ -1,0 +1,91 @@
+"""The rest of a stream whose connection, or whose frontend, was lost."""
+
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from services.frontend.answers.event_ids import Covered
+from services.frontend.answers.sender import AnswerSender
+from services.frontend.errors import bad_request
+from services.frontend.http.exchange import ModelExchange
+from services.frontend.requests.adoption import Adoption, not_found
+from services.frontend.requests.api_keys import ApiKey
+from services.frontend.requests.generating import generating
+from services.frontend.requests.plan import GenerationPlan, Prompt
+from services.frontend.requests.resume_ticket import ResumeTicket
+from services.frontend.requests.service import FrontendService
+
+EVENTS_PATH: Final = "/v1/requests/{request_id}/events"
+
+
+class ResumeExchange(ModelExchange):
+    """The events of a stream behind the last one that its client has seen."""
+
+    def __init__(
+        self,
+        service: FrontendService,
+        adoption: Adoption,
+        ticket: ResumeTicket,
+        last_event_id: str | None,
+        key: ApiKey | None,
+        arrived_s: float,
+    ) -> None:
+        """`adoption` has all choices. Raises ApiError: 400 for an event id that is none of this stream, 404 if its
+        model is not known here."""
+        model = service.catalogue.get(adoption.choices[0].message.request.model)
+        if model is None:
+            raise not_found(adoption.request_id)
+        self._covered = _covered(last_event_id, adoption)
+        super().__init__(service, ticket.request, adoption.request_id, model, key, arrived_s)
+        self._created_unix_s = ticket.created_unix_s
+        self._adoption = adoption
+        self._ticket = ticket
+        self.may_return = True  # who has come back once may do so again
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._adoption.close()
+
+    async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
+        started_s = self._adoption.choices[0].relay.started_s
+        client = self._client(scope)
+        async with generating(self._service, self._plan(), started_s, client, adoption=self._adoption) as run:
+            self._service.metrics.resumed_streams.inc()
+            await self._answer(sender, run.generation, self._covered, is_resumed=True)
+
+    def _plan(self) -> GenerationPlan:
+        ticket, choices = self._ticket, self._adoption.choices
+        requests = [choices[number * ticket.n].message.request for number in range(len(ticket.echoes))]
+        stop = ticket.request.stop
+        return GenerationPlan(
+            self._request_id,
+            self._model,
+            tuple(
+                Prompt(list(request.prompt_token_ids), request.sampling, echo)
+                for request, echo in zip(requests, ticket.echoes, strict=True)
+            ),
+            ticket.n,
+            ticket.request.seed,
+            (stop,) if isinstance(stop, str) else tuple(stop or ()),
+            ticket.request.priority or 0,
+            requests[0].resume.ticket,
+        )
+
+    def _endpoint(self, scope: Scope) -> str:
+        return EVENTS_PATH
+
+
+def _covered(last_event_id: str | None, adoption: Adoption) -> Covered | None:
+    if not last_event_id:
+        return None
+    tokens = [len(adoption.choices[index].message.request.emitted_token_ids) for index in sorted(adoption.choices)]
+    try:
+        covered = Covered.parse(last_event_id, len(tokens))
+    except ValueError as error:
+        raise bad_request(f"Invalid `Last-Event-ID`: {error}.", "last-event-id") from error
+    if not covered.fits(tokens):
+        raise bad_request("Invalid `Last-Event-ID`: this stream has not come so far.", "last-event-id")
+    return covered

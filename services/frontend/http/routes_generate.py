@@ -1,0 +1,101 @@
+"""POST /v1/chat/completions and /v1/completions"""
+
+import asyncio
+from typing import Final, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.cascade.service import CascadeService
+from services.frontend.errors import ApiError, bad_request, model_not_found
+from services.frontend.http.body import decode_body, read_body
+from services.frontend.http.cascade_exchange import CascadeExchange
+from services.frontend.http.exchange import REQUEST_ID_HEADER, Exchange, ModelExchange
+from services.frontend.http.openapi import generation_docs, resume_docs
+from services.frontend.http.raw_route import RawRoute
+from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange
+from services.frontend.requests.adoption import Adoption
+from services.frontend.requests.api_keys import ApiKey
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.service import FrontendService
+from services.frontend.requests.unsupported import refuse_unsupported
+
+BODY_DEADLINE_S: Final = 60.0
+RESUMABLE_HEADER: Final = "x-penstock-resumable"
+"""`true`: a client that loses its connection comes back for the rest of its stream."""
+
+Kind = TypeVar("Kind", ChatCompletionRequest, CompletionRequest)
+
+
+def generation_routes(service: CascadeService) -> APIRouter:
+    """The two endpoints that generate, and the one that resumes a stream."""
+    frontend = service.frontend
+    router = APIRouter(tags=["generation"], route_class=RawRoute)
+
+    @router.post("/v1/chat/completions", **generation_docs("ChatCompletionRequest", "ChatCompletion"))
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a conversation."""
+        return await _accept(service, request, ChatCompletionRequest, "chatcmpl")
+
+    @router.post("/v1/completions", **generation_docs("CompletionRequest", "Completion"))
+    async def create_completion(request: Request) -> Response:
+        """Continue one or more prompts."""
+        return await _accept(service, request, CompletionRequest, "cmpl")
+
+    @router.get(EVENTS_PATH, **resume_docs())
+    async def resume_stream(request: Request) -> Response:
+        """The rest of a streamed answer, behind the event that `Last-Event-ID` names."""
+        arrived_s = frontend.clock()
+        key = frontend.authenticate(request.headers.get("authorization"))
+        adoption = Adoption(frontend, request.path_params["request_id"])
+        ticket = await adoption.gather("" if key is None else key.name)
+        try:
+            last_event_id = request.headers.get("last-event-id")
+            return ResumeExchange(frontend, adoption, ticket, last_event_id, key, arrived_s)
+        except ApiError:
+            adoption.close()
+            raise
+
+    return router
+
+
+async def _accept(service: CascadeService, http: Request, kind: type[Kind], id_prefix: str) -> Response:
+    """Everything that can be refused without waiting."""
+    frontend = service.frontend
+    arrived_s = frontend.clock()
+    request_id = f"{id_prefix}-{frontend.entropy.token_hex(16)}"
+    try:
+        key = frontend.authenticate(http.headers.get("authorization"))
+        request = decode_body(await _body(frontend, http), kind)
+        refuse_unsupported(request)
+        exchange = await _exchange(service, request, request_id, key, arrived_s)
+        exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
+        return exchange
+    except ApiError as error:
+        error.headers = {**error.headers, REQUEST_ID_HEADER: request_id}
+        raise
+
+
+async def _exchange(
+    service: CascadeService, request: Kind, request_id: str, key: ApiKey | None, arrived_s: float
+) -> Exchange:
+    """By a cascade, if one has the name asked for, else by the model itself."""
+    record = service.cascades.records.get(request.model)
+    if record is not None:
+        return CascadeExchange(service, request, request_id, record, key, arrived_s)
+    frontend = service.frontend
+    model = await frontend.catalogue.find(request.model)
+    if model is None:
+        raise model_not_found(request.model)
+    if request.penstock is not None:
+        raise bad_request(f"`{request.model}` is a model, not a cascade: it takes no hints.", "penstock")
+    return ModelExchange(frontend, request, request_id, model, key, arrived_s)
+
+
+async def _body(service: FrontendService, http: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            return await read_body(http, service.settings.max_body_bytes)
+    except TimeoutError as error:
+        raise ApiError(408, "The request's body did not arrive in time.", code="request_timeout") from error

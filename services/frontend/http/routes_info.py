@@ -1,0 +1,72 @@
+"""GET /v1/models, /health and /metrics"""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.answers.schema import Model, ModelFacts, ModelList
+from services.frontend.answers.sse import encode
+from services.frontend.cascade.hints import terms_in_force
+from services.frontend.cascade.service import CascadeService
+from services.frontend.errors import model_not_found, unavailable
+from services.frontend.http.openapi import answer_docs
+from services.frontend.requests.models import ServedModel
+
+
+def info_routes(service: CascadeService, registry: CollectorRegistry) -> APIRouter:
+    """The endpoints that tell."""
+    frontend = service.frontend
+    router = APIRouter(tags=["information"])
+
+    @router.get("/v1/models", **answer_docs("ModelList", "The models that have a worker now", 401))
+    async def list_models(request: Request) -> Response:
+        """Models that can be asked for."""
+        frontend.authenticate(request.headers.get("authorization"))
+        return _json(encode(ModelList(_models(service))))
+
+    @router.get("/v1/models/{model:path}", **answer_docs("Model", "The model", 401, 404))
+    async def retrieve_model(model: str, request: Request) -> Response:
+        """One of them."""
+        frontend.authenticate(request.headers.get("authorization"))
+        for served in _models(service):
+            if served.id == model:
+                return _json(encode(served))
+        raise model_not_found(model)
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while requests can be served, 503 while no worker is connected."""
+        if not any(link.is_connected for link in frontend.pool.links()):
+            raise unavailable("No worker is connected.", "no_instance")
+        return _json(b'{"status":"ok"}')
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics of the frontend."""
+        return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return router
+
+
+def _models(service: CascadeService) -> list[Model]:
+    """The models, and the cascades of which all tiers are among them that their thresholds let requests reach."""
+    served = {model.name: model for model in service.frontend.catalogue.served()}
+    models = [_model(model) for model in served.values()]
+    for name, record in sorted(service.cascades.records.items()):
+        reached = {record.tiers[tier] for tier in terms_in_force(record).reached}
+        tiers = [served[tier] for tier in record.tiers if tier in served]
+        if reached <= served.keys():
+            context_tokens = max(tier.max_model_len_tokens for tier in tiers)
+            vocabulary = ModelFacts(min(tier.text.vocabulary_size for tier in tiers), list(record.tiers))
+            models.append(Model(name, max(tier.created_unix_s for tier in tiers), context_tokens, vocabulary))
+    return models
+
+
+def _model(model: ServedModel) -> Model:
+    facts = ModelFacts(model.text.vocabulary_size)
+    return Model(model.name, model.created_unix_s, model.max_model_len_tokens, facts)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

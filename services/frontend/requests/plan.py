@@ -1,0 +1,215 @@
+"""From a client's request to what the engines are asked: token ids, sampling parameters, choices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mesh.runtime import Threads
+from penstock.v1 import request_pb2
+from services.frontend.errors import bad_request, context_too_long
+from services.frontend.requests.models import ServedModel
+from services.frontend.requests.schema import (
+    INT32_MAX,
+    ChatCompletionRequest,
+    CompletionRequest,
+    Message,
+    SamplingFields,
+)
+from services.frontend.text.chat_template import ChatTemplateRefused
+from services.frontend.text.tokenise import tokenise
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's documented default for completions."""
+MAX_LOGIT_BIASES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt and what its answers may hold."""
+
+    token_ids: list[int]
+    sampling: request_pb2.SamplingParams
+    """Without the seed, which differs by choice."""
+    echo: str = ""
+    """Text that every answer begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """A checked request. Choice i belongs to prompt i // n."""
+
+    request_id: str
+    model: ServedModel
+    prompts: tuple[Prompt, ...]
+    n: int
+    seed: int | None
+    stop: tuple[str, ...]
+    priority: int
+    ticket: bytes = b""
+    """For another frontend to go on with the stream; empty: it ends with this one."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    def sampling_of(self, choice: int) -> request_pb2.SamplingParams:
+        """The sampling parameters of one choice: seed + its place among the choices of its prompt."""
+        sampling = request_pb2.SamplingParams()
+        sampling.CopyFrom(self.prompts[choice // self.n].sampling)
+        if self.seed is not None:
+            sampling.seed = self.seed + choice % self.n
+        return sampling
+
+    def engine_request_id(self, choice: int) -> str:
+        """The first choice has the client's request id, so that a lone one is found by it everywhere."""
+        return self.request_id if choice == 0 else f"{self.request_id}-{choice}"
+
+
+async def plan_request(
+    request: ChatCompletionRequest | CompletionRequest,
+    request_id: str,
+    model: ServedModel,
+    max_choices: int,
+    threads: Threads,
+) -> GenerationPlan:
+    """Raises ApiError (400) for what this model cannot serve."""
+    if isinstance(request, ChatCompletionRequest):
+        return await plan_chat(request, request_id, model, threads)
+    return await plan_completion(request, request_id, model, max_choices, threads)
+
+
+async def plan_chat(
+    request: ChatCompletionRequest, request_id: str, model: ServedModel, threads: Threads
+) -> GenerationPlan:
+    """Raises ApiError (400) for what this model cannot serve."""
+    template = model.text.template
+    if template is None:
+        raise bad_request(f"`{model.name}` has no chat template; use /v1/completions.", "messages")
+    try:
+        text = template.render([_template_message(message) for message in request.messages])
+    except ChatTemplateRefused as error:
+        raise bad_request(f"{error}.", "messages") from error
+    logprobs = _chat_logprobs(request)
+    token_ids = await tokenise(model.text.chunked, text, threads)
+    max_tokens = request.max_completion_tokens or request.max_tokens
+    prompt = Prompt(token_ids, _sampling(request, model, len(token_ids), max_tokens, logprobs, "messages"))
+    return _plan(request, request_id, model, (prompt,))
+
+
+async def plan_completion(
+    request: CompletionRequest, request_id: str, model: ServedModel, max_choices: int, threads: Threads
+) -> GenerationPlan:
+    """Raises ApiError (400) for what this model cannot serve."""
+    sources = _prompts(request.prompt)
+    if len(sources) * (request.n or 1) > max_choices:
+        raise bad_request(f"At most {max_choices} answers (prompts times n) can be asked for at once.", "prompt")
+    max_tokens = request.max_tokens or COMPLETION_MAX_TOKENS
+    prompts = []
+    for source in sources:
+        token_ids = await _prompt_ids(source, model, threads)
+        echo = ""
+        if request.echo:
+            echo = source if isinstance(source, str) else model.text.decode(token_ids)
+        sampling = _sampling(request, model, len(token_ids), max_tokens, request.logprobs, "prompt")
+        prompts.append(Prompt(token_ids, sampling, echo))
+    return _plan(request, request_id, model, tuple(prompts))
+
+
+def _plan(request: SamplingFields, request_id: str, model: ServedModel, prompts: tuple[Prompt, ...]) -> GenerationPlan:
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    return GenerationPlan(request_id, model, prompts, request.n or 1, request.seed, stop, request.priority or 0)
+
+
+def _template_message(message: Message) -> Mapping[str, Any]:
+    """Parts are joined, and OpenAI's newer name for the system's role is given the one that templates know."""
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(part.text or "" for part in content)
+    role = "system" if message.role == "developer" else message.role
+    fields = {"role": role, "content": content or ""}
+    return fields if message.name is None else {**fields, "name": message.name}
+
+
+def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_request("`top_logprobs` needs `logprobs: true`.", "top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_request("`prompt` must not be empty.", "prompt")
+    texts = [item for item in prompt if isinstance(item, str)]
+    ids = [item for item in prompt if isinstance(item, int)]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if len(texts) == len(prompt):
+        return texts
+    if len(lists) == len(prompt):
+        return lists
+    raise bad_request("`prompt` must hold only texts, only token ids, or only lists of token ids.", "prompt")
+
+
+async def _prompt_ids(source: str | list[int], model: ServedModel, threads: Threads) -> list[int]:
+    if isinstance(source, str):
+        token_ids = model.text.around(await tokenise(model.text.chunked, source, threads))
+    else:
+        token_ids = source
+        if token_ids and max(token_ids) >= model.text.vocabulary_size:
+            raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", "prompt")
+    if not token_ids:
+        raise bad_request("A prompt must hold at least one token.", "prompt")
+    return token_ids
+
+
+def _sampling(
+    request: SamplingFields,
+    model: ServedModel,
+    prompt_tokens: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_param: str,
+) -> request_pb2.SamplingParams:
+    left_tokens = model.max_model_len_tokens - prompt_tokens
+    min_tokens = request.min_tokens or 0
+    if left_tokens < (max_tokens or 1):
+        raise context_too_long(prompt_tokens, max_tokens or 1, model.max_model_len_tokens, prompt_param)
+    max_tokens = max_tokens or left_tokens
+    if min_tokens > max_tokens:
+        raise bad_request(f"`min_tokens` must be at most max_tokens, which is {max_tokens}.", "min_tokens")
+    sampling = request_pb2.SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=_or(request.temperature, 1.0),
+        top_p=_or(request.top_p, 1.0),
+        top_k=max(0, request.top_k or 0),
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=bool(request.ignore_eos),
+        logprobs=logprobs,
+    )
+    for token_id, bias in _logit_bias(request, model):
+        sampling.logit_bias[token_id] = bias
+    return sampling
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _logit_bias(request: SamplingFields, model: ServedModel) -> list[tuple[int, float]]:
+    biases = request.logit_bias or {}
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise bad_request(f"At most {MAX_LOGIT_BIASES} tokens can be biased.", "logit_bias")
+    for token_id in biases:
+        known = token_id.isascii() and token_id.isdecimal() and len(token_id) <= len(str(INT32_MAX))
+        if not known or int(token_id) >= model.text.vocabulary_size:
+            raise bad_request(f"`{token_id[:32]}` is no token id of `{model.name}`.", "logit_bias")
+    return [(int(token_id), bias) for token_id, bias in biases.items()]

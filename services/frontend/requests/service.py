@@ -1,0 +1,85 @@
+"""Everything that serving a request needs, in one place."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mesh.runtime import Entropy, Threads
+from services.frontend.errors import invalid_api_key, stopped, too_many_requests
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.placement.client import PlacementClient
+from services.frontend.placement.recovery import RecoveryBounds
+from services.frontend.placement.waiting_room import WaitingRoom
+from services.frontend.requests.admission_gate import AdmissionGate
+from services.frontend.requests.api_keys import ApiKey, KeyRing
+from services.frontend.requests.generation import Generation, GenerationBounds
+from services.frontend.requests.key_limits import KeyLimits
+from services.frontend.requests.models import ModelCatalogue
+from services.frontend.settings import FrontendSettings
+from services.frontend.workers.pool import WorkerPool
+
+
+@dataclass(slots=True)
+class FrontendService:
+    """The parts of a frontend, as the HTTP side and the gRPC side see them."""
+
+    settings: FrontendSettings
+    metrics: FrontendMetrics
+    catalogue: ModelCatalogue
+    pool: WorkerPool
+    placement: PlacementClient
+    gate: AdmissionGate
+    room: WaitingRoom
+    keys: KeyRing | None
+    """None: no key is asked for."""
+    clock: Callable[[], float]
+    """Monotonic, in seconds."""
+    unix_time: Callable[[], float]
+    entropy: Entropy
+    threads: Threads
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    running: dict[str, Generation] = field(default_factory=dict)
+    """Requests in flight, by request id."""
+    requests_total: int = 0
+
+    @property
+    def generation_bounds(self) -> GenerationBounds:
+        """What every generation is held to."""
+        settings = self.settings
+        return GenerationBounds(
+            settings.request_deadline_s,
+            settings.connect_wait_s,
+            settings.max_pending_tokens,
+            RecoveryBounds(settings.max_recoveries, settings.instance_wait_s),
+        )
+
+    def authenticate(self, authorization: str | None) -> ApiKey | None:
+        """The caller's key, None where none is needed. Raises ApiError (401)."""
+        if self.keys is None:
+            return None
+        scheme, _, presented = (authorization or "").partition(" ")
+        key = self.keys.find(presented.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
+            raise invalid_api_key()
+        return key
+
+    def enter(self, key: ApiKey | None) -> None:
+        """Count a request against its key. Raises ApiError (429)."""
+        if key is None:
+            return
+        reached = self.key_limits.enter(key, self.clock())
+        if reached is not None:
+            raise too_many_requests(
+                f"Rate limit of this key reached: {reached.limit}.", "rate_limit_exceeded", reached.retry_after_s
+            )
+
+    def end_all(self) -> None:
+        """End every running request with an error that says why: the process stops."""
+        self.room.is_closed = True
+        self.pool.wake()
+        for generation in self.running.values():
+            generation.mailbox.fail(stopped())
+
+    def leave(self, key: ApiKey | None) -> None:
+        """The end of a request that had entered."""
+        if key is not None:
+            self.key_limits.leave(key)

@@ -1,0 +1,73 @@
+"""Parameters that would change the answer and that this server does not implement: refused by name."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from services.frontend.errors import ApiError
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, Message, SamplingFields
+
+
+def refuse_unsupported(request: SamplingFields) -> None:
+    """Raises ApiError (400, `param` set) for the first one found."""
+    for param, reason in _unsupported(request):
+        message = f"`{param}` is not supported by this server: {reason}"
+        raise ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
+    if request.stream_options is not None:
+        if not request.stream:
+            yield "stream_options", "it is only allowed with `stream: true`."
+        if request.stream_options.continuous_usage_stats:
+            yield "stream_options.continuous_usage_stats", "the usage comes once, at the end."
+    if isinstance(request, ChatCompletionRequest):
+        yield from _unsupported_chat(request)
+    if isinstance(request, CompletionRequest):
+        yield from _unsupported_completion(request)
+
+
+def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str]]:
+    if request.tools or request.functions:
+        yield "tools" if request.tools else "functions", "its models are not given tools."
+    for param, value in (("tool_choice", request.tool_choice), ("function_call", request.function_call)):
+        if value not in (None, "none", "auto"):
+            yield param, "its models are not given tools."
+    if not _is_plain_text(request.response_format):
+        yield "response_format", "answers are plain text; leave it out or set its type to `text`."
+    if any(modality != "text" for modality in request.modalities or ()):
+        yield "modalities", "answers are plain text."
+    if request.audio:
+        yield "audio", "answers are plain text."
+    if request.web_search_options is not None:
+        yield "web_search_options", "it does not search the web."
+    for param, effort in (("reasoning_effort", request.reasoning_effort), ("verbosity", request.verbosity)):
+        if effort not in (None, "none", "medium"):
+            yield param, "its models have no such setting."
+    for index, message in enumerate(request.messages):
+        yield from _unsupported_message(index, message)
+
+
+def _unsupported_message(index: int, message: Message) -> Iterator[tuple[str, str]]:
+    where = f"messages[{index}]"
+    if message.tool_calls or message.function_call:
+        yield f"{where}.tool_calls", "its models are not given tools."
+    if message.role in ("tool", "function"):
+        yield f"{where}.role", "its models are not given tools."
+    for part_index, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if part.type != "text" or part.text is None:
+            yield f"{where}.content[{part_index}]", f"content of type `{part.type}`; send text."
+
+
+def _unsupported_completion(request: CompletionRequest) -> Iterator[tuple[str, str]]:
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        yield "best_of", "every answer that is made is returned; leave it out or set it to `n`."
+    if request.suffix:
+        yield "suffix", "text can only be continued."
+    if request.echo and request.logprobs is not None:
+        yield "echo", "logprobs of the prompt are not computed; ask for one of the two."
+    if not _is_plain_text(request.response_format):
+        yield "response_format", "answers are plain text; leave it out or set its type to `text`."
+
+
+def _is_plain_text(response_format: dict[str, Any] | None) -> bool:
+    return response_format is None or response_format.get("type") == "text"

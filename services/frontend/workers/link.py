@@ -1,0 +1,218 @@
+"""The frontend's side of its stream to one worker: requests out, tokens in."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from controlplane.protocols.ownership import Sender
+from mesh.errors import PeerUnavailable, PenstockError
+from mesh.membership import Member
+from mesh.rpc.peer_stream import PeerStream, StreamHandlers
+from mesh.runtime import Transport
+from penstock.v1 import worker_pb2, worker_pb2_grpc
+from services.frontend.errors import upstream_failed
+from services.frontend.workers.liveness import Hang
+from services.frontend.workers.relay import Loss, LossReason, Relay
+from services.frontend.workers.relays import Relays
+
+log = logging.getLogger(__name__)
+
+
+class WrongWorker(PenstockError):
+    """Another process than the announced one answers at a worker's address."""
+
+
+class WorkerLink:
+    """One incarnation of one worker. The end of the stream leaves all requests on it without an owner, at once."""
+
+    def __init__(
+        self,
+        member: Member,
+        frontend_id: str,
+        relays: Relays,
+        clock: Callable[[], float],
+        transport: Transport,
+        on_moved: Callable[[Sender, worker_pb2.RequestMoved], None],
+        on_connected: Callable[[], None],
+        on_unusable: Callable[[], None],
+        on_adopted: Callable[[Sender, worker_pb2.Adopted], None],
+    ) -> None:
+        """`on_moved`: a request has left this worker for another one; `on_connected`: it takes requests from now on;
+        `on_unusable`: it does not, and what it had is not lost yet; `on_adopted`: what it has of a request."""
+        self.member = member
+        self.instance_id = member.member_id
+        self.sender = Sender(member.member_id, member.incarnation_id)
+        self.connected = asyncio.Event()
+        """Set while the worker takes requests from us."""
+        self.retired = asyncio.Event()
+        """Set once the worker has left the mesh and its last request has ended."""
+        self.leaving = False
+        self.hung: Hang | None = None
+        """How, if the worker is known to hang; ends with its next message, or its engine's next step."""
+        self.stalled_s = 0.0
+        """For how long its engine had made no step, by its last message."""
+        self.has_moved = False
+        """The worker is announced at another address than that of the stream."""
+        self.messages = 0
+        """Received so far."""
+        self._hello = worker_pb2.FrontendMessage(
+            hello=worker_pb2.FrontendHello(frontend_id=frontend_id, wants_heartbeats=True)
+        )
+        self._on_adopted = on_adopted
+        self._relays = relays
+        self._clock = clock
+        self._on_moved = on_moved
+        self._on_connected = on_connected
+        self._on_unusable = on_unusable
+        self._stream: PeerStream[worker_pb2.FrontendMessage, worker_pb2.WorkerMessage] = PeerStream(
+            f"worker {self.instance_id}",
+            member.address,
+            transport,
+            lambda channel: worker_pb2_grpc.WorkerStub(channel).Stream,  # type: ignore[no-untyped-call]
+            StreamHandlers(self._opened, self._received, self._lost),
+        )
+
+    async def run(self) -> None:
+        """Keep the stream open until cancelled or retired."""
+        stream = asyncio.ensure_future(self._stream.run())
+        retired = asyncio.ensure_future(self.retired.wait())
+        try:
+            await asyncio.wait((stream, retired), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            retired.cancel()
+            stream.cancel()
+            await asyncio.wait((stream,))
+        if not stream.cancelled():
+            stream.result()
+
+    @property
+    def model(self) -> str:
+        """The model it serves."""
+        return self.member.attributes.get("model", "")
+
+    @property
+    def requests(self) -> int:
+        """Requests of ours that it has."""
+        return len(self._relays.of(self.sender))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it takes requests from us."""
+        return self.connected.is_set() and not self.leaving and self.hung is None
+
+    def readdress(self, member: Member) -> None:
+        """The same worker is announced at another address. What runs on the stream stays there as long as it lives."""
+        self.member, self.has_moved = member, member.address != self.member.address or self.has_moved
+        self._stream.readdress(member.address)
+
+    def reconnect(self) -> None:
+        """Open the stream anew, at the address of now."""
+        self.has_moved = False
+        self._stream.reconnect()
+
+    def note_hang(self, hang: Hang) -> None:
+        """The worker is known to hang, until it says otherwise."""
+        self.hung = hang
+        self._on_unusable()
+
+    def submit(self, relay: Relay, decode_instance_id: str, *, is_decode_open: bool) -> None:
+        """Send a request. `decode_instance_id`: who decodes it after its first token, empty for this worker;
+        `is_decode_open`: the worker is to ask the scheduler for one then. Raises PeerUnavailable while the worker is
+        not connected."""
+        if not self.connected.is_set():
+            raise PeerUnavailable(f"worker {self.instance_id} at {self.member.address} is not connected")
+        generate = relay.generate_request(self._clock())
+        generate.decode_instance_id = decode_instance_id
+        generate.is_decode_open = is_decode_open
+        self._stream.send(worker_pb2.FrontendMessage(generate=generate))
+        relay.placed(self.sender)
+        self._relays.add(relay)
+
+    def abort(self, request_id: str, *, is_done: bool = False) -> None:
+        """Tell the worker to drop a request; `is_done`: its client has all that it wanted."""
+        abort = worker_pb2.AbortRequest(request_id=request_id, is_done=is_done)
+        self._tell_if_open(worker_pb2.FrontendMessage(abort=abort), request_id)
+
+    def release(self, request_id: str) -> None:
+        """Tell the worker that the client of a request may come back to another frontend."""
+        release = worker_pb2.ReleaseRequest(request_id=request_id)
+        self._tell_if_open(worker_pb2.FrontendMessage(release=release), request_id)
+
+    def adopt(self, client_request_id: str) -> bool:
+        """Ask the worker for all that it has of a client's request; False if it cannot be asked."""
+        if not self.connected.is_set():
+            return False
+        adopt = worker_pb2.AdoptRequests(client_request_id=client_request_id)
+        return self._tell_if_open(worker_pb2.FrontendMessage(adopt=adopt), client_request_id)
+
+    def _tell_if_open(self, message: worker_pb2.FrontendMessage, request_id: str) -> bool:
+        if not self._stream.is_open:
+            return False
+        try:
+            self._stream.send(message)
+        except PeerUnavailable as error:
+            log.error("a worker could not be told", extra={"request_id": request_id, "error": str(error)})
+            return False
+        return True
+
+    def drop_requests(self, reason: LossReason, message: str) -> None:
+        """Take all requests from a worker that may still be alive."""
+        for relay in self._relays.of(self.sender):
+            self.abort(relay.request_id)
+        self.lose_requests(reason, message)
+
+    def lose_requests(self, reason: LossReason, message: str) -> None:
+        """All requests on it need another owner."""
+        error = upstream_failed(f"The worker {self.instance_id} that served this request was lost: {message}", reason)
+        lost = self._relays.lose(self.sender, Loss(reason, self.instance_id, error))
+        if lost:
+            log.error("requests lost with their worker", extra={"instance_id": self.instance_id, "lost": lost})
+
+    def _opened(self) -> None:
+        self.has_moved = False
+        hello = worker_pb2.FrontendMessage()
+        hello.CopyFrom(self._hello)
+        self._stream.send(hello)
+        self._hello.hello.is_reconnect = True
+
+    def _received(self, message: worker_pb2.WorkerMessage) -> None:
+        self.messages += 1
+        if message.HasField("heartbeat"):
+            self.stalled_s = message.heartbeat.stalled_ms / 1000
+            if self.hung is Hang.FROZEN:
+                self._note_life()
+            return
+        self.stalled_s = 0.0
+        if self.hung is not None:
+            self._note_life()
+        if message.HasField("step"):
+            now_s, deliver = self._clock(), self._relays.deliver
+            for delta in message.step.deltas:
+                deliver(self, delta, now_s)
+        elif message.HasField("moved"):
+            self._on_moved(self.sender, message.moved)
+        elif message.HasField("adopted"):
+            self._on_adopted(self.sender, message.adopted)
+        elif message.HasField("hello"):
+            self._greeted(message.hello)
+
+    def _note_life(self) -> None:
+        self.hung = None
+        if self.is_connected:
+            self._on_connected()
+
+    def _greeted(self, hello: worker_pb2.WorkerHello) -> None:
+        if hello.incarnation_id != self.member.incarnation_id:
+            raise WrongWorker(
+                f"{self.member.address} answers as incarnation {hello.incarnation_id} of {hello.instance_id}, "
+                f"announced is {self.member.incarnation_id} of {self.instance_id}"
+            )
+        log.info("worker connected", extra={"instance_id": self.instance_id, "address": self.member.address})
+        self.connected.set()
+        self._on_connected()
+
+    def _lost(self, reason: str) -> None:
+        self.connected.clear()
+        self.stalled_s = 0.0
+        self._on_unusable()
+        self.lose_requests("worker_lost", reason)

@@ -1,0 +1,270 @@
+"""Links to all workers of the mesh, following the directory."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from controlplane.protocols.ownership import Sender
+from mesh.membership import ChangeKind, Member, MemberChange
+from mesh.runtime import Transport
+from mesh.tasks import TaskSet
+from penstock.v1 import worker_pb2
+from services.frontend.errors import upstream_failed
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.workers.hang_watch import HangWatch
+from services.frontend.workers.link import WorkerLink
+from services.frontend.workers.liveness import LivenessMonitor
+from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.relays import Relays
+
+log = logging.getLogger(__name__)
+
+WORKER_ROLE = "worker"
+TICK_S = 0.1
+
+
+@dataclass(slots=True)
+class _Adopting:
+    """A request whose choices are asked for."""
+
+    take: Callable[[Sender, worker_pb2.AdoptedRequest], None]
+    asked: set[Sender] = field(default_factory=set)
+    """Those that have not answered yet."""
+    has_all: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WorkerPool:
+    """One link for each incarnation of a worker; those that left stay until their last request has ended."""
+
+    def __init__(
+        self,
+        frontend_id: str,
+        metrics: FrontendMetrics,
+        clock: Callable[[], float],
+        transport: Transport,
+        on_failed: Callable[[BaseException], None],
+        liveness: LivenessMonitor,
+    ) -> None:
+        """`on_failed` is told when a link died by a bug of ours."""
+        self._frontend_id = frontend_id
+        self._clock = clock
+        self._transport = transport
+        self._on_failed = on_failed
+        self._links: dict[str, WorkerLink] = {}
+        self._all_links: dict[Sender, WorkerLink] = {}
+        """With those of workers that have left and still finish requests."""
+        self._relays = Relays(metrics)
+        self._adopting: dict[str, _Adopting] = {}
+        """By client request."""
+        self._tasks = TaskSet("worker-pool")
+        self._hangs = HangWatch(liveness, transport, metrics, self._tasks, on_failed)
+        self._watch: asyncio.Task[None] | None = None
+        self.news = 0
+        """How often a worker has joined or connected."""
+        self._has_news = asyncio.Event()
+        self.on_links: Callable[[tuple[Sender, ...]], None] = lambda _: None
+        """Hears which workers take requests from this frontend, whenever that has changed."""
+        self._told: tuple[Sender, ...] = ()
+
+    def on_change(self, change: MemberChange) -> None:
+        """Follow the directory; changes of other roles are ignored."""
+        if change.member.role != WORKER_ROLE:
+            return
+        if change.kind is ChangeKind.JOINED:
+            self._join(change.member)
+        elif change.kind is ChangeKind.CHANGED:
+            self._readdress(change.member)
+        else:
+            self._leave(change.member)
+
+    def link(self, instance_id: str) -> WorkerLink | None:
+        """The link to an instance that is in the mesh."""
+        return self._links.get(instance_id)
+
+    def links(self) -> tuple[WorkerLink, ...]:
+        """All links to workers that are in the mesh, by instance id."""
+        return tuple(self._links[instance_id] for instance_id in sorted(self._links))
+
+    def connected(self, model: str) -> tuple[WorkerLink, ...]:
+        """Those that take requests for a model, by instance id."""
+        return tuple(link for link in self.links() if link.is_connected and link.model == model)
+
+    @property
+    def relays(self) -> int:
+        """Requests that are on some worker, or on their way there."""
+        return len(self._relays)
+
+    async def wait_connected(self, instance_id: str, timeout_s: float) -> WorkerLink | None:
+        """The link to an instance once it is connected; None if that does not happen in time."""
+        link = self._links.get(instance_id)
+        if link is not None and link.is_connected:
+            return link
+        try:
+            async with asyncio.timeout(timeout_s):
+                # Anew each time: a worker that restarts has another link.
+                while (link := self._links.get(instance_id)) is None or not link.connected.is_set():
+                    await self._wait_for_news(self.news)
+        except TimeoutError:
+            return None
+        return link if link.is_connected else None
+
+    async def wait_for_news(self, seen: int, timeout_s: float) -> bool:
+        """Return once `news` is beyond `seen`, or False after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_for_news(seen)
+        except TimeoutError:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """Let all who wait for news look again."""
+        self._tell_links()
+        self.news += 1
+        self._has_news.set()
+
+    def _tell_links(self) -> None:
+        connected = tuple(link.sender for link in self.links() if link.is_connected)
+        if connected != self._told:
+            self._told = connected
+            self.on_links(connected)
+
+    async def _wait_for_news(self, seen: int) -> None:
+        while self.news == seen:
+            self._has_news.clear()
+            await self._has_news.wait()
+
+    def take_back(self, relay: Relay, *, is_done: bool = False) -> None:
+        """Nobody wants its tokens any more (`is_done`: its client has all of them); those that are on their way are
+        dropped."""
+        self._relays.remove(relay)
+        link = self._owner_of(relay)
+        if link is not None:
+            link.abort(relay.request_id, is_done=is_done)
+
+    def release(self, relay: Relay) -> None:
+        """Its client has gone, and may come back to any frontend: the worker keeps it for a while."""
+        self._relays.release(relay)
+        link = self._owner_of(relay)
+        if link is not None:
+            link.release(relay.request_id)
+
+    async def adopt(
+        self, client_request_id: str, take: Callable[[Sender, worker_pb2.AdoptedRequest], None], timeout_s: float
+    ) -> None:
+        """Take over all that the workers have of a client's request. `take` is called for each choice that one has, in
+        the same turn of the loop in which its worker told of it: its next tokens may follow at once."""
+        if client_request_id in self._adopting:
+            return  # two connections at once ask for the same stream: one gets it
+        adopting = self._adopting[client_request_id] = _Adopting(take)
+        try:
+            adopting.asked = {link.sender for link in self._all_links.values() if link.adopt(client_request_id)}
+            if adopting.asked:
+                async with asyncio.timeout(timeout_s):
+                    await adopting.has_all.wait()
+        except TimeoutError:
+            log.warning("not all workers said what they have of a request", extra={"request_id": client_request_id})
+        finally:
+            del self._adopting[client_request_id]
+
+    def take_over(self, relay: Relay, owner: Sender, epoch: int) -> None:
+        """A request of another frontend is ours from now on."""
+        relay.ownership.adopt(owner, epoch)
+        self._relays.add(relay)
+
+    def _owner_of(self, relay: Relay) -> WorkerLink | None:
+        return self._all_links.get(relay.ownership.owner) if relay.ownership.owner is not None else None
+
+    def _on_adopted(self, sender: Sender, adopted: worker_pb2.Adopted) -> None:
+        adopting = self._adopting.get(adopted.client_request_id)
+        if adopting is None:  # too late: give them back
+            for late in adopted.requests:
+                self._all_links[sender].release(late.request.request_id)
+            return
+        for request in adopted.requests:
+            adopting.take(sender, request)
+        adopting.asked.discard(sender)
+        if not adopting.asked:
+            adopting.has_all.set()
+
+    async def stop(self) -> None:
+        """Close all streams; the workers abort what still runs on them."""
+        self._links.clear()
+        self._all_links.clear()
+        await self._tasks.cancel()
+
+    def _join(self, member: Member) -> None:
+        known = self._links.get(member.member_id)
+        if known is not None:
+            if known.member.incarnation_id == member.incarnation_id:
+                return
+            known.leaving = True
+        link = self._all_links.get(Sender(member.member_id, member.incarnation_id))
+        if link is None:
+            link = self._open(member)
+        link.leaving = False  # it had only lost its lease
+        self._links[member.member_id] = link
+        if self._watch is None:
+            self._watch = self._tasks.spawn(self._tick_forever(), name="watch", on_error=self._on_failed)
+        self.wake()
+        log.info("worker joined", extra={"instance_id": member.member_id, "address": member.address})
+
+    def _open(self, member: Member) -> WorkerLink:
+        link = WorkerLink(
+            member,
+            self._frontend_id,
+            self._relays,
+            self._clock,
+            self._transport,
+            self._on_moved,
+            on_connected=self.wake,
+            on_unusable=self._tell_links,
+            on_adopted=self._on_adopted,
+        )
+        self._all_links[link.sender] = link
+        self._tasks.spawn(link.run(), name=member.member_id, on_error=self._on_failed)
+        return link
+
+    def _readdress(self, member: Member) -> None:
+        link = self._links.get(member.member_id)
+        if link is not None and link.member.incarnation_id == member.incarnation_id:
+            log.info("worker moved", extra={"instance_id": member.member_id, "address": member.address})
+            link.readdress(member)
+
+    def _leave(self, member: Member) -> None:
+        link = self._links.get(member.member_id)
+        if link is None or link.member.incarnation_id != member.incarnation_id:
+            return
+        del self._links[member.member_id]
+        link.leaving = True
+        self._tell_links()
+        log.info("worker left", extra={"instance_id": member.member_id, "requests": link.requests})
+
+    def _on_moved(self, sender: Sender, moved: worker_pb2.RequestMoved) -> None:
+        target = Sender(moved.instance_id, moved.incarnation_id)
+        relay, link = self._relays.moved(sender, moved), self._all_links.get(target)
+        if relay is None:  # its client took it back from the former owner meanwhile
+            if link is not None:
+                self._relays.drop(link, moved.request_id)
+        elif link is None or not link.connected.is_set():
+            message = f"The worker {target.instance_id} that this request moved to was lost."
+            relay.lost(target, Loss("hand_over", target.instance_id, upstream_failed(message, "worker_lost")))
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._tick(self._clock())
+
+    def _tick(self, now_s: float) -> None:
+        self._relays.expire(now_s)
+        owned = self._relays.owned()
+        self._hangs.tick(self._all_links, owned, now_s)
+        for link in list(self._all_links.values()):
+            if owned.get(link.sender):
+                continue
+            if link.leaving:
+                link.retired.set()
+                del self._all_links[link.sender]
+            elif link.has_moved:
+                link.reconnect()

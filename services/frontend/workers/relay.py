@@ -1,0 +1,218 @@
+"""One engine request on its way: everything that is needed to place it again, and the check that no token is
+lost or doubled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from controlplane.protocols.ownership import Filled, Ownership, Sender
+from penstock.v1 import request_pb2
+from services.frontend.errors import (
+    ApiError,
+    adopted_elsewhere,
+    bad_request,
+    deadline_exceeded,
+    unavailable,
+    upstream_failed,
+)
+from services.frontend.workers.mailbox import Mailbox, Piece
+
+LossReason = Literal["worker_lost", "worker_hung", "unavailable", "hand_over"]
+
+_RECOVERABLE: Final[dict[int, LossReason]] = {
+    request_pb2.ERROR_CODE_UNSPECIFIED: "unavailable",
+    request_pb2.ERROR_CODE_UNAVAILABLE: "unavailable",
+    request_pb2.ERROR_CODE_LOST: "hand_over",
+}
+
+_GIVEN_UP: Final = frozenset((request_pb2.FINISH_REASON_ERROR, request_pb2.FINISH_REASON_ABORT))
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a request has no owner any more."""
+
+    reason: LossReason
+    instance_id: str
+    error: ApiError
+    """What the client is told if the request cannot be recovered."""
+
+
+class Relay:
+    """Passes the tokens of one choice from whoever owns it to its client's mailbox.
+
+    Prompt, emitted tokens and sampling parameters are kept, so `generate_request` is, at any moment, what lets
+    another worker go on from here.
+    """
+
+    __slots__ = (
+        "_deadline_s",
+        "_lost_by",
+        "_mailbox",
+        "_on_lost",
+        "finished",
+        "index",
+        "model",
+        "ownership",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "resume",
+        "sampling",
+        "started_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        index: int,
+        model: str,
+        prompt_token_ids: list[int],
+        sampling: request_pb2.SamplingParams,
+        priority: int,
+        started_s: float,
+        deadline_s: float,
+        mailbox: Mailbox,
+        on_lost: Callable[["Relay", Loss], None],
+        resume: request_pb2.Resume | None = None,
+        emitted_token_ids: list[int] | None = None,
+    ) -> None:
+        """`started_s` is when the client's request arrived, on the clock that `generate_request` is given; `on_lost`
+        is to place the relay again or to fail it."""
+        self.request_id = request_id
+        self.index = index
+        self.model = model
+        self.prompt_token_ids = prompt_token_ids
+        self.sampling = sampling
+        self.priority = priority
+        self.started_s = started_s
+        self.resume = resume
+        """What lets another frontend go on with it; None: it ends with this one."""
+        self.ownership = Ownership[request_pb2.TokenDelta]()
+        self.ownership.token_ids = emitted_token_ids or []
+        self.finished = False
+        """No more tokens will come, or none are wanted."""
+        self._lost_by = ""
+        self._deadline_s = deadline_s
+        self._mailbox = mailbox
+        self._on_lost = on_lost
+
+    @property
+    def instance_id(self) -> str:
+        """The owner, or the latest one while there is none."""
+        owner = self.ownership.owner
+        return owner.instance_id if owner is not None else self._lost_by
+
+    @property
+    def emitted_token_ids(self) -> list[int]:
+        """All tokens so far."""
+        return self.ownership.token_ids
+
+    def generate_request(self, now_s: float) -> request_pb2.GenerateRequest:
+        """The request as a worker takes it, as of now."""
+        left_s = self.started_s + self._deadline_s - now_s
+        return request_pb2.GenerateRequest(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            emitted_token_ids=self.emitted_token_ids,
+            sampling=self.sampling,
+            priority=self.priority,
+            deadline_ms=max(1, int(1000 * left_s)),
+            model=self.model,
+            epoch=self.ownership.epoch,
+            resume=self.resume,
+        )
+
+    def placed(self, owner: Sender) -> None:
+        """A worker was given the request."""
+        self.ownership.place(owner)
+
+    def accept(self, sender: Sender, delta: request_pb2.TokenDelta, now_s: float) -> bool:
+        """Take what an engine step brought. False: the sender is to drop the request. Raises TokenGap if the owner's
+        tokens do not follow what came before."""
+        if self.finished:
+            return True
+        if delta.finish_reason in _GIVEN_UP:
+            self._given_up(sender, delta)
+            return True
+        passed = self.ownership.receive(sender, delta, now_s)
+        if passed is None:
+            return False
+        self._pass_on(passed)
+        return True
+
+    def moved(self, sender: Sender, target: Sender, epoch: int) -> None:
+        """The sender says who owns the request now."""
+        if not self.finished:
+            self._pass_on(self.ownership.moved(sender, target, epoch))
+
+    def lost(self, sender: Sender, loss: Loss) -> None:
+        """Nothing more will come from this sender."""
+        if self.finished:
+            return
+        if sender != self.ownership.owner:
+            self._pass_on(self.ownership.silenced(sender))
+            return
+        self._pass_on(self.ownership.settle())
+        self._lose(loss)
+
+    def expire(self, now_s: float) -> None:
+        """Time has passed."""
+        if not self.finished:
+            self._pass_on(self.ownership.expire(now_s))
+
+    def fail(self, error: ApiError) -> None:
+        """No more tokens will come, for this reason."""
+        if not self.finished:
+            self._mailbox.fail(error)
+            self.finished = True
+
+    def _given_up(self, sender: Sender, delta: request_pb2.TokenDelta) -> None:
+        if not self.ownership.gives_up(sender, delta.epoch):
+            self._pass_on(self.ownership.silenced(sender))
+            return
+        self._pass_on(self.ownership.settle())
+        error = _error_of(delta.error, self._deadline_s)
+        reason = _RECOVERABLE.get(delta.error.code)
+        if reason is None:
+            self.fail(error)
+        else:
+            self._lose(Loss(reason, sender.instance_id, error))
+
+    def _lose(self, loss: Loss) -> None:
+        if self.finished:
+            return
+        self._lost_by = loss.instance_id
+        self.ownership.take_back()
+        if len(self.emitted_token_ids) >= self.sampling.max_tokens:  # only the word that this was all is missing
+            self._mailbox.put(Piece(self.index, [], (), request_pb2.FINISH_REASON_LENGTH, None))
+            self.finished = True
+        else:
+            self._on_lost(self, loss)
+
+    def _pass_on(self, passed: Sequence[request_pb2.TokenDelta | Filled]) -> None:
+        for one in passed:
+            if isinstance(one, Filled):
+                self._mailbox.put(Piece(self.index, list(one.token_ids), (), 0, None))
+                continue
+            cached = one.cached_tokens if one.HasField("cached_tokens") else None
+            self._mailbox.put(Piece(self.index, list(one.token_ids), one.logprobs, one.finish_reason, cached))
+            if one.finish_reason:
+                self.finished = True
+                return
+
+
+def _error_of(error: request_pb2.RequestError, deadline_s: float) -> ApiError:
+    message = error.message or "the worker took the request back"
+    match error.code:
+        case request_pb2.ERROR_CODE_REFUSED:
+            return bad_request(f"The model cannot serve this request: {message}", code="refused")
+        case request_pb2.ERROR_CODE_ENGINE:
+            return upstream_failed(f"The engine failed on this request: {message}", "engine_failed")
+        case request_pb2.ERROR_CODE_ADOPTED:
+            return adopted_elsewhere()
+        case request_pb2.ERROR_CODE_DEADLINE:
+            return deadline_exceeded(deadline_s)
+        case _:
+            return unavailable(f"The worker cannot serve this request now: {message}")
