@@ -31,7 +31,7 @@ from controlplane.model.placement import PlacementRequest
 from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.interface import Policy
 from controlplane.policies.place import place
-from controlplane.policies.registry import POLICIES, create_policy
+from controlplane.policies.registry import OWN_POLICIES, create_policy
 
 MODEL = "benchmark"
 BLOCK_TOKENS = 16
@@ -197,7 +197,7 @@ def measure(blocks: int, runs: int, decisions: int, seed: int, sizes: tuple[int,
         cluster = Cluster(instances, blocks, seed)
         kinds = [("lmetric", "hit"), ("lmetric", "system"), ("lmetric", "cold")]
         if instances == 256:
-            kinds += [(name, "hit") for name in POLICIES if name != "lmetric"]
+            kinds += [(name, "hit") for name in OWN_POLICIES if name != "lmetric"]
         for policy, prompt in kinds:
             timings.append(time_decisions(cluster, policy, prompt, runs, decisions))
         report_us[str(instances)] = statistics.median(islice(cluster.reports_apply_ns, 20_000)) / 1000

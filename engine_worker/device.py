@@ -4,20 +4,21 @@ import logging
 import platform
 import subprocess
 
-from engine_worker.settings import EngineKind
-
 log = logging.getLogger(__name__)
 
 _SMI_TIMEOUT_S = 10.0
 
 
-def device_of(engine: EngineKind) -> str:
-    """`simulated`, the name of the first GPU, or `cpu-` and the machine's architecture."""
-    if engine == "simulated":
-        return "simulated"
+def cpu_device() -> str:
+    """`cpu-` and the machine's architecture."""
+    return f"cpu-{platform.machine()}"
+
+
+def vllm_device() -> str:
+    """That, or the name of the first GPU where vLLM is installed for one. May block for `_SMI_TIMEOUT_S`."""
     from engine_worker.engines.vllm.environment import installed_device
 
-    return f"cpu-{platform.machine()}" if installed_device() == "cpu" else _first_gpu()
+    return cpu_device() if installed_device() == "cpu" else _first_gpu()
 
 
 def _first_gpu() -> str:

@@ -2,19 +2,23 @@
 torch and vLLM are not installed."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from controlplane.prediction.length_error import LengthErrorModel
+from engine_worker.device import vllm_device
 from engine_worker.engine_options import engine_settings
-from engine_worker.engines.interface import Engine
+from engine_worker.engines.interface import Engine, EngineContext, EngineFactory
+from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.kv.fabric import KvFabric
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.ucx_worker import ucx_fabric
 from engine_worker.settings import WorkerSettings
 from engine_worker.vocabulary import read_vocabulary
+from mesh.plugins import PluginRegistry
 from mesh.runtime import Clock
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
@@ -41,41 +45,45 @@ class SimulatedSettings:
 
 def make_engine(settings: WorkerSettings, seed: int, clock: Clock) -> Engine:
     """The engine, not started yet. `seed` is for requests that bring none. Raises ConfigurationError."""
-    if settings.engine == "vllm":
-        return _make_vllm(settings, seed)
-    return make_simulated(settings, clock)
+    factory, context = ENGINES.get(settings.engine), EngineContext(settings.model_path, seed, clock)
+    return factory.make(engine_settings(factory.settings, settings.engine_option, factory.defaults(context)), context)
 
 
 def make_simulated(
-    settings: WorkerSettings, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric
+    settings: WorkerSettings, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric]
 ) -> Engine:
-    """The engine without weights; its answers depend on prompt and request alone. `make_fabric`: what its blocks
-    travel over. Raises ConfigurationError."""
-    from engine_worker.engines.simulated_lengths import ForetellingSimulatedEngine
-
-    chosen = simulated_settings(settings)
-    return ForetellingSimulatedEngine(
-        chosen.instance,
-        chosen.cost,
-        clock,
-        length_error=chosen.length_error if chosen.foretell_lengths else None,
-        time_scale=chosen.time_scale,
-        tensor_parallel=chosen.tensor_parallel,
-        pipeline_parallel=chosen.pipeline_parallel,
-        make_fabric=make_fabric,
-    )
+    """The simulated engine. `make_fabric`: what its blocks travel over. Raises ConfigurationError."""
+    return _simulated(simulated_settings(settings), clock, make_fabric)
 
 
 def simulated_settings(settings: WorkerSettings) -> SimulatedSettings:
     """What the simulated engine of such a worker is told: the worker's engine options, and its model's vocabulary.
     Raises ConfigurationError."""
-    return engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings))
+    return engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings.model_path))
 
 
-def _simulated_defaults(settings: WorkerSettings) -> dict[str, Any]:
-    vocabulary = read_vocabulary(Path(settings.model_path))
+def _simulated(
+    told: SimulatedSettings, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric
+) -> Engine:
+    """Its answers depend on prompt and request alone."""
+    from engine_worker.engines.simulated_lengths import ForetellingSimulatedEngine
+
+    return ForetellingSimulatedEngine(
+        told.instance,
+        told.cost,
+        clock,
+        length_error=told.length_error if told.foretell_lengths else None,
+        time_scale=told.time_scale,
+        tensor_parallel=told.tensor_parallel,
+        pipeline_parallel=told.pipeline_parallel,
+        make_fabric=make_fabric,
+    )
+
+
+def _simulated_defaults(model_path: str) -> dict[str, Any]:
+    vocabulary = read_vocabulary(Path(model_path))
     if vocabulary is None:
-        log.warning("no tokenizer.json: the vocabulary is assumed", extra={"model_path": settings.model_path})
+        log.warning("no tokenizer.json: the vocabulary is assumed", extra={"model_path": model_path})
         return {}
     output = {
         "vocabulary_tokens": vocabulary.size_tokens,
@@ -86,9 +94,28 @@ def _simulated_defaults(settings: WorkerSettings) -> dict[str, Any]:
     return {"instance": {"output": output}}
 
 
-def _make_vllm(settings: WorkerSettings, seed: int) -> Engine:
+def _vllm(told: VllmSettings) -> Engine:
     from engine_worker.engines.vllm.engine import VllmEngine
-    from engine_worker.engines.vllm.settings import VllmSettings
 
-    defaults = {"model_path": settings.model_path, "seed": seed}
-    return VllmEngine(engine_settings(VllmSettings, settings.engine_option, defaults))
+    return VllmEngine(told)
+
+
+OWN_ENGINES: Final[Mapping[str, EngineFactory]] = MappingProxyType(
+    {
+        "vllm": EngineFactory(
+            VllmSettings,
+            make=lambda told, _: _vllm(told),
+            defaults=lambda context: {"model_path": context.model_path, "seed": context.seed},
+            device=vllm_device,
+            uses_gpus=True,
+        ),
+        "simulated": EngineFactory(
+            SimulatedSettings,
+            make=lambda told, context: _simulated(told, context.clock),
+            defaults=lambda context: _simulated_defaults(context.model_path),
+            device=lambda: "simulated",
+        ),
+    }
+)
+ENGINES: Final = PluginRegistry("penstock.engines", "engine", EngineFactory, OWN_ENGINES)
+"""Those and what installed packages add."""

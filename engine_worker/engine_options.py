@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ Settings = TypeVar("Settings")
 Tree = dict[str, Any]
 
 
-def engine_settings(cls: type[Settings], options: Sequence[str], defaults: Tree) -> Settings:
+def engine_settings(cls: type[Settings], options: Sequence[str], defaults: Mapping[str, Any]) -> Settings:
     """Settings from `options` such as "kv_blocks=512" or, for a dataclass within, "cost.fixed_ms=2", on top of
     `defaults`. Raises ConfigurationError for unknown names and wrong values."""
     tree = dict(defaults)

@@ -10,8 +10,7 @@ from controlplane.model.instance import InstanceDescription, InstancePhase, Inst
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from engine_worker.coordinator.mover import Mover
-from engine_worker.device import device_of
-from engine_worker.engine_choice import make_engine
+from engine_worker.engine_choice import ENGINES, make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
 from engine_worker.engines.movable import is_movable
 from engine_worker.instance import Instance
@@ -102,7 +101,7 @@ class WorkerRole:
             self._mover = Mover(instance, self._engine, context, fence)
             serve_agent(context.server, self._engine.kv_agent, lambda: instance.description.address)
         GaugeCollector(lambda: _gauges(instance, reporter, transfers), context.registry)
-        device = await threads.run(device_of, self._settings.engine)
+        device = await threads.run(ENGINES.get(self._settings.engine).device)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
             WorkerService(instance, clock.now_s, self._mover, StepWatches(self._engine), device, fence),

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-EngineKind = Literal["vllm", "simulated"]
 PhaseName = Literal["any", "prefill", "decode"]
 
 
@@ -15,8 +14,8 @@ class WorkerSettings:
     """Name of the model that clients use."""
     model_path: str
     """Directory with the tokenizer, the chat template and (for vllm) the weights."""
-    engine: EngineKind = "vllm"
-    """Which engine runs the model."""
+    engine: str = "vllm"
+    """Which engine runs the model: vllm, simulated, or one of an installed package (see `penstock plugins`)."""
     engine_option: tuple[str, ...] = ()
     """A setting of the engine itself as NAME=VALUE; may be given many times."""
     phase: PhaseName = "any"

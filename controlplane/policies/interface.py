@@ -1,7 +1,8 @@
 """The one interface of placement policies."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Protocol, TypeGuard
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 from controlplane.model.placement import Decision, DecodeChoice, PlacementProblem
 from controlplane.model.snapshot import Snapshot
@@ -27,6 +28,16 @@ class Policy(Protocol):
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """Choose among the candidates, of which there is at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFactory:
+    """How a policy is made. What an entry point of the group `penstock.policies` refers to (docs/plugins.md)."""
+
+    make: Callable[[Any], Policy]
+    """From parameters of the type beside it; a fresh policy each time."""
+    parameters: type[PolicyParameters] = PolicyParameters
+    """What operators may set of it."""
 
 
 class Observer(Policy, Protocol):

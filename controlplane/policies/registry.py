@@ -1,9 +1,8 @@
 """Placement policies by the name that operators use."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Final
 
 from controlplane.policies.arrow.colocated import Colocated
 from controlplane.policies.arrow.parameters import ArrowParameters, StaticParameters, TtftParameters
@@ -11,67 +10,65 @@ from controlplane.policies.arrow.policy import Arrow
 from controlplane.policies.arrow.static_split import StaticMinimalLoad, StaticRoundRobin
 from controlplane.policies.dynamo import Dynamo, DynamoParameters
 from controlplane.policies.filter import Filter, FilterParameters
-from controlplane.policies.interface import Policy
+from controlplane.policies.interface import Policy, PolicyFactory
 from controlplane.policies.least_loaded import LeastLoaded
 from controlplane.policies.linear import Linear, LinearParameters
 from controlplane.policies.lmetric import LMetric
 from controlplane.policies.lmetric_hotspot import HotspotParameters, LMetricHotspot
 from controlplane.policies.lmetric_plus import LMetricPlus
-from controlplane.policies.parameters import PolicyParameters, checked
+from controlplane.policies.parameters import checked
 from controlplane.policies.products import HitRatioTimesBatch, PTokenTimesTokens
 from controlplane.policies.random_two import RandomTwo, RandomTwoParameters
 from controlplane.policies.round_robin import RoundRobin
 from controlplane.policies.simulation import Simulation, SimulationParameters
 from controlplane.policies.stages.placement import Stages
 from mesh.errors import ConfigurationError
+from mesh.plugins import PluginRegistry
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """How a policy is made."""
-
-    make: Callable[[Any], Policy]
-    """From parameters of the type beside it."""
-    parameters: type[PolicyParameters]
+def _plain(make: Callable[[], Policy]) -> PolicyFactory:
+    """Of a policy without parameters."""
+    return PolicyFactory(lambda _: make())
 
 
-def _plain(make: Callable[[], Policy]) -> Registered:
-    """A policy without parameters."""
-    return Registered(lambda _: make(), PolicyParameters)
-
-
-POLICIES: Mapping[str, Registered] = MappingProxyType(
+OWN_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
     {
         RoundRobin.name: _plain(RoundRobin),
         LeastLoaded.name: _plain(LeastLoaded),
         LMetric.name: _plain(LMetric),
         LMetricPlus.name: _plain(LMetricPlus),
-        LMetricHotspot.name: Registered(LMetricHotspot, HotspotParameters),
-        Linear.name: Registered(Linear, LinearParameters),
-        Dynamo.name: Registered(Dynamo, DynamoParameters),
-        Filter.name: Registered(Filter, FilterParameters),
-        Simulation.name: Registered(Simulation, SimulationParameters),
+        LMetricHotspot.name: PolicyFactory(LMetricHotspot, HotspotParameters),
+        Linear.name: PolicyFactory(Linear, LinearParameters),
+        Dynamo.name: PolicyFactory(Dynamo, DynamoParameters),
+        Filter.name: PolicyFactory(Filter, FilterParameters),
+        Simulation.name: PolicyFactory(Simulation, SimulationParameters),
         HitRatioTimesBatch.name: _plain(HitRatioTimesBatch),
         PTokenTimesTokens.name: _plain(PTokenTimesTokens),
-        RandomTwo.name: Registered(RandomTwo, RandomTwoParameters),
+        RandomTwo.name: PolicyFactory(RandomTwo, RandomTwoParameters),
         Stages.name: _plain(Stages),
-        Arrow.name: Registered(Arrow, ArrowParameters),
-        StaticMinimalLoad.name: Registered(StaticMinimalLoad, StaticParameters),
-        StaticRoundRobin.name: Registered(StaticRoundRobin, StaticParameters),
-        Colocated.name: Registered(Colocated, TtftParameters),
+        Arrow.name: PolicyFactory(Arrow, ArrowParameters),
+        StaticMinimalLoad.name: PolicyFactory(StaticMinimalLoad, StaticParameters),
+        StaticRoundRobin.name: PolicyFactory(StaticRoundRobin, StaticParameters),
+        Colocated.name: PolicyFactory(Colocated, TtftParameters),
     }
 )
-DEFAULT_POLICY = LMetric.name
+POLICIES: Final = PluginRegistry("penstock.policies", "placement policy", PolicyFactory, OWN_POLICIES)
+"""Those and what installed packages add."""
+DEFAULT_POLICY: Final = LMetric.name
 NO_PARAMETERS: Mapping[str, float] = MappingProxyType({})
 
 
 def create_policy(name: str, parameters: Mapping[str, float] = NO_PARAMETERS) -> Policy:
     """A fresh policy; parameters that are not given have their defaults.
 
-    Raises `ConfigurationError` for a policy that is not registered, a parameter that it does not have, and a value
-    out of bounds.
+    Raises `ConfigurationError` for a policy that there is not or that cannot be loaded, a parameter that it does not
+    have, and a value out of bounds.
     """
-    if name not in POLICIES:
-        raise ConfigurationError(f"there is no placement policy {name!r}; choose one of: {', '.join(POLICIES)}")
-    registered = POLICIES[name]
-    return registered.make(checked(registered.parameters, name, parameters))
+    factory = POLICIES.get(name)
+    policy = factory.make(checked(factory.parameters, name, parameters))
+    if policy.name != name:  # placements and recordings name their policy, and must find it again by that name
+        raise ConfigurationError(
+            f"the placement policy {name!r} of {POLICIES.source(name)} calls itself {policy.name!r}; "
+            "its package must use one name"
+        )
+    return policy

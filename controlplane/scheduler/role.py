@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from controlplane.model.duties import POOLS, RESCHEDULER
 from controlplane.model.prefix_index import PrefixIndex
+from controlplane.policies.registry import POLICIES
 from controlplane.policies.rescheduling.migrations import Migrations
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.scheduler.desk import PlacementDesk
@@ -57,6 +58,7 @@ class SchedulerRole:
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""
+        POLICIES.report_failures()
         clock, metrics = context.runtime.clock, SchedulerMetrics(context.registry)
         leadership_metrics = LeadershipMetrics(context.registry)
         moving, pools = (lead(context, duty, leadership_metrics) for duty in (RESCHEDULER, POOLS))

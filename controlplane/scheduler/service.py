@@ -97,12 +97,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         switch = self._desk.switch
         return scheduler_pb2.GetPolicyResponse(
             policy=switch.configured.name,
-            available=list(POLICIES),
+            available=POLICIES.usable(),
             fallback=switch.in_force.name if switch.fallback_reason else "",
             fallback_reason=switch.fallback_reason,
             parameters=switch.configured.parameters.values(),
             profile=switch.profile_key,
             is_standby=switch.is_standby,
+            unusable=[f"{each.name} of {each.source}: {each.reason}" for each in POLICIES.failures()],
         )
 
     async def SetPolicy(self, request: scheduler_pb2.SetPolicyRequest, context: Any) -> scheduler_pb2.SetPolicyResponse:

@@ -1,11 +1,13 @@
-"""What the mesh asks of an engine. Two kinds stand behind it: `vllm` and `simulated`."""
+"""What the mesh asks of an engine. Penstock has two, `vllm` and `simulated`; installed packages may add others."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, StepOutput
+from engine_worker.device import cpu_device
+from mesh.runtime import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +55,30 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """End all requests with ABORT and free everything, child processes included."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """What an engine is told by its worker, whatever its own settings."""
+
+    model_path: str
+    """Directory with the tokenizer, the chat template and the weights."""
+    seed: int
+    """For requests that bring none; another one in each life of the worker."""
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFactory:
+    """How an engine is made. What an entry point of the group `penstock.engines` refers to (docs/plugins.md)."""
+
+    settings: type[Any]
+    """A dataclass. `--engine-option NAME=VALUE` sets its fields, NAME.FIELD=VALUE those of a dataclass within."""
+    make: Callable[[Any, EngineContext], Engine]
+    """From such settings; not started yet. Raises `ConfigurationError` for values that contradict each other."""
+    defaults: Callable[[EngineContext], Mapping[str, Any]] = lambda _: {}
+    """Values of fields for which no option was given, by name; fields that are not among them have their own."""
+    device: Callable[[], str] = cpu_device
+    """What the engine runs on, by the name that profiles are kept under. May block; called in a thread."""
+    uses_gpus: bool = False
+    """Whether `penstock up` must give every instance GPUs of its own."""

@@ -12,7 +12,8 @@ from mesh.role import RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import cascade_pb2_grpc
 from services.cascade.cascades import Cascades
-from services.cascade.judges.parse import make_judge
+from services.cascade.judges.interface import JudgeContext
+from services.cascade.judges.parse import JUDGES, make_judge
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.planner_link import PlannerLink
 from services.cascade.sampling.samplers import Samplers, SamplingSettings
@@ -38,6 +39,7 @@ class CascadeRole:
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Follow the cascades and serve the contract."""
+        JUDGES.report_failures()
         self._failure = asyncio.get_running_loop().create_future()
         settings, runtime = self._settings, context.runtime
         clock = runtime.clock.now_s
@@ -49,11 +51,13 @@ class CascadeRole:
         samplers = Samplers(sampling, self._tiers, report, clock, runtime.entropy, metrics)
         judges = partial(
             make_judge,
-            find_frontend=find_frontend,
-            deadline_s=settings.judge_deadline_s,
-            api_key=settings.judge_api_key,
-            mesh_key=settings.mesh_api_key,
-            http=self._http,
+            context=JudgeContext(
+                find_frontend,
+                settings.judge_deadline_s,
+                api_key=settings.judge_api_key,
+                mesh_key=settings.mesh_api_key,
+                http=self._http,
+            ),
         )
         cascades = Cascades(context.store, judges, settings.judge_deadline_s, clock, self._tasks, samplers, metrics)
         self._cascades = cascades

@@ -53,7 +53,8 @@ def command(ctx: click.Context, /, store: str | None, mesh: str, as_json: bool) 
     multiple=True,
     default=("confidence",),
     show_default=True,
-    help="confidence, exact, model:NAME or endpoint:MODEL@URL; repeatable, the next where one gives no score.",
+    help="confidence, exact, model:NAME, endpoint:MODEL@URL or one of an installed package (`penstock plugins`); "
+    "repeatable, the next where one gives no score.",
 )
 @click.option(
     "--without-judge",

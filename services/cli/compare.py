@@ -67,7 +67,7 @@ def command(
     """
     check_outputs(json_path, plot_path)
     slo = slo_of(options)
-    chosen = policies or tuple(POLICIES)
+    chosen = policies or POLICIES.usable()
     _check_settings(settings, chosen)
     plans = {policy: plan_of(options, policy, _settings_of(policy, settings)) for policy in chosen}
     plan = next(iter(plans.values()))

@@ -32,6 +32,7 @@ COMMANDS = {
     "plan": ("services.cli.planning.command", "Plan a cascade: thresholds, GPUs and replicas of every tier."),
     "profile": ("services.cli.profile", "Measure an instance and fit what its work costs."),
     "validate": ("services.cli.validate", "Compare the simulator with measurements of real engines."),
+    "plugins": ("services.cli.plugins", "List policies, engines and judges, those of installed packages too."),
     "key": ("services.cli.key", "Make an API key."),
     "serve": ("services.cli.serve", "Run one role of the mesh in this process."),
 }

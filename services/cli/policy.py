@@ -29,6 +29,8 @@ def command(name: str | None, settings: tuple[str, ...], store: str | None, mesh
         return
     parameters = "".join(f" {parameter}={value:g}" for parameter, value in sorted(policy["parameters"].items()))
     click.echo(f"{policy['policy']}{parameters} (available: {', '.join(policy['available'])})")
+    for unusable in policy["unusable"]:
+        click.echo(f"cannot be used: {unusable}", err=True)
     if policy["profile"]:
         click.echo(f"predicts by the profile {policy['profile']}")
     if policy["fallback"]:

@@ -25,6 +25,8 @@ def print_status(status: dict[str, Any]) -> None:
     for line in obstacle_lines(status["instances"]):
         console.print(f"[red]{escape(line)}[/]", soft_wrap=True)
     console.print(_policy_line(status["policy"]))
+    for unusable in status["policy"].get("unusable", ()):
+        console.print(f"[red]policy that cannot be used: {escape(unusable)}[/]", soft_wrap=True)
     for line in _scheduler_lines(status["schedulers"]):
         console.print(line, soft_wrap=True)
     for line in _rescheduler_lines(status["rescheduler"]):

@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from controlplane.policies.registry import DEFAULT_POLICY, POLICIES
+from controlplane.policies.registry import DEFAULT_POLICY, create_policy
+from engine_worker.engine_choice import ENGINES
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.parent_death import end_with_parent_if_asked
@@ -48,7 +49,7 @@ DEFAULT_WORKERS = 3
 class UpOptions:
     """What the command line asked for."""
 
-    engine: Literal["vllm", "simulated"]
+    engine: str
     models: tuple[str, ...]
     workers: int | None
     prefill: int
@@ -72,7 +73,13 @@ class UpOptions:
 
 
 @click.command()
-@click.option("--engine", type=click.Choice(["vllm", "simulated"]), default="vllm", show_default=True)
+@click.option(
+    "--engine",
+    metavar="NAME",
+    default="vllm",
+    show_default=True,
+    help="Engine of every instance: vllm, simulated, or one of an installed package (`penstock plugins`).",
+)
 @click.option(
     "--model",
     "models",
@@ -109,7 +116,6 @@ class UpOptions:
 @click.option("--monitors", type=int, default=1, show_default=True, help="Monitors; each hears of all instances.")
 @click.option(
     "--policy",
-    type=click.Choice(list(POLICIES)),
     metavar="NAME",
     default=DEFAULT_POLICY,
     show_default=True,
@@ -170,6 +176,8 @@ def command(**options: Any) -> None:
 
 async def _up(options: UpOptions) -> int:
     end_with_parent_if_asked()
+    create_policy(options.policy)
+    engine = ENGINES.get(options.engine)
     stop_asked, cut_asked = _signals()
     for port in range(options.port, options.port + max(1, options.frontends)):
         _check_port_is_free(options.host, port)
@@ -183,7 +191,7 @@ async def _up(options: UpOptions) -> int:
         mesh = _local_mesh(options, store_url)
         try:
             await write_first_settings(store, options.policy, options.rescheduler, options.stages)
-            gpus = GpuPool(count_gpus() if options.engine == "vllm" else 0)
+            gpus = GpuPool(count_gpus() if engine.uses_gpus else 0)
             await start_processes(mesh, supervisor, gpus)
             click.echo(f"starting {len(supervisor.pids())} processes; their logs: {log_dir}", err=True)
             serving = await _until_serving(store, mesh, supervisor, options.ready_timeout_s, stop_asked)

@@ -7,7 +7,7 @@ import click
 import msgspec
 import pytest
 
-from controlplane.policies.registry import POLICIES
+from controlplane.policies.registry import OWN_POLICIES
 from services.cli.main import penstock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,11 +95,11 @@ def _policy_rows() -> dict[str, dict[str, float]]:
 
 
 def test_every_policy_has_a_row() -> None:
-    assert _policy_rows().keys() == POLICIES.keys()
+    assert _policy_rows().keys() == OWN_POLICIES.keys()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", OWN_POLICIES)
 def test_a_policy_has_the_defaults_shown(policy: str) -> None:
-    defaults = msgspec.to_builtins(POLICIES[policy].parameters())
+    defaults = msgspec.to_builtins(OWN_POLICIES[policy].parameters())
     shown = _policy_rows()[policy]
     assert shown == {name: value for name, value in defaults.items() if name in shown}

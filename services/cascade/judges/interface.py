@@ -1,7 +1,10 @@
 """What a judge is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+import httpx
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,37 @@ class Judge(Protocol):
 
     @property
     def name(self) -> str:
-        """By which operators chose it."""
+        """As operators chose it, with what stands behind the colon."""
 
     async def score(self, judged: JudgedAnswer) -> float:
         """0 to 100. Raises `JudgeUnavailable`."""
 
     async def close(self) -> None:
         """Free what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeContext:
+    """What a judge may be made with."""
+
+    find_frontend: Callable[[], str]
+    """Base URL of a frontend of this mesh at the moment, ending in /v1; empty: there is none."""
+    deadline_s: float
+    """What it is given for one answer; the next judge is asked then."""
+    api_key: str = ""
+    """For endpoints elsewhere."""
+    mesh_key: str = ""
+    """For this mesh's own frontends."""
+    http: httpx.AsyncBaseTransport | None = None
+    """Carries its requests; None: TCP."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeFactory:
+    """How a judge is made. What an entry point of the group `penstock.judges` refers to (docs/plugins.md)."""
+
+    make: Callable[[str, JudgeContext], Judge]
+    """From what stands behind the colon in `--judge NAME:ARGUMENT`, or nothing. Opens no connection. Raises
+    `ConfigurationError` for an argument that it cannot use."""
+    form: str
+    """How operators write it."""

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from mesh.errors import ConfigurationError
 from services.cli.supervisor.launcher import ProcessSpec
@@ -51,7 +50,7 @@ class LocalMesh:
     """What `penstock up` was asked for."""
 
     models: tuple[ModelSpec, ...]
-    engine: Literal["vllm", "simulated"]
+    engine: str
     engine_options: tuple[str, ...]
     """NAME=VALUE, for every worker."""
     store_url: str

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.policies.registry import POLICIES, create_policy
+from controlplane.policies.registry import OWN_POLICIES, create_policy
 from mesh.errors import ConfigurationError
 
 
@@ -13,7 +13,7 @@ def test_what_is_not_given_has_its_default() -> None:
     assert (values["fixed_ms"], values["prefill_token_ms"]) == (1, 0.103)
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(OWN_POLICIES))
 def test_a_policy_made_from_its_own_parameters_has_them(name: str) -> None:
     policy = create_policy(name)
     assert create_policy(name, policy.parameters.values()).parameters == policy.parameters

@@ -13,7 +13,7 @@ from controlplane.policies import phases
 from controlplane.policies.interface import Policy
 from controlplane.policies.lmetric import LMetric
 from controlplane.policies.place import place, place_decode
-from controlplane.policies.registry import POLICIES, create_policy
+from controlplane.policies.registry import OWN_POLICIES, create_policy
 from controlplane.policies.round_robin import RoundRobin
 from tests.examples import examples
 from tests.unit.controlplane.builders import instance, report
@@ -203,7 +203,7 @@ def test_a_policy_that_chooses_both_has_its_way() -> None:
 
 
 @settings(deadline=None, max_examples=examples(50))
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", OWN_POLICIES)
 @given(
     phase_of=st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(InstancePhase), min_size=1),
     is_decoding=st.booleans(),

@@ -11,7 +11,7 @@ from controlplane.model.instance import LoadReport
 from controlplane.policies.least_loaded import LeastLoaded
 from controlplane.policies.lmetric import LMetric
 from controlplane.policies.place import place
-from controlplane.policies.registry import POLICIES, create_policy
+from controlplane.policies.registry import OWN_POLICIES, create_policy
 from controlplane.policies.round_robin import RoundRobin
 from mesh.errors import ConfigurationError
 from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, report, request
@@ -105,7 +105,7 @@ SPLITTING = {"arrow", "static_pd", "static_pd_round_robin"}
 """Prefill on half of the instances, of four on two."""
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"random_two"}))
+@pytest.mark.parametrize("name", sorted(set(OWN_POLICIES) - {"random_two"}))
 def test_an_idle_cluster_is_used_evenly(name: str) -> None:
     table, policy = cluster("a", "b", "c", "d"), create_policy(name)
     counts: Counter[str] = Counter()
@@ -116,7 +116,7 @@ def test_an_idle_cluster_is_used_evenly(name: str) -> None:
     assert list(counts.values()) == [40 // instances] * instances
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(OWN_POLICIES))
 def test_only_candidates_are_chosen(name: str) -> None:
     table, policy = cluster("a", "b", "c", "d"), create_policy(name)
     table.staled("a", "1", True)
@@ -128,7 +128,7 @@ def test_only_candidates_are_chosen(name: str) -> None:
     assert set(placement.excluded) == {"a", "b", "d"}
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(OWN_POLICIES))
 def test_the_same_history_gives_the_same_decisions(name: str) -> None:
     def run() -> list[str]:
         table, policy = cluster("a", "b", "c"), create_policy(name)

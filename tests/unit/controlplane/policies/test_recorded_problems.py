@@ -5,7 +5,7 @@ import pytest
 
 from controlplane.model.instance import LoadReport
 from controlplane.model.placement import PlacementProblem
-from controlplane.policies.registry import POLICIES, create_policy
+from controlplane.policies.registry import OWN_POLICIES, create_policy
 from tests.unit.controlplane.builders import cache, cluster, report, request
 from tests.unit.controlplane.policies.problems import asked
 
@@ -32,7 +32,7 @@ def recorded() -> list[PlacementProblem]:
     return problems
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(OWN_POLICIES))
 def test_the_same_problems_give_the_same_decisions(name: str, recorded: list[PlacementProblem]) -> None:
     first, second = create_policy(name), create_policy(name)
     decisions = [first.decide(problem) for problem in recorded]

@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
-from controlplane.policies.registry import POLICIES, create_policy
+from controlplane.policies.registry import OWN_POLICIES, create_policy
 from controlplane.policies.selection import MAX_MODELS, Turns
 from tests.unit.controlplane.builders import instance, report, request
 from tests.unit.controlplane.policies.problems import asked
@@ -11,7 +11,7 @@ from tests.unit.controlplane.policies.problems import asked
 DRAWS_BY_CHANCE = {"random_two"}
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES.keys() - DRAWS_BY_CHANCE))
+@pytest.mark.parametrize("name", sorted(OWN_POLICIES.keys() - DRAWS_BY_CHANCE))
 def test_requests_of_two_models_in_turn_spread_over_the_idle_instances_of_each(name: str) -> None:
     table = ClusterTable(ClusterLimits(max_indexed_blocks=10))
     for model in ("m", "n"):

@@ -15,7 +15,7 @@ from controlplane.load_message import load_message
 from controlplane.model.cluster import ClusterLimits
 from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.instance import InstanceState, LoadReport
-from controlplane.policies.registry import POLICIES
+from controlplane.policies.registry import OWN_POLICIES
 from controlplane.policies.stages.layout import StageLayout
 from controlplane.policies.stages.placement import Stages
 from controlplane.recording import events
@@ -187,7 +187,7 @@ class LiveScheduler:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", OWN_POLICIES)
 def test_the_same_decisions_over_the_same_snapshots(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "recording.jsonl"
     live = LiveScheduler(path, policy, seed=7)
@@ -205,7 +205,7 @@ def test_the_same_decisions_over_the_same_snapshots(tmp_path: Path, policy: str)
 def test_through_switches_of_the_policy_a_silent_monitor_and_a_new_watch(tmp_path: Path) -> None:
     path = tmp_path / "recording.jsonl"
     live = LiveScheduler(path, "lmetric", seed=3)
-    for turn, name in enumerate(POLICIES):
+    for turn, name in enumerate(OWN_POLICIES):
         live.desk.switch.configure(name)
         for _ in range(30):
             live.happen()
@@ -218,7 +218,7 @@ def test_through_switches_of_the_policy_a_silent_monitor_and_a_new_watch(tmp_pat
             assert not live.desk.switch.fallback_reason
     live.end()
     outcome = replay(path.open("rb"))
-    assert outcome.policies == list(POLICIES)
+    assert outcome.policies == list(OWN_POLICIES)
     assert outcome.placements >= 100
     assert outcome.equal == outcome.decisions
 

@@ -23,7 +23,7 @@ from services.cascade.judges.chat import ChatJudge
 from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.judges.exact import ExactJudge
 from services.cascade.judges.grade import score_of
-from services.cascade.judges.interface import JudgedAnswer, Judgement
+from services.cascade.judges.interface import JudgeContext, JudgedAnswer, Judgement
 from services.cascade.judges.parse import make_judge
 
 ANSWER = JudgedAnswer("What is 2 + 2?", "4", "small", token_logprobs=(math.log(0.8), math.log(0.8)))
@@ -90,7 +90,7 @@ async def endpoint(reply: Response | None = None) -> AsyncIterator[tuple[str, li
 
 async def test_a_model_is_asked_for_one_digit_and_scored_by_its_probabilities() -> None:
     async with endpoint() as (url, asked):
-        judge = make_judge(f"endpoint:big@{url}/", lambda: "", 5.0, api_key="secret", mesh_key="")
+        judge = make_judge(f"endpoint:big@{url}/", JudgeContext(lambda: "", 5.0, api_key="secret"))
         assert await judge.score(ANSWER) == pytest.approx(100 * 7.1 / 9)
         await judge.close()
     (body,) = asked
@@ -102,7 +102,7 @@ async def test_a_model_is_asked_for_one_digit_and_scored_by_its_probabilities() 
 
 async def test_a_model_of_the_mesh_is_reached_through_a_frontend_with_the_meshs_key() -> None:
     async with endpoint() as (url, asked):
-        judge = make_judge("model:large", lambda: url, 5.0, api_key="external", mesh_key="own")
+        judge = make_judge("model:large", JudgeContext(lambda: url, 5.0, api_key="external", mesh_key="own"))
         await judge.score(JudgedAnswer("p" * 200_000, "4", "small"))
         await judge.close()
     assert asked[0]["key"] == "Bearer own"
@@ -134,10 +134,20 @@ async def test_a_judge_that_is_not_there_is_no_score() -> None:
         await judge.close()
 
 
-@pytest.mark.parametrize("text", ["", "nobody", "model:", "endpoint:x", "endpoint:x@ftp://y", "confidence:2"])
-def test_judges_that_there_are_not_are_refused_with_those_that_there_are(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="confidence, exact"):
-        make_judge(text, lambda: "", 5.0, "", "")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "there is no judge ''; choose one of: confidence, exact, model, endpoint"),
+        ("nobody", "choose one of: confidence, exact"),
+        ("model:", "write model:NAME"),
+        ("endpoint:x", "write endpoint:MODEL@URL"),
+        ("endpoint:x@ftp://y", "write endpoint:MODEL@URL"),
+        ("confidence:2", "write confidence"),
+    ],
+)
+def test_judges_that_there_are_not_are_refused_with_how_to_write_one(text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        make_judge(text, JudgeContext(lambda: "", 5.0))
 
 
 class FakeJudge:
