@@ -38,6 +38,7 @@ def running_requests(table: RequestTable) -> list[RunningRequest]:
             len(tracked.request.prompt_token_ids) + len(tracked.emitted_token_ids),
             len(tracked.emitted_token_ids),
             tracked.remaining_tokens,
+            tracked.frontend_id,
         )
         for tracked in table
         if tracked.state == "running" and tracked.emitted_token_ids

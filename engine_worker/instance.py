@@ -334,12 +334,17 @@ class Instance:
             return f"{len(self.table)} requests are here already, the limit"
         return None
 
+    @property
+    def frontends(self) -> frozenset[str]:
+        """Ids of the frontends with a usable stream to this instance: whose requests it can take over."""
+        return frozenset(stream.frontend_id for stream in self.streams.values() if _is_usable(stream))
+
     def _stream_of(self, frontend_id: str) -> OutputStream | None:
         """The newest usable stream of a frontend."""
         usable = (
             stream
             for stream in reversed(self.streams.values())
-            if stream.frontend_id == frontend_id and not stream.is_cut and not stream.input_ended
+            if stream.frontend_id == frontend_id and _is_usable(stream)
         )
         return next(usable, None)
 
@@ -387,6 +392,11 @@ class Instance:
     def _changed(self) -> None:
         for callback in self.on_change:
             callback()
+
+
+def _is_usable(stream: OutputStream) -> bool:
+    """Whether the stream's frontend still reads it and may still send."""
+    return not stream.is_cut and not stream.input_ended
 
 
 def _failure(request: EngineRequest, code: FailureCode, message: str) -> Failure:

@@ -79,6 +79,11 @@ class WorkerRole:
         """Once it is started, if its requests can move."""
         return self._mover
 
+    def validate(self) -> None:
+        """Check what must hold of whatever moves requests, between two events. Raises AssertionError."""
+        if self._mover is not None:
+            self._mover.validate()
+
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Start the engine and serve it. Raises EngineFailed or ConfigurationError."""
         clock, threads = context.runtime.clock, context.runtime.threads

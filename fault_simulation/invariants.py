@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
@@ -56,6 +56,14 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.at_s:.3f} {self.who}: {self.kind}: {self.detail}"
+
+
+@runtime_checkable
+class Validated(Protocol):
+    """A role with managers that can tell whether their state makes sense."""
+
+    def validate(self) -> None:
+        """Raises AssertionError where it does not."""
 
 
 class Watch:
@@ -110,7 +118,7 @@ class Watch:
         self._check_deciders(running)
         self._check_owners(workers)
         if self._samples % VALIDATED_EVERY == 0:
-            for life in workers:
+            for life in running:
                 self._validate(life)
 
     def attempt_ended(self, asked: Asked, attempt: Attempt) -> None:
@@ -315,15 +323,15 @@ class Watch:
                 self.violated("out of bounds", life.machine.name, f"{what}: {size}, and at most {most}")
 
     def _validate(self, life: Life) -> None:
-        assert isinstance(life.role, WorkerRole)
-        engine = life.role.engine
-        if not isinstance(engine, MovableSimulatedEngine):
-            return
+        engine = life.role.engine if isinstance(life.role, WorkerRole) else None
         try:
-            engine.instance.validate()
+            if isinstance(engine, MovableSimulatedEngine):
+                engine.instance.validate()
+            if isinstance(life.role, Validated):
+                life.role.validate()
         # Whatever is wrong with it is to be told, not to end the simulation.
         except Exception as error:  # noqa: BLE001
-            self.violated("broken instance", life.machine.name, f"{type(error).__name__}: {error}")
+            self.violated("broken state", life.machine.name, f"{type(error).__name__}: {error}")
 
 
 def _in_order(some: Sequence[str], of: Iterable[str]) -> bool:

@@ -13,6 +13,8 @@ class RunningRequest:
     generated_tokens: int
     remaining_tokens: int | None = None
     """Tokens that it is predicted still to generate from now on, at least 0; None where nobody predicts."""
+    frontend_id: str = ""
+    """The frontend that its tokens go to; empty where there are none, as in a simulation."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.generated_tokens <= self.context_tokens:

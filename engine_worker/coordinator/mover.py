@@ -83,6 +83,10 @@ class Mover:
         self.coordinator.tick()
         self.stages.tick()
 
+    def validate(self) -> None:
+        """Check what must hold between two events. Raises AssertionError."""
+        self.stages.manager.validate()
+
     async def stop(self) -> None:
         """See `Coordinator.stop`."""
         await self.stages.stop()

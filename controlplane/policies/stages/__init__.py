@@ -2,5 +2,6 @@
 
 `layout` says which instances form which stage; `refinement` moves the boundary between neighbours; `rebalancing` names
 the requests that are to leave an instance; `placement` is the policy for new requests; `agent` joins these to the
-protocol in `controlplane/protocols/bid_ask`, one agent per instance.
+protocol in `controlplane/protocols/bid_ask`, one agent per instance; `manager` keeps an instance's agent at the plan in
+force and at the peers that are alive, live and in the simulator.
 """

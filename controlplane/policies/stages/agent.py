@@ -1,7 +1,7 @@
 """One instance's part in the stages: what it tells its neighbours, where its range ends, what it hands over.
 
-The paper's LoadTracker and Coordinator (CascadeInfer, section 3.1) as one pure object. It runs in the worker and in the
-simulator; whoever holds it carries out what it returns and feeds it what happens.
+The paper's LoadTracker and Coordinator (CascadeInfer, section 3.1) as one pure object, for one set of parameters. The
+`StageManager` holds it and keeps it at the plan in force.
 """
 
 from collections.abc import Sequence
@@ -53,20 +53,6 @@ class StageParameters(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLoad:
-    """This instance's load right now."""
-
-    running: tuple[RunningRequest, ...] = ()
-    """Requests that decode here."""
-    load_tokens: int = 0
-    """Context of all requests here, the waiting ones' prompts included."""
-    idle_tokens: int = 0
-    """KV memory that nobody uses."""
-    accepts: bool = True
-    """False while it drains or its engine hangs."""
-
-
-@dataclass(frozen=True, slots=True)
 class ToPeer:
     """Send this to another instance."""
 
@@ -86,14 +72,18 @@ TO_RECEIVER = (Ask, Award, Begun, Busy, Withdrawn, Done)
 
 
 class StageAgent:
-    """Feed every event, carry out what comes back, in order; times in ms on the holder's clock."""
+    """Call a method for every event and carry out what comes back, in order.
 
-    def __init__(
-        self, instance_id: str, incarnation_id: str, parameters: StageParameters, limits: BidAskLimits
-    ) -> None:
+    Times are milliseconds on the holder's clock; `capacity` is always this instance's own at that moment. Raises
+    `IllegalTransition` where the bid-ask protocol was broken; the agent is of no more use then.
+    """
+
+    def __init__(self, instance_id: str, name: str, parameters: StageParameters, limits: BidAskLimits) -> None:
+        """`name` is part of every ask id: no two agents of the mesh may share one."""
         self.instance_id = instance_id
+        self.name = name
         self.parameters = parameters
-        self.sender = Sender(incarnation_id, limits)
+        self.sender = Sender(name, limits)
         self.receiver = Receiver(limits)
         self.layout: StageLayout | None = None
         """Of instances that are alive; None: no stages, nothing is handed over."""
@@ -102,8 +92,10 @@ class StageAgent:
         self._model: QoeModel | None = None
         self._planned_tokens: int | None = 0
         """Where the plan ends this instance's range; 0 before the first one."""
-        self.own = OwnLoad()
-        """As last observed."""
+        self._running: tuple[RunningRequest, ...] = ()
+        """Requests that decode here, as of the last tick."""
+        self._capacity = Capacity(0, 0)
+        """As of the last event."""
         self._neighbours = Neighbours(1000 * parameters.stale_s)
         self._rested_ms: dict[str, float] = {}
         """Requests not to be offered before."""
@@ -139,64 +131,74 @@ class StageAgent:
         self.boundary = Boundary(planned, self.parameters.refinement)
         return (BoundaryMoved(planned),)
 
-    def observe(self, own: OwnLoad) -> None:
-        """The load as it is now; before every `tick` and with every message."""
-        self.own = own
-
-    def receive(self, instance_id: str, message: Message | StageReport, now_ms: float) -> tuple[AgentInstruction, ...]:
-        """From another instance."""
+    def receive(
+        self, instance_id: str, message: Message | StageReport, capacity: Capacity, now_ms: float
+    ) -> tuple[AgentInstruction, ...]:
+        """A report or a bid-ask message has come from another instance."""
+        self._capacity = capacity
         if isinstance(message, StageReport):
             self._neighbours.heard(instance_id, message, now_ms)
             return ()
         if isinstance(message, TO_RECEIVER):
             if isinstance(message, Done) and message.moved and (arrived := self.receiver.request_of(message.ask_id)):
                 self._settled_ms[arrived] = now_ms + 1000 * self.parameters.settle_s
-            return _to_peers(self.receiver.receive(instance_id, message, self._capacity, now_ms))
+            return _to_peers(self.receiver.receive(instance_id, message, capacity, now_ms))
         return self._of_sender(self.sender.receive(instance_id, message, now_ms), now_ms)
 
     @property
     def offered(self) -> tuple[str, ...]:
-        """Requests on offer; whoever holds the agent tells `request_ended` of those that are gone."""
+        """Ids of the requests on offer; the holder calls `request_ended` for those that run here no more."""
         return self.sender.offered
 
     def request_ended(self, request_id: str, now_ms: float) -> tuple[AgentInstruction, ...]:
-        """It finished or was aborted."""
+        """A request on offer has finished, was aborted or has left otherwise."""
         return self._of_sender(self.sender.handle(sender.RequestEnded(request_id), now_ms), now_ms)
 
     def migration_ended(self, request_id: str, moved: bool, reason: str, now_ms: float) -> tuple[AgentInstruction, ...]:
-        """Answers each `Migrate`."""
+        """A migration that `Migrate` asked for is over; call it once for each, within `BidAskLimits.transfer_ms`."""
         event = sender.MigrationEnded(request_id, moved, reason)
         return self._of_sender(self.sender.handle(event, now_ms), now_ms)
 
-    def peer_lost(self, instance_id: str, now_ms: float) -> tuple[AgentInstruction, ...]:
-        """Its process is gone."""
+    def peer_lost(self, instance_id: str, capacity: Capacity, now_ms: float) -> tuple[AgentInstruction, ...]:
+        """Another instance has died or can be heard no more: its promises and ours to it are void."""
+        self._capacity = capacity
         self._neighbours.forget(instance_id)
-        freed = self.receiver.lost(instance_id, self._capacity, now_ms)
+        freed = self.receiver.lost(instance_id, capacity, now_ms)
         return (
             *self._of_sender(self.sender.handle(sender.PeerLost(instance_id), now_ms), now_ms),
             *_to_peers(freed),
         )
 
-    def tick(self, now_ms: float) -> tuple[AgentInstruction, ...]:
-        """Time has passed; a few times for each report interval."""
+    def tick(
+        self, capacity: Capacity, running: tuple[RunningRequest, ...], now_ms: float
+    ) -> tuple[AgentInstruction, ...]:
+        """Time has passed; `running` are the requests that decode here now."""
+        self._capacity, self._running = capacity, running
         instructions = list(self._of_sender(self.sender.handle(sender.Tick(), now_ms), now_ms))
-        instructions += _to_peers(self.receiver.tick(self._capacity, now_ms))
+        instructions += _to_peers(self.receiver.tick(capacity, now_ms))
         stage = self.stage
         if self.layout is None or stage is None:
             return tuple(instructions)
         self._forget_ended()
         instructions += self._report(self.layout, stage, now_ms)
         instructions += self._refine(self.layout, stage, now_ms)
+        if capacity.transfer_obstacle:
+            return tuple(instructions)  # no request can leave: offers would hold promises of others for nothing
         instructions += self._hand_over(self.layout, stage, now_ms)
         if self.parameters.rebalance:
             instructions += self._rebalance(self.layout, stage, now_ms)
         return tuple(instructions)
 
-    # -- steps
+    def validate(self) -> None:
+        """Check what must hold between two calls. Raises AssertionError."""
+        self.sender.validate()
+        self.receiver.validate()
+        stage = self.stage
+        is_bounded = self.layout is not None and stage is not None and stage < len(self.layout.boundaries_tokens)
+        assert (self.boundary is not None) == is_bounded, f"only stages before the last one end, {stage} is not so"
+        assert self.boundary is None or self.boundary.tokens > 0, "a stage covers at least one length"
 
-    @property
-    def _capacity(self) -> Capacity:
-        return Capacity(self.own.load_tokens, self.own.idle_tokens, self.own.accepts)
+    # -- steps
 
     def _report(self, layout: StageLayout, stage: int, now_ms: float) -> list[AgentInstruction]:
         """To the peers of the stage and to both neighbouring ones (the paper: upstream; downstream needs our end)."""
@@ -204,7 +206,7 @@ class StageAgent:
             return []
         self._reported_ms = now_ms
         report = StageReport.of(
-            self.own.load_tokens, None if self.boundary is None else self.boundary.tokens, self._lengths()
+            self._capacity.load_tokens, None if self.boundary is None else self.boundary.tokens, self._lengths()
         )
         around = layout.stages[max(stage - 1, 0) : stage + 2]
         return [ToPeer(each, report) for stage in around for each in stage if each != self.instance_id]
@@ -240,7 +242,7 @@ class StageAgent:
         instructions: list[AgentInstruction] = []
         if self.boundary is None:
             return instructions
-        for request in outgrown(self.own.running, self.boundary.tokens):
+        for request in outgrown(self._running, self.boundary.tokens):
             if not self.sender.has_room:
                 break
             if not self._may_offer(request.request_id, now_ms):
@@ -250,7 +252,9 @@ class StageAgent:
             if self.parameters.hand_over is HandOver.ROUND_ROBIN:
                 self._turn += 1
                 candidates = (candidates[self._turn % len(candidates)],)
-            offered = self.sender.offer(request.request_id, request.context_tokens, candidates, now_ms)
+            offered = self.sender.offer(
+                request.request_id, request.context_tokens, candidates, now_ms, frontend_id=request.frontend_id
+            )
             instructions += self._of_sender(offered, now_ms)
         return instructions
 
@@ -261,14 +265,14 @@ class StageAgent:
             for each in layout.stages[stage]
             if each != self.instance_id and (report := self._neighbours.fresh(each, now_ms))
         }
-        own_tokens = self.own.load_tokens - self.sender.load_tokens
+        own_tokens = self._capacity.load_tokens - self.sender.load_tokens
         excess = excess_tokens(own_tokens, tuple(loads.values()), self.parameters.overload_share)
         if not excess:
             return []
         light = tuple(each for each, tokens in loads.items() if tokens < own_tokens - excess)
         free = [
             request
-            for request in self.own.running
+            for request in self._running
             if self._may_offer(request.request_id, now_ms)
             and now_ms >= self._settled_ms.get(request.request_id, -inf)
             and (self.boundary is None or request.context_tokens <= self.boundary.tokens)
@@ -278,7 +282,12 @@ class StageAgent:
             ceiling = own_tokens - 2 * request.context_tokens
             own_tokens -= request.context_tokens
             offered = self.sender.offer(
-                request.request_id, request.context_tokens, light, now_ms, ceiling_tokens=ceiling
+                request.request_id,
+                request.context_tokens,
+                light,
+                now_ms,
+                ceiling_tokens=ceiling,
+                frontend_id=request.frontend_id,
             )
             instructions += self._of_sender(offered, now_ms)
         return instructions
@@ -290,11 +299,11 @@ class StageAgent:
     def _lengths(self) -> list[RequestLength]:
         return [
             RequestLength(request.context_tokens - request.generated_tokens, request.context_tokens)
-            for request in self.own.running
+            for request in self._running
         ]
 
     def _forget_ended(self) -> None:
-        here = {request.request_id for request in self.own.running}
+        here = {request.request_id for request in self._running}
         for times in (self._rested_ms, self._settled_ms):
             for request_id in [each for each in times if each not in here]:
                 del times[request_id]

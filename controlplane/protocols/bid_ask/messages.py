@@ -14,6 +14,8 @@ class Ask:
     context_tokens: int
     sender_load_tokens: int
     """Context of all requests that the sender offers, this one included."""
+    frontend_id: str = ""
+    """The frontend that the request's tokens go to: only who is connected to it can take the request. Empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Award:
     request_id: str
     context_tokens: int
     sender_load_tokens: int
+    frontend_id: str = ""
+    """As in `Ask`."""
 
 
 @dataclass(frozen=True, slots=True)

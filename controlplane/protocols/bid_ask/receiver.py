@@ -64,6 +64,10 @@ class Capacity:
     """KV memory that nobody uses."""
     accepts: bool = True
     """False while it drains or its engine hangs."""
+    transfer_obstacle: str = ""
+    """Why KV can be moved neither to nor from here, although the engine could; empty if it can."""
+    frontends: frozenset[str] | None = None
+    """Frontends that are connected to this instance; None: all are, as in a simulation without frontends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class _Entry:
     request_id: str
     sender: str
     context_tokens: int
+    frontend_id: str
     awarded_ms: float
     """When the award came."""
     state: EntryState = EntryState.QUEUED
@@ -168,7 +173,7 @@ class Receiver:
     def _bid(self, sender: str, ask: Ask, capacity: Capacity) -> Sends:
         if sender in self.senders:
             self._sender_load_tokens[sender] = ask.sender_load_tokens
-        reason = self._obstacle(ask.context_tokens, self.promised_tokens, capacity)
+        reason = self._obstacle(ask.context_tokens, ask.frontend_id, self.promised_tokens, capacity)
         if reason:
             return (Send(sender, Pass(ask.ask_id, reason)),)
         earliest_start_ms = 1000 * self.promised_tokens / self.throughput_tokens_s
@@ -177,10 +182,10 @@ class Receiver:
     def _take(self, sender: str, award: Award, capacity: Capacity, now_ms: float) -> Sends:
         known = self._entries.get(award.ask_id)
         if known is None:
-            reason = self._obstacle(award.context_tokens, self.promised_tokens, capacity)
+            reason = self._obstacle(award.context_tokens, award.frontend_id, self.promised_tokens, capacity)
             if reason:
                 return (Send(sender, Refused(award.ask_id, reason)),)
-            entry = _Entry(award.ask_id, award.request_id, sender, award.context_tokens, now_ms)
+            entry = _Entry(award.ask_id, award.request_id, sender, award.context_tokens, award.frontend_id, now_ms)
             entry.story.append(f"{now_ms:.0f} ms: promised by {sender}")
             self._entries[award.ask_id] = entry
         self._sender_load_tokens[sender] = award.sender_load_tokens
@@ -225,7 +230,7 @@ class Receiver:
             if entry.sender in busy:
                 # With a request for this instance, as is known here: skipped without an attempt.
                 continue
-            if reason := self._obstacle(entry.context_tokens, coming, capacity, is_queued=True):
+            if reason := self._obstacle(entry.context_tokens, entry.frontend_id, coming, capacity, is_queued=True):
                 self._close(entry, EntryState.DROPPED, now_ms)
                 sends.append(Send(entry.sender, Refused(entry.ask_id, reason)))
                 continue
@@ -243,16 +248,38 @@ class Receiver:
         return Send(entry.sender, kind(entry.ask_id, entry.attempts))
 
     def _obstacle(
-        self, context_tokens: int, reserved_tokens: int, capacity: Capacity, *, is_queued: bool = False
+        self,
+        context_tokens: int,
+        frontend_id: str,
+        reserved_tokens: int,
+        capacity: Capacity,
+        *,
+        is_queued: bool = False,
     ) -> str:
         """Why the request cannot be taken; empty if it can."""
         if not capacity.accepts:
             return "the instance takes nothing new"
+        if capacity.transfer_obstacle:
+            return f"no request can be moved to it: {capacity.transfer_obstacle}"
+        if frontend_id and capacity.frontends is not None and frontend_id not in capacity.frontends:
+            return f"unreachable: frontend {frontend_id} has no stream to it"
         if not is_queued and len(self._entries) >= self._limits.queued:
             return f"{len(self._entries)} requests are promised to it already"
         if context_tokens + reserved_tokens > capacity.idle_tokens:
             return f"no idle cache: {context_tokens} tokens needed, {capacity.idle_tokens - reserved_tokens} idle"
         return ""
+
+    def validate(self) -> None:
+        """Check what must hold between two calls. Raises AssertionError."""
+        assert len(self._entries) <= self._limits.queued, (
+            f"{len(self._entries)} promises, {self._limits.queued} at most"
+        )
+        assert self.holding <= self._limits.incoming, f"{self.holding} slots held, {self._limits.incoming} at most"
+        assert self._sender_load_tokens.keys() == self.senders, "loads are kept of those who have promised something"
+        for ask_id, entry in self._entries.items():
+            assert ask_id == entry.ask_id, f"promise {entry.ask_id} is kept as {ask_id}"
+            assert TRANSITIONS[entry.state], f"promise {ask_id} is {entry.state} and still kept; {entry.story}"
+        assert self.throughput_tokens_s > 0, "the throughput of transfers is never 0"
 
     def _close(self, entry: _Entry, state: EntryState, now_ms: float) -> None:
         self._enter(entry, state, now_ms)

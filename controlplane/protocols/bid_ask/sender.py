@@ -118,6 +118,7 @@ class _Deal:
     ask_id: str
     request_id: str
     context_tokens: int
+    frontend_id: str
     asked_ms: float
     ceiling_tokens: int | None
     unanswered: dict[str, None]
@@ -183,13 +184,17 @@ class Sender:
         now_ms: float,
         *,
         ceiling_tokens: int | None = None,
+        frontend_id: str = "",
     ) -> tuple[SenderInstruction, ...]:
-        """Find a taker. Bids of more than `ceiling_tokens` of load do not count. Nothing happens without candidates
-        or room, or while the request is on offer already."""
+        """Find a taker for a request of this frontend.
+
+        Bids of more than `ceiling_tokens` of load do not count. Nothing happens without candidates or room, or while
+        the request is on offer already.
+        """
         if not candidates or not self.has_room or request_id in self._by_request:
             return ()
         ask_id = f"{self._name}-{next(self._numbers)}"
-        deal = _Deal(ask_id, request_id, context_tokens, now_ms, ceiling_tokens, dict.fromkeys(candidates))
+        deal = _Deal(ask_id, request_id, context_tokens, frontend_id, now_ms, ceiling_tokens, dict.fromkeys(candidates))
         deal.sent_ms = now_ms
         deal.story.append(f"{now_ms:.0f} ms: asked {', '.join(candidates)}")
         self._deals[ask_id] = self._by_request[request_id] = deal
@@ -356,6 +361,18 @@ class Sender:
             instructions.insert(0, Send(deal.receiver, Withdrawn(deal.ask_id, reason)))
         return (*instructions, *self._begin_next(now_ms))
 
+    def validate(self) -> None:
+        """Check what must hold between two calls. Raises AssertionError."""
+        limits = self._limits
+        assert len(self._deals) <= limits.deals, f"{len(self._deals)} deals are open, {limits.deals} at most"
+        assert self.moving <= limits.outgoing, f"{self.moving} transfers run, {limits.outgoing} at most"
+        assert {deal.request_id: deal for deal in self._deals.values()} == self._by_request, "one deal for each request"
+        assert set(self._starving) <= self._deals.keys(), "only open deals starve"
+        assert len(set(self._starving)) == len(self._starving), "no deal starves twice"
+        for deal in self._deals.values():
+            assert TRANSITIONS[deal.state], f"deal {deal.ask_id} is {deal.state} and still kept; {deal.story}"
+            assert bool(deal.receiver) == (deal.state is not DealState.ASKING), "promised to one once bids are in"
+
     def _close(self, deal: _Deal, state: DealState, now_ms: float) -> None:
         self._enter(deal, state, now_ms)
         self._forget_starving(deal)
@@ -375,10 +392,10 @@ class Sender:
         deal.story.append(f"{now_ms:.0f} ms: {state} {deal.receiver}".rstrip())
 
     def _ask(self, deal: _Deal) -> Ask:
-        return Ask(deal.ask_id, deal.request_id, deal.context_tokens, self.load_tokens)
+        return Ask(deal.ask_id, deal.request_id, deal.context_tokens, self.load_tokens, deal.frontend_id)
 
     def _award(self, deal: _Deal) -> Award:
-        return Award(deal.ask_id, deal.request_id, deal.context_tokens, self.load_tokens)
+        return Award(deal.ask_id, deal.request_id, deal.context_tokens, self.load_tokens, deal.frontend_id)
 
 
 _MESSAGES: dict[type, Callable[..., tuple[SenderInstruction, ...]]] = {

@@ -1,27 +1,34 @@
-"""Carries out what a worker's stage agent says, and feeds it what happens."""
+"""Carries out what a worker's `StageManager` says, and feeds it what happens. Decides nothing itself."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from math import isinf
 
 import msgspec
 
 from controlplane.model.duties import STAGES
 from controlplane.model.instance import InstanceState
-from controlplane.policies.stages.agent import (
-    AgentInstruction,
-    BoundaryMoved,
-    OwnLoad,
-    StageAgent,
-    StageParameters,
-    ToPeer,
+from controlplane.policies.stages.agent import BoundaryMoved, ToPeer
+from controlplane.policies.stages.manager import (
+    Heard,
+    MoveEnded,
+    MoveRequest,
+    PeerLost,
+    PeersChanged,
+    PlanChanged,
+    StageChanged,
+    StageEvent,
+    StageManager,
+    StartedOver,
+    Tick,
 )
 from controlplane.policies.stages.neighbours import StageReport
 from controlplane.policies.stages.record import LAYOUT_PREFIX, BoundaryRecord, StageRecord, boundary_key, layout_key
 from controlplane.protocols.bid_ask.limits import BidAskLimits
 from controlplane.protocols.bid_ask.messages import Message
-from controlplane.protocols.bid_ask.sender import Closed, Migrate
+from controlplane.protocols.bid_ask.receiver import Capacity
+from controlplane.protocols.bid_ask.sender import Closed
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.coordinator.stages import wire
 from engine_worker.coordinator.stages.ended_lengths import EndedLengths
@@ -30,7 +37,7 @@ from engine_worker.coordinator.stages.metrics import StageMetrics
 from engine_worker.coordinator.stages.service import StagesService
 from engine_worker.decode_reporting import running_requests
 from engine_worker.instance import Instance
-from mesh.errors import IllegalTransition, StaleLeader, StoreError
+from mesh.errors import StaleLeader, StoreError
 from mesh.leadership_state import Fence
 from mesh.membership import ChangeKind, MemberChange
 from mesh.role import RoleContext
@@ -51,10 +58,10 @@ class StageCoordinator:
         context: RoleContext,
         fence: Fence,
         limits: BidAskLimits | None = None,
+        open_links: Callable[..., StageLinks] = StageLinks,
     ) -> None:
         description = instance.description
-        self.agent: StageAgent | None = None
-        """Made for the plan's parameters; None before the first plan."""
+        self.manager = StageManager(description.instance_id, description.incarnation_id, limits)
         self.lengths = EndedLengths()
         instance.on_hand_away.append(self.lengths.moved_away)
         self._instance = instance
@@ -62,14 +69,12 @@ class StageCoordinator:
         self._context = context
         self._clock = context.runtime.clock
         self._fence = fence
-        self._limits = limits or BidAskLimits()
         self._metrics = StageMetrics(context.registry)
-        self._record: StageRecord | None = None
-        self._links = StageLinks(
+        self._links = open_links(
             description.instance_id,
             description.incarnation_id,
             mover.peers,
-            lambda peer: self._peer_lost(peer),
+            self._peer_unheard,
             context.runtime.transport,
         )
         self._plans = FollowedPrefix(context.store, LAYOUT_PREFIX, StageRecord, self._plan_changed)
@@ -89,13 +94,13 @@ class StageCoordinator:
         self._context.directory.subscribe(self._member_changed)
 
     def tick(self) -> None:
-        """Time has passed; call it every 50 ms or so."""
-        self.lengths.look(self._instance.table, self._clock.now_s())
-        if self.agent is not None:
-            try:
-                self._tick_agent(self.agent)
-            except IllegalTransition:
-                self._start_over()
+        """Time has passed; call it every `manager.TICK_MS`."""
+        instance = self._instance
+        self.lengths.look(instance.table, self._clock.now_s())
+        if self.manager.agent is None:
+            return  # no plan was ever in force, and nobody has asked anything
+        gone = tuple(request_id for request_id in self.manager.offered if not self._runs(request_id))
+        self._handle(Tick(self._capacity(), tuple(running_requests(instance.table)), gone))
 
     async def stop(self) -> None:
         """Leave the stages; deals under way end with the migrations of this worker."""
@@ -104,123 +109,79 @@ class StageCoordinator:
 
     # -- what happens
 
-    @property
-    def _now_ms(self) -> float:
-        return 1000 * self._clock.now_s()
-
-    def _tick_agent(self, agent: StageAgent) -> None:
-        self._observe(agent)
-        for request_id in agent.offered:
-            tracked = self._instance.table.find(request_id)
-            if tracked is None or tracked.state != "running":
-                self._carry_out(agent.request_ended(request_id, self._now_ms))
-        self._carry_out(agent.tick(self._now_ms))
-
-    def _start_over(self) -> None:
-        """A bug must not end the worker's part in the stages: a fresh agent, as after a restart."""
-        log.exception("the bid-ask protocol was broken; its deals are dropped")
-        self.agent = None
-        self._use_layout()
-
     def _heard(self, peer: str, message: Message | StageReport) -> None:
-        agent = self._made_agent()
-        self._observe(agent, capacity_only=True)
-        try:
-            self._carry_out(agent.receive(peer, message, self._now_ms))
-        except IllegalTransition:
-            self._start_over()
+        self._handle(Heard(peer, message, self._capacity()))
 
-    def _peer_lost(self, peer: str) -> None:
+    def _peer_unheard(self, peer: str) -> None:
         self._metrics.lost_peers.inc()
-        if self.agent is not None:
-            self._observe(self.agent, capacity_only=True)
-            self._carry_out(self.agent.peer_lost(peer, self._now_ms))
+        self._handle(PeerLost(peer, self._capacity()))
 
     def _member_changed(self, change: MemberChange) -> None:
         if change.member.role != "worker":
             return
-        if change.kind is ChangeKind.LEFT and self.agent is not None:
-            self._carry_out(self.agent.peer_lost(change.member.member_id, self._now_ms))
+        if change.kind is ChangeKind.LEFT:
+            self._handle(PeerLost(change.member.member_id, self._capacity()))
         # The directory tells of a change before it is in force everywhere: look once it is.
-        asyncio.get_running_loop().call_soon(self._use_layout)
+        asyncio.get_running_loop().call_soon(self._look_at_peers)
+
+    def _look_at_peers(self) -> None:
+        self._handle(PeersChanged(frozenset(peer.member_id for peer in self._mover.peers())))
 
     def _plan_changed(self, key: str, record: StageRecord | None) -> None:
         if key != layout_key(self._instance.description.model):
             return
-        if record is not None:
-            try:
-                self._fence.check(STAGES, record.epoch, record.leader)
-            except StaleLeader as error:
-                log.error("a stage plan is refused; the one before stays", extra={"reason": str(error)})
-                return
-        if record is not None and (self._record is None or record.parameters != self._record.parameters):
-            # Parameters are an agent's for life; deals of the one before end as if this worker had restarted.
-            self.agent = None
-        self._record = record
-        self._use_layout()
-
-    def _use_layout(self) -> None:
-        """The plan without the instances that are not there."""
-        record = self._record
-        if record is None and self.agent is None:
+        if record is None:
+            self._handle(PlanChanged(None))
             return
-        agent = self._made_agent()
-        alive = {self._instance.description.instance_id, *(peer.member_id for peer in self._mover.peers())}
-        layout = None if record is None else record.layout.covering(alive)
-        before = agent.stage
-        model = None if record is None else record.quality_model
-        self._carry_out(agent.use_layout(layout, model, self._now_ms))
-        if agent.stage != before:
-            log.info("stage", extra={"stage": agent.stage, "revision": 0 if layout is None else layout.revision})
-        self._metrics.stage.set(-1 if agent.stage is None else agent.stage)
+        try:
+            self._fence.check(STAGES, record.epoch, record.leader)
+        except StaleLeader as error:
+            log.error("a stage plan is refused; the one before stays", extra={"reason": str(error)})
+            return
+        self._look_at_peers()
+        self._handle(PlanChanged(record.layout, record.quality_model, record.parameters))
+
+    def _runs(self, request_id: str) -> bool:
+        tracked = self._instance.table.find(request_id)
+        return tracked is not None and tracked.state == "running"
+
+    def _capacity(self) -> Capacity:
+        instance = self._instance
+        description, load = instance.description, instance.load()
+        return Capacity(
+            load.running_tokens + load.queued_prefill_tokens,
+            (description.kv_blocks - load.kv_blocks_used) * description.block_tokens,
+            instance.state is InstanceState.READY and not instance.hung,
+            instance.transfer_obstacle,
+            instance.frontends,
+        )
 
     # -- what is done about it
 
-    def _made_agent(self) -> StageAgent:
-        if self.agent is None:
-            description = self._instance.description
-            parameters = StageParameters() if self._record is None else self._record.parameters
-            # A fresh name, so that no deal of an agent before is mistaken for one of this.
-            name = f"{description.incarnation_id}-{int(self._now_ms)}"
-            self.agent = StageAgent(description.instance_id, name, parameters, self._limits)
-        return self.agent
-
-    def _observe(self, agent: StageAgent, *, capacity_only: bool = False) -> None:
-        """What is heard from others needs the capacity alone; the requests are as of the last tick then."""
-        instance = self._instance
-        description, load = instance.description, instance.load()
-        running = agent.own.running if capacity_only else tuple(running_requests(instance.table))
-        agent.observe(
-            OwnLoad(
-                running,
-                load.running_tokens + load.queued_prefill_tokens,
-                (description.kv_blocks - load.kv_blocks_used) * description.block_tokens,
-                instance.state is InstanceState.READY and not instance.hung,
-            )
-        )
-
-    def _carry_out(self, instructions: Sequence[AgentInstruction]) -> None:
-        for instruction in instructions:
+    def _handle(self, event: StageEvent) -> None:
+        for instruction in self.manager.handle(event, 1000 * self._clock.now_s()):
             match instruction:
                 case ToPeer(peer, message):
                     self._links.send(peer, wire.stage_message(message))
-                case Migrate(request_id, target):
-                    self._tasks.spawn(self._migrate(request_id, target), name=f"move {request_id}")
+                case MoveRequest():
+                    self._tasks.spawn(self._move(instruction), name=f"move {instruction.request_id}")
                 case BoundaryMoved(tokens):
                     self._boundary_moved(tokens)
                 case Closed():
                     self._closed(instruction)
+                case StageChanged(stage):
+                    log.info("stage", extra={"stage": stage, "revision": self.manager.revision})
+                    self._metrics.stage.set(-1 if stage is None else stage)
+                case StartedOver(reason):
+                    log.error("the bid-ask protocol was broken; its deals are dropped", extra={"reason": reason})
 
-    async def _migrate(self, request_id: str, target: str) -> None:
-        agent = self._made_agent()
+    async def _move(self, order: MoveRequest) -> None:
         moved, reason = False, "the migration failed"
         try:
-            outcome = await self._mover.migrate(request_id, target)
+            outcome = await self._mover.migrate(order.request_id, order.target_instance_id)
             moved, reason = outcome.moved, outcome.reason
         finally:
-            if agent is self.agent:
-                self._observe(agent)
-            self._carry_out(agent.migration_ended(request_id, moved, reason, self._now_ms))
+            self._handle(MoveEnded(order.order_id, moved, reason))
 
     def _closed(self, closed: Closed) -> None:
         self._metrics.deals.labels("moved" if closed.moved else "kept").inc()
@@ -237,12 +198,11 @@ class StageCoordinator:
     def _boundary_moved(self, tokens: float) -> None:
         self._metrics.boundary_tokens.set(tokens)
         description = self._instance.description
-        revision = 0 if self._record is None else self._record.layout.revision
         self._boundary = BoundaryRecord(
             description.model,
             description.instance_id,
             0.0 if isinf(tokens) else tokens,
-            revision,
+            self.manager.revision,
             int(1000 * self._clock.unix_s()),
         )
         self._boundary_changed.set()
@@ -262,6 +222,6 @@ class StageCoordinator:
                 await asyncio.sleep(1.0)
 
     def _transfer_tokens_s(self) -> float:
-        return (
-            0.0 if self.agent is None or not self.agent.receiver.received else self.agent.receiver.throughput_tokens_s
-        )
+        """As measured of transfers to here; 0 before the first."""
+        agent = self.manager.agent
+        return 0.0 if agent is None or not agent.receiver.received else agent.receiver.throughput_tokens_s

@@ -23,12 +23,13 @@ from controlplane.protocols.bid_ask.messages import (
 from mesh.errors import ProtocolViolation
 from penstock.v1 import stages_pb2
 
+_OFFER = ("ask_id", "request_id", "context_tokens", "sender_load_tokens", "frontend_id")
 # Fields have the names of the messages' attributes, in both worlds.
 _KINDS: dict[str, tuple[type[Any], Callable[..., Any], tuple[str, ...]]] = {
-    "ask": (Ask, stages_pb2.BidAskAsk, ("ask_id", "request_id", "context_tokens", "sender_load_tokens")),
+    "ask": (Ask, stages_pb2.BidAskAsk, _OFFER),
     "bid": (Bid, stages_pb2.BidAskBid, ("ask_id", "load_tokens", "earliest_start_ms")),
     "pass": (Pass, stages_pb2.BidAskPass, ("ask_id", "reason")),
-    "award": (Award, stages_pb2.BidAskAward, ("ask_id", "request_id", "context_tokens", "sender_load_tokens")),
+    "award": (Award, stages_pb2.BidAskAward, _OFFER),
     "accepted": (Accepted, stages_pb2.BidAskAccepted, ("ask_id",)),
     "refused": (Refused, stages_pb2.BidAskRefused, ("ask_id", "reason")),
     "ready": (Ready, stages_pb2.BidAskReady, ("ask_id", "attempt")),

@@ -246,7 +246,7 @@ def _made(setting: Setting, variant: Variant, rate_req_s: float) -> tuple[Policy
             )
             policy = Stages(round_robin=variant.hand_over is HandOver.ROUND_ROBIN)
             model = _quality(setting)
-            return policy, (StageController(layout, model, policy, parameters, tick_ms=500.0),)
+            return policy, (StageController(layout, model, policy, parameters),)
 
 
 def _last_boundaries(staged: StageController) -> dict[str, float]:

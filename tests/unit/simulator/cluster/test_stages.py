@@ -77,5 +77,7 @@ def test_a_lost_instance_costs_no_request(lost: int) -> None:
     outcomes, controller = run(replace(CONFIG, failures=failures))
     assert not any(outcome.error for outcome in outcomes)
     assert len(outcomes) == 120
-    for agent in controller._agents.values():
-        assert agent.sender.load_tokens == 0
+    for manager in controller.managers.values():
+        manager.validate()
+        assert manager.agent is not None
+        assert manager.agent.sender.load_tokens == 0

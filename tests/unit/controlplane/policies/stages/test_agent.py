@@ -12,7 +12,6 @@ from controlplane.policies.stages.agent import (
     AgentInstruction,
     BoundaryMoved,
     HandOver,
-    OwnLoad,
     StageAgent,
     StageParameters,
     ToPeer,
@@ -23,6 +22,7 @@ from controlplane.policies.stages.rebalancing import excess_tokens, outgrown, re
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters, RequestLength
 from controlplane.protocols.bid_ask.limits import BidAskLimits
 from controlplane.protocols.bid_ask.messages import Ask
+from controlplane.protocols.bid_ask.receiver import Capacity
 from controlplane.protocols.bid_ask.sender import Closed, Migrate
 
 MODEL = QoeModel(8.0, 0.05, 1e-4, 1e-8, 2e-4)
@@ -40,6 +40,9 @@ class Mesh:
         self.agents = {
             each: StageAgent(each, f"{each}0", self.parameters, BidAskLimits()) for each in layout.instance_ids
         }
+        self.obstacles: dict[str, str] = {}
+        """Why an instance cannot move KV."""
+        self.frontends: dict[str, frozenset[str] | None] = dict.fromkeys(layout.instance_ids)
         self.boundaries: dict[str, float] = {}
         self.moves: list[tuple[str, str, str]] = []
         self.closed: list[Closed] = []
@@ -58,12 +61,11 @@ class Mesh:
         for instruction in instructions:
             match instruction:
                 case ToPeer(peer, message):
-                    self.look(peer)
-                    self.do(peer, self.agents[peer].receive(instance_id, message, self.now_ms))
+                    agent = self.agents[peer]
+                    self.do(peer, agent.receive(instance_id, message, self.capacity(peer), self.now_ms))
                 case Migrate(request_id, target):
                     self.moves.append((request_id, instance_id, target))
                     self.running[target][request_id] = self.running[instance_id].pop(request_id)
-                    self.look(instance_id)
                     agent = self.agents[instance_id]
                     self.do(instance_id, agent.migration_ended(request_id, True, "", self.now_ms))
                 case BoundaryMoved(tokens):
@@ -71,17 +73,17 @@ class Mesh:
                 case Closed():
                     self.closed.append(instruction)
 
-    def look(self, instance_id: str) -> None:
+    def capacity(self, instance_id: str) -> Capacity:
         used = self.load(instance_id)
-        own = OwnLoad(tuple(self.running[instance_id].values()), used, 100_000 - used)
-        self.agents[instance_id].observe(own)
+        return Capacity(used, 100_000 - used, True, self.obstacles.get(instance_id, ""), self.frontends[instance_id])
 
     def tick(self, times: int = 1, ms: float = 100.0) -> None:
         for _ in range(times):
             self.now_ms += ms
             for each, agent in self.agents.items():
-                self.look(each)
-                self.do(each, agent.tick(self.now_ms))
+                running = tuple(self.running[each].values())
+                self.do(each, agent.tick(self.capacity(each), running, self.now_ms))
+                agent.validate()
 
 
 def test_requests_that_outgrow_the_range_go_to_the_lighter_successor() -> None:
@@ -91,6 +93,27 @@ def test_requests_that_outgrow_the_range_go_to_the_lighter_successor() -> None:
     mesh.tick(2)
     assert [(source, target) for _, source, target in mesh.moves] == [("a", "d")]
     assert sorted(r.context_tokens for r in mesh.running["a"].values()) == [300, 1000]
+
+
+def test_who_cannot_move_kv_or_cannot_be_reached_by_the_frontend_is_not_chosen() -> None:
+    parameters = StageParameters(refinement=FROZEN, rebalance=False)
+    blocked = Mesh(parameters=parameters)
+    blocked.obstacles["d"] = "its transfer agent is gone"
+    blocked.add("c", 5000)
+    blocked.add("a", 1200)
+    blocked.tick(2)
+    assert [(source, target) for _, source, target in blocked.moves] == [("a", "c")], "although d is lighter"
+    blocked.obstacles["a"] = "its transfer agent is gone"
+    blocked.add("a", 1300)
+    blocked.tick(2)
+    assert len(blocked.moves) == 1, "nothing can leave a"
+
+    cut = Mesh(parameters=parameters)
+    cut.frontends |= {"c": frozenset({"f"}), "d": frozenset({"g"})}
+    cut.add("c", 5000)
+    cut.running["a"]["r"] = RunningRequest("r", 1200, 10, frontend_id="f")
+    cut.tick(2)
+    assert cut.moves == [("r", "a", "c")], "f has no stream to d"
 
 
 def test_round_robin_hands_over_whatever_the_load() -> None:
@@ -139,10 +162,10 @@ def test_stale_neighbours_are_not_believed() -> None:
     mesh = Mesh()
     mesh.add("a", *[400] * 10)
     agent = mesh.agents["a"]
-    agent.receive("b", StageReport(0, None, ()), 0.0)
-    mesh.look("a")
+    agent.receive("b", StageReport(0, None, ()), Capacity(0, 0), 0.0)
     late_ms = 1000 * mesh.parameters.stale_s + 1
-    asks = [each for each in agent.tick(late_ms) if isinstance(each, ToPeer) and isinstance(each.message, Ask)]
+    told = agent.tick(mesh.capacity("a"), tuple(mesh.running["a"].values()), late_ms)
+    asks = [each for each in told if isinstance(each, ToPeer) and isinstance(each.message, Ask)]
     assert asks == []
 
 
@@ -179,9 +202,9 @@ def test_a_new_plan_starts_from_its_own_boundary_and_a_loss_elsewhere_changes_no
 
 def test_without_a_layout_nothing_is_handed_over_but_questions_are_answered() -> None:
     agent = StageAgent("a", "a0", StageParameters(), BidAskLimits())
-    agent.observe(OwnLoad((RunningRequest("r", 5000, 10),), 5000, 5000))
-    assert agent.tick(1000.0) == ()
-    (answer,) = agent.receive("b", Ask("b0-1", "q", 10, 10), 1000.0)
+    capacity = Capacity(5000, 5000)
+    assert agent.tick(capacity, (RunningRequest("r", 5000, 10),), 1000.0) == ()
+    (answer,) = agent.receive("b", Ask("b0-1", "q", 10, 10), capacity, 1000.0)
     assert isinstance(answer, ToPeer)
 
 

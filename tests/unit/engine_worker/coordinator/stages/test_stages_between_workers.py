@@ -35,8 +35,9 @@ async def plan(mesh: Workers, layout: StageLayout, parameters: StageParameters |
 
 
 def stage_of(mesh: Workers, name: str) -> int | None:
-    agent = mesh.workers[name].role._mover.stages.agent  # type: ignore[union-attr]
-    return None if agent is None else agent.stage
+    manager = mesh.workers[name].role._mover.stages.manager  # type: ignore[union-attr]
+    manager.validate()
+    return manager.stage
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
