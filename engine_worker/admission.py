@@ -4,6 +4,7 @@ the engine's to check."""
 import math
 
 from controlplane.model.request import EngineRequest, SamplingParams
+from controlplane.model.sampling import parameters
 
 
 def refusal(request: EngineRequest, *, asked_model: str, served_model: str) -> str | None:
@@ -23,28 +24,11 @@ def refusal(request: EngineRequest, *, asked_model: str, served_model: str) -> s
 
 
 def _sampling_refusal(sampling: SamplingParams) -> str | None:
-    checks = (
-        ("temperature", sampling.temperature, 0.0 <= sampling.temperature < math.inf, "at least 0"),
-        ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0, "above 0 and at most 1"),
-        ("min_p", sampling.min_p, 0.0 <= sampling.min_p <= 1.0, "from 0 to 1"),
-        ("presence_penalty", sampling.presence_penalty, math.isfinite(sampling.presence_penalty), "finite"),
-        ("frequency_penalty", sampling.frequency_penalty, math.isfinite(sampling.frequency_penalty), "finite"),
-        (
-            "repetition_penalty",
-            sampling.repetition_penalty,
-            0.0 < sampling.repetition_penalty < math.inf,
-            "above 0 and finite",
-        ),
-        (
-            "min_tokens",
-            sampling.min_tokens,
-            sampling.min_tokens <= sampling.max_tokens,
-            f"at most max_tokens ({sampling.max_tokens})",
-        ),
-    )
-    for name, value, is_right, rule in checks:
-        if not is_right:
-            return f"{name} must be {rule}, got {value}"
+    for name, parameter in parameters(SamplingParams).items():
+        if (wrong := parameter.refusal(getattr(sampling, name))) is not None:
+            return wrong
+    if sampling.min_tokens > sampling.max_tokens:
+        return f"min_tokens must be at most max_tokens ({sampling.max_tokens}), got {sampling.min_tokens}"
     for token_id, bias in sampling.logit_bias:
         if not math.isfinite(bias):
             return f"logit_bias of token {token_id} must be finite, got {bias}"

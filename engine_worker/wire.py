@@ -11,9 +11,9 @@ from controlplane.model.request import (
     FinishReason,
     PositionLogprobs,
     Resume,
-    SamplingParams,
     TokenLogprob,
 )
+from controlplane.sampling_message import sampling_message, sampling_params
 from engine_worker.deltas import Delta, Failure, FailureCode
 from engine_worker.request_table import Adoption, TrackedRequest
 from engine_worker.step_watch import StepBatch
@@ -40,7 +40,7 @@ def engine_request(message: request_pb2.GenerateRequest) -> EngineRequest:
     return EngineRequest(
         request_id=message.request_id,
         prompt_token_ids=tuple(message.prompt_token_ids),
-        sampling=_sampling(message.sampling),
+        sampling=sampling_params(message.sampling),
         emitted_token_ids=tuple(message.emitted_token_ids),
         priority=message.priority,
         resume=Resume(message.resume.client_request_id, message.resume.ticket) if message.HasField("resume") else None,
@@ -55,7 +55,7 @@ def generate_message(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         emitted_token_ids=request.emitted_token_ids,
-        sampling=_sampling_message(request.sampling),
+        sampling=sampling_message(request.sampling),
         priority=request.priority,
         deadline_ms=deadline_ms,
         model=model,
@@ -196,25 +196,6 @@ def step_samples_message(batch: StepBatch) -> worker_pb2.StepSamples:
     )
 
 
-def _sampling(message: request_pb2.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
-        seed=message.seed if message.HasField("seed") else None,
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        logit_bias=tuple(sorted(message.logit_bias.items())),
-    )
-
-
 def _add_logprobs(delta: request_pb2.TokenDelta, positions: Sequence[PositionLogprobs]) -> None:
     for position in positions:
         added = delta.logprobs.add()
@@ -226,22 +207,3 @@ def _add_logprobs(delta: request_pb2.TokenDelta, positions: Sequence[PositionLog
 def _set_logprob(message: request_pb2.TokenLogprob, value: TokenLogprob) -> None:
     message.token_id = value.token_id
     message.logprob = value.logprob
-
-
-def _sampling_message(sampling: SamplingParams) -> request_pb2.SamplingParams:
-    return request_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        logprobs=sampling.logprobs,
-        logit_bias=dict(sampling.logit_bias),
-    )

@@ -86,12 +86,11 @@ class Oracle:
         request = decode_body(msgspec.json.encode(body), kind)
         assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
         plan = _run(plan_request(request, "expected", self._model, 128, _InPlace()))
-        endings = self._model.text.eos_token_ids.union(request.stop_token_ids or ())
         choices = []
         for index in range(len(plan.prompts) * plan.n):
             prompt = plan.prompts[index // plan.n]
             script = self._script(prompt.token_ids, plan.sampling_of(index))
-            text = ChoiceText(index, self._model.text.detokenizer(prompt.token_ids), plan.stop, endings)
+            text = ChoiceText(index, self._model.text.detokenizer(prompt.token_ids), plan.stop, plan.ending_token_ids)
             choices.append(self._spell(script, text, prompt))
         return tuple(choices)
 

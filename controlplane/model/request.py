@@ -6,6 +6,8 @@ Any worker can continue a request from these three; placement, migration and rec
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controlplane.model.sampling import INT32_MAX, TOKEN_IDS, Bounds, parameter
+
 
 class FinishReason(StrEnum):
     """Why a request produces no more tokens."""
@@ -22,25 +24,44 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next tokens are chosen. Stop *strings* are the frontend's affair and do not appear here."""
+    """How the next tokens are chosen. This is the table of parameters: `controlplane.model.sampling` says what follows
+    from a line of it. Stop *strings* are the frontend's affair and do not appear here."""
 
-    max_tokens: int
+    max_tokens: int = parameter(is_in_body=False)
     """Counts every generated token, the ones emitted before a migration or recovery included."""
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 considers every token."""
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
+    min_tokens: int = parameter(0, "Tokens that are generated before the answer may end.", Bounds(0, INT32_MAX))
+    temperature: float = parameter(1.0, "0 always takes the likeliest token.", Bounds(0, 2))
+    top_p: float = parameter(
+        1.0, "Consider the likeliest tokens that have this probability together.", Bounds(0, 1, is_low_open=True)
+    )
+    top_k: int = parameter(
+        0,
+        "Consider so many of the likeliest tokens; 0 and -1 consider every token.",
+        Bounds(-1, INT32_MAX),
+        from_body=lambda top_k: max(0, top_k),
+    )
+    min_p: float = parameter(
+        0.0, "Consider tokens that are at least this likely, relative to the likeliest.", Bounds(0, 1)
+    )
+    presence_penalty: float = parameter(
+        0.0, "Taken off the logits of tokens that the answer holds already.", Bounds(-2, 2)
+    )
+    frequency_penalty: float = parameter(
+        0.0, "Taken off the logits of tokens for each time that the answer holds them already.", Bounds(-2, 2)
+    )
+    repetition_penalty: float = parameter(
+        1.0,
+        "Divides the logits of tokens that prompt or answer hold already; below 1 it favours them.",
+        Bounds(0, 100, is_low_open=True),
+    )
+    seed: int | None = parameter(None, is_in_body=False)
+    """Of this choice: a client's seed and the choice's number."""
+    stop_token_ids: tuple[int, ...] = parameter((), "Tokens that end the answer; they are not shown.", TOKEN_IDS)
+    ignore_eos: bool = parameter(False, "Go on behind an end-of-sequence token.")
+    logprobs: int | None = parameter(None, is_in_body=False)
     """None: no logprobs; k: the chosen token's and those of the k most likely tokens."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = parameter((), is_in_body=False)
+    """From token id to what is added to its logit, by token id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from controlplane.model.instance import KvBlocks, LoadReport
-from controlplane.model.request import EngineRequest, StepOutput
+from controlplane.model.request import EngineRequest, SamplingParams, StepOutput
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.mailbox import Mailbox
@@ -15,6 +15,7 @@ from mesh.runtime import Clock
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.instance import Instance
+from simulator.instance.script import without_effect
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class SimulatedEngine:
         self._work = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._failure: EngineFailed | None = None
+        self._ignored: set[str] = set()
+        """Names of sampling parameters that requests set in vain; at most as many as there are."""
         self._warned_at = -_LAG_WARNING_EVERY_S
         self._observe: Callable[[StepSample], None] | None = None
 
@@ -90,6 +93,7 @@ class SimulatedEngine:
         if self._runner is None or self._runner.done():
             raise EngineFailed("the engine is not running; start it before submitting")
         self.instance.submit(request)
+        self._warn_of_ignored(request.sampling)
         self.wake()
 
     def abort(self, request_id: str) -> None:
@@ -131,6 +135,13 @@ class SimulatedEngine:
             self.abort(request_id)
         self._outputs.close()
         self._kv_blocks.close()
+
+    def _warn_of_ignored(self, sampling: SamplingParams) -> None:
+        """Once for each parameter: what has no effect says so."""
+        for name in without_effect(sampling):
+            if name not in self._ignored:
+                self._ignored.add(name)
+                _log.warning("a simulated engine does not honour this sampling parameter", extra={"parameter": name})
 
     async def _run(self) -> None:
         try:

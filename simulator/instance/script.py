@@ -3,24 +3,41 @@
 Every token is a function of (prompt, position, seed) alone, so batching, timing, preemption, migration and
 recovery cannot change it; and since the end is known too, the instance only has to count.
 
-Sampling parameters that shape a real model's distribution (top_p, penalties, logit_bias...) have no effect here.
-A temperature above 0 without a seed says the same as temperature 0.
+Sampling parameters that shape a real model's distribution (top_p, penalties, logit_bias...) have no effect here, as
+`without_effect` says. A temperature above 0 without a seed says the same as temperature 0.
 """
 
 import math
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from controlplane.model.request import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
+from controlplane.model.sampling import parameters
 from simulator.instance.config import OutputConfig
 from simulator.instance.splitmix import stream_words
 
 _WORD = 1 << 64
 _LENGTH_STREAM = 0xA5A5_5A5A_0F0F_F0F0
 _LOGPROB_STREAM = 0x3C3C_C3C3_9696_6969
+
+
+HONOURED: Final = frozenset(
+    ("max_tokens", "min_tokens", "temperature", "seed", "stop_token_ids", "ignore_eos", "logprobs")
+)
+"""The sampling parameters that have an effect here."""
+
+
+def without_effect(sampling: SamplingParams) -> tuple[str, ...]:
+    """Names of the parameters that are set, and that no simulated answer depends on."""
+    return tuple(
+        name
+        for name, parameter in parameters(SamplingParams).items()
+        if name not in HONOURED and getattr(sampling, name) != parameter.default
+    )
 
 
 class Script:

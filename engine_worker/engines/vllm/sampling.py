@@ -1,6 +1,7 @@
 """How the mesh's sampling parameters are said to vLLM, a request that goes on after emitted tokens included. Pure.
 
-vLLM sees a continued request as a new one whose prompt ends with the emitted tokens. What follows from that:
+vLLM sees a continued request as a new one whose prompt ends with the emitted tokens. A parameter goes to
+vLLM under its own name, as it is, unless something follows from that:
 
 - max_tokens, min_tokens, offsets, EOS and stop tokens, logit_bias, repetition_penalty (which counts the prompt
   anyway) and greedy decoding: exact.
@@ -14,7 +15,8 @@ vLLM sees a continued request as a new one whose prompt ends with the emitted to
 from collections import Counter
 from typing import Any
 
-from controlplane.model.request import EngineRequest
+from controlplane.model.request import EngineRequest, SamplingParams
+from controlplane.model.sampling import parameters
 from engine_worker.engines.vllm.checkpoint import Vocabulary
 
 _SEED_MASK = (1 << 63) - 1
@@ -29,25 +31,23 @@ def sampling_arguments(request: EngineRequest, vocabulary: Vocabulary) -> dict[s
     stop_token_ids = sampling.stop_token_ids
     if not sampling.ignore_eos:
         stop_token_ids += vocabulary.eos_token_ids
+    arguments = {name: _argument(getattr(sampling, name)) for name in parameters(SamplingParams)}
     return {
+        **arguments,
         "max_tokens": sampling.max_tokens - emitted,
         "min_tokens": max(0, sampling.min_tokens - emitted),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
         "seed": _seed(sampling.seed, emitted),
         "stop_token_ids": sorted(set(stop_token_ids)),
-        "ignore_eos": sampling.ignore_eos,
-        "logprobs": sampling.logprobs,
         "logit_bias": _logit_bias(request) or None,
         "detokenize": False,
         # Made for this request alone, so vLLM need not copy it.
         "skip_clone": True,
     }
+
+
+def _argument(value: Any) -> Any:
+    """vLLM wants lists, and None for none."""
+    return (list(value) or None) if isinstance(value, tuple) else value
 
 
 def refusal(

@@ -70,7 +70,7 @@ class TierReader:
     def __init__(self, service: FrontendService, generation: Generation, question: TierQuestion) -> None:
         (relay,) = generation.relays
         model_text = question.model.text
-        endings = model_text.eos_token_ids.union(question.request.stop_token_ids or ())
+        endings = generation.plan.ending_token_ids
         text = ChoiceText(0, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
         self._clock = service.clock
         self._began_s = question.began_s

@@ -180,7 +180,7 @@ class ModelExchange(Exchange):
     ) -> None:
         """`covered`: what the client has of a stream that it resumes."""
         model_text = self._model.text
-        endings = model_text.eos_token_ids.union(self._request.stop_token_ids or ())
+        endings = generation.plan.ending_token_ids
         texts = [
             ChoiceText(relay.index, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
             for relay in generation.relays

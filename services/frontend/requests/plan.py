@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from controlplane.model.request import SamplingParams
+from controlplane.model.sampling import INT32_MAX
+from controlplane.sampling_message import sampling_message
 from mesh.runtime import Threads
 from penstock.v1 import request_pb2
 from services.frontend.errors import bad_request, context_too_long
 from services.frontend.requests.models import ServedModel
+from services.frontend.requests.sampling import values_in
 from services.frontend.requests.schema import (
-    INT32_MAX,
     ChatCompletionRequest,
     CompletionRequest,
     Message,
@@ -52,6 +55,11 @@ class GenerationPlan:
     def prompt_tokens(self) -> int:
         """Of all prompts."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """End-of-sequence tokens and the request's stop tokens: one that ended an answer is not shown."""
+        return self.model.text.eos_token_ids.union(self.prompts[0].sampling.stop_token_ids)
 
     def sampling_of(self, choice: int) -> request_pb2.SamplingParams:
         """The sampling parameters of one choice: seed + its place among the choices of its prompt."""
@@ -175,36 +183,21 @@ def _sampling(
     prompt_param: str,
 ) -> request_pb2.SamplingParams:
     left_tokens = model.max_model_len_tokens - prompt_tokens
-    min_tokens = request.min_tokens or 0
     if left_tokens < (max_tokens or 1):
         raise context_too_long(prompt_tokens, max_tokens or 1, model.max_model_len_tokens, prompt_param)
-    max_tokens = max_tokens or left_tokens
-    if min_tokens > max_tokens:
-        raise bad_request(f"`min_tokens` must be at most max_tokens, which is {max_tokens}.", "min_tokens")
-    sampling = request_pb2.SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=_or(request.temperature, 1.0),
-        top_p=_or(request.top_p, 1.0),
-        top_k=max(0, request.top_k or 0),
-        min_p=request.min_p or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=bool(request.ignore_eos),
+    sampling = SamplingParams(
+        max_tokens=max_tokens or left_tokens,
         logprobs=logprobs,
+        logit_bias=_logit_bias(request, model),
+        **values_in(request),
     )
-    for token_id, bias in _logit_bias(request, model):
-        sampling.logit_bias[token_id] = bias
-    return sampling
+    if sampling.min_tokens > sampling.max_tokens:
+        message = f"`min_tokens` must be at most max_tokens, which is {sampling.max_tokens}."
+        raise bad_request(message, "min_tokens")
+    return sampling_message(sampling)
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _logit_bias(request: SamplingFields, model: ServedModel) -> list[tuple[int, float]]:
+def _logit_bias(request: SamplingFields, model: ServedModel) -> tuple[tuple[int, float], ...]:
     biases = request.logit_bias or {}
     if len(biases) > MAX_LOGIT_BIASES:
         raise bad_request(f"At most {MAX_LOGIT_BIASES} tokens can be biased.", "logit_bias")
@@ -212,4 +205,4 @@ def _logit_bias(request: SamplingFields, model: ServedModel) -> list[tuple[int, 
         known = token_id.isascii() and token_id.isdecimal() and len(token_id) <= len(str(INT32_MAX))
         if not known or int(token_id) >= model.text.vocabulary_size:
             raise bad_request(f"`{token_id[:32]}` is no token id of `{model.name}`.", "logit_bias")
-    return [(int(token_id), bias) for token_id, bias in biases.items()]
+    return tuple((int(token_id), bias) for token_id, bias in biases.items())

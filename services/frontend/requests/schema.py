@@ -3,21 +3,27 @@
 msgspec rather than pydantic: it decodes and checks a 32k-character request in some 20 microseconds, and a
 prompt of token ids without one error object per id. Unknown fields are refused: a parameter that is silently
 ignored gives another answer than the one asked for. OpenAI's own parameters that cannot change an answer are
-named here and accepted; those that would are refused with their name (`unsupported`).
+named here and accepted; those that would are refused with their name (`unsupported`). Sampling parameters that go to
+the engine as they are come from the one table of them (`sampling`).
 """
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from controlplane.model.sampling import INT32_MAX
+from services.frontend.requests.sampling import body_fields
+
+if TYPE_CHECKING:  # nobody reads those parameters one by one
+    ParameterFields = msgspec.Struct
+else:
+    ParameterFields = msgspec.defstruct("ParameterFields", body_fields(), kw_only=True, forbid_unknown_fields=True)
+
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 4
 MAX_TOP_LOGPROBS = 20
-INT32_MAX = 2**31 - 1
 
-Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 TokenCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -72,33 +78,22 @@ class CascadeHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The last model that may be asked."""
 
 
-class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What both endpoints know."""
+class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
+    """What both endpoints know, beside the parameters that come from the table."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     max_tokens: TokenCount | None = None
     """Longest answer; by default what the context leaves (16 for completions, as OpenAI documents)."""
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1 - MAX_CHOICES)] | None = None
     """The i-th choice uses seed + i."""
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
     """From token id, as a string, to what is added to its logit."""
     user: str | None = None
 
-    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
-    """0 and -1 consider every token."""
-    min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None
     """Lower is served first."""
 

@@ -53,6 +53,16 @@ class FakeTime:
         await asyncio.sleep(0)
 
 
+async def test_a_parameter_that_it_does_not_honour_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = SimulatedEngine(CONFIG, LinearCost(), SystemClock(), time_scale=0.01)
+    await engine.start()
+    for name in ("a", "b"):
+        engine.submit(EngineRequest(name, (7, 8), SamplingParams(max_tokens=2, top_p=0.5, min_p=0.1)))
+    await engine.stop()
+    warnings = [vars(record)["parameter"] for record in caplog.records if hasattr(record, "parameter")]
+    assert warnings == ["top_p", "min_p"]
+
+
 def engine_in(
     time: FakeTime, cost: CostModel | None = None, config: InstanceConfig = CONFIG, time_scale: float = 1.0
 ) -> SimulatedEngine:
