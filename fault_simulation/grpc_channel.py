@@ -16,7 +16,7 @@ from grpc._cython import cygrpc
 from grpc.aio import _call, _interceptor
 
 from fault_simulation.grpc_call import ClientCall
-from fault_simulation.grpc_connection import GrpcConnection, Kind, limits_of
+from fault_simulation.grpc_connection import GrpcConnection, Kind, encoded, limits_of
 from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Dialling, Endpoint, Network
 from fault_simulation.node import Handle, Node, NodeState
@@ -246,7 +246,7 @@ class SimulatedChannel(grpc.aio.Channel):
             wait_for_ready,
             _CallFactory(self),
             method,
-            serialize,
+            functools.partial(encoded, serialize),
             deserialize,
             self.loop,
         )
@@ -402,7 +402,7 @@ class _InterceptedCall(_interceptor.InterceptedUnaryUnaryCall):
             wait_for_ready,
             None,
             method,
-            serialize,
+            functools.partial(encoded, serialize),
             deserialize,
             channel.loop,
         )

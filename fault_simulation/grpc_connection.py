@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Any, Final
 
+from google.protobuf.message import Message
+
 from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Endpoint
 from fault_simulation.node import Handle, Node
 
 Metadata = tuple[tuple[str, str | bytes], ...]
+Serializer = Callable[[Any], bytes]
 
 WINDOW_BYTES: Final = 64 * 1024
 """HTTP/2's first window. gRPC opens it by what it measures, up to some MiB; the smallest is the hardest."""
@@ -39,6 +42,14 @@ class Kind(IntEnum):
     PING = auto()
     PONG = auto()
     GO_AWAY = auto()
+
+
+def encoded(serialize: Serializer | None, message: Any) -> Any:
+    """A message by its serializer, the entries of maps in the order of their keys: protobuf's own order is another one in
+    each process, and frames are part of the digest of a simulation."""
+    if isinstance(message, Message):
+        return message.SerializeToString(deterministic=True)
+    return message if serialize is None else serialize(message)
 
 
 @dataclass(frozen=True, slots=True)

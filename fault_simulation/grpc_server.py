@@ -16,6 +16,7 @@ from fault_simulation.grpc_connection import (
     Metadata,
     ReceiveWindow,
     SendWindow,
+    encoded,
     limits_of,
 )
 from fault_simulation.loop import VirtualLoop
@@ -469,7 +470,7 @@ class SimulatedContext(grpc.aio.ServicerContext):
 
     def encode(self, message: Any) -> bytes:
         """A message for the client."""
-        return message if self.serialize is None else self.serialize(message)
+        return encoded(self.serialize, message)
 
     def raise_for_termination(self) -> None:
         """Nothing more can be done with a call that has ended."""
