@@ -5,8 +5,9 @@ reduced by how many run then.
 """
 
 import asyncio
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from controlplane.model.duties import CASCADES, POOLS, RESCHEDULER, STAGES
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
@@ -36,8 +37,7 @@ LOOK_S: Final = 0.1
 Parameters = tuple[tuple[str, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Migrate:
+class Migrate(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock migrate`: one of the requests that run then."""
 
     pick: int
@@ -60,8 +60,7 @@ class Migrate:
         return f"{request_id} moved from {source.member_id} with {moved['blocks']} blocks"
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock drain`, and some time after its end the worker is started again."""
 
     worker: str
@@ -75,16 +74,14 @@ class Drain:
             answer = await operator.call(member, worker_pb2_grpc.WorkerStub, "Drain", request)
             while member in directory.members("worker"):  # noqa: ASYNC110  the directory has no event for one member
                 await asyncio.sleep(LOOK_S)
-        simulated = operator.simulated
-        while simulated.machines[self.worker].is_up:  # noqa: ASYNC110  it has left, and ends its process
-            await asyncio.sleep(LOOK_S)
+            while operator.simulated.runs(self.worker, member.incarnation_id):  # noqa: ASYNC110  it ends its process
+                await asyncio.sleep(LOOK_S)
         await asyncio.sleep(self.back_after_s)
-        await simulated.bring_back(self.worker)
+        await operator.simulated.bring_back(self.worker)
         return f"{answer.running_requests} requests ran there"
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock restart MEMBER`."""
 
     member: str
@@ -96,8 +93,7 @@ class Restart:
         return await _restart(operator, self.member, self.role, self.drain_s)
 
 
-@dataclass(frozen=True, slots=True)
-class RollingRestart:
+class RollingRestart(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock restart --rolling [--role ROLE]`."""
 
     role: str | None = None
@@ -108,8 +104,7 @@ class RollingRestart:
         return await _restart(operator, None, self.role, self.drain_s)
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchPolicy:
+class SwitchPolicy(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock policy NAME --set ...`."""
 
     name: str
@@ -122,8 +117,7 @@ class SwitchPolicy:
         return "switched"
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchRescheduler:
+class SwitchRescheduler(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock rescheduler MODE --set ...`."""
 
     mode: Literal["off", "current", "predicted"]
@@ -136,8 +130,7 @@ class SwitchRescheduler:
         return "switched"
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchStages:
+class SwitchStages(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock stages on|off`; needs a planner."""
 
     enabled: bool
@@ -155,8 +148,7 @@ class SwitchStages:
         return "switched"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStages:
+class PlanStages(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock stages plan`: new boundaries from the lengths of the requests that have ended."""
 
     async def carry_out(self, operator: Operator) -> str:
@@ -166,8 +158,7 @@ class PlanStages:
         return "; ".join(f"{each.model}: {each.obstacle or len(each.stages)}" for each in answer.models)
 
 
-@dataclass(frozen=True, slots=True)
-class SetCascade:
+class SetCascade(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock cascade set`: a cascade, or other thresholds for it; needs a cascade router."""
 
     name: str
@@ -178,14 +169,13 @@ class SetCascade:
 
     async def carry_out(self, operator: Operator) -> str:
         """See `Action`."""
-        cascade = cascade_pb2.CascadeDescription(**{name: getattr(self, name) for name in self.__slots__})
+        cascade = cascade_pb2.CascadeDescription(**{name: getattr(self, name) for name in self.__struct_fields__})
         request = cascade_pb2.SetCascadeRequest(cascade=cascade)
         await operator.ask("cascade", "", cascade_pb2_grpc.CascadeStub, "SetCascade", request)
         return "set"
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyPlan:
+class ApplyPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock plan apply`: thresholds and numbers of instances, which the supervisor follows; needs a planner, and
     the cascade to be set up with these tiers."""
 
@@ -210,6 +200,20 @@ class ApplyPlan:
         return CascadePlan(
             self.cascade, tiers, self.thresholds, 50.0, 10.0, 1.0, sum(count for _, count in self.instances)
         )
+
+
+OperatorAction: TypeAlias = (
+    Migrate
+    | Drain
+    | Restart
+    | RollingRestart
+    | SwitchPolicy
+    | SwitchRescheduler
+    | SwitchStages
+    | PlanStages
+    | SetCascade
+    | ApplyPlan
+)
 
 
 async def _running(operator: Operator, directory: Directory) -> list[tuple[str, Member]]:

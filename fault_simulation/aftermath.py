@@ -2,17 +2,18 @@
 missing, and new requests are served."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.coordinator.mover import Mover
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
+from fault_simulation.actions import ApplyPlan
 from fault_simulation.node import NodeState, NodeTask
 from fault_simulation.nodes import Life, SimulatedMesh
 from fault_simulation.oracle import COMPLETIONS_PATH
-from fault_simulation.timeline import HEALED_S, MODEL, STORE, Request, Timeline, Topology
+from fault_simulation.timeline import HEALED_S, STORE, Request, Timeline
 from services.frontend.role import FrontendRole
 
 PROBED_S: Final = HEALED_S + 11.0
@@ -20,21 +21,30 @@ PROBED_S: Final = HEALED_S + 11.0
 PROBE_S: Final = 4.0
 """In which it is to be answered."""
 
+ROLES: Final = ("frontend", "scheduler", "monitor", "worker", "predictor", "cascade", "planner")
+
 KEPT_TASKS: Final = frozenset(
-    {"worker Connection.listen", "worker Coordinator._run_link", "worker TargetLink._write", "worker TargetLink._read"}
+    {
+        "worker Call.code",
+        "worker Connection.listen",
+        "worker Coordinator._run_link",
+        "worker TargetLink._write",
+        "worker TargetLink._read",
+    }
 )
-"""Of connections between two workers that are opened when first needed and stay."""
+"""Of connections between two workers that are opened when first needed and stay: for migrations, and between stages."""
 
 
-def probe(number: int) -> Request:
+def probe(number: int, model: str) -> Request:
     """A request that is sent after the end."""
-    body = {"model": MODEL, "prompt": "Is all well?", "max_tokens": 8, "temperature": 0.0, "stream": True}
+    body = {"model": model, "prompt": "Is all well?", "max_tokens": 8, "temperature": 0.0, "stream": True}
     return Request(number, PROBED_S, COMPLETIONS_PATH, body)
 
 
 def leftovers(mesh: SimulatedMesh, timeline: Timeline, usual: set[str]) -> Iterator[tuple[str, str, str]]:
     """(kind, who, what) for all that is not as it was before the first request. `usual`: see `task_names`."""
-    for name in (STORE, *timeline.topology.member_ids):
+    members = _members(mesh, timeline)
+    for name in (STORE, *members):
         life = mesh.machines[name].life
         if life is None or not mesh.machines[name].is_up:
             yield "not up", name, "it has not come back"
@@ -44,16 +54,16 @@ def leftovers(mesh: SimulatedMesh, timeline: Timeline, usual: set[str]) -> Itera
         if life.context is None:
             yield "not up", name, "it has not begun to serve"
             continue
-        yield from (("missing member", name, what) for what in _missing(mesh, timeline, life))
+        yield from (("missing member", name, what) for what in _missing(mesh, members, life))
         if isinstance(life.role, WorkerRole):
             yield from (("left on a worker", name, what) for what in _left_on_worker(life.role))
         elif isinstance(life.role, FrontendRole):
             yield from (("left on a frontend", name, what) for what in _left_on_frontend(life.role))
-            links, workers = _running(mesh, life, "WorkerLink.run"), len(timeline.topology.worker_ids)
-            if links > workers:
-                yield "left on a frontend", name, f"{links} streams to {workers} workers"
+            links = _running(mesh, life, "WorkerLink.run")
+            if links > len(_workers(mesh)):
+                yield "left on a frontend", name, f"{links} streams to {len(_workers(mesh))} workers"
         elif isinstance(life.role, SchedulerRole):
-            yield from (("not as new", name, what) for what in _ill_of_scheduler(life.role, timeline.topology))
+            yield from (("not as new", name, what) for what in _ill_of_scheduler(life.role, _workers(mesh)))
     for task_name in sorted(task_names(mesh) - usual - KEPT_TASKS):
         yield "left task", task_name.partition(" ")[0], task_name
 
@@ -63,8 +73,9 @@ def task_names(mesh: SimulatedMesh) -> set[str]:
     names = set()
     for task in asyncio.all_tasks(mesh.loop):
         if isinstance(task, NodeTask) and task.node.name in mesh.machines and task.node.state is not NodeState.DEAD:
-            name = task.node.name
-            names.add(f"{name.rpartition('-')[0] or name} {getattr(task.get_coro(), '__qualname__', '')}")
+            role = mesh.role(task.node.name)
+            kind = task.node.name if role is None else role.name
+            names.add(f"{kind} {getattr(task.get_coro(), '__qualname__', '')}")
     return names
 
 
@@ -74,14 +85,26 @@ def _running(mesh: SimulatedMesh, life: Life, qualified_name: str) -> int:
     return sum(getattr(task.get_coro(), "__qualname__", "") == qualified_name for task in tasks)
 
 
-def _missing(mesh: SimulatedMesh, timeline: Timeline, life: Life) -> Iterator[str]:
+def _members(mesh: SimulatedMesh, timeline: Timeline) -> tuple[str, ...]:
+    """Who is to be there: of workers, whom the supervisor runs, where plans have told it how many."""
+    topology = timeline.topology
+    if mesh.up is None or not any(isinstance(each.action, ApplyPlan) for each in timeline.operations):
+        return topology.member_ids
+    others = (*topology.control_ids, *topology.frontend_ids)
+    return (*others, *sorted(mesh.up.supervisor.names() - set(others)))
+
+
+def _workers(mesh: SimulatedMesh) -> list[str]:
+    """Names of the workers that live."""
+    return [name for name in mesh.machines if isinstance(mesh.role(name), WorkerRole)]
+
+
+def _missing(mesh: SimulatedMesh, members: Iterable[str], life: Life) -> Iterator[str]:
     assert life.context is not None
     known = {
-        member.member_id: member.incarnation_id
-        for role in ("frontend", "scheduler", "monitor", "worker")
-        for member in life.context.directory.members(role)
+        member.member_id: member.incarnation_id for role in ROLES for member in life.context.directory.members(role)
     }
-    for name in timeline.topology.member_ids:
+    for name in members:
         other = mesh.machines[name].life
         if other is None or other.context is None:
             continue
@@ -91,7 +114,7 @@ def _missing(mesh: SimulatedMesh, timeline: Timeline, life: Life) -> Iterator[st
             yield f"{name} is in its directory by a former life"
 
 
-def _ill_of_scheduler(role: SchedulerRole, topology: Topology) -> Iterator[str]:
+def _ill_of_scheduler(role: SchedulerRole, workers: Iterable[str]) -> Iterator[str]:
     """It places by the policy that it is told to, on all instances."""
     desk = role.desk
     if desk is None:
@@ -101,7 +124,7 @@ def _ill_of_scheduler(role: SchedulerRole, topology: Topology) -> Iterator[str]:
         yield f"it places by {desk.switch.in_force.name}: {desk.switch.fallback_reason}"
     table = desk.feed.table
     known = {each.instance_id for each in table.instances() if not table.is_stale(each.instance_id)}
-    if unknown := set(topology.worker_ids) - known:
+    if unknown := set(workers) - known:
         yield f"it places nothing on {', '.join(sorted(unknown))}"
 
 

@@ -69,9 +69,9 @@ class Schedulers:
             yield Delay("forgotten instance", scheduler.machine.name, what, FORGOTTEN_S)
 
 
-def delays_of(frontend: Life, serving: int, is_lost: Callable[[str], bool]) -> Iterator[Delay]:
-    """Of a frontend that could use so many workers. `is_lost`: whether an incarnation of a worker is dead, stopped or
-    out of its reach."""
+def delays_of(frontend: Life, serves: bool, is_lost: Callable[[str], bool]) -> Iterator[Delay]:
+    """`serves`: whether the frontend could use a worker of every model. `is_lost`: whether an incarnation of a worker
+    is dead, stopped or out of its reach."""
     assert isinstance(frontend.role, FrontendRole)
     service, name = frontend.role.service, frontend.machine.name
     if service is None:
@@ -80,7 +80,7 @@ def delays_of(frontend: Life, serving: int, is_lost: Callable[[str], bool]) -> I
         yield Delay(
             "fallback goes on", name, f"{service.placement.fallback}, and a scheduler could be asked", FALLBACK_S
         )
-    if len(service.room) and serving:
+    if len(service.room) and serves:
         yield Delay("waits in vain", name, "requests wait for an instance, and one is connected", WAITING_S)
     for link in service.pool.links():
         if link.requests and is_lost(link.sender.incarnation_id):

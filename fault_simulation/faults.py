@@ -1,10 +1,13 @@
-"""Breaks a mesh as its timeline says, and does what supervisors do: whatever has ended is started again."""
+"""Breaks a mesh as its timeline says, has operators at work in it, and does what supervisors do: whatever has ended is
+started again, where `penstock up` does not do it."""
 
 import asyncio
 import random
 from contextlib import suppress
 from typing import Final
 
+from fault_simulation.actions import ApplyPlan, OperatorAction
+from fault_simulation.node import NodeTask
 from fault_simulation.nodes import STORE, Life, SimulatedMesh
 from fault_simulation.timeline import (
     HEALED_S,
@@ -21,6 +24,7 @@ from fault_simulation.timeline import (
     Timeline,
     Wipe,
 )
+from mesh.ending import ExitStatus
 from mesh.errors import StoreError
 
 SUPERVISED_EVERY_S: Final = 0.25
@@ -34,6 +38,9 @@ class Breaker:
         self._timeline = timeline
         self._down_until_s: dict[str, float] = {}
         self._paused: dict[Life, float] = {}
+        self._is_planned = any(isinstance(each.action, ApplyPlan) for each in timeline.operations)
+        """Whether plans say how many workers there are."""
+        self._operations: list[NodeTask] = []
         self._supervising: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -41,6 +48,8 @@ class Breaker:
         loop = self._mesh.loop
         for fault in self._timeline.faults:
             loop.call_in_at(loop.world, fault.at_s, self._break, fault)
+        for operation in self._timeline.operations:
+            loop.call_in_at(loop.world, operation.at_s, self._operate, operation.action)
         loop.call_in_at(loop.world, HEALED_S, self._heal)
         self._supervising = asyncio.create_task(self._supervise(), name="supervise")
 
@@ -105,7 +114,12 @@ class Breaker:
     def _empty_disk(self) -> None:
         self._mesh.machines[STORE].disk.is_full = False
 
+    def _operate(self, action: OperatorAction) -> None:
+        self._operations.append(self._mesh.operator.begin(action))
+
     def _heal(self) -> None:
+        for operation in self._operations:
+            operation.cancel()  # Ctrl-C
         self._down_until_s.clear()
         self._mesh.network.heal_all()
         self._empty_disk()
@@ -116,9 +130,16 @@ class Breaker:
         while True:
             await asyncio.sleep(SUPERVISED_EVERY_S)
             now_s = self._mesh.loop.now_s
-            for name, machine in self._mesh.machines.items():
-                if not machine.is_up and now_s >= self._down_until_s.get(name, 0.0):
+            for name, machine in list(self._mesh.machines.items()):
+                if machine.is_up or now_s < self._down_until_s.get(name, 0.0):
+                    continue
+                is_drained = machine.life is not None and machine.life.status is ExitStatus.DRAINED
+                if is_drained and now_s < HEALED_S:  # whoever drained it brings it back
+                    continue
+                if not machine.is_supervised:
                     self._mesh.start(name)
+                elif is_drained and not self._is_planned:
+                    await self._mesh.bring_back(name)
 
 
 def _spoil(life: Life, fault: Compact | DeleteKeys) -> None:

@@ -45,8 +45,8 @@ class Kind(IntEnum):
 
 
 def encoded(serialize: Serializer | None, message: Any) -> Any:
-    """A message by its serializer, the entries of maps in the order of their keys: protobuf's own order is another one in
-    each process, and frames are part of the digest of a simulation."""
+    """A message by its serializer, the entries of maps in the order of their keys: protobuf's own order is another one
+    in each process, and frames are part of the digest of a simulation."""
     if isinstance(message, Message):
         return message.SerializeToString(deterministic=True)
     return message if serialize is None else serialize(message)

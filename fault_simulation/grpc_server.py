@@ -468,7 +468,7 @@ class SimulatedContext(grpc.aio.ServicerContext):
         """A message of the client."""
         return raw if self.deserialize is None else self.deserialize(raw)
 
-    def encode(self, message: Any) -> bytes:
+    def encode(self, message: Any) -> Any:
         """A message for the client."""
         return encoded(self.serialize, message)
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
+from controlplane.model.instance import InstanceState
+from controlplane.planner.role import PlannerRole
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
@@ -69,12 +71,22 @@ class Validated(Protocol):
 class Watch:
     """Looks at all roles every tenth of a second, and at every answer as it ends."""
 
-    def __init__(self, mesh: SimulatedMesh, *, may_lose_workers: bool) -> None:
+    def __init__(
+        self,
+        mesh: SimulatedMesh,
+        models: Sequence[str] = (MODEL,),
+        *,
+        may_lose_workers: bool,
+        may_lose_settings: bool = False,
+    ) -> None:
+        """`models`: that it serves. `may_lose_settings`: the store may be wiped, and then nobody knows of cascades."""
         self.violations: list[Violation] = []
+        self._models = models
+        self._may_lose_settings = may_lose_settings
         self._may_lose_workers = may_lose_workers
         self._mesh = mesh
-        self._connected_s: dict[tuple[Life, Life], float] = {}
-        """Since when a worker has been of use to a frontend."""
+        self._connected_s: dict[tuple[Life, Life, str], float] = {}
+        """Since when a worker has been of use to a frontend, with its model."""
         self._delays = Delays()
         self._schedulers = Schedulers()
         self._lived_s: dict[Life, tuple[float, float]] = {}
@@ -143,13 +155,15 @@ class Watch:
         ended_s = self._asked_to_end_s.get(life)
         if life.ending.cut_asked.is_set() or (ended_s is not None and now_s - ended_s >= DRAIN_S - 0.5):
             return
-        serving = self._serving(life)
-        if answer.status == 404 and attempt.had is not None and not self._has_all(asked, life, len(serving)):
+        serving = self._serving(life, (answer.tier,) if answer.tier else asked.models)
+        if answer.status == 404 and asked.tiers and self._may_lose_settings:
+            return
+        if answer.status == 404 and attempt.had is not None and not self._has_all(asked, life):
             return
         if serving or answer.status in (400, 401, 413, 422):
             since = ", ".join(f"{name} for {since_s:.1f} s" for name, since_s in serving)
             self.violated("failed request", attempt.frontend, f"{asked.name}: {told}; connected: {since or 'nobody'}")
-        elif (answer.status == 200 or answer.status >= 500) and ended_s is None:
+        elif (answer.status == 200 or answer.status >= 500) and ended_s is None and not asked.tiers:
             waited_s = now_s - attempt.began_s
             if waited_s < self._patience_s(life):
                 self.violated("gave up early", attempt.frontend, f"{asked.name}: {told}, after {waited_s:.1f} s")
@@ -160,7 +174,7 @@ class Watch:
         service = frontend.role.service
         return 0.0 if service is None else service.settings.instance_wait_s - 0.1
 
-    def _has_all(self, asked: Asked, frontend: Life, serving: int) -> bool:
+    def _has_all(self, asked: Asked, frontend: Life) -> bool:
         """Whether a frontend can be given the rest of a stream: by workers of which none has gone since it began."""
         began_s = asked.attempts[0].began_s
         broken_s = max(each.ended_s or 0.0 for each in asked.attempts[:-1] if each.answer.request_id)
@@ -172,21 +186,27 @@ class Watch:
         return (
             self._mesh.loop.now_s - broken_s < RESUMED_S
             and all(first_s < began_s for first_s in workers.values())
-            and len(workers) == serving
+            and len(workers) == len(self._serving(frontend, self._models))
             and not any(choice.finish for choice in asked.attempts[-1].answer.choices.values())
         )
 
-    def _serving(self, frontend: Life) -> list[tuple[str, float]]:
-        """Workers that a frontend could have used, and for how long."""
+    def _serving(self, frontend: Life, models: Sequence[str]) -> list[tuple[str, float]]:
+        """Workers of some models that a frontend could have used, and for how long."""
         now_s = self._mesh.loop.now_s
         return [
             (worker.machine.name, now_s - since_s)
-            for (life, worker), since_s in self._connected_s.items()
-            if life is frontend and now_s - since_s >= CONNECTED_S and self._is_of_use(frontend, worker)
+            for (life, worker, model), since_s in self._connected_s.items()
+            if life is frontend
+            and model in models
+            and now_s - since_s >= CONNECTED_S
+            and self._is_of_use(frontend, worker)
         ]
 
     def _is_of_use(self, frontend: Life, worker: Life) -> bool:
-        return self._lives(worker) and not worker.ending.asked.is_set() and not self._is_lost(frontend, worker)
+        assert isinstance(worker.role, WorkerRole)
+        instance = worker.role.instance
+        leaves = instance is None or instance.state is InstanceState.DRAINING or worker.ending.asked.is_set()
+        return self._lives(worker) and not leaves and not self._is_lost(frontend, worker)
 
     def _lives(self, life: Life) -> bool:
         return life.node.state is not NodeState.DEAD and life.machine.life is life
@@ -199,10 +219,12 @@ class Watch:
             assert isinstance(frontend.role, FrontendRole)
             if frontend.role.service is None:
                 continue
-            for link in frontend.role.service.pool.connected(MODEL):
-                worker = by_incarnation.get(link.sender.incarnation_id)
-                if worker is not None and self._is_of_use(frontend, worker):
-                    self._connected_s[frontend, worker] = former.get((frontend, worker), now_s)
+            for model in self._models:
+                for link in frontend.role.service.pool.connected(model):
+                    worker = by_incarnation.get(link.sender.incarnation_id)
+                    if worker is not None and self._is_of_use(frontend, worker):
+                        key = frontend, worker, model
+                        self._connected_s[key] = former.get(key, now_s)
 
     def _check_delays(self, frontends: Iterable[Life]) -> None:
         lives = [machine.life for machine in self._mesh.machines.values() if machine.life is not None]
@@ -211,7 +233,7 @@ class Watch:
             delay
             for life in frontends
             if life not in self._asked_to_end_s
-            for delay in delays_of(life, len(self._serving(life)), partial(self._is_lost_by_id, life, workers))
+            for delay in delays_of(life, self._serves_all(life), partial(self._is_lost_by_id, life, workers))
         ]
         for life in lives:
             if isinstance(life.role, SchedulerRole) and life.node.state is NodeState.RUNNING:
@@ -219,16 +241,20 @@ class Watch:
         for delay in self._delays.over(found, self._mesh.loop.now_s):
             self.violated(delay.kind, delay.who, delay.what)
 
+    def _serves_all(self, frontend: Life) -> bool:
+        """Whether a frontend could use a worker of each model."""
+        return all(self._serving(frontend, (model,)) for model in self._models)
+
     def _linked(self, scheduler: Life) -> set[str]:
         """Incarnations of workers that a frontend could use which this scheduler hears."""
         heard = {
             frontend
-            for frontend, _ in self._connected_s
+            for frontend, _, _ in self._connected_s
             if not self._is_lost(frontend, scheduler) and _asks(frontend, scheduler)
         }
         return {
             worker.context.incarnation_id
-            for frontend, worker in self._connected_s
+            for frontend, worker, _ in self._connected_s
             if frontend in heard and worker.context is not None
         }
 
@@ -281,7 +307,7 @@ class Watch:
 
     def _check_deciders(self, lives: Iterable[Life]) -> None:
         for life in lives:
-            if not isinstance(life.role, SchedulerRole):
+            if not isinstance(life.role, (SchedulerRole, PlannerRole)):
                 continue
             for leadership in life.role.leaderships:
                 if leadership.is_leading:
@@ -357,12 +383,12 @@ def flaws(asked: Asked, attempt: Attempt, *, may_lack_logprobs: bool = False) ->
     answer, found = attempt.answer, []
     if answer.status != 200:
         return []
-    is_whole = not answer.error and not asked.has_left
+    is_whole, asked_for = not answer.error and not asked.has_left, asked.expected_as(answer)
     for index, choice in answer.choices.items():
-        if index >= len(asked.expected):
+        if index >= len(asked_for):
             found.append(f"choice {index} was not asked for")
             continue
-        expected = asked.expected[index]
+        expected = asked_for[index]
         if choice.text != expected.text if is_whole else not expected.text.startswith(choice.text):
             found.append(f"choice {index}: {_difference(expected.text, choice.text)}")
         elif (is_whole or choice.finish) and choice.finish != expected.finish:
@@ -373,10 +399,12 @@ def flaws(asked: Asked, attempt: Attempt, *, may_lack_logprobs: bool = False) ->
             found.append(f"choice {index}: logprobs of {len(choice.tokens)} tokens, not of {len(expected.spelled)}")
     if not is_whole:
         return found
-    missing = set(range(len(asked.expected))) - set(answer.choices)
+    missing = set(range(len(asked_for))) - set(answer.choices)
     if missing:
         found.append(f"choices {sorted(missing)} are missing")
-    tokens = sum(choice.tokens for choice in asked.expected)
+    tokens = sum(choice.tokens for choice in asked_for)
+    if asked.tiers:  # all of them are counted that were asked
+        return found if answer.tier in asked.tiers else [*found, f"{answer.tier or 'nobody'!r} has answered"]
     if answer.completion_tokens is not None and answer.completion_tokens != tokens and not found:
         found.append(f"{answer.completion_tokens} tokens are said to have come, not {tokens}")
     return found

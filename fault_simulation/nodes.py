@@ -279,6 +279,12 @@ class SimulatedMesh:
         samples = (sample for family in life.registry.collect() for sample in family.samples)
         return sum(each.value for each in samples if each.name == metric and labels.items() <= each.labels.items())
 
+    def runs(self, name: str, incarnation_id: str) -> bool:
+        """Whether this incarnation of a member has not ended yet."""
+        life = self.machines[name].life
+        lives = life is not None and life.node.state is not NodeState.DEAD
+        return lives and (life.context is None or life.context.incarnation_id == incarnation_id)  # type: ignore[union-attr]
+
     def role(self, name: str) -> Role | None:
         """The role that lives on a machine, to look at."""
         machine = self.machines[name]

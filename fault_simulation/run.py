@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import multiprocessing
 import time
 from collections.abc import Iterable, Iterator
@@ -10,14 +11,29 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from controlplane.scheduler.settings import SchedulerSettings
-from engine_worker.settings import WorkerSettings
+from fault_simulation.actions import SetCascade
 from fault_simulation.aftermath import PROBE_S, PROBED_S, leftovers, probe, task_names
+from fault_simulation.draws import draw
 from fault_simulation.faults import Breaker
 from fault_simulation.invariants import SAMPLED_EVERY_S, Violation, Watch
 from fault_simulation.loop import SimulationStuck
-from fault_simulation.nodes import HTTP_PORT, SimulatedMesh
-from fault_simulation.timeline import FIRST_REQUEST_S, HEALED_S, JUDGED_S, MODEL, STORE, Timeline, draw
-from fault_simulation.workload import MODEL_PATH, MODEL_TOKENS, Asked, Workload
+from fault_simulation.nodes import DRAIN_S, HTTP_PORT, SimulatedMesh
+from fault_simulation.supervised import UpSettings
+from fault_simulation.timeline import (
+    CASCADE,
+    FIRST_REQUEST_S,
+    HEALED_S,
+    JUDGED_S,
+    LARGE,
+    MODEL,
+    STORE,
+    DeleteKeys,
+    Timeline,
+    Topology,
+    Wipe,
+)
+from fault_simulation.workload import MODEL_OPTIONS, MODEL_PATH, MODEL_TOKENS, Asked, Workload, worker_settings
+from services.cli.supervisor.local_mesh import LocalMesh, ModelSpec, PhaseCounts
 from services.frontend.settings import FrontendSettings
 
 ENDED_S: Final = HEALED_S + 42.0
@@ -27,6 +43,8 @@ QUIET_S: Final = 6.0
 QUIET_EVERY_S: Final = 0.25
 TIME_SCALE: Final = 2.5
 """Of the engines: fewer steps, and requests that live through more."""
+FIRST_THRESHOLD: Final = 70.0
+"""Of the cascade: some answers of the small model are good enough."""
 SEEDS_PER_PROCESS: Final = 250
 
 
@@ -57,7 +75,12 @@ def run_timeline(timeline: Timeline, mesh: SimulatedMesh | None = None) -> Outco
     """Simulate it. `mesh` is one of `build`, for those who want to look on."""
     began_s = time.process_time()
     mesh = mesh or build(timeline)
-    watch = Watch(mesh, may_lose_workers=bool(timeline.faults))
+    watch = Watch(
+        mesh,
+        timeline.topology.models,
+        may_lose_workers=bool(timeline.faults or timeline.operations),
+        may_lose_settings=loses_settings(timeline),
+    )
     workload = Workload(mesh, timeline, watch.attempt_ended)
     try:
         mesh.run(_live(mesh, timeline, watch, workload), limit_s=2 * ENDED_S)
@@ -78,21 +101,60 @@ def run_timeline(timeline: Timeline, mesh: SimulatedMesh | None = None) -> Outco
 def build(timeline: Timeline) -> SimulatedMesh:
     """The machines of a timeline, nothing started yet."""
     mesh, topology = SimulatedMesh(timeline.seed), timeline.topology
+    if topology.supervised:
+        mesh.add_supervisor(_up_settings(topology))
+        return mesh
     for name in topology.monitor_ids:
         mesh.add_monitor(name)
     for name in topology.scheduler_ids:
         mesh.add_scheduler(name, SchedulerSettings(policy=topology.policy, rescheduler=topology.rescheduler))
-    for name, phase in zip(topology.worker_ids, topology.phases, strict=True):
-        instance = {"kv_blocks": topology.kv_blocks, "max_model_len_tokens": MODEL_TOKENS}
-        options = (*(f"instance.{key}={value}" for key, value in instance.items()), f"time_scale={TIME_SCALE}")
-        settings = WorkerSettings(
-            model=MODEL, model_path=str(MODEL_PATH), engine="simulated", engine_option=options, phase=phase
-        )
-        mesh.add_worker(name, settings)
+    for name in topology.router_ids:
+        mesh.add_cascade(name)
+    for name in topology.planner_ids:
+        mesh.add_planner(name)
+    for name in topology.predictor_ids:
+        mesh.add_predictor(name)
+    for name, model, phase in topology.workers:
+        mesh.add_worker(name, worker_settings(model, _engine_options(topology), phase))
     for name in topology.frontend_ids:
         wait_s = topology.instance_wait_s
         mesh.add_frontend(name, FrontendSettings(http_host=name, http_port=HTTP_PORT, instance_wait_s=wait_s))
     return mesh
+
+
+def loses_settings(timeline: Timeline) -> bool:
+    """Whether the store may lose what nobody announces again."""
+    return any(isinstance(fault, (Wipe, DeleteKeys)) for fault in timeline.faults)
+
+
+def _engine_options(topology: Topology) -> tuple[str, ...]:
+    return f"instance.kv_blocks={topology.kv_blocks}", f"time_scale={TIME_SCALE}"
+
+
+def _up_settings(topology: Topology) -> UpSettings:
+    counts = {phase: topology.phases.count(phase) for phase in ("any", "prefill", "decode")}
+    models = [ModelSpec(MODEL, MODEL_PATH, counts["any"], PhaseCounts(counts["prefill"], counts["decode"]))]
+    if topology.large:
+        models.append(ModelSpec(LARGE, MODEL_PATH, topology.large))
+    mesh = LocalMesh(
+        tuple(models),
+        "simulated",
+        (*_engine_options(topology), f"instance.max_model_len_tokens={MODEL_TOKENS}"),
+        store_url="",
+        http_host="",
+        http_port=HTTP_PORT,
+        drain_s=DRAIN_S,
+        frontends=topology.frontends,
+        schedulers=topology.schedulers,
+        monitors=topology.monitors,
+    )
+    return UpSettings(
+        mesh,
+        topology.policy,
+        topology.rescheduler,
+        arguments={"frontend": ("--instance-wait-s", f"{topology.instance_wait_s:g}")},
+        model_options=MODEL_OPTIONS,
+    )
 
 
 def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
@@ -121,12 +183,15 @@ def _run_far(seed: int) -> Outcome:
 
 async def _live(mesh: SimulatedMesh, timeline: Timeline, watch: Watch, workload: Workload) -> None:
     breaker, loop = Breaker(mesh, timeline), mesh.loop
-    for name in (STORE, *timeline.topology.member_ids):
+    for name in (STORE,) if timeline.topology.supervised else (STORE, *timeline.topology.member_ids):
         mesh.start(name)
     sampling = asyncio.create_task(_sample(watch), name="sample")
     breaker.begin()
     workload.begin()
-    await asyncio.sleep(FIRST_REQUEST_S - 0.01)
+    if timeline.topology.routers and timeline.topology.large:
+        async with asyncio.timeout(FIRST_REQUEST_S - 1.0):
+            await _set_up_cascade(mesh)
+    await asyncio.sleep(FIRST_REQUEST_S - 0.01 - loop.now_s)
     usual = task_names(mesh)
     await asyncio.sleep(PROBED_S - loop.now_s)
     while loop.now_s < ENDED_S and not all(asked.is_over for asked in workload.asked):  # noqa: ASYNC110  rarely at all
@@ -134,12 +199,13 @@ async def _live(mesh: SimulatedMesh, timeline: Timeline, watch: Watch, workload:
     for asked in workload.asked:
         if not asked.is_over:
             watch.violated("endless request", asked.name, f"sent at {asked.request.at_s:.3f} s and still not answered")
-    probes = [
-        workload.send_now(probe(len(timeline.requests) + index), name)
-        for index, name in enumerate(timeline.topology.frontend_ids)
-    ]
+    frontends, models = timeline.topology.frontend_ids, list(timeline.topology.models)
+    if timeline.topology.routers and timeline.topology.large and not loses_settings(timeline):
+        models.append(CASCADE)
+    wanted = list(enumerate(itertools.product(frontends, models), len(timeline.requests)))
+    probes = [(workload.send_now(probe(number, model), name), name) for number, (name, model) in wanted]
     await asyncio.sleep(PROBE_S)
-    for asked, name in zip(probes, timeline.topology.frontend_ids, strict=True):
+    for asked, name in probes:
         answer = asked.attempts[-1].answer
         if not asked.is_over or answer.error:
             watch.violated("new request not served", name, answer.error or f"not answered within {PROBE_S:g} s")
@@ -153,6 +219,12 @@ async def _live(mesh: SimulatedMesh, timeline: Timeline, watch: Watch, workload:
         watch.violated(kind, who, what)
     sampling.cancel()
     breaker.end()
+
+
+async def _set_up_cascade(mesh: SimulatedMesh) -> None:
+    """As soon as there is somebody to ask."""
+    while not (await mesh.operator.perform(SetCascade(CASCADE, (MODEL, LARGE), (FIRST_THRESHOLD,)))).done:  # noqa: ASYNC110
+        await asyncio.sleep(QUIET_EVERY_S)
 
 
 async def _sample(watch: Watch) -> None:

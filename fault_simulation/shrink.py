@@ -1,8 +1,8 @@
 """Makes a failing timeline as small as it gets while it still fails in the same way.
 
-Delta debugging (Zeller and Hildebrandt's ddmin) over faults, then requests; then each fault is made shorter, each
-request simpler, and the mesh smaller. Every step is a whole simulation, so their number is bounded: what is left when
-it is reached is told, minimal or not.
+Delta debugging (Zeller and Hildebrandt's ddmin) over faults, what operators do, then requests; then each fault is made
+shorter, each request simpler, and the mesh smaller. Every step is a whole simulation, so their number is bounded: what
+is left when it is reached is told, minimal or not.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from fault_simulation.timeline import Cut, Fault, Kill, Request, Slow, Terminate, Timeline, Topology
+from fault_simulation.timeline import MODEL, Cut, Fault, Kill, Operation, Request, Slow, Terminate, Timeline, Topology
 
 MOST_RUNS: Final = 150
 
@@ -53,6 +53,7 @@ def shrink(timeline: Timeline, fails: Callable[[Timeline], bool], most_runs: int
         while True:
             before = trial.best
             _fewer(trial.best.faults, lambda faults: trial.change(faults=faults))
+            _fewer(trial.best.operations, lambda operations: trial.change(operations=operations))
             _fewer(trial.best.requests, lambda requests: trial.change(requests=requests))
             _smaller_mesh(trial)
             _simpler_faults(trial)
@@ -90,8 +91,11 @@ def _smaller_mesh(trial: _Trial) -> None:
 
 def _smaller(topology: Topology) -> Iterator[Callable[[Topology], Topology]]:
     replace = msgspec.structs.replace
-    for name in ("frontends", "schedulers", "monitors"):
-        if getattr(topology, name) > 1:
+    fewest = {"frontends": 1, "schedulers": 1, "monitors": 1}
+    if not topology.supervised:
+        fewest |= {"planners": 0, "predictors": 0, "routers": 0, "large": 0}
+    for name, least in fewest.items():
+        for _ in range(getattr(topology, name) - least):
             yield lambda now, name=name: replace(now, **{name: getattr(now, name) - 1})  # type: ignore[misc]
     for _ in range(len(topology.phases) - 1):
         yield lambda now: replace(now, phases=now.phases[:-1]) if len(now.phases) > 1 else now
@@ -105,12 +109,29 @@ def _smaller(topology: Topology) -> Iterator[Callable[[Topology], Topology]]:
 def _fitted(timeline: Timeline, topology: Topology) -> Timeline:
     """On another topology: without faults of those that are not there any more."""
     gone = set(timeline.topology.member_ids) - set(topology.member_ids)
+    is_cascade = topology.routers and topology.large
     requests = tuple(
-        msgspec.structs.replace(request, frontend=request.frontend % topology.frontends)
+        msgspec.structs.replace(
+            request,
+            frontend=request.frontend % topology.frontends,
+            body=request.body if is_cascade else _without_cascade(request.body),
+        )
         for request in timeline.requests
     )
     faults = tuple(fitted for fault in timeline.faults if (fitted := _without(fault, gone)) is not None)
-    return Timeline(timeline.seed, topology, requests, faults)
+    operations = tuple(each for each in timeline.operations if not gone & set(_named(each)))
+    return Timeline(timeline.seed, topology, requests, faults, operations)
+
+
+def _without_cascade(body: dict[str, Any]) -> dict[str, Any]:
+    """The same request to the first model."""
+    return {**{name: value for name, value in body.items() if name != "penstock"}, "model": MODEL}
+
+
+def _named(operation: Operation) -> Iterator[str]:
+    """Members that it is about."""
+    for field in ("to", "worker", "member"):
+        yield getattr(operation.action, field, "")
 
 
 def _without(fault: Fault, gone: set[str]) -> Fault | None:
@@ -167,7 +188,7 @@ def _plain_client(request: Request) -> Request:
 
 def _plain_body(request: Request) -> Request:
     """Without what need not be asked for."""
-    kept = ("model", "prompt", "messages", "max_tokens", "stream", "stream_options", "ignore_eos")
+    kept = ("model", "penstock", "prompt", "messages", "max_tokens", "stream", "stream_options", "ignore_eos")
     body = {name: value for name, value in request.body.items() if name in kept}
     return msgspec.structs.replace(request, body={**body, "temperature": 0.0})
 

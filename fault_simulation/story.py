@@ -54,10 +54,14 @@ def tell(timeline: Timeline, *, every_message: bool = False) -> str:
         _listen(mesh, teller)
     for fault in timeline.faults:
         teller.say(fault.at_s, f"-- {_fault(fault)}")
+    for operation in timeline.operations:
+        teller.say(operation.at_s, f"-- operator begins: {operation.action}")
     for request in timeline.requests:
         teller.say(request.at_s, f"-- {_request(request)}")
     outcome = run_timeline(timeline, mesh)
     _say_answers(outcome, teller)
+    for done in mesh.operator.outcomes:
+        teller.say(done.ended_s, f"-- operator: {done.action}: {'' if done.done else 'not done: '}{done.what}")
     for violation in outcome.violations:
         teller.say(violation.at_s, f"!! {violation.who}: {violation.kind}: {violation.detail}")
     lines = [f"{at_s:8.3f}  {line}" for at_s, _, line in sorted(teller.lines)]
@@ -147,9 +151,12 @@ def _short(value: Any) -> str:
 def _mesh(timeline: Timeline) -> str:
     topology = timeline.topology
     others = f"{topology.frontends} frontends, {topology.schedulers} schedulers, {topology.monitors} monitors"
-    workers = ", ".join(topology.phases)
+    counts = {"planners": topology.planners, "predictors": topology.predictors, "routers": topology.routers}
+    others += "".join(f", {count} {name}" for name, count in counts.items() if count)
+    workers = ", ".join(topology.phases) + (f", {topology.large} of another model" if topology.large else "")
+    by = ", by penstock up" if topology.supervised else ""
     return (
-        f"seed {timeline.seed}: {others}, workers: {workers}; policy {topology.policy}, rescheduler "
+        f"seed {timeline.seed}: {others}, workers: {workers}{by}; policy {topology.policy}, rescheduler "
         f"{topology.rescheduler}, {topology.kv_blocks} KV blocks each"
     )
 
@@ -163,7 +170,7 @@ def _fault(fault: Fault) -> str:
 
 
 def _request(request: Request) -> str:
-    body = {name: _short(value) for name, value in request.body.items() if name not in ("model", "stream_options")}
+    body = {name: _short(value) for name, value in request.body.items() if name != "stream_options"}
     client = "" if request.behaviour == "reads" else f"; its client {request.behaviour} after {request.after_s} s"
     return f"request {request.number} to frontend-{request.frontend}: {request.path} {body}{client}"
 
@@ -179,7 +186,7 @@ def _say_answers(outcome: Outcome, teller: _Teller) -> None:
             teller.say(
                 attempt.ended_s,
                 f"-- {asked.name} at {attempt.frontend} ended ({answer.request_id}): {answer.status}, {told}; "
-                f"{lengths} characters of {', '.join(str(len(choice.text)) for choice in asked.expected)}",
+                f"{lengths} characters of {', '.join(str(len(choice.text)) for choice in asked.expected_as(answer))}",
             )
 
 

@@ -7,6 +7,7 @@ process has a machine of its own, named like it, so that the network between any
 
 import asyncio
 import errno
+import logging
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from services.frontend.settings import FrontendSettings
 
 if TYPE_CHECKING:
     from fault_simulation.nodes import Life, SimulatedMesh
+
+log = logging.getLogger(__name__)
 
 SHORTEST_START_S: Final = 0.3
 LONGEST_START_S: Final = 1.5
@@ -66,7 +69,7 @@ class Up:
         self._store_file = store_file
         self._port = port
         self._launcher = SimulatedLauncher(life, settings, http_port)
-        self.supervisor = Supervisor(self._launcher, self.events.append)
+        self.supervisor = Supervisor(self._launcher, self._say)
 
     async def run(self) -> ExitStatus:
         """Until SIGTERM."""
@@ -74,6 +77,7 @@ class Up:
         await self._ports_are_free()
         address = f"{life.machine.name}:{self._port}"
         server = await StateServer.start(life.runtime, self._store_file, life.machine.disk, address)
+        life.store = server.host
         store = open_store(server.url, life.runtime)
         try:
             mesh = replace(settings.mesh, store_url=server.url)
@@ -90,7 +94,7 @@ class Up:
                 patience,
                 life.runtime.clock,
                 life.ending.asked,
-                self.events.append,
+                self._say,
             )
             return ExitStatus.STOPPED
         finally:
@@ -102,6 +106,10 @@ class Up:
         """Start a process again that was drained, as `penstock up` itself does once a plan wants it."""
         if name not in self.supervisor.names():
             await self.supervisor.add(self._launcher.specs[name])
+
+    def _say(self, event: str) -> None:
+        self.events.append(event)
+        log.warning("%s", event)
 
     async def _ports_are_free(self) -> None:
         """Processes of a former life that still drain have the ports: whoever starts `penstock up` tries again."""

@@ -5,14 +5,18 @@ Times are virtual seconds. Until `FIRST_REQUEST_S` the mesh comes up undisturbed
 any more, what is away comes back, and the mesh has until `JUDGED_S` to be as good as new.
 """
 
-import random
+from collections.abc import Iterator
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH
+from fault_simulation.actions import OperatorAction
 
 MODEL: Final = "model"
+LARGE: Final = "large"
+"""A second model, of which a topology may have instances."""
+CASCADE: Final = "cascade"
+"""Of both models, where there is a router."""
 CLIENT: Final = "client"
 STORE: Final = "store"
 FIRST_REQUEST_S: Final = 5.0
@@ -29,11 +33,20 @@ Behaviour: TypeAlias = Literal["reads", "leaves", "stalls", "returns"]
 class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which processes there are besides the store, each on a machine of its own."""
 
+    supervised: bool = False
+    """Whether `penstock up` starts them, with the store inside its process, and names them its way."""
+
     frontends: int = 1
     schedulers: int = 1
     monitors: int = 1
+    planners: int = 0
+    predictors: int = 0
+    routers: int = 0
+    """Of a cascade of both models."""
     phases: tuple[Phase, ...] = ("any", "any")
-    """Of each worker."""
+    """Of each worker of the first model."""
+    large: int = 0
+    """Workers of the second model."""
     kv_blocks: int = 4096
     """Of each worker."""
     policy: str = "lmetric"
@@ -45,27 +58,69 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def frontend_ids(self) -> tuple[str, ...]:
         """Names of the frontends."""
-        return tuple(f"frontend-{index}" for index in range(self.frontends))
+        return self._names("frontend", self.frontends)
 
     @property
     def scheduler_ids(self) -> tuple[str, ...]:
         """Names of the schedulers."""
-        return tuple(f"scheduler-{index}" for index in range(self.schedulers))
+        return self._names("scheduler", self.schedulers)
 
     @property
     def monitor_ids(self) -> tuple[str, ...]:
         """Names of the monitors."""
-        return tuple(f"monitor-{index}" for index in range(self.monitors))
+        return self._names("monitor", self.monitors)
+
+    @property
+    def router_ids(self) -> tuple[str, ...]:
+        """Names of the cascade routers."""
+        return self._names("cascade", self.routers)
+
+    @property
+    def planner_ids(self) -> tuple[str, ...]:
+        """Names of the planners."""
+        return self._names("planner", self.planners)
+
+    @property
+    def predictor_ids(self) -> tuple[str, ...]:
+        """Names of the predictors."""
+        return self._names("predictor", self.predictors)
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """Names of the workers."""
-        return tuple(f"worker-{index}" for index in range(len(self.phases)))
+        """Names of the workers of both models."""
+        return tuple(name for name, _, _ in self.workers)
+
+    @property
+    def workers(self) -> Iterator[tuple[str, str, Phase]]:
+        """Name, model and phase of each worker."""
+        for index, phase in enumerate(self.phases):
+            if not self.supervised:
+                yield f"worker-{index}", MODEL, phase
+            else:
+                prefix = MODEL if phase == "any" else f"{MODEL}-{phase}"
+                yield f"{prefix}-{self.phases[:index].count(phase)}", MODEL, phase
+        for index in range(self.large):
+            yield f"{LARGE}-{index}", LARGE, "any"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """That it serves, without cascades."""
+        return (MODEL, LARGE) if self.large else (MODEL,)
+
+    @property
+    def control_ids(self) -> tuple[str, ...]:
+        """Names of all members but workers and frontends."""
+        return (*self.monitor_ids, *self.scheduler_ids, *self.router_ids, *self.planner_ids, *self.predictor_ids)
 
     @property
     def member_ids(self) -> tuple[str, ...]:
         """Names of all members of the mesh, in the order in which they are started."""
-        return (*self.monitor_ids, *self.scheduler_ids, *self.worker_ids, *self.frontend_ids)
+        return (*self.control_ids, *self.worker_ids, *self.frontend_ids)
+
+    def _names(self, role: str, count: int) -> tuple[str, ...]:
+        if self.supervised and count == 1:
+            return (role,)
+        return tuple(f"{role}-{index}" for index in range(count))
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -168,6 +223,13 @@ class StepClock(msgspec.Struct, frozen=True, tag=True):
 Fault: TypeAlias = Kill | Terminate | Pause | Cut | Slow | Compact | Wipe | DeleteKeys | FullDisk | StepClock
 
 
+class Operation(msgspec.Struct, frozen=True):
+    """Something that an operator does."""
+
+    at_s: float
+    action: OperatorAction
+
+
 class Timeline(msgspec.Struct, frozen=True):
     """One simulation."""
 
@@ -177,6 +239,7 @@ class Timeline(msgspec.Struct, frozen=True):
     topology: Topology
     requests: tuple[Request, ...]
     faults: tuple[Fault, ...]
+    operations: tuple[Operation, ...] = ()
 
     def to_json(self) -> str:
         """What `read_timeline` reads."""
@@ -186,144 +249,3 @@ class Timeline(msgspec.Struct, frozen=True):
 def read_timeline(content: bytes | str) -> Timeline:
     """Raises msgspec.ValidationError for what is no timeline."""
     return msgspec.json.decode(content, type=Timeline)
-
-
-def draw(seed: int) -> Timeline:
-    """The timeline of a seed."""
-    topology = _draw_topology(random.Random(f"{seed}/topology"))
-    count = random.Random(f"{seed}/requests").randint(12, 30)
-    requests = [_draw_request(random.Random(f"{seed}/request/{number}"), number, topology) for number in range(count)]
-    rng = random.Random(f"{seed}/faults")
-    faults = [_draw_fault(random.Random(f"{seed}/fault/{index}"), topology) for index in range(rng.randint(1, 8))]
-    faults += _draw_long_cut(random.Random(f"{seed}/long cut"), topology)
-    return Timeline(
-        seed,
-        topology,
-        tuple(sorted(requests, key=lambda request: request.at_s)),
-        tuple(sorted(faults, key=lambda fault: fault.at_s)),
-    )
-
-
-def _draw_topology(rng: random.Random) -> Topology:
-    workers = rng.randint(2, 4)
-    phases: tuple[Phase, ...] = tuple("any" for _ in range(workers))
-    policy = rng.choice(("lmetric", "lmetric", "lmetric_plus", "round_robin", "least_loaded", "arrow"))
-    if workers > 2 and rng.random() < 0.25:
-        kinds: tuple[Phase, ...] = ("prefill", "decode", "any")
-        phases = ("prefill", "decode", *rng.choices(kinds, k=workers - 2))
-    topology = Topology(
-        frontends=rng.choice((1, 1, 2)),
-        schedulers=rng.choice((1, 2)),
-        monitors=rng.choice((1, 1, 2)),
-        phases=phases,
-        kv_blocks=rng.choice((4096, 4096, 160)),
-        policy=policy,
-        rescheduler=rng.choice(("off", "off", "current", "predicted")),
-    )
-    return msgspec.structs.replace(topology, instance_wait_s=rng.choice((30.0, 30.0, 30.0, 4.0)))
-
-
-def _draw_request(rng: random.Random, number: int, topology: Topology) -> Request:
-    body = _draw_body(rng)
-    path = CHAT_PATH if "messages" in body else COMPLETIONS_PATH
-    at_s = round(rng.uniform(FIRST_REQUEST_S, LAST_REQUEST_S), 3)
-    frontend = rng.randrange(topology.frontends)
-    chance = rng.random()
-    if chance < 0.1:
-        return Request(number, at_s, path, body, frontend, "leaves", round(rng.expovariate(1.0), 3))
-    if chance < 0.15:
-        after_s, for_s = rng.uniform(0.0, 1.0), rng.uniform(0.5, HEALED_S - LAST_REQUEST_S)
-        return Request(number, at_s, path, body, frontend, "stalls", round(after_s, 3), round(for_s, 3))
-    if chance < 0.35 and body["stream"] and "logprobs" not in body:  # of others, the rest cannot be had
-        return Request(
-            number,
-            at_s,
-            path,
-            body,
-            frontend,
-            "returns",
-            round(rng.expovariate(0.3), 3),
-            round(rng.uniform(0.0, 3.0), 3),
-        )
-    return Request(number, at_s, path, body, frontend)
-
-
-def _draw_body(rng: random.Random) -> dict[str, Any]:
-    """No `logit_bias`: a map of a protobuf message has no fixed order on the wire, and so no fixed digest."""
-    common = rng.choice(("", "", "Of what was said before, this is the part that all have in common. " * 4))
-    words = common + " ".join(str(rng.randrange(1000)) for _ in range(rng.choice((3, 20, 60, 200))))
-    body: dict[str, Any] = {
-        "model": MODEL,
-        "max_tokens": rng.choice((1, 8, 40, 80, 80, 200, LARGEST_ANSWER_TOKENS)),
-        "stream": rng.random() < 0.8,
-        "n": rng.choice((1, 1, 1, 2, 3)),
-        "temperature": rng.choice((0.0, 1.0)),
-    }
-    if rng.random() < 0.3:
-        body["ignore_eos"] = True
-    if rng.random() < 0.5:
-        body["seed"] = rng.randrange(1000)
-    if rng.random() < 0.3:
-        body["stop"] = [rng.choice("aeiou0123"), *rng.choices(("the", "zz", "ab", "\n"), k=rng.randrange(3))]
-    if rng.random() < 0.2:
-        body["priority"] = rng.choice((-1, 1))
-    if body["stream"]:
-        body["stream_options"] = {"include_usage": True}
-    is_chat = rng.random() < 0.5
-    if rng.random() < 0.2:
-        body.update({"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2})
-    if is_chat:
-        return {**body, "messages": [{"role": "user", "content": words}]}
-    if "logprobs" not in body and rng.random() < 0.2:
-        body["echo"] = True
-    return {**body, "prompt": words if rng.random() < 0.8 else [words, words[::-1]]}
-
-
-def _draw_long_cut(rng: random.Random, topology: Topology) -> list[Fault]:
-    """Longer than a lease and the grace after it: nobody but the store misses the worker, which is busy."""
-    if rng.random() >= 0.15:
-        return []
-    at_s = round(rng.uniform(FIRST_FAULT_S, HEALED_S - 16.0), 3)
-    worker = rng.choice(topology.worker_ids)
-    return [Cut(at_s, (worker,), (STORE,), round(rng.uniform(11.0, 14.0), 3), both_ways=True)]
-
-
-def _draw_fault(rng: random.Random, topology: Topology) -> Fault:
-    at_s = round(rng.uniform(FIRST_FAULT_S, HEALED_S - 4.0), 3)
-    for_s = round(min(rng.choice((0.3, 1.0, 3.0, 8.0, 15.0)) * rng.uniform(0.7, 1.3), HEALED_S - at_s), 3)
-    names = (STORE, *topology.member_ids)
-    kinds = {
-        "kill": 8, "kill workers": 1, "terminate": 4, "rolling": 1, "pause": 4, "cut": 6, "isolate": 2, "slow": 2,
-        "compact": 1, "wipe": 1, "delete": 2, "full disk": 1, "clock": 2,
-    }  # fmt: skip
-    match rng.choices(list(kinds), list(kinds.values()))[0]:
-        case "kill":
-            return Kill(at_s, tuple(sorted(rng.sample(names, rng.choice((1, 1, 1, 2))))), for_s)
-        case "kill workers":
-            return Kill(at_s, topology.worker_ids, for_s)
-        case "terminate":
-            return Terminate(at_s, (rng.choice(names),), 0.0)
-        case "rolling":
-            return Terminate(at_s, tuple(rng.sample(names, len(names))), round(rng.uniform(0.5, 2.0), 3))
-        case "pause":
-            return Pause(at_s, rng.choice(names), for_s)
-        case "cut":
-            one, other = rng.sample((*names, CLIENT), 2)
-            return Cut(at_s, (one,), (other,), for_s, rng.random() < 0.6)
-        case "isolate":
-            one = rng.choice(names)
-            others = [name for name in names if name != one]
-            return Cut(at_s, (one,), tuple(sorted(rng.sample(others, rng.randint(1, len(others))))), for_s, True)
-        case "slow":
-            one, other = rng.sample(names, 2)
-            return Slow(at_s, one, other, rng.choice((0.02, 0.1, 0.4)), for_s)
-        case "compact":
-            return Compact(at_s)
-        case "wipe":
-            return Wipe(at_s, for_s)
-        case "delete":
-            return DeleteKeys(at_s, rng.choice((0.1, 0.5, 1.0)), rng.getrandbits(32))
-        case "full disk":
-            return FullDisk(at_s, for_s)
-        case _:
-            return StepClock(at_s, rng.choice(names), rng.choice((-3600.0, -5.0, 5.0, 86_400.0)))

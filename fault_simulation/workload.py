@@ -1,17 +1,17 @@
 """The clients of a simulated mesh: each sends its request and writes down what came of it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from engine_worker.settings import WorkerSettings
 from fault_simulation.client import ReceivedAnswer, ask, no_pause
 from fault_simulation.nodes import HTTP_PORT, Life, SimulatedMesh
 from fault_simulation.oracle import ExpectedChoice, Oracle
-from fault_simulation.timeline import MODEL, Request, Timeline
-from simulator.instance.config import InstanceConfig
+from fault_simulation.timeline import CASCADE, LARGE, MODEL, Phase, Request, Timeline
 
 MODEL_PATH: Final = Path(__file__).resolve().parents[1] / "demo/models/demo-small"
 MODEL_TOKENS: Final = 2048
@@ -21,10 +21,24 @@ TRY_AGAIN_S: Final = 0.5
 RETURNING: Final = "the client cut its connection, to come back"
 
 
-@lru_cache(maxsize=1)
-def oracle() -> Oracle:
-    """Of the model that all workers serve."""
-    return Oracle(MODEL, MODEL_PATH, InstanceConfig(max_model_len_tokens=MODEL_TOKENS))
+MODEL_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    MODEL: (),
+    # Other tokens, so that nobody takes an answer of one for that of the other, and slower.
+    LARGE: ("instance.output.first_token_id=300", "cost.fixed_ms=8"),
+}
+"""Of the engines of each model's workers."""
+
+
+def worker_settings(model: str, options: Sequence[str] = (), phase: Phase = "any") -> WorkerSettings:
+    """Of a worker; `options` are of its engine, besides those of the model."""
+    told = (*options, f"instance.max_model_len_tokens={MODEL_TOKENS}", *MODEL_OPTIONS[model])
+    return WorkerSettings(model=model, model_path=str(MODEL_PATH), engine="simulated", engine_option=told, phase=phase)
+
+
+@cache
+def oracle(model: str) -> Oracle:
+    """Knows the answers of a model."""
+    return Oracle.of(worker_settings(model))
 
 
 @dataclass(slots=True)
@@ -52,6 +66,9 @@ class Asked:
 
     request: Request
     expected: tuple[ExpectedChoice, ...]
+    """Of a cascade: the answer of the first tier."""
+    tiers: Mapping[str, tuple[ExpectedChoice, ...]] = field(default_factory=dict)
+    """Of a cascade: the answers of all tiers, by model."""
     attempts: list[Attempt] = field(default_factory=list)
     has_left: bool = False
     """Its client hung up."""
@@ -61,6 +78,29 @@ class Asked:
     def name(self) -> str:
         """For people."""
         return f"request {self.request.number}"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Who may answer it."""
+        return tuple(self.tiers) or (str(self.request.body["model"]),)
+
+    def expected_as(self, answer: ReceivedAnswer) -> tuple[ExpectedChoice, ...]:
+        """What the tier says that this answer is of. A part of an answer may not tell yet."""
+        if not self.tiers:
+            return self.expected
+        if answer.tier:
+            return self.tiers.get(answer.tier, ())
+        text = answer.choices[0].text if answer.choices else ""
+        return next((said for said in self.tiers.values() if said[0].text.startswith(text)), self.expected)
+
+
+def asked_of(request: Request) -> Asked:
+    """A request and what it must be answered."""
+    body = {name: value for name, value in request.body.items() if name != "penstock"}
+    if body["model"] != CASCADE:
+        return Asked(request, oracle(body["model"]).answer(request.path, body))
+    tiers = {model: oracle(model).answer(request.path, body) for model in (MODEL, LARGE)}
+    return Asked(request, tiers[MODEL], tiers)
 
 
 class Workload:
@@ -78,13 +118,13 @@ class Workload:
         """Send every request at its time."""
         loop = self._mesh.loop
         for request in self._requests:
-            asked = Asked(request, oracle().answer(request.path, request.body))
+            asked = asked_of(request)
             self.asked.append(asked)
             loop.call_in_at(self._mesh.client, request.at_s, self._send, asked, self._frontends)
 
     def send_now(self, request: Request, frontend: str) -> Asked:
         """A request besides those of the timeline, to one frontend alone."""
-        asked = Asked(request, oracle().answer(request.path, request.body))
+        asked = asked_of(request)
         self._send(asked, (frontend,))
         return asked
 

@@ -37,6 +37,11 @@ class PlannerRole:
         self._failure: asyncio.Future[None] | None = None
         self._leaderships: tuple[Leadership, ...] = ()
 
+    @property
+    def leaderships(self) -> tuple[Leadership, ...]:
+        """Of what only one planner may do."""
+        return self._leaderships
+
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve the contract."""
         self._failure = asyncio.get_running_loop().create_future()

@@ -9,10 +9,11 @@ from typing import Any
 import click
 import msgspec
 
+from fault_simulation.draws import draw
 from fault_simulation.run import Outcome, run_seeds, run_timeline
 from fault_simulation.shrink import shrink
 from fault_simulation.story import tell
-from fault_simulation.timeline import Timeline, draw, read_timeline
+from fault_simulation.timeline import Timeline, read_timeline
 from services.cli.report_output import STDOUT, check_writable
 from services.cli.simulation.progress import progress_bars
 

@@ -4,15 +4,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from fault_simulation.actions import OperatorAction
+from fault_simulation.draws import draw
 from fault_simulation.oracle import CHAT_PATH
 from fault_simulation.run import run_seed, run_timeline
-from fault_simulation.timeline import MODEL, Kill, Request, Timeline, Topology, draw, read_timeline
+from fault_simulation.timeline import CASCADE, MODEL, Kill, Request, Timeline, Topology, read_timeline
 
 ROOT = Path(__file__).resolve().parents[3]
-SEED = 6
+PLAIN, OPERATED = 6, 11
+"""Seeds: the other one is of a supervised mesh in which operators migrate, drain, restart and switch."""
 
 
 def test_a_timeline_survives_being_written_down() -> None:
@@ -22,16 +26,27 @@ def test_a_timeline_survives_being_written_down() -> None:
 
 
 @pytest.mark.process
-def test_the_same_seed_does_the_same_in_any_process() -> None:
-    first = run_seed(SEED)
-    assert run_seed(SEED).digest == first.digest
-    assert run_seed(SEED + 1).digest != first.digest
-    code = f"from fault_simulation.run import run_seed; print(run_seed({SEED}).digest)"
+@pytest.mark.parametrize("seed", [PLAIN, OPERATED])
+def test_the_same_seed_does_the_same_in_any_process(seed: int) -> None:
+    first = run_seed(seed)
+    assert run_seed(seed).digest == first.digest
+    assert run_seed(seed + 1).digest != first.digest
+    code = f"from fault_simulation.run import run_seed; print(run_seed({seed}).digest)"
     environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": f"{ROOT}:{ROOT / 'generated'}"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == first.digest
+
+
+def test_some_seeds_are_of_meshes_with_all_roles_and_operators() -> None:
+    timelines = [draw(seed) for seed in range(400)]
+    operated = [timeline for timeline in timelines if timeline.operations]
+    assert len(operated) == 100
+    actions = {type(operation.action) for timeline in operated for operation in timeline.operations}
+    assert actions == set(get_args(OperatorAction))
+    assert {timeline.topology.supervised for timeline in operated} == {True, False}
+    assert any(request.body["model"] == CASCADE for timeline in operated for request in timeline.requests)
 
 
 def test_a_client_gets_the_rest_of_its_stream_from_another_frontend() -> None:

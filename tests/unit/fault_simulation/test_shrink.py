@@ -1,11 +1,12 @@
 """Timelines become small while they still fail."""
 
+from fault_simulation.draws import draw
 from fault_simulation.shrink import shrink
-from fault_simulation.timeline import Kill, Timeline, Topology, draw
+from fault_simulation.timeline import Kill, Timeline, Topology
 
 
 def test_what_is_not_needed_goes() -> None:
-    timeline = draw(3)
+    timeline = draw(4)
     faults = (*timeline.faults, Kill(9.0, ("frontend-0", "store"), 8.0))
     tried = 0
 
@@ -31,5 +32,5 @@ def test_it_ends_after_so_many_runs() -> None:
         tried += 1
         return True
 
-    shrink(draw(3), fails, most_runs=5)
+    shrink(draw(4), fails, most_runs=5)
     assert tried == 5

@@ -1,0 +1,296 @@
+"""What a seed draws. Timelines that are to stay, whatever becomes of this, are kept as JSON."""
+
+import random
+from typing import Any, Final
+
+import msgspec
+
+from fault_simulation.actions import (
+    ApplyPlan,
+    Drain,
+    Migrate,
+    OperatorAction,
+    PlanStages,
+    Restart,
+    RollingRestart,
+    SetCascade,
+    SwitchPolicy,
+    SwitchRescheduler,
+    SwitchStages,
+)
+from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH
+from fault_simulation.timeline import (
+    CASCADE,
+    CLIENT,
+    FIRST_FAULT_S,
+    FIRST_REQUEST_S,
+    HEALED_S,
+    LARGE,
+    LARGEST_ANSWER_TOKENS,
+    LAST_REQUEST_S,
+    MODEL,
+    STORE,
+    Compact,
+    Cut,
+    DeleteKeys,
+    Fault,
+    FullDisk,
+    Kill,
+    Operation,
+    Pause,
+    Phase,
+    Request,
+    Slow,
+    StepClock,
+    Terminate,
+    Timeline,
+    Topology,
+    Wipe,
+)
+
+OPERATED_EVERY: Final = 4
+"""One seed of so many is of a mesh with all roles, with operators at work in it."""
+LAST_STORE_FAULT_S: Final = 18.0
+"""Of a supervised mesh, where it takes all else with it: time enough for everything to drain and to be started."""
+
+
+def draw(seed: int) -> Timeline:
+    """The timeline of a seed."""
+    is_operated = seed % OPERATED_EVERY == OPERATED_EVERY - 1
+    topology = (_draw_operated_topology if is_operated else _draw_topology)(random.Random(f"{seed}/topology"))
+    rng = random.Random(f"{seed}/requests")
+    numbers = range(rng.randint(8, 20) if is_operated else rng.randint(12, 30))
+    requests = [_draw_request(random.Random(f"{seed}/request/{number}"), number, topology) for number in numbers]
+    rng = random.Random(f"{seed}/faults")
+    numbers = range(rng.randint(0, 5) if is_operated else rng.randint(1, 8))
+    faults = [_draw_fault(random.Random(f"{seed}/fault/{number}"), topology) for number in numbers]
+    faults += _draw_long_cut(random.Random(f"{seed}/long cut"), topology)
+    operations: list[Operation] = []
+    if is_operated:
+        faults = [fault for fault in faults if not topology.supervised or _leaves_time(fault)]
+        requests = [_of_models(random.Random(f"{seed}/model/{one.number}"), one, topology) for one in requests]
+        numbers = range(random.Random(f"{seed}/operations").randint(2, 7))
+        operations = [_draw_operation(random.Random(f"{seed}/operation/{number}"), topology) for number in numbers]
+    return Timeline(
+        seed,
+        topology,
+        tuple(sorted(requests, key=lambda request: request.at_s)),
+        tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        tuple(sorted(operations, key=lambda operation: operation.at_s)),
+    )
+
+
+def _draw_topology(rng: random.Random) -> Topology:
+    workers = rng.randint(2, 4)
+    phases: tuple[Phase, ...] = tuple("any" for _ in range(workers))
+    policy = rng.choice(("lmetric", "lmetric", "lmetric_plus", "round_robin", "least_loaded", "arrow"))
+    if workers > 2 and rng.random() < 0.25:
+        kinds: tuple[Phase, ...] = ("prefill", "decode", "any")
+        phases = ("prefill", "decode", *rng.choices(kinds, k=workers - 2))
+    topology = Topology(
+        frontends=rng.choice((1, 1, 2)),
+        schedulers=rng.choice((1, 2)),
+        monitors=rng.choice((1, 1, 2)),
+        phases=phases,
+        kv_blocks=rng.choice((4096, 4096, 160)),
+        policy=policy,
+        rescheduler=rng.choice(("off", "off", "current", "predicted")),
+    )
+    return msgspec.structs.replace(topology, instance_wait_s=rng.choice((30.0, 30.0, 30.0, 4.0)))
+
+
+def _draw_request(rng: random.Random, number: int, topology: Topology) -> Request:
+    body = _draw_body(rng)
+    path = CHAT_PATH if "messages" in body else COMPLETIONS_PATH
+    at_s = round(rng.uniform(FIRST_REQUEST_S, LAST_REQUEST_S), 3)
+    frontend = rng.randrange(topology.frontends)
+    chance = rng.random()
+    if chance < 0.1:
+        return Request(number, at_s, path, body, frontend, "leaves", round(rng.expovariate(1.0), 3))
+    if chance < 0.15:
+        after_s, for_s = rng.uniform(0.0, 1.0), rng.uniform(0.5, HEALED_S - LAST_REQUEST_S)
+        return Request(number, at_s, path, body, frontend, "stalls", round(after_s, 3), round(for_s, 3))
+    if chance < 0.35 and body["stream"] and "logprobs" not in body:  # of others, the rest cannot be had
+        return Request(
+            number,
+            at_s,
+            path,
+            body,
+            frontend,
+            "returns",
+            round(rng.expovariate(0.3), 3),
+            round(rng.uniform(0.0, 3.0), 3),
+        )
+    return Request(number, at_s, path, body, frontend)
+
+
+def _draw_body(rng: random.Random) -> dict[str, Any]:
+    """No `logit_bias`: a map of a protobuf message has no fixed order on the wire, and so no fixed digest."""
+    common = rng.choice(("", "", "Of what was said before, this is the part that all have in common. " * 4))
+    words = common + " ".join(str(rng.randrange(1000)) for _ in range(rng.choice((3, 20, 60, 200))))
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": rng.choice((1, 8, 40, 80, 80, 200, LARGEST_ANSWER_TOKENS)),
+        "stream": rng.random() < 0.8,
+        "n": rng.choice((1, 1, 1, 2, 3)),
+        "temperature": rng.choice((0.0, 1.0)),
+    }
+    if rng.random() < 0.3:
+        body["ignore_eos"] = True
+    if rng.random() < 0.5:
+        body["seed"] = rng.randrange(1000)
+    if rng.random() < 0.3:
+        body["stop"] = [rng.choice("aeiou0123"), *rng.choices(("the", "zz", "ab", "\n"), k=rng.randrange(3))]
+    if rng.random() < 0.2:
+        body["priority"] = rng.choice((-1, 1))
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    is_chat = rng.random() < 0.5
+    if rng.random() < 0.2:
+        body.update({"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2})
+    if is_chat:
+        return {**body, "messages": [{"role": "user", "content": words}]}
+    if "logprobs" not in body and rng.random() < 0.2:
+        body["echo"] = True
+    return {**body, "prompt": words if rng.random() < 0.8 else [words, words[::-1]]}
+
+
+def _draw_long_cut(rng: random.Random, topology: Topology) -> list[Fault]:
+    """Longer than a lease and the grace after it: nobody but the store misses the worker, which is busy."""
+    if rng.random() >= 0.15:
+        return []
+    at_s = round(rng.uniform(FIRST_FAULT_S, HEALED_S - 16.0), 3)
+    worker = rng.choice(topology.worker_ids)
+    return [Cut(at_s, (worker,), (STORE,), round(rng.uniform(11.0, 14.0), 3), both_ways=True)]
+
+
+def _draw_fault(rng: random.Random, topology: Topology) -> Fault:
+    at_s = round(rng.uniform(FIRST_FAULT_S, HEALED_S - 4.0), 3)
+    for_s = round(min(rng.choice((0.3, 1.0, 3.0, 8.0, 15.0)) * rng.uniform(0.7, 1.3), HEALED_S - at_s), 3)
+    names = (STORE, *topology.member_ids)
+    kinds = {
+        "kill": 8, "kill workers": 1, "terminate": 4, "rolling": 1, "pause": 4, "cut": 6, "isolate": 2, "slow": 2,
+        "compact": 1, "wipe": 1, "delete": 2, "full disk": 1, "clock": 2,
+    }  # fmt: skip
+    match rng.choices(list(kinds), list(kinds.values()))[0]:
+        case "kill":
+            return Kill(at_s, tuple(sorted(rng.sample(names, rng.choice((1, 1, 1, 2))))), for_s)
+        case "kill workers":
+            return Kill(at_s, topology.worker_ids, for_s)
+        case "terminate":
+            return Terminate(at_s, (rng.choice(names),), 0.0)
+        case "rolling":
+            return Terminate(at_s, tuple(rng.sample(names, len(names))), round(rng.uniform(0.5, 2.0), 3))
+        case "pause":
+            return Pause(at_s, rng.choice(names), for_s)
+        case "cut":
+            one, other = rng.sample((*names, CLIENT), 2)
+            return Cut(at_s, (one,), (other,), for_s, rng.random() < 0.6)
+        case "isolate":
+            one = rng.choice(names)
+            others = [name for name in names if name != one]
+            return Cut(at_s, (one,), tuple(sorted(rng.sample(others, rng.randint(1, len(others))))), for_s, True)
+        case "slow":
+            one, other = rng.sample(names, 2)
+            return Slow(at_s, one, other, rng.choice((0.02, 0.1, 0.4)), for_s)
+        case "compact":
+            return Compact(at_s)
+        case "wipe":
+            return Wipe(at_s, for_s)
+        case "delete":
+            return DeleteKeys(at_s, rng.choice((0.1, 0.5, 1.0)), rng.getrandbits(32))
+        case "full disk":
+            return FullDisk(at_s, for_s)
+        case _:
+            return StepClock(at_s, rng.choice(names), rng.choice((-3600.0, -5.0, 5.0, 86_400.0)))
+
+
+def _draw_operated_topology(rng: random.Random) -> Topology:
+    supervised, cascade = rng.random() < 0.5, rng.random() < 0.6
+    workers = rng.randint(1, 2) if cascade else rng.randint(2, 4)
+    phases: tuple[Phase, ...] = tuple("any" for _ in range(workers))
+    if len(phases) > 1 and rng.random() < 0.15:
+        phases = ("prefill", "decode", *phases[2:])
+    topology = Topology(
+        supervised=supervised,
+        frontends=rng.choice((1, 1, 2)),
+        schedulers=rng.choice((1, 1, 2)),
+        monitors=rng.choice((1, 1, 2)),
+        planners=1 if supervised else rng.choice((1, 1, 2)),
+        predictors=1 if supervised else rng.choice((0, 1)),
+        routers=1 if supervised else rng.choice((1, 1, 2)) * cascade,
+        phases=phases,
+        large=rng.randint(1, 2) if cascade else 0,
+        kv_blocks=rng.choice((4096, 4096, 160)),
+        policy=rng.choice(("lmetric", "lmetric", "round_robin", "arrow", "stages")),
+        rescheduler=rng.choice(("off", "off", "current", "predicted")),
+    )
+    return msgspec.structs.replace(topology, instance_wait_s=rng.choice((30.0, 30.0, 30.0, 4.0)))
+
+
+def _leaves_time(fault: Fault) -> bool:
+    """Whether what this does to a supervisor is over in time."""
+    names = fault.names if isinstance(fault, (Kill, Terminate)) else (STORE,) if isinstance(fault, Wipe) else ()
+    return STORE not in names or fault.at_s < LAST_STORE_FAULT_S
+
+
+def _of_models(rng: random.Random, request: Request, topology: Topology) -> Request:
+    """The same to another model, perhaps."""
+    body = dict(request.body)
+    if rng.random() < 0.1:
+        body["logit_bias"] = {str(token_id): rng.choice((-5.0, 5.0)) for token_id in rng.sample(range(1, 200), 3)}
+    if topology.large:
+        body["model"] = rng.choice((MODEL, LARGE, CASCADE, CASCADE))
+    if body["model"] != CASCADE:
+        return msgspec.structs.replace(request, body=body)
+    body["n"] = 1
+    if isinstance(body.get("prompt"), list):
+        body["prompt"] = body["prompt"][0]
+    if rng.random() < 0.2:
+        body["penstock"] = rng.choice(({"max_tier": MODEL}, {"max_tier": LARGE}, {"quality": 0.0}, {"quality": 100.0}))
+    behaviour = "reads" if request.behaviour == "returns" else request.behaviour  # the rest of it cannot be had
+    return msgspec.structs.replace(request, body=body, behaviour=behaviour)
+
+
+def _draw_operation(rng: random.Random, topology: Topology) -> Operation:
+    return Operation(round(rng.uniform(FIRST_FAULT_S, HEALED_S - 4.0), 3), _draw_action(rng, topology))
+
+
+def _draw_action(rng: random.Random, topology: Topology) -> OperatorAction:
+    kinds = {
+        "migrate": 6, "drain": 3, "restart": 4, "rolling": 1, "policy": 2, "rescheduler": 2, "stages": 2,
+        "plan stages": 1, "cascade": 2 if topology.large else 0, "plan": 2 if topology.large else 0,
+    }  # fmt: skip
+    worker = rng.choice(topology.worker_ids)
+    match rng.choices(list(kinds), list(kinds.values()))[0]:
+        case "migrate":
+            return Migrate(rng.randrange(100), worker, rng.random() < 0.3)
+        case "drain":
+            return Drain(worker, round(rng.uniform(0.0, 3.0), 3))
+        case "restart":
+            role, names = rng.choice(
+                (
+                    ("worker", topology.worker_ids),
+                    ("scheduler", topology.scheduler_ids),
+                    ("monitor", topology.monitor_ids),
+                    ("frontend", topology.frontend_ids),
+                    ("planner", topology.planner_ids),
+                )
+            )
+            return Restart(rng.choice(names), role, rng.choice((None, None, 0.0, 2.0)))
+        case "rolling":
+            return RollingRestart(rng.choice((None, "worker", "scheduler")), rng.choice((None, 1.0)))
+        case "policy":
+            return SwitchPolicy(rng.choice(("lmetric", "round_robin", "arrow", "stages", "least_loaded", "linear")))
+        case "rescheduler":
+            return SwitchRescheduler(rng.choice(("off", "current", "predicted")), (("interval_s", 0.2),))
+        case "stages":
+            return SwitchStages(rng.random() < 0.7, rng.choice((0, 5)))
+        case "plan stages":
+            return PlanStages()
+        case "cascade":
+            judges = rng.choice((("confidence",), ("confidence",), (f"model:{LARGE}", "confidence")))
+            return SetCascade(CASCADE, (MODEL, LARGE), (rng.choice((0.0, 60.0, 75.0, 101.0)),), judges)
+        case _:
+            counts = (MODEL, rng.randint(1, 3)), (LARGE, rng.randint(1, 3))
+            return ApplyPlan(CASCADE, counts, (rng.choice((60.0, 75.0)),))
