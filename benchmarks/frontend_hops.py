@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.english import prompts, text
+from controlplane.model.incarnation import Incarnation
 from controlplane.model.prefix_hash import block_hashes
-from controlplane.protocols.ownership import Sender
 from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
 from services.frontend.answers.chat_format import ChatFormat
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
@@ -23,7 +23,7 @@ from services.frontend.workers.relay import Loss, Relay
 
 BLOCK_TOKENS = 16
 ROUNDS = 5
-OWNER = Sender("worker-0", "1")
+OWNER = Incarnation("worker-0", "1")
 ANSWER_CHARACTERS = 8000
 WARM_UP_CHARACTERS = 300_000
 """Tokenised first, so that the frontend knows the words that are in use, as it does after its first minutes."""

@@ -11,6 +11,7 @@ an argument.
 from collections.abc import Sequence
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from controlplane.model.incarnation import Incarnation
 from mesh.errors import IllegalTransition, RpcError
 
 HOLD_S: Final = 1.0
@@ -21,13 +22,6 @@ EPOCHS_PER_RECOVERY: Final = 2
 
 class TokenGap(RpcError):
     """A worker sent tokens that do not follow those it sent before (a bug; the message tells the story)."""
-
-
-class Sender(NamedTuple):
-    """One life of a worker."""
-
-    instance_id: str
-    incarnation_id: str
 
 
 class Delta(Protocol):
@@ -76,24 +70,24 @@ class Ownership(Generic[D]):
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self.epoch = 0
-        self.owner: Sender | None = None
+        self.owner: Incarnation | None = None
         self.token_ids: list[int] = []
         """All that were passed on."""
         self._hold_s = hold_s
-        self._formers: set[Sender] = set()
+        self._formers: set[Incarnation] = set()
         """Former owners whose last tokens may still come."""
         self._handed_over_at = 0
         """Offset of the present owner's first token."""
         self._held: list[D] = []
         self._deadline_s: float | None = None
-        self._told: set[Sender] = set()
+        self._told: set[Incarnation] = set()
 
     @property
     def holds(self) -> bool:
         """Tokens wait for earlier ones: call `expire` now and then."""
         return bool(self._held)
 
-    def place(self, owner: Sender) -> None:
+    def place(self, owner: Incarnation) -> None:
         """The request is given to a worker, under the present epoch. Raises IllegalTransition if it has an owner."""
         if self.owner is not None:
             raise IllegalTransition(
@@ -103,7 +97,7 @@ class Ownership(Generic[D]):
         self.owner = owner
         self._told.clear()
 
-    def adopt(self, owner: Sender, epoch: int) -> None:
+    def adopt(self, owner: Incarnation, epoch: int) -> None:
         """The request comes from another frontend, with the tokens that its owner told of."""
         assert self.owner is None, "a request is adopted before anything else"
         self.owner, self.epoch = owner, epoch
@@ -114,7 +108,7 @@ class Ownership(Generic[D]):
         self.epoch += EPOCHS_PER_RECOVERY
         self._forget_formers()
 
-    def receive(self, sender: Sender, delta: D, now_s: float) -> Sequence[D | Filled] | None:
+    def receive(self, sender: Incarnation, delta: D, now_s: float) -> Sequence[D | Filled] | None:
         """Tokens have come. None: they are not wanted and the sender is to drop the request (said once). Raises
         TokenGap if the owner leaves tokens out or repeats some."""
         if delta.epoch == self.epoch and sender == self.owner:
@@ -133,14 +127,14 @@ class Ownership(Generic[D]):
             return self._late(delta, now_s)
         return self._unwanted(sender)
 
-    def moved(self, sender: Sender, target: Sender, epoch: int) -> Sequence[D | Filled]:
+    def moved(self, sender: Incarnation, target: Incarnation, epoch: int) -> Sequence[D | Filled]:
         """`sender` says that it has handed the request over and that all its tokens have been sent."""
         if sender == self.owner and epoch > self.epoch:
             self.owner, self.epoch = target, epoch
             return ()
         return self.silenced(sender)
 
-    def gives_up(self, sender: Sender, epoch: int) -> bool:
+    def gives_up(self, sender: Incarnation, epoch: int) -> bool:
         """`sender` has ended the request with an error: whether it was the owner, who leaves the request to nobody."""
         if epoch > self.epoch:
             if self.owner is None:
@@ -150,7 +144,7 @@ class Ownership(Generic[D]):
             self.owner, self.epoch = sender, epoch
         return sender == self.owner and epoch == self.epoch
 
-    def silenced(self, sender: Sender) -> Sequence[D | Filled]:
+    def silenced(self, sender: Incarnation) -> Sequence[D | Filled]:
         """A sender that is not the owner will send no more."""
         if sender in self._formers:
             self._formers.discard(sender)
@@ -183,7 +177,7 @@ class Ownership(Generic[D]):
             passed.append(delta)
         return passed
 
-    def _handed_over(self, sender: Sender, delta: D, now_s: float) -> Sequence[D | Filled] | None:
+    def _handed_over(self, sender: Incarnation, delta: D, now_s: float) -> Sequence[D | Filled] | None:
         account = list(delta.emitted_token_ids)
         if self.owner is None:
             self.epoch = delta.epoch + 1
@@ -223,7 +217,7 @@ class Ownership(Generic[D]):
             self._forget_formers()
         return passed
 
-    def _unwanted(self, sender: Sender) -> Sequence[D | Filled] | None:
+    def _unwanted(self, sender: Incarnation) -> Sequence[D | Filled] | None:
         if sender == self.owner or sender in self._told:
             return ()
         self._told.add(sender)

@@ -5,10 +5,10 @@ from bisect import insort
 import numpy as np
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.incarnation import Incarnation
 from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
 from simulator.cluster.config import ClusterConfig, InstanceSpec
 from simulator.cluster.events import EventQueue
-from simulator.cluster.ledger import Owner
 from simulator.cluster.report_times import Grid, JustInTime, ReportTimes
 from simulator.cluster.worker import Worker, WorkerHooks
 from simulator.cost.model import CostModel
@@ -122,6 +122,6 @@ def instance_id_of(number: int) -> str:
     return f"instance-{number}"
 
 
-def owner_of(worker: Worker) -> Owner:
+def incarnation_of(worker: Worker) -> Incarnation:
     """The life of an instance that a worker is."""
-    return Owner(worker.description.instance_id, worker.description.incarnation_id)
+    return Incarnation(worker.description.instance_id, worker.description.incarnation_id)

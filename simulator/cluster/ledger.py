@@ -1,19 +1,12 @@
 """The requests of a simulation from arrival to end: each ends exactly once, and one instance at a time owns it."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+from controlplane.model.incarnation import Incarnation
 from controlplane.protocols.ownership import EPOCHS_PER_RECOVERY
 from mesh.errors import IllegalTransition
 from simulator.instance.counted_request import CountedRequest
 from simulator.report.outcome import RequestOutcome
-
-
-class Owner(NamedTuple):
-    """One life of an instance."""
-
-    instance_id: str
-    incarnation_id: str
 
 
 @dataclass(slots=True)
@@ -25,7 +18,7 @@ class OpenRequest:
     arrival_s: float
     request: CountedRequest
     """As it would be submitted now: tokens emitted before a failure or a migration included."""
-    owner: Owner | None = None
+    owner: Incarnation | None = None
     """Whose tokens count; None between two placements."""
     epoch: int = 0
     """One more with each hand-over, two more with each recovery, as at the live frontend."""
@@ -66,14 +59,14 @@ class Ledger:
             raise IllegalTransition(f"request {request_id} has arrived before")
         self.open[request_id] = entry
 
-    def placed(self, request_id: str, owner: Owner) -> None:
+    def placed(self, request_id: str, owner: Incarnation) -> None:
         """It was given to an instance, under its present epoch."""
         entry = self.open[request_id]
         if entry.owner is not None:
             raise IllegalTransition(f"request {request_id} of {entry.owner} is placed on {owner}")
         entry.owner, entry.instance_id = owner, owner.instance_id
 
-    def handed_over(self, request_id: str, owner: Owner, epoch: int) -> bool:
+    def handed_over(self, request_id: str, owner: Incarnation, epoch: int) -> bool:
         """An instance says that it has taken a request over; False if a recovery has overtaken that, or the end."""
         entry = self.open.get(request_id)
         if entry is None or epoch <= entry.epoch:
@@ -98,7 +91,7 @@ class Ledger:
         entry.cached_tokens = cached_tokens
         return True
 
-    def finished(self, request_id: str, owner: Owner, now_s: float) -> None:
+    def finished(self, request_id: str, owner: Incarnation, now_s: float) -> None:
         """All its tokens are out. Raises `IllegalTransition` unless the owner says so."""
         entry = self.open.get(request_id)
         if entry is not None and entry.owner != owner:

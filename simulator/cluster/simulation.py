@@ -24,7 +24,7 @@ from simulator.cluster.control import (
     Preempted,
 )
 from simulator.cluster.events import EventQueue, Rank
-from simulator.cluster.fleet import SimulatedFleet, instance_id_of, owner_of
+from simulator.cluster.fleet import SimulatedFleet, incarnation_of, instance_id_of
 from simulator.cluster.hand_overs import HandOvers
 from simulator.cluster.kv_links import KvLinks
 from simulator.cluster.late_decodes import LateDecodes
@@ -149,7 +149,7 @@ class ClusterSimulation:
             return
 
     def _placed(self, request: CountedRequest, prefill_id: str, decode_id: str, now_ms: float) -> None:
-        self.ledger.placed(request.request_id, owner_of(self.workers[prefill_id]))
+        self.ledger.placed(request.request_id, incarnation_of(self.workers[prefill_id]))
         if decode_id != prefill_id:
             self.hand_overs.expect(request.request_id, prefill_id, decode_id)
         if self._controllers:
@@ -185,7 +185,7 @@ class ClusterSimulation:
                 self._late_decodes.first_token(started.request_id, instance_id, now_ms)
         for request_id in result.finished:
             entry = self.ledger.open[request_id]
-            self.ledger.finished(request_id, owner_of(worker), now_s)
+            self.ledger.finished(request_id, incarnation_of(worker), now_s)
             self.table.ended(request_id)
             self._ended(entry, "", now_ms)
         for request_id in result.preempted:
@@ -211,7 +211,7 @@ class ClusterSimulation:
     def _fail(self, number: int, now_ms: float) -> None:
         self.fleet.see(now_ms)
         worker = self.fleet.lose(number, now_ms)
-        lost = owner_of(worker)
+        lost = incarnation_of(worker)
         owned = {
             request_id: worker.instance.generated_tokens(request_id)
             for request_id in worker.instance.request_ids

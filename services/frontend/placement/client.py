@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from controlplane.protocols.ownership import Sender
+from controlplane.model.incarnation import Incarnation
 from controlplane.protocols.placing import (
     Ask,
     Candidate,
@@ -78,7 +78,7 @@ class PlacementClient:
         """The scheduler to ask while it answers, because the policy keeps pools; empty: any."""
         self._placed_by: dict[str, str] = {}
         """Key of the link that placed a request, until the request ends."""
-        self._workers: tuple[Sender, ...] = ()
+        self._workers: tuple[Incarnation, ...] = ()
         self._tasks = TaskSet("placement")
         self.fallback = ""
         """Name of the fallback while it is in force, otherwise empty."""
@@ -138,7 +138,7 @@ class PlacementClient:
         if link is not None:
             link.ended(request_id, ok, reason)
 
-    def tell_workers(self, workers: tuple[Sender, ...]) -> None:
+    def tell_workers(self, workers: tuple[Incarnation, ...]) -> None:
         """The workers that this frontend is connected to now: schedulers place its requests on no others."""
         self._workers = workers
         for link in self._links.values():

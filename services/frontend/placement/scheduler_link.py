@@ -9,8 +9,8 @@ from typing import Final
 import grpc
 
 from controlplane.model.frontend_links import MAX_LINKS
+from controlplane.model.incarnation import Incarnation
 from controlplane.protocols.circuit_breaker import CircuitBreaker
-from controlplane.protocols.ownership import Sender
 from mesh.errors import PeerUnavailable
 from mesh.membership import Member
 from mesh.rpc.peer_stream import PeerStream, StreamHandlers
@@ -84,7 +84,7 @@ class SchedulerLink:
         metrics.scheduler_usable.labels(member.member_id).set(0)
         self._asked: dict[str, _Asked] = {}
         self._ended: list[scheduler_pb2.RequestEnded] = []
-        self._workers: tuple[Sender, ...] = ()
+        self._workers: tuple[Incarnation, ...] = ()
         self._workers_untold = False
         self._flush: asyncio.TimerHandle | None = None
         self._look = asyncio.Event()
@@ -143,7 +143,7 @@ class SchedulerLink:
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(WAIT_S, self._send, None)
 
-    def tell_workers(self, workers: tuple[Sender, ...]) -> None:
+    def tell_workers(self, workers: tuple[Incarnation, ...]) -> None:
         """The workers that this frontend is connected to, with the next placement or soon after: at its start they come
         one by one."""
         self._workers, self._workers_untold = workers[:MAX_LINKS], True

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from controlplane.protocols.ownership import Sender
+from controlplane.model.incarnation import Incarnation
 from penstock.v1 import worker_pb2
 from services.frontend.errors import ApiError
 from services.frontend.requests.resume_ticket import ResumeTicket, decode_ticket
@@ -75,7 +75,7 @@ class Adoption:
             self._give_back(choice)
         self.choices.clear()
 
-    def _take(self, sender: Sender, message: worker_pb2.AdoptedRequest) -> None:
+    def _take(self, sender: Incarnation, message: worker_pb2.AdoptedRequest) -> None:
         request = message.request
         try:
             ticket = decode_ticket(request.resume.ticket)

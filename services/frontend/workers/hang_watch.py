@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from controlplane.protocols.ownership import Sender
+from controlplane.model.incarnation import Incarnation
 from mesh.rpc.client import open_channel
 from mesh.runtime import Transport
 from mesh.tasks import TaskSet
@@ -36,7 +36,7 @@ class HangWatch:
         self._tasks = tasks
         self._on_failed = on_failed
 
-    def tick(self, links: Mapping[Sender, WorkerLink], owned: Mapping[Sender, int], now_s: float) -> None:
+    def tick(self, links: Mapping[Incarnation, WorkerLink], owned: Mapping[Incarnation, int], now_s: float) -> None:
         """Look at all links; `owned`: how many requests each worker has."""
         sightings = {
             sender: Sighting(owned.get(sender, 0), link.messages, link.stalled_s)

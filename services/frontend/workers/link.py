@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from controlplane.protocols.ownership import Sender
+from controlplane.model.incarnation import Incarnation
 from mesh.errors import PeerUnavailable, PenstockError
 from mesh.membership import Member
 from mesh.rpc.peer_stream import PeerStream, StreamHandlers
@@ -32,16 +32,16 @@ class WorkerLink:
         relays: Relays,
         clock: Callable[[], float],
         transport: Transport,
-        on_moved: Callable[[Sender, worker_pb2.RequestMoved], None],
+        on_moved: Callable[[Incarnation, worker_pb2.RequestMoved], None],
         on_connected: Callable[[], None],
         on_unusable: Callable[[], None],
-        on_adopted: Callable[[Sender, worker_pb2.Adopted], None],
+        on_adopted: Callable[[Incarnation, worker_pb2.Adopted], None],
     ) -> None:
         """`on_moved`: a request has left this worker for another one; `on_connected`: it takes requests from now on;
         `on_unusable`: it does not, and what it had is not lost yet; `on_adopted`: what it has of a request."""
         self.member = member
         self.instance_id = member.member_id
-        self.sender = Sender(member.member_id, member.incarnation_id)
+        self.sender = Incarnation(member.member_id, member.incarnation_id)
         self.connected = asyncio.Event()
         """Set while the worker takes requests from us."""
         self.retired = asyncio.Event()

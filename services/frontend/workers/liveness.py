@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from controlplane.protocols.ownership import Sender
+from controlplane.model.incarnation import Incarnation
 
 LONGEST_LOOK_S: Final = 0.15
 IDLE_FREEZE_S: Final = 2.5
@@ -59,7 +59,7 @@ class Sighting:
 class Probe:
     """Ask the worker for a sign of life on another connection, and tell `probed`."""
 
-    worker: Sender
+    worker: Incarnation
     deadline_s: float
 
 
@@ -67,7 +67,7 @@ class Probe:
 class Hung:
     """Take its requests from the worker; said once for each silence."""
 
-    worker: Sender
+    worker: Incarnation
     hang: Hang
     silence_s: float
     """Since its last message, or since its engine's last step."""
@@ -116,11 +116,11 @@ class LivenessMonitor:
         within it."""
         self._freeze_s = freeze_s
         self._stall_s = stall_s
-        self._watched: dict[Sender, _Watched] = {}
+        self._watched: dict[Incarnation, _Watched] = {}
         self._looked_s: float | None = None
         self._period_began_s = 0.0
 
-    def look(self, now_s: float, sightings: Mapping[Sender, Sighting]) -> list[Finding]:
+    def look(self, now_s: float, sightings: Mapping[Incarnation, Sighting]) -> list[Finding]:
         """Call it some ten times a second, with all workers that are connected."""
         elapsed_s = 0.0 if self._looked_s is None else min(max(0.0, now_s - self._looked_s), LONGEST_LOOK_S)
         self._looked_s = now_s
@@ -146,7 +146,7 @@ class LivenessMonitor:
         found = (self._judge(worker, seen) for worker, seen in sightings.items())
         return [finding for finding in found if finding is not None]
 
-    def probed(self, worker: Sender, *, is_alive: bool) -> None:
+    def probed(self, worker: Incarnation, *, is_alive: bool) -> None:
         """How a probe ended."""
         watched = self._watched.get(worker)
         if watched is None or not watched.is_probing:
@@ -157,7 +157,7 @@ class LivenessMonitor:
         elif watched.unseen_s > 0:  # nothing has come meanwhile
             watched.probe_failed = True
 
-    def bound_s(self, worker: Sender) -> float:
+    def bound_s(self, worker: Incarnation) -> float:
         """The silence of this worker by which it counts as frozen, now."""
         watched = self._watched[worker]
         if not watched.is_busy:
@@ -165,7 +165,7 @@ class LivenessMonitor:
         longest_s = max(watched.longest_s, watched.longest_before_s)
         return min(max(self._freeze_s, MARGIN * longest_s), self._stall_s)
 
-    def _judge(self, worker: Sender, seen: Sighting) -> Finding | None:
+    def _judge(self, worker: Incarnation, seen: Sighting) -> Finding | None:
         watched, bound_s = self._watched[worker], self.bound_s(worker)
         if watched.is_reported:
             return None
@@ -181,12 +181,12 @@ class LivenessMonitor:
             return Probe(worker, bound_s / 2)
         return None
 
-    def _others_are_heard(self, worker: Sender) -> bool:
+    def _others_are_heard(self, worker: Incarnation) -> bool:
         """Or there are no others. Those without a request are heard too seldom to tell of one that has some."""
         is_busy = self._watched[worker].is_busy
         others = [other for other, watched in self._watched.items() if other != worker and watched.is_busy >= is_busy]
         return not others or any(self._watched[other].unseen_s < self.bound_s(other) / 2 for other in others)
 
-    def _report(self, worker: Sender, hang: Hang, silence_s: float) -> Hung:
+    def _report(self, worker: Incarnation, hang: Hang, silence_s: float) -> Hung:
         self._watched[worker].is_reported = True
         return Hung(worker, hang, silence_s)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from controlplane.protocols.ownership import Sender
+from controlplane.model.incarnation import Incarnation
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import Transport
 from mesh.tasks import TaskSet
@@ -28,8 +28,8 @@ TICK_S = 0.1
 class _Adopting:
     """A request whose choices are asked for."""
 
-    take: Callable[[Sender, worker_pb2.AdoptedRequest], None]
-    asked: set[Sender] = field(default_factory=set)
+    take: Callable[[Incarnation, worker_pb2.AdoptedRequest], None]
+    asked: set[Incarnation] = field(default_factory=set)
     """Those that have not answered yet."""
     has_all: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -52,7 +52,7 @@ class WorkerPool:
         self._transport = transport
         self._on_failed = on_failed
         self._links: dict[str, WorkerLink] = {}
-        self._all_links: dict[Sender, WorkerLink] = {}
+        self._all_links: dict[Incarnation, WorkerLink] = {}
         """With those of workers that have left and still finish requests."""
         self._relays = Relays(metrics)
         self._adopting: dict[str, _Adopting] = {}
@@ -63,9 +63,9 @@ class WorkerPool:
         self.news = 0
         """How often a worker has joined or connected."""
         self._has_news = asyncio.Event()
-        self.on_links: Callable[[tuple[Sender, ...]], None] = lambda _: None
+        self.on_links: Callable[[tuple[Incarnation, ...]], None] = lambda _: None
         """Hears which workers take requests from this frontend, whenever that has changed."""
-        self._told: tuple[Sender, ...] = ()
+        self._told: tuple[Incarnation, ...] = ()
 
     def on_change(self, change: MemberChange) -> None:
         """Follow the directory; changes of other roles are ignored."""
@@ -151,7 +151,7 @@ class WorkerPool:
             link.release(relay.request_id)
 
     async def adopt(
-        self, client_request_id: str, take: Callable[[Sender, worker_pb2.AdoptedRequest], None], timeout_s: float
+        self, client_request_id: str, take: Callable[[Incarnation, worker_pb2.AdoptedRequest], None], timeout_s: float
     ) -> None:
         """Take over all that the workers have of a client's request. `take` is called for each choice that one has, in
         the same turn of the loop in which its worker told of it: its next tokens may follow at once."""
@@ -168,7 +168,7 @@ class WorkerPool:
         finally:
             del self._adopting[client_request_id]
 
-    def take_over(self, relay: Relay, owner: Sender, epoch: int) -> None:
+    def take_over(self, relay: Relay, owner: Incarnation, epoch: int) -> None:
         """A request of another frontend is ours from now on."""
         relay.ownership.adopt(owner, epoch)
         self._relays.add(relay)
@@ -176,7 +176,7 @@ class WorkerPool:
     def _owner_of(self, relay: Relay) -> WorkerLink | None:
         return self._all_links.get(relay.ownership.owner) if relay.ownership.owner is not None else None
 
-    def _on_adopted(self, sender: Sender, adopted: worker_pb2.Adopted) -> None:
+    def _on_adopted(self, sender: Incarnation, adopted: worker_pb2.Adopted) -> None:
         adopting = self._adopting.get(adopted.client_request_id)
         if adopting is None:  # too late: give them back
             for late in adopted.requests:
@@ -200,7 +200,7 @@ class WorkerPool:
             if known.member.incarnation_id == member.incarnation_id:
                 return
             known.leaving = True
-        link = self._all_links.get(Sender(member.member_id, member.incarnation_id))
+        link = self._all_links.get(Incarnation(member.member_id, member.incarnation_id))
         if link is None:
             link = self._open(member)
         link.leaving = False  # it had only lost its lease
@@ -241,8 +241,8 @@ class WorkerPool:
         self._tell_links()
         log.info("worker left", extra={"instance_id": member.member_id, "requests": link.requests})
 
-    def _on_moved(self, sender: Sender, moved: worker_pb2.RequestMoved) -> None:
-        target = Sender(moved.instance_id, moved.incarnation_id)
+    def _on_moved(self, sender: Incarnation, moved: worker_pb2.RequestMoved) -> None:
+        target = Incarnation(moved.instance_id, moved.incarnation_id)
         relay, link = self._relays.moved(sender, moved), self._all_links.get(target)
         if relay is None:  # its client took it back from the former owner meanwhile
             if link is not None:

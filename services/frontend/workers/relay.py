@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from controlplane.protocols.ownership import Filled, Ownership, Sender
+from controlplane.model.incarnation import Incarnation
+from controlplane.protocols.ownership import Filled, Ownership
 from penstock.v1 import request_pb2
 from services.frontend.errors import (
     ApiError,
@@ -124,11 +125,11 @@ class Relay:
             resume=self.resume,
         )
 
-    def placed(self, owner: Sender) -> None:
+    def placed(self, owner: Incarnation) -> None:
         """A worker was given the request."""
         self.ownership.place(owner)
 
-    def accept(self, sender: Sender, delta: request_pb2.TokenDelta, now_s: float) -> bool:
+    def accept(self, sender: Incarnation, delta: request_pb2.TokenDelta, now_s: float) -> bool:
         """Take what an engine step brought. False: the sender is to drop the request. Raises TokenGap if the owner's
         tokens do not follow what came before."""
         if self.finished:
@@ -142,12 +143,12 @@ class Relay:
         self._pass_on(passed)
         return True
 
-    def moved(self, sender: Sender, target: Sender, epoch: int) -> None:
+    def moved(self, sender: Incarnation, target: Incarnation, epoch: int) -> None:
         """The sender says who owns the request now."""
         if not self.finished:
             self._pass_on(self.ownership.moved(sender, target, epoch))
 
-    def lost(self, sender: Sender, loss: Loss) -> None:
+    def lost(self, sender: Incarnation, loss: Loss) -> None:
         """Nothing more will come from this sender."""
         if self.finished:
             return
@@ -168,7 +169,7 @@ class Relay:
             self._mailbox.fail(error)
             self.finished = True
 
-    def _given_up(self, sender: Sender, delta: request_pb2.TokenDelta) -> None:
+    def _given_up(self, sender: Incarnation, delta: request_pb2.TokenDelta) -> None:
         if not self.ownership.gives_up(sender, delta.epoch):
             self._pass_on(self.ownership.silenced(sender))
             return

@@ -4,7 +4,8 @@ import logging
 from collections import Counter
 from typing import Final, Protocol
 
-from controlplane.protocols.ownership import Sender, TokenGap
+from controlplane.model.incarnation import Incarnation
+from controlplane.protocols.ownership import TokenGap
 from penstock.v1 import request_pb2, worker_pb2
 from services.frontend.errors import upstream_failed
 from services.frontend.metrics import FrontendMetrics
@@ -21,7 +22,7 @@ class Link(Protocol):
     """Where deltas come from."""
 
     @property
-    def sender(self) -> Sender:
+    def sender(self) -> Incarnation:
         """Whose link it is."""
 
     def abort(self, request_id: str) -> None:
@@ -70,12 +71,12 @@ class Relays:
         else:
             link.abort(request_id)
 
-    def owned(self) -> Counter[Sender]:
+    def owned(self) -> Counter[Incarnation]:
         """How many requests each worker has."""
         owners = (relay.ownership.owner for relay in self._relays.values())
         return Counter(owner for owner in owners if owner is not None)
 
-    def of(self, sender: Sender) -> list[Relay]:
+    def of(self, sender: Incarnation) -> list[Relay]:
         """The requests that a worker has."""
         return [relay for relay in self._relays.values() if relay.ownership.owner == sender]
 
@@ -100,15 +101,15 @@ class Relays:
             relay.fail(upstream_failed(f"The worker's token stream is broken: {error}", "token_gap"))
         self._look_after(relay)
 
-    def moved(self, sender: Sender, moved: worker_pb2.RequestMoved) -> Relay | None:
+    def moved(self, sender: Incarnation, moved: worker_pb2.RequestMoved) -> Relay | None:
         """A worker says that a request lives elsewhere; returns it if it is still wanted."""
         relay = self._relays.get(moved.request_id)
         if relay is not None:
-            relay.moved(sender, Sender(moved.instance_id, moved.incarnation_id), moved.epoch)
+            relay.moved(sender, Incarnation(moved.instance_id, moved.incarnation_id), moved.epoch)
             self._look_after(relay)
         return relay
 
-    def lose(self, sender: Sender, loss: Loss) -> int:
+    def lose(self, sender: Incarnation, loss: Loss) -> int:
         """Nothing more comes from a worker. Returns how many requests that left without an owner."""
         lost = len(self.of(sender))
         self._metrics.worker_losses.labels(loss.reason).inc(lost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from controlplane.model.incarnation import Incarnation
 from controlplane.protocols.migration.messages import HandOver, Offer, Round, ToTarget
 from controlplane.protocols.migration.target import (
     FINAL,
@@ -25,7 +26,6 @@ from controlplane.protocols.migration.target import (
 from mesh.errors import RequestRefused
 from simulator.cluster.events import Event, Rank
 from simulator.cluster.kv_links import Transfer
-from simulator.cluster.ledger import Owner
 from simulator.cluster.worker import Worker
 from simulator.instance.counted_request import CountedRequest
 
@@ -40,7 +40,7 @@ class Incoming:
         self,
         offer: Offer,
         request: CountedRequest,
-        source: Owner,
+        source: Incarnation,
         worker: Worker,
         office: MigrationOffice,
         now_ms: float,
@@ -154,7 +154,7 @@ class Incoming:
     def _activate(self, computed_tokens: int, now_ms: float) -> None:
         request_id = self._request.request_id
         description = self.worker.description
-        owner = Owner(description.instance_id, description.incarnation_id)
+        owner = Incarnation(description.instance_id, description.incarnation_id)
         self.worker.touch(now_ms)
         if self._office.ledger.handed_over(request_id, owner, self.offer.epoch):
             self.worker.instance.complete_import(request_id, computed_tokens + 1)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
+from controlplane.model.incarnation import Incarnation
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.protocols.migration.limits import MigrationLimits
 from controlplane.protocols.migration.messages import Failed, Offer, Refuse, ToSource, ToTarget
@@ -12,7 +13,7 @@ from controlplane.protocols.migration.source import SourceState, TargetLost
 from simulator.cluster.config import MigrationConfig
 from simulator.cluster.events import EventQueue, Rank
 from simulator.cluster.kv_links import KvLinks
-from simulator.cluster.ledger import Ledger, Owner
+from simulator.cluster.ledger import Ledger
 from simulator.cluster.migration.incoming import Incoming
 from simulator.cluster.migration.outgoing import Outgoing
 from simulator.cluster.worker import Worker
@@ -112,7 +113,7 @@ class MigrationOffice:
         if self._queued.get(source_id):
             self._start_queued(source_id)
 
-    def instance_lost(self, lost: Owner, now_ms: float) -> None:
+    def instance_lost(self, lost: Incarnation, now_ms: float) -> None:
         """An instance has died; its workers are gone from the mapping already."""
         for queued in self._queued.pop(lost.instance_id, ()):
             self._report(queued, WITHDRAWN)
@@ -288,5 +289,5 @@ class MigrationOffice:
         )
 
 
-def _owner(worker: Worker) -> Owner:
-    return Owner(worker.description.instance_id, worker.description.incarnation_id)
+def _owner(worker: Worker) -> Incarnation:
+    return Incarnation(worker.description.instance_id, worker.description.incarnation_id)

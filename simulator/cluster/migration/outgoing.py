@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from controlplane.model.incarnation import Incarnation
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.request import EngineRequest, SamplingParams
 from controlplane.protocols.migration.limits import MigrationLimits
@@ -27,7 +28,7 @@ from controlplane.protocols.migration.source import (
     Tick,
 )
 from simulator.cluster.events import Event, Rank
-from simulator.cluster.ledger import OpenRequest, Owner
+from simulator.cluster.ledger import OpenRequest
 from simulator.cluster.worker import Worker
 from simulator.instance.sequence import SequenceState
 
@@ -44,7 +45,7 @@ class Outgoing:
         self,
         migration_id: str,
         order: MigrationOrder,
-        target: Owner,
+        target: Incarnation,
         entry: OpenRequest,
         worker: Worker,
         limits: MigrationLimits,

@@ -6,10 +6,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from controlplane.protocols.ownership import Filled, Ownership, Sender, TokenGap
+from controlplane.model.incarnation import Incarnation
+from controlplane.protocols.ownership import Filled, Ownership, TokenGap
 from mesh.errors import IllegalTransition
 
-A, B, C = Sender("a", "1"), Sender("b", "1"), Sender("c", "1")
+A, B, C = Incarnation("a", "1"), Incarnation("b", "1"), Incarnation("c", "1")
 TRUTH = list(range(100, 130))
 
 
@@ -27,7 +28,7 @@ def step(epoch: int, start: int, end: int, *, first: bool = False) -> Step:
     return Step(epoch, start, TRUTH[start:end], TRUTH[:start] if first else [])
 
 
-def owned_by(owner: Sender) -> Ownership[Step]:
+def owned_by(owner: Incarnation) -> Ownership[Step]:
     ownership = Ownership[Step]()
     ownership.place(owner)
     return ownership

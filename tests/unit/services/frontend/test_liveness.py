@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.protocols.ownership import Sender
+from controlplane.model.incarnation import Incarnation
 from services.frontend.workers.liveness import (
     IDLE_FREEZE_S,
     LONGEST_LEARNT_S,
@@ -19,24 +19,24 @@ from services.frontend.workers.liveness import (
 
 LOOK_S = 0.1
 FREEZE_S, STALL_S = 0.5, 10.0
-A, B, C = (Sender(name, "first") for name in "abc")
+A, B, C = (Incarnation(name, "first") for name in "abc")
 
 
 class World:
     """Workers that say something at each look, or not, and a probe that is answered, or not."""
 
-    def __init__(self, *workers: Sender) -> None:
+    def __init__(self, *workers: Incarnation) -> None:
         self.monitor = LivenessMonitor(FREEZE_S, STALL_S)
         self.now_s = 0.0
         self.messages = dict.fromkeys(workers, 0)
         self.requests = dict.fromkeys(workers, 1)
         self.stalled_s = dict.fromkeys(workers, 0.0)
-        self.answers: Callable[[Sender], bool] = lambda _: False
+        self.answers: Callable[[Incarnation], bool] = lambda _: False
         self.hung: list[tuple[float, Hung]] = []
-        self.probes: list[Sender] = []
-        self._open: list[tuple[float, Sender]] = []
+        self.probes: list[Incarnation] = []
+        self._open: list[tuple[float, Incarnation]] = []
 
-    def look(self, *heard: Sender, after_s: float = LOOK_S) -> None:
+    def look(self, *heard: Incarnation, after_s: float = LOOK_S) -> None:
         self.now_s += after_s
         for worker in heard:
             self.messages[worker] += 1
@@ -57,7 +57,7 @@ class World:
                 self.hung.append((self.now_s, finding))
                 self.requests[finding.worker] = 0
 
-    def look_for(self, seconds: float, *heard: Sender) -> None:
+    def look_for(self, seconds: float, *heard: Incarnation) -> None:
         for _ in range(round(seconds / LOOK_S)):
             self.look(*heard)
 

@@ -3,7 +3,8 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controlplane.protocols.ownership import Sender, TokenGap
+from controlplane.model.incarnation import Incarnation
+from controlplane.protocols.ownership import TokenGap
 from penstock.v1 import request_pb2
 from services.frontend.errors import ApiError, unavailable
 from services.frontend.metrics import FrontendMetrics
@@ -11,7 +12,7 @@ from services.frontend.workers.mailbox import Mailbox
 from services.frontend.workers.relay import Loss, Relay
 from services.frontend.workers.relays import MAX_RELEASED, Relays
 
-WORKER = Sender("worker-0", "first")
+WORKER = Incarnation("worker-0", "first")
 
 
 def relay_into(mailbox: Mailbox) -> Relay:
@@ -113,7 +114,7 @@ class ToldLink:
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.sender = Sender("worker-1", "first")
+        self.sender = Incarnation("worker-1", "first")
         self.told: list[tuple[str, str]] = []
 
     def abort(self, request_id: str) -> None:
