@@ -132,6 +132,8 @@ class Watch:
         if self._samples % VALIDATED_EVERY == 0:
             for life in running:
                 self._validate(life)
+            for life in frontends:
+                self._validate_requests(life)
 
     def attempt_ended(self, asked: Asked, attempt: Attempt) -> None:
         """Called at the moment that a client has its answer or knows that it gets none."""
@@ -347,6 +349,16 @@ class Watch:
         for what, (size, most) in bounded.items():
             if size > most:
                 self.violated("out of bounds", life.machine.name, f"{what}: {size}, and at most {most}")
+
+    def _validate_requests(self, life: Life) -> None:
+        assert isinstance(life.role, FrontendRole)
+        if life.role.service is None:
+            return
+        for request_id, generation in life.role.service.running.items():
+            try:
+                generation.validate()
+            except AssertionError as error:
+                self.violated("broken request", life.machine.name, f"{request_id}: {error}")
 
     def _validate(self, life: Life) -> None:
         engine = life.role.engine if isinstance(life.role, WorkerRole) else None

@@ -16,6 +16,7 @@ PenstockError
 +-- EngineError             the engine inside a worker
 |   +-- EngineFailed        it cannot start, or died
 |   +-- RequestRefused      this one request cannot be served here
+|   |   +-- QueueFull       not now: too many others wait
 |   +-- KvBlockCorrupt      a transferred KV block does not hold what its tokens say
 +-- PlacementError          no instance can take a request
 |   +-- UnknownModel        nobody serves the model
@@ -96,6 +97,10 @@ class EngineFailed(EngineError):
 
 class RequestRefused(EngineError):
     """This one request cannot be served here."""
+
+
+class QueueFull(RequestRefused):
+    """Not now: as many requests wait as may. Another instance may take it."""
 
 
 class KvBlockCorrupt(EngineError):

@@ -1,5 +1,5 @@
 """Whose tokens of a request count while it moves between workers or outlives one: the frontend's side. Pure; time is
-an argument.
+an argument. `Ownership` says who has the request, and is the simulator's too; `TokenStream` which tokens count.
 
 - Every delta bears an epoch. Lower ones than ours are no longer wanted; a higher one makes its sender the owner.
 - A new owner may be heard before the last tokens of the former one, which come over another stream. Its deltas are
@@ -53,24 +53,50 @@ class Filled(NamedTuple):
 D = TypeVar("D", bound=Delta)
 
 
-class Ownership(Generic[D]):
-    """Of one request. What is returned is to be passed on, in order: each token exactly once."""
+class Ownership:
+    """Who has one request: at most one instance, under an epoch that grows with every change."""
 
-    __slots__ = (
-        "_deadline_s",
-        "_formers",
-        "_handed_over_at",
-        "_held",
-        "_hold_s",
-        "_told",
-        "epoch",
-        "owner",
-        "token_ids",
-    )
+    __slots__ = ("epoch", "owner")
 
-    def __init__(self, hold_s: float = HOLD_S) -> None:
+    def __init__(self) -> None:
         self.epoch = 0
         self.owner: Incarnation | None = None
+
+    def place(self, owner: Incarnation) -> None:
+        """The request is given to a worker, under the present epoch. Raises IllegalTransition if it has an owner."""
+        if self.owner is not None:
+            raise IllegalTransition(
+                f"a request of {self.owner.instance_id} in epoch {self.epoch} is placed on {owner.instance_id} without "
+                "having been taken back; this is a bug of the frontend"
+            )
+        self.owner = owner
+
+    def claim(self, claimant: Incarnation, epoch: int) -> bool:
+        """`claimant` goes on with the request under `epoch`: whether it owns it from now on. False where a recovery
+        has overtaken that. While nobody owns the request nobody can make himself owner, but its next epoch will be
+        higher than his."""
+        if epoch <= self.epoch:
+            return False
+        if self.owner is None:
+            self.epoch = epoch + 1
+            return False
+        self.owner, self.epoch = claimant, epoch
+        return True
+
+    def take_back(self) -> None:
+        """Nobody owns the request from now on; a new epoch begins."""
+        self.owner = None
+        self.epoch += EPOCHS_PER_RECOVERY
+
+
+class TokenStream(Ownership, Generic[D]):
+    """The tokens of one request, from whoever owns it. What is returned is to be passed on, in order: each token
+    exactly once."""
+
+    __slots__ = ("_deadline_s", "_formers", "_handed_over_at", "_held", "_hold_s", "_told", "token_ids")
+
+    def __init__(self, hold_s: float = HOLD_S) -> None:
+        super().__init__()
         self.token_ids: list[int] = []
         """All that were passed on."""
         self._hold_s = hold_s
@@ -88,13 +114,8 @@ class Ownership(Generic[D]):
         return bool(self._held)
 
     def place(self, owner: Incarnation) -> None:
-        """The request is given to a worker, under the present epoch. Raises IllegalTransition if it has an owner."""
-        if self.owner is not None:
-            raise IllegalTransition(
-                f"a request of {self.owner.instance_id} in epoch {self.epoch} is placed on {owner.instance_id} without "
-                "having been taken back; this is a bug of the frontend"
-            )
-        self.owner = owner
+        """See `Ownership`."""
+        super().place(owner)
         self._told.clear()
 
     def adopt(self, owner: Incarnation, epoch: int) -> None:
@@ -103,9 +124,8 @@ class Ownership(Generic[D]):
         self.owner, self.epoch = owner, epoch
 
     def take_back(self) -> None:
-        """Nobody owns the request from now on; a new epoch begins."""
-        self.owner = None
-        self.epoch += EPOCHS_PER_RECOVERY
+        """See `Ownership`."""
+        super().take_back()
         self._forget_formers()
 
     def receive(self, sender: Incarnation, delta: D, now_s: float) -> Sequence[D | Filled] | None:
@@ -136,12 +156,12 @@ class Ownership(Generic[D]):
 
     def gives_up(self, sender: Incarnation, epoch: int) -> bool:
         """`sender` has ended the request with an error: whether it was the owner, who leaves the request to nobody."""
+        former = self.owner
         if epoch > self.epoch:
-            if self.owner is None:
-                self.epoch = epoch + 1
+            if not self.claim(sender, epoch):
                 return False
-            self._formers.add(self.owner)
-            self.owner, self.epoch = sender, epoch
+            assert former is not None, "only what somebody owns can be claimed"
+            self._formers.add(former)
         return sender == self.owner and epoch == self.epoch
 
     def silenced(self, sender: Incarnation) -> Sequence[D | Filled]:
@@ -179,15 +199,16 @@ class Ownership(Generic[D]):
 
     def _handed_over(self, sender: Incarnation, delta: D, now_s: float) -> Sequence[D | Filled] | None:
         account = list(delta.emitted_token_ids)
-        if self.owner is None:
-            self.epoch = delta.epoch + 1
+        former = self.owner
+        if former is None:
+            self.claim(sender, delta.epoch)
             return self._unwanted(sender)
         if len(account) != delta.offset or account[: len(self.token_ids)] != self.token_ids:
             # A life of the request that a recovery has overtaken and that went on to move: its tokens are not ours.
             return self._unwanted(sender)
-        self._formers.add(self.owner)
+        self.claim(sender, delta.epoch)
+        self._formers.add(former)
         self._formers.discard(sender)
-        self.owner, self.epoch = sender, delta.epoch
         self._handed_over_at = delta.offset
         if delta.offset == len(self.token_ids) and not self._held:
             self._forget_formers()
@@ -222,6 +243,14 @@ class Ownership(Generic[D]):
             return ()
         self._told.add(sender)
         return None
+
+    def validate(self) -> None:
+        """Raises AssertionError where what is kept contradicts itself."""
+        story = f"epoch {self.epoch} of {self.owner}, {len(self._held)} deltas held for {self._formers}"
+        assert self.epoch >= 0, story
+        assert len(self._held) <= MAX_HELD_DELTAS, story
+        assert bool(self._held) == (self._deadline_s is not None), story
+        assert self.owner is not None or not (self._held or self._formers), story
 
     def _forget_formers(self) -> None:
         self._formers.clear()

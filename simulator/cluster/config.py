@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from controlplane.model.instance import InstancePhase
 from controlplane.protocols.migration.limits import MigrationLimits
+from controlplane.protocols.recovery import RecoveryLimits
 from mesh.errors import ConfigurationError
 from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig
@@ -112,6 +113,8 @@ class ClusterConfig:
     """Each instance by itself; empty: all are like `instance`."""
     link: KvLinkConfig = field(default_factory=KvLinkConfig, kw_only=True)
     migration: MigrationConfig = field(default_factory=MigrationConfig, kw_only=True)
+    recovery: RecoveryLimits = field(default_factory=RecoveryLimits, kw_only=True)
+    """How long requests wait for an instance, those that have lost theirs included."""
 
     def __post_init__(self) -> None:
         if self.instances < 1:

@@ -1,9 +1,10 @@
 """The requests of a simulation from arrival to end: each ends exactly once, and one instance at a time owns it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from controlplane.model.incarnation import Incarnation
-from controlplane.protocols.ownership import EPOCHS_PER_RECOVERY
+from controlplane.protocols.ownership import Ownership
+from controlplane.protocols.recovery import RecoveryManager
 from mesh.errors import IllegalTransition
 from simulator.instance.counted_request import CountedRequest
 from simulator.report.outcome import RequestOutcome
@@ -18,16 +19,26 @@ class OpenRequest:
     arrival_s: float
     request: CountedRequest
     """As it would be submitted now: tokens emitted before a failure or a migration included."""
-    owner: Incarnation | None = None
-    """Whose tokens count; None between two placements."""
-    epoch: int = 0
-    """One more with each hand-over, two more with each recovery, as at the live frontend."""
+    recovery: RecoveryManager
+    """Where it is to go."""
+    ownership: Ownership = field(default_factory=Ownership)
+    """Whose tokens count."""
     instance_id: str = ""
     """Where it was last."""
     decode_instance_id: str = ""
     """Where it is to be decoded; empty: where it is prefilled."""
     first_token_s: float | None = None
     cached_tokens: int = 0
+
+    @property
+    def owner(self) -> Incarnation | None:
+        """None between two placements."""
+        return self.ownership.owner
+
+    @property
+    def epoch(self) -> int:
+        """One more with each migration, two more with each recovery."""
+        return self.ownership.epoch
 
 
 class Ledger:
@@ -62,23 +73,21 @@ class Ledger:
     def placed(self, request_id: str, owner: Incarnation) -> None:
         """It was given to an instance, under its present epoch."""
         entry = self.open[request_id]
-        if entry.owner is not None:
-            raise IllegalTransition(f"request {request_id} of {entry.owner} is placed on {owner}")
-        entry.owner, entry.instance_id = owner, owner.instance_id
+        entry.ownership.place(owner)
+        entry.instance_id = owner.instance_id
 
     def handed_over(self, request_id: str, owner: Incarnation, epoch: int) -> bool:
         """An instance says that it has taken a request over; False if a recovery has overtaken that, or the end."""
         entry = self.open.get(request_id)
-        if entry is None or epoch <= entry.epoch:
+        if entry is None or not entry.ownership.claim(owner, epoch):
             return False
-        entry.owner, entry.epoch, entry.instance_id = owner, epoch, owner.instance_id
+        entry.instance_id = owner.instance_id
         return True
 
     def taken_back(self, request_id: str, emitted_tokens: int) -> OpenRequest:
         """Its owner is lost or gives it up, with so many tokens emitted in all."""
         entry = self.open[request_id]
-        entry.owner = None
-        entry.epoch += EPOCHS_PER_RECOVERY
+        entry.ownership.take_back()
         entry.request = replace(entry.request, emitted_tokens=emitted_tokens)
         return entry
 

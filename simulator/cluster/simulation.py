@@ -7,10 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.migration_order import MigrationOrder
-from controlplane.model.placement import PlacementRequest
 from controlplane.policies.interface import Observer, Policy, decides_late, is_observer
-from controlplane.policies.place import place
-from mesh.errors import NoInstance, RequestRefused
+from controlplane.protocols.recovery import RecoveryManager
 from simulator.cluster.arrivals import Arrivals
 from simulator.cluster.config import ClusterConfig
 from simulator.cluster.control import (
@@ -30,6 +28,7 @@ from simulator.cluster.kv_links import KvLinks
 from simulator.cluster.late_decodes import LateDecodes
 from simulator.cluster.ledger import Ledger, OpenRequest
 from simulator.cluster.migration.office import MigrationOffice
+from simulator.cluster.placements import Placements
 from simulator.cluster.prefix import prompt_block_hashes
 from simulator.cluster.recording import Recording, RecordingConfig
 from simulator.cluster.view import ClusterView
@@ -82,6 +81,9 @@ class ClusterSimulation:
             self._late_decodes = LateDecodes(
                 policy, config.model, delay_ms, self.events, self.ledger, self.fleet, self.hand_overs
             )
+        self.placements = Placements(
+            config.model, policy, self.events, self.ledger, self.fleet, self._placed, self._end_badly
+        )
         self.preemptions = 0
         self._policy = policy
         self._requests = requests
@@ -107,49 +109,18 @@ class ClusterSimulation:
     # -- requests
 
     def _arrive(self, index: int, now_ms: float) -> None:
-        self.fleet.see(now_ms)
         trace = self._requests[index]
         hashes = prompt_block_hashes(trace, self.config.instance.block_tokens)
         request = CountedRequest(f"r{index}", trace.input_tokens, trace.output_tokens, block_hashes=hashes)
-        self.ledger.arrived(
-            OpenRequest(index, now_ms / 1000 if trace.think_s is not None else trace.arrival_s, request)
-        )
-        self._place(request, now_ms)
+        arrival_s = now_ms / 1000 if trace.think_s is not None else trace.arrival_s
+        entry = OpenRequest(index, arrival_s, request, RecoveryManager(request.request_id, self.config.recovery))
+        self.ledger.arrived(entry)
+        self.placements.arrived(entry, now_ms)
         if self._on_progress is not None and index % _PROGRESS_EVERY == 0:
             self._on_progress(self.ledger.ended)
 
-    def _place(self, request: CountedRequest, now_ms: float, failed_on: frozenset[str] = frozenset()) -> None:
-        """Where an instance refuses it, as long as there is another, it goes there."""
-        refusal: RequestRefused | None = None
-        while True:
-            asked = PlacementRequest(
-                request_id=request.request_id,
-                model=self.config.model,
-                prompt_tokens=request.prompt_tokens + request.emitted_tokens,
-                now_s=now_ms / 1000,
-                block_hashes=request.block_hashes,
-                max_tokens=request.output_tokens,
-                priority=request.priority,
-                excluded_instance_ids=failed_on,
-                is_decoding=request.emitted_tokens > 0,
-            )
-            try:
-                placement = place(self.table, self._policy, asked, asks_later=True)
-                prefill_id = placement.instance.instance_id
-                self.workers[prefill_id].submit(request, now_ms)
-            except NoInstance as error:
-                self._end_badly(request.request_id, now_ms, str(refusal or error))
-                return
-            except RequestRefused as error:
-                refusal = error
-                self.table.ended(request.request_id)
-                failed_on |= {prefill_id}
-                continue
-            self._placed(request, prefill_id, placement.decode_instance.instance_id, now_ms)
-            return
-
-    def _placed(self, request: CountedRequest, prefill_id: str, decode_id: str, now_ms: float) -> None:
-        self.ledger.placed(request.request_id, incarnation_of(self.workers[prefill_id]))
+    def _placed(self, entry: OpenRequest, prefill_id: str, decode_id: str) -> None:
+        request = entry.request
         if decode_id != prefill_id:
             self.hand_overs.expect(request.request_id, prefill_id, decode_id)
         if self._controllers:
@@ -158,11 +129,11 @@ class ClusterSimulation:
     def _recover(self, request_id: str, emitted_tokens: int, now_ms: float) -> None:
         """Its owner has given it up: it goes on after its last token, wherever there is room."""
         self.hand_overs.forget(request_id)
-        self.fleet.see(now_ms)
-        self._place(self.ledger.taken_back(request_id, emitted_tokens).request, now_ms)
-
-    def _end_badly(self, request_id: str, now_ms: float, error: str) -> None:
         entry = self.ledger.open[request_id]
+        self.placements.lost(entry, entry.instance_id, emitted_tokens, now_ms)
+
+    def _end_badly(self, entry: OpenRequest, error: str, now_ms: float) -> None:
+        request_id = entry.request.request_id
         self.table.ended(request_id)
         self.ledger.failed(request_id, now_ms / 1000, error)
         self._ended(entry, error, now_ms)
@@ -186,6 +157,7 @@ class ClusterSimulation:
         for request_id in result.finished:
             entry = self.ledger.open[request_id]
             self.ledger.finished(request_id, incarnation_of(worker), now_s)
+            self.placements.ended(entry, now_ms)
             self.table.ended(request_id)
             self._ended(entry, "", now_ms)
         for request_id in result.preempted:
@@ -207,6 +179,7 @@ class ClusterSimulation:
         worker = self.fleet.join(number, incarnation)
         self.links.join(worker.description.instance_id, self.config.spec(number).link or self.config.link)
         self._tell(Joined(worker.description.instance_id))
+        self.placements.joined(self.events.now_ms)
 
     def _fail(self, number: int, now_ms: float) -> None:
         self.fleet.see(now_ms)
@@ -222,8 +195,7 @@ class ClusterSimulation:
         self.links.leave(lost.instance_id, now_ms)
         for request_id, emitted_tokens in owned.items():
             self.hand_overs.forget(request_id)
-            recovered = self.ledger.taken_back(request_id, emitted_tokens)
-            self._place(recovered.request, now_ms, frozenset((lost.instance_id,)))
+            self.placements.lost(self.ledger.open[request_id], lost.instance_id, emitted_tokens, now_ms)
 
     # -- who watches
 

@@ -11,7 +11,7 @@ from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, TokenDelta
 from controlplane.model.running_request import RunningRequest
 from controlplane.model.token_intervals import TokenIntervals
-from mesh.errors import IllegalTransition, RequestRefused
+from mesh.errors import IllegalTransition, QueueFull, RequestRefused
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.block_pool import NO_CHANGES
 from simulator.instance.config import InstanceConfig
@@ -44,10 +44,10 @@ class Instance:
         self._intervals = TokenIntervals()
 
     def submit(self, request: EngineRequest | CountedRequest) -> None:
-        """Queue a request. Raises `RequestRefused` for one that can never be served, whose id is in use, or
-        that finds the queue full."""
+        """Queue a request. Raises `RequestRefused` for one that can never be served or whose id is in use, and
+        `QueueFull`."""
         if len(self._scheduler.waiting) >= self.config.max_queued_requests:
-            raise RequestRefused(
+            raise QueueFull(
                 f"request {request.request_id}: the queue of {self.config.max_queued_requests} is full; try "
                 "another instance or come back later"
             )

@@ -1,103 +1,96 @@
-"""Puts requests on workers: asks where, waits for the connection, asks again if there is none."""
+"""Puts the choices of one client request on workers, and each of them on another one when it loses its own."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Final
 
 from controlplane.model.prefix_hash import block_hashes
+from controlplane.protocols.recovery import (
+    Begin,
+    Choose,
+    Chosen,
+    Ended,
+    Event,
+    GivenUp,
+    GiveUp,
+    Instruction,
+    Lost,
+    NoneChosen,
+    Nothing,
+    NotSubmitted,
+    Pause,
+    RecoveryLimits,
+    RecoveryManager,
+    Run,
+    Submit,
+    Submitted,
+    Wait,
+    Woken,
+)
 from mesh.errors import NoInstance, PeerUnavailable, UnknownModel
 from penstock.v1 import scheduler_pb2
 from services.frontend.errors import ApiError, stopped, unavailable
+from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import Placement, PlacementClient
 from services.frontend.placement.waiting_room import WaitingRoom
 from services.frontend.workers.link import WorkerLink
 from services.frontend.workers.pool import WorkerPool
-from services.frontend.workers.relay import Relay
+from services.frontend.workers.relay import Loss, Relay
 
 log = logging.getLogger(__name__)
-
-MAX_PLACEMENTS: Final = 3
-"""A chosen worker may turn out not to be connected; after this many there is an error."""
-FIRST_RETRY_S: Final = 0.1
-LONGEST_RETRY_S: Final = 2.0
-OVERRULE_S: Final = 1.0
-"""A scheduler that finds no instance for so long, while the frontend is connected to some, is not asked any more: the
-frontend places the request itself. Long enough for the monitors to tell it of a worker that has just joined."""
 
 
 @dataclass(slots=True)
 class Placer:
-    """Of one client request."""
+    """Carries out what the recovery manager of each choice says; `close` it with the request."""
 
     pool: WorkerPool
     placement: PlacementClient
     block_tokens: int
     connect_wait_s: float
+    limits: RecoveryLimits
     room: WaitingRoom
+    metrics: FrontendMetrics
     clock: Callable[[], float]
+    _managers: dict[str, RecoveryManager] = field(default_factory=dict)
+    """By request id."""
     _placed_ids: set[str] = field(default_factory=set)
+    """Of requests whose end the schedulers have not been told."""
+    _recoveries: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def put_new(self, relays: Sequence[Relay], wait_s: float) -> Placement:
         """Put the choices of one prompt on one instance; while there is none, wait for it, in the waiting room and for
         `wait_s` at most. Returns where and who said so. Raises ApiError."""
-        seen = self.pool.news
-        try:
-            return await self._put(relays)
-        except ApiError as error:
-            if wait_s <= 0:
-                raise
-            with self.room.entered(relays[0].model, error):
-                return await self._wait_and_put(relays, wait_s, seen, error)
+        manager = self._manager(relays[0])
+        placement = await self._carry_out(manager, manager.handle(Begin(wait_s), self.clock()), relays, is_new=True)
+        assert placement is not None, "a new request has a reader"
+        return placement
 
-    async def put_again(self, relay: Relay, wait_s: float, lost_on: str) -> Placement:
-        """The same for a choice that has lost its owner, outside of the waiting room."""
-        seen = self.pool.news
-        try:
-            return await self._put([relay], (lost_on,))
-        except ApiError as error:
-            # From now on nobody is excluded: the next life of the same instance is as good as another one.
-            return await self._wait_and_put([relay], wait_s, seen, error)
+    def adopt(self, relay: Relay) -> None:
+        """Look after a choice that a worker has already: its client came back from another frontend."""
+        self._manager(relay).handle(Submitted(relay.instance_id), self.clock())
 
-    async def _wait_and_put(self, relays: Sequence[Relay], wait_s: float, seen: int, error: ApiError) -> Placement:
-        began_s = self.clock()
-        retry_s = FIRST_RETRY_S
-        while True:
-            waited_s = self.clock() - began_s
-            if self.room.is_closed:
-                raise stopped()
-            if waited_s >= wait_s:
-                raise error
-            has_news = await self.pool.wait_for_news(seen, min(wait_s - waited_s, retry_s))
-            retry_s = FIRST_RETRY_S if has_news else min(LONGEST_RETRY_S, 2 * retry_s)
-            seen = self.pool.news
-            try:
-                return await self._put(relays, overrule=self.clock() - began_s >= OVERRULE_S)
-            except ApiError as failed:
-                error = failed
-
-    async def _put(
-        self, relays: Sequence[Relay], excluded_instance_ids: Iterable[str] = (), *, overrule: bool = False
-    ) -> Placement:
-        request = self._request(relays[0], excluded_instance_ids)
-        for _ in range(MAX_PLACEMENTS):
-            placement = await self._place(request, overrule=overrule)
-            instance_id = placement.instance_id
-            link = await self.pool.wait_connected(instance_id, self._connect_wait_s(request, instance_id))
-            if link is not None and self._submit(relays, link, placement):
-                return placement
-            log.info("placed on an instance that is not connected", extra={"instance_id": instance_id})
-            request.excluded_instance_ids.append(instance_id)
-        raise unavailable("The instances that were chosen for this request cannot be reached; try again.")
-
-    def _connect_wait_s(self, request: scheduler_pb2.PlaceRequest, instance_id: str) -> float:
-        """Nothing where another instance could have the request at once: the chosen one may be away for good."""
-        chosen = self.pool.link(instance_id)
-        if chosen is not None and chosen.is_connected:
-            return 0.0  # there is nothing to wait for; nor should each placement look at every worker
-        others = (link.instance_id for link in self.pool.connected(request.model))
-        excluded = {instance_id, *request.excluded_instance_ids}
-        return self.connect_wait_s if all(other in excluded for other in others) else 0.0
+    def recover(self, relay: Relay, loss: Loss) -> None:
+        """Place a choice again that nobody owns, or fail it with the loss."""
+        manager = self._manager(relay)
+        instruction = manager.handle(Lost(loss.instance_id, len(relay.emitted_token_ids)), self.clock())
+        story = {
+            "request_id": relay.request_id,
+            "instance_id": loss.instance_id,
+            "reason": loss.reason,
+            "emitted_tokens": len(relay.emitted_token_ids),
+            "losses_without_progress": manager.budget.losses,
+        }
+        if isinstance(instruction, GiveUp):
+            log.error("a request was lost too often", extra=story)
+            self._give_up(relay, loss)
+            return
+        log.warning("recovering a request", extra=story)
+        task = asyncio.get_running_loop().create_task(self._recover(relay, loss, instruction))
+        self._recoveries.add(task)
+        task.add_done_callback(lambda done: self._recovered(done, relay, loss))
 
     def ended(self, request_id: str, ok: bool, reason: str) -> None:
         """Tell the scheduler, if it placed this one."""
@@ -106,34 +99,131 @@ class Placer:
             self.placement.ended(request_id, ok, reason)
 
     def close(self, ok: bool, reason: str) -> None:
-        """All of them have ended."""
+        """All choices have ended: recover nothing any more."""
+        for task in self._recoveries:
+            task.cancel()
+        for manager in self._managers.values():
+            manager.handle(Ended(), self.clock())
         for request_id in sorted(self._placed_ids):
             self.ended(request_id, ok, reason)
 
-    def _request(self, relay: Relay, excluded_instance_ids: Iterable[str]) -> scheduler_pb2.PlaceRequest:
+    def validate(self) -> None:
+        """Raises AssertionError where what is kept contradicts itself."""
+        for manager in self._managers.values():
+            manager.validate()
+
+    def _manager(self, relay: Relay) -> RecoveryManager:
+        manager = self._managers.get(relay.request_id)
+        if manager is None:
+            manager = self._managers[relay.request_id] = RecoveryManager(relay.request_id, self.limits)
+        return manager
+
+    async def _recover(self, relay: Relay, loss: Loss, instruction: Instruction) -> None:
+        self.ended(relay.request_id, ok=False, reason=loss.reason)
+        try:
+            await self._carry_out(self._manager(relay), instruction, [relay], is_new=False)
+        except ApiError as error:
+            log.error("a request cannot be recovered", extra={"request_id": relay.request_id, "error": str(error)})
+            self._give_up(relay, loss)
+            return
+        if relay.finished:
+            return
+        self.metrics.recoveries.labels(loss.reason).inc()
+        log.info("request recovered", extra={"request_id": relay.request_id, "instance_id": relay.instance_id})
+
+    def _recovered(self, task: asyncio.Task[None], relay: Relay, loss: Loss) -> None:
+        self._recoveries.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a recovery broke", exc_info=error, extra={"request_id": relay.request_id})
+            self._give_up(relay, loss)
+
+    def _give_up(self, relay: Relay, loss: Loss) -> None:
+        self.metrics.failed_recoveries.labels(loss.reason).inc()
+        self.pool.take_back(relay)
+        relay.fail(loss.error)
+
+    async def _carry_out(
+        self, manager: RecoveryManager, instruction: Instruction, relays: Sequence[Relay], *, is_new: bool
+    ) -> Placement | None:
+        """Until the relays are on an instance, or nobody wants them any more, which gives None. Raises ApiError where
+        they are given up."""
+        placement: Placement | None = None
+        seen, waits = self.pool.news, False
+        with ExitStack() as waiting:
+            while not isinstance(instruction, Run):
+                event: Event
+                match instruction:
+                    case Choose(excluded, may_overrule):
+                        try:
+                            placement = await self._choose(relays[0], excluded, may_overrule=may_overrule)
+                            event = Chosen(placement.instance_id)
+                        except (NoInstance, UnknownModel) as error:
+                            event = NoneChosen(str(error))
+                    case Submit(_, excluded):
+                        assert placement is not None, "an instance was chosen"
+                        event = await self._submit(relays, placement, excluded)
+                    case Pause(seconds):
+                        await asyncio.sleep(seconds)
+                        event = Woken()
+                    case Wait(seconds, because, reason):
+                        if is_new and not waits:
+                            waiting.enter_context(self.room.entered(relays[0].model, _refusal(because, reason)))
+                            waits = True
+                        event = await self._wait(seen, seconds)
+                        seen = self.pool.news
+                    case GiveUp(because, reason):
+                        raise _refusal(because, reason)
+                    case Nothing():
+                        return None
+                if all(relay.finished for relay in relays):
+                    event = Ended()
+                instruction = manager.handle(event, self.clock())
+        return placement
+
+    async def _choose(self, relay: Relay, excluded: Iterable[str], *, may_overrule: bool) -> Placement:
+        """Raises NoInstance or UnknownModel, which is no other matter here: this frontend knows the model, and that no
+        instance announces it now may be over in a second."""
         token_ids = [*relay.prompt_token_ids, *relay.emitted_token_ids]
-        return scheduler_pb2.PlaceRequest(
+        request = scheduler_pb2.PlaceRequest(
             request_id=relay.request_id,
             model=relay.model,
             prompt_tokens=len(token_ids),
             block_hashes=block_hashes(token_ids, self.block_tokens),
             priority=relay.priority,
             max_tokens=relay.sampling.max_tokens - len(relay.emitted_token_ids),
-            excluded_instance_ids=excluded_instance_ids,
+            excluded_instance_ids=excluded,
             is_decoding=bool(relay.emitted_token_ids),
         )
-
-    async def _place(self, request: scheduler_pb2.PlaceRequest, *, overrule: bool) -> Placement:
-        self._placed_ids.add(request.request_id)  # before the answer, which a client may not wait for
+        self._placed_ids.add(relay.request_id)  # before the answer, which a client may not wait for
         try:
             return await self.placement.place(request)
-        except (NoInstance, UnknownModel) as error:
-            if overrule and self.pool.connected(request.model):
+        except (NoInstance, UnknownModel):
+            if may_overrule and self.pool.connected(relay.model):
                 return self.placement.place_here(request)
-            # This frontend knows the model: that no instance announces it now may be over in a second.
-            raise unavailable(f"No instance can take this request now: {error}.", "no_instance") from error
+            raise
 
-    def _submit(self, relays: Sequence[Relay], link: WorkerLink, placement: Placement) -> bool:
+    async def _submit(
+        self, relays: Sequence[Relay], placement: Placement, excluded: Sequence[str]
+    ) -> Submitted | NotSubmitted:
+        instance_id = placement.instance_id
+        wait_s = self._connect_wait_s(relays[0].model, instance_id, excluded)
+        link = await self.pool.wait_connected(instance_id, wait_s)
+        if link is None or not self._send(relays, link, placement):
+            log.info("placed on an instance that is not connected", extra={"instance_id": instance_id})
+            return NotSubmitted(instance_id)
+        for relay in relays[1:]:
+            self._manager(relay).handle(Submitted(instance_id), self.clock())
+        return Submitted(instance_id)
+
+    def _connect_wait_s(self, model: str, instance_id: str, excluded: Sequence[str]) -> float:
+        """Nothing where another instance could have the request at once: the chosen one may be away for good."""
+        chosen = self.pool.link(instance_id)
+        if chosen is not None and chosen.is_connected:
+            return 0.0  # there is nothing to wait for; nor should each placement look at every worker
+        others = (link.instance_id for link in self.pool.connected(model))
+        return self.connect_wait_s if all(other in (instance_id, *excluded) for other in others) else 0.0
+
+    def _send(self, relays: Sequence[Relay], link: WorkerLink, placement: Placement) -> bool:
         sent: list[Relay] = []
         try:
             for relay in relays:
@@ -147,3 +237,14 @@ class Placer:
                 relay.ownership.take_back()
             return False
         return True
+
+    async def _wait(self, seen: int, seconds: float) -> Woken:
+        if self.room.is_closed:
+            raise stopped()
+        return Woken(has_news=await self.pool.wait_for_news(seen, seconds))
+
+
+def _refusal(because: GivenUp, reason: str) -> ApiError:
+    if because is GivenUp.UNREACHABLE:
+        return unavailable("The instances that were chosen for this request cannot be reached; try again.")
+    return unavailable(f"No instance can take this request now: {reason}.", "no_instance")

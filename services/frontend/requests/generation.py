@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from controlplane.protocols.recovery import RecoveryLimits
 from penstock.v1 import request_pb2
 from services.frontend.errors import ApiError, deadline_exceeded
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import PlacementClient
 from services.frontend.placement.placer import Placer
-from services.frontend.placement.recovery import Recovery, RecoveryBounds
 from services.frontend.placement.waiting_room import WaitingRoom
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.workers.mailbox import Mailbox
@@ -27,7 +27,7 @@ class GenerationBounds:
     deadline_s: float
     connect_wait_s: float
     max_pending_tokens: int
-    recovery: RecoveryBounds
+    recovery: RecoveryLimits
 
 
 class Generation:
@@ -54,7 +54,6 @@ class Generation:
         """Who placed each of `instance_ids`."""
         self._bounds = bounds
         self._placer: Placer | None = None
-        self._recovery: Recovery | None = None
 
     async def start(
         self,
@@ -93,8 +92,11 @@ class Generation:
         relays: Sequence[Relay],
     ) -> None:
         """With the choices of another frontend, instead of `start`."""
-        self._prepare(pool, placement, room, metrics, clock)
+        placer = self._prepare(pool, placement, room, metrics, clock)
         self.relays = list(relays)
+        for relay in relays:
+            if not relay.finished:
+                placer.adopt(relay)
         self.instance_ids = [relay.instance_id for relay in relays if relay.instance_id]
         self.policies = [RESUMED]
 
@@ -108,8 +110,6 @@ class Generation:
     def close(self, ok: bool, reason: str, *, keeps: bool = False) -> None:
         """Take back what still runs and tell the scheduler how it ended; `keeps`: what can be resumed is left to its
         worker instead."""
-        if self._recovery is not None:
-            self._recovery.close()
         for relay in self.relays:
             if relay.finished:
                 continue
@@ -135,14 +135,23 @@ class Generation:
         clock: Callable[[], float],
     ) -> Placer:
         bounds = self._bounds
-        placer = Placer(pool, placement, self.plan.model.block_tokens, bounds.connect_wait_s, room, clock)
-        self._placer, self._recovery = placer, Recovery(placer, bounds.recovery, metrics, clock)
-        return placer
+        block_tokens = self.plan.model.block_tokens
+        self._placer = Placer(
+            pool, placement, block_tokens, bounds.connect_wait_s, bounds.recovery, room, metrics, clock
+        )
+        return self._placer
 
     def on_lost(self, relay: Relay, loss: Loss) -> None:
         """A choice has no owner any more."""
-        assert self._recovery is not None, "a relay is lost after it was placed"
-        self._recovery.recover(relay, loss)
+        assert self._placer is not None, "a relay is lost after it was placed"
+        self._placer.recover(relay, loss)
+
+    def validate(self) -> None:
+        """Raises AssertionError where what is kept of a choice contradicts itself."""
+        if self._placer is not None:
+            self._placer.validate()
+        for relay in self.relays:
+            relay.ownership.validate()
 
     def _relay(self, choice: int) -> Relay:
         plan = self.plan

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from controlplane.protocols.recovery import RecoveryLimits
 from mesh.runtime import Entropy, Threads
 from services.frontend.errors import invalid_api_key, stopped, too_many_requests
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import PlacementClient
-from services.frontend.placement.recovery import RecoveryBounds
 from services.frontend.placement.waiting_room import WaitingRoom
 from services.frontend.requests.admission_gate import AdmissionGate
 from services.frontend.requests.api_keys import ApiKey, KeyRing
@@ -49,7 +49,7 @@ class FrontendService:
             settings.request_deadline_s,
             settings.connect_wait_s,
             settings.max_pending_tokens,
-            RecoveryBounds(settings.max_recoveries, settings.instance_wait_s),
+            RecoveryLimits(settings.max_recoveries, settings.instance_wait_s),
         )
 
     def authenticate(self, authorization: str | None) -> ApiKey | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from controlplane.model.incarnation import Incarnation
-from controlplane.protocols.ownership import Filled, Ownership
+from controlplane.protocols.ownership import Filled, TokenStream
 from penstock.v1 import request_pb2
 from services.frontend.errors import (
     ApiError,
@@ -90,7 +90,7 @@ class Relay:
         self.started_s = started_s
         self.resume = resume
         """What lets another frontend go on with it; None: it ends with this one."""
-        self.ownership = Ownership[request_pb2.TokenDelta]()
+        self.ownership = TokenStream[request_pb2.TokenDelta]()
         self.ownership.token_ids = emitted_token_ids or []
         self.finished = False
         """No more tokens will come, or none are wanted."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from controlplane.model.incarnation import Incarnation
-from controlplane.protocols.ownership import Filled, Ownership, TokenGap
+from controlplane.protocols.ownership import Filled, TokenGap, TokenStream
 from mesh.errors import IllegalTransition
 
 A, B, C = Incarnation("a", "1"), Incarnation("b", "1"), Incarnation("c", "1")
@@ -28,8 +28,8 @@ def step(epoch: int, start: int, end: int, *, first: bool = False) -> Step:
     return Step(epoch, start, TRUTH[start:end], TRUTH[:start] if first else [])
 
 
-def owned_by(owner: Incarnation) -> Ownership[Step]:
-    ownership = Ownership[Step]()
+def owned_by(owner: Incarnation) -> TokenStream[Step]:
+    ownership = TokenStream[Step]()
     ownership.place(owner)
     return ownership
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from controlplane.protocols import recovery
 from penstock.v1 import scheduler_pb2
-from services.frontend.placement import placer
 from tests.unit.services.frontend.fakes import always, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
@@ -30,7 +30,7 @@ async def all_workers_go(mesh: MeshOfFakes) -> None:
 
 
 async def test_a_new_request_waits_for_a_worker_to_come_back(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placer, "FIRST_RETRY_S", 60.0)  # so it is the news that wakes it
+    monkeypatch.setattr(recovery, "FIRST_RETRY_S", 60.0)  # so it is the news that wakes it
     async with mesh_of_fakes(model_path, short) as mesh, mesh.http() as http:
         await all_workers_go(mesh)
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
@@ -92,7 +92,7 @@ async def test_who_waits_when_the_frontend_stops_is_told(model_path: Path) -> No
 async def test_a_scheduler_that_does_not_know_of_a_connected_worker_is_overruled(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placer, "OVERRULE_S", 0.05)
+    monkeypatch.setattr(recovery, "OVERRULE_S", 0.05)
     async with mesh_of_fakes(model_path, short) as mesh, mesh.http() as http:
         mesh.scheduler.choose = nobody
         response = await http.post("/v1/chat/completions", json=BODY)

@@ -76,7 +76,7 @@ def test_a_controller_hears_of_everything_in_order() -> None:
     assert [event for _, event in witness.heard] == [
         Joined("instance-0"),
         Placed("r0", "instance-0", "instance-0", 50),
-        Ended("r1", "", witness.heard[2][1].error),  # type: ignore[union-attr]
+        Ended("r1", "instance-0", witness.heard[2][1].error),  # type: ignore[union-attr]
         FirstToken("r0", "instance-0"),
         Ended("r0", "instance-0"),
     ]

@@ -7,11 +7,12 @@ import pytest
 
 import controlplane.policies.place
 import engine_worker.engines.simulated
-import simulator.cluster.simulation
+import simulator.cluster.placements
 import simulator.cluster.worker
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.registry import create_policy
+from controlplane.protocols.recovery import RecoveryLimits
 from controlplane.scheduler import desk, feed
 from mesh.errors import ConfigurationError
 from simulator.cluster.config import ClusterConfig, Failure
@@ -44,7 +45,7 @@ def conversations(seconds: float = 60.0, seed: int = 1) -> list[TraceRequest]:
 
 def test_there_is_no_second_copy_of_the_live_objects() -> None:
     simulation = ClusterSimulation([], ClusterConfig(2, SMALL), PER_TOKEN, create_policy("lmetric"))
-    assert simulator.cluster.simulation.place is controlplane.policies.place.place is desk.place  # type: ignore[attr-defined]
+    assert simulator.cluster.placements.place is controlplane.policies.place.place is desk.place  # type: ignore[attr-defined]
     assert type(simulation.table) is ClusterTable is feed.ClusterTable  # type: ignore[attr-defined]
     assert type(simulation.table.index) is PrefixIndex
     engines_instance = engine_worker.engines.simulated.Instance  # type: ignore[attr-defined]
@@ -148,10 +149,29 @@ def test_requests_of_a_dead_instance_go_on_elsewhere() -> None:
     assert (outcome.output_tokens, outcome.error) == (40, "")
 
 
-def test_requests_fail_where_no_instance_is_left() -> None:
+def test_requests_fail_where_no_instance_is_left_for_as_long_as_they_wait() -> None:
     failures = (Failure(0, 0.100), Failure(1, 0.100))
     (outcome,) = simulate([TraceRequest(0.0, 50, 40)], ClusterConfig(2, SMALL, failures=failures))
     assert "has gone" in outcome.error
+    assert outcome.finished_s == pytest.approx(0.100 + 30.0)
+
+
+def test_a_request_waits_for_an_instance_that_comes_back() -> None:
+    requests = [TraceRequest(0.0, 50, 40), TraceRequest(1.0, 50, 3)]
+    lost, new = simulate(requests, ClusterConfig(1, SMALL, failures=(Failure(0, 0.100, 20.0),)))
+    assert not lost.error
+    assert not new.error
+    # A step of 100 tokens, all 54 of the first and 46 of the other; then the last 4 beside the first's decode.
+    assert new.first_token_s == pytest.approx(20.100 + 0.110 + 0.016)
+
+
+def test_a_request_that_finds_every_queue_full_asks_again() -> None:
+    narrow = replace(SMALL, max_batch_requests=1, max_queued_requests=1)
+    outcomes = simulate([TraceRequest(0.0, 50, 40)] * 8, ClusterConfig(2, narrow))
+    assert not any(outcome.error for outcome in outcomes)
+    impatient = ClusterConfig(2, narrow, recovery=RecoveryLimits(max_losses=2, wait_s=0.0))
+    errors = [outcome.error for outcome in simulate([TraceRequest(0.0, 50, 40)] * 8, impatient)]
+    assert len([error for error in errors if "max_queued_requests" in error]) == 5
 
 
 def test_a_returning_instance_serves_again_with_an_empty_cache() -> None:
@@ -165,7 +185,7 @@ def test_without_instances_requests_fail_and_are_counted() -> None:
     first, second = simulate(requests, ClusterConfig(1, SMALL, failures=(Failure(0, 1.0),)))
     assert not first.error
     assert second.error
-    assert second.finished_s == 5.0
+    assert second.finished_s == 5.0 + 30.0
 
 
 def test_a_request_beyond_the_context_is_refused() -> None:

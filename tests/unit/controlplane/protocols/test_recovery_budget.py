@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.placement.recovery_budget import LONGEST_PAUSE_S, RecoveryBudget
+from controlplane.protocols.recovery import LONGEST_PAUSE_S, RecoveryBudget
 
 LOSSES = st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 20.0)), max_size=60)
 """Tokens gained since the loss before, and seconds."""
