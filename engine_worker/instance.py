@@ -19,7 +19,7 @@ from engine_worker.reported_load import reported_load
 from engine_worker.request_table import Orders, RequestTable
 from engine_worker.settings import WorkerSettings
 from engine_worker.streams import OutputStream
-from mesh.errors import EngineFailed, RequestRefused
+from mesh.errors import EngineFailed, QueueFull, RequestRefused
 
 log = logging.getLogger(__name__)
 
@@ -351,6 +351,8 @@ class Instance:
     def _hand_over(self, request: EngineRequest) -> Failure | None:
         try:
             self._engine.submit(request)
+        except QueueFull as error:
+            return _failure(request, FailureCode.UNAVAILABLE, str(error))
         except RequestRefused as error:
             # What moves may hold its id in the engine for a moment longer; that is no fault of the request.
             code = FailureCode.UNAVAILABLE if self.was_moving(request.request_id) else FailureCode.REFUSED

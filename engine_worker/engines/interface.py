@@ -36,7 +36,7 @@ class Engine(Protocol):
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestRefused` for one that this engine can never serve (too long,
-        unknown token, a running request of the same id, full queue)."""
+        unknown token, a running request of the same id), and `QueueFull`."""
 
     def abort(self, request_id: str) -> None:
         """Take a request back before its next step; unknown ids are ignored, because an abort may cross the

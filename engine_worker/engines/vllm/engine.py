@@ -36,7 +36,7 @@ from engine_worker.engines.vllm.sampling import refusal, sampling_arguments
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.engines.vllm.step_buffer import StepBuffer
 from engine_worker.kv.service import AgentPort
-from mesh.errors import ConfigurationError, EngineFailed, RequestRefused
+from mesh.errors import ConfigurationError, EngineFailed, QueueFull, RequestRefused
 from mesh.tasks import TaskSet
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class VllmEngine:
         if request.request_id in self._requests:
             raise RequestRefused(f"a request {request.request_id!r} is running already: ids must be unique")
         if len(self._requests) >= limits.max_batch_requests + self._settings.max_queued_requests:
-            raise RequestRefused(f"the engine's queue of {self._settings.max_queued_requests} requests is full")
+            raise QueueFull(f"the engine's queue of {self._settings.max_queued_requests} requests is full")
         reason = refusal(
             request,
             self._vocabulary,
