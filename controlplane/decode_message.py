@@ -16,12 +16,15 @@ def decode_message(load: DecodeLoad) -> monitor_pb2.DecodeReport:
         remaining_tokens=load.remaining_tokens.tolist(),
         stride_tokens=load.horizon.stride_tokens,
         future_tokens=load.future_tokens.tolist(),
+        frontend_ids=load.frontends,
     )
 
 
 def decode_load_of(message: monitor_pb2.DecodeReport) -> DecodeLoad:
     """The way back. Raises `ProtocolViolation` for lists that do not belong together."""
     counts = {len(message.request_ids), len(message.context_tokens), len(message.remaining_tokens)}
+    if message.frontend_ids:
+        counts.add(len(message.frontend_ids))
     if len(counts) != 1 or not message.future_tokens or not message.stride_tokens:
         raise ProtocolViolation(
             f"a decode report of {len(message.request_ids)} requests has {len(message.context_tokens)} contexts, "
@@ -34,4 +37,5 @@ def decode_load_of(message: monitor_pb2.DecodeReport) -> DecodeLoad:
         np.array(message.remaining_tokens, dtype=np.int64),
         Horizon(len(message.future_tokens) - 1, message.stride_tokens),
         np.array(message.future_tokens, dtype=np.int64),
+        tuple(message.frontend_ids),
     )

@@ -13,6 +13,8 @@ class FrontendLinks:
     """Of one frontend. Before its first report nothing is known, and every instance counts as reachable."""
 
     def __init__(self) -> None:
+        self.frontend_id = ""
+        """Empty before its first report."""
         self._connected: Mapping[str, str] | None = None
         self._unreachable: dict[str, tuple[tuple[InstanceDescription, ...], frozenset[str]]] = {}
         """By model, with the instances that it was made for: those change seldom, and are asked for with each
@@ -23,8 +25,9 @@ class FrontendLinks:
         """Incarnation of each connected worker, by instance."""
         return self._connected or {}
 
-    def report(self, workers: Iterable[tuple[str, str]]) -> None:
-        """Instance and incarnation of every worker that the frontend is connected to now."""
+    def report(self, workers: Iterable[tuple[str, str]], frontend_id: str = "") -> None:
+        """Instance and incarnation of every worker that the frontend is connected to now, and who it is."""
+        self.frontend_id = frontend_id
         self._connected = dict(workers)
         self._unreachable.clear()
 

@@ -107,7 +107,10 @@ class PlacementDesk:
 
     def linked(self, links: FrontendLinks, message: scheduler_pb2.LinkReport) -> None:
         """A frontend says which workers it is connected to now."""
-        links.report((each.instance_id, each.incarnation_id) for each in message.workers[:MAX_LINKS])
+        links.report(
+            ((each.instance_id, each.incarnation_id) for each in message.workers[:MAX_LINKS]),
+            frontend_id=message.frontend_id,
+        )
         self.feed.review(self._clock.now_s())
 
     def place_decode(self, message: scheduler_pb2.PlaceDecodeRequest) -> scheduler_pb2.PlaceDecodeResponse:

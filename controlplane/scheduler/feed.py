@@ -117,6 +117,17 @@ class ClusterFeed:
         """A frontend has come; `review` when its links have changed."""
         self._frontends.append(links)
 
+    def unreachable(self, model: str) -> dict[str, frozenset[str]]:
+        """By frontend that has said so: the model's instances that it has no stream to. A frontend that has more than
+        one stream to this scheduler, as for a moment after it has lost one, reaches what any of its reports names."""
+        snapshot = self.table.snapshot(model)
+        found: dict[str, frozenset[str]] = {}
+        for links in self._frontends if snapshot is not None else ():
+            if links.frontend_id:
+                missing = links.unreachable(model, snapshot.instances)  # type: ignore[union-attr]
+                found[links.frontend_id] = missing & found.get(links.frontend_id, missing)
+        return {frontend_id: missing for frontend_id, missing in found.items() if missing}
+
     def unlinked(self, links: FrontendLinks) -> None:
         """It has gone."""
         self._frontends.remove(links)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from controlplane.model.duties import POOLS, RESCHEDULER
 from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.registry import POLICIES
-from controlplane.policies.rescheduling.migrations import Migrations
+from controlplane.policies.rescheduling.manager import ReschedulingManager
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.metrics import GaugeCollector, SchedulerMetrics
@@ -17,8 +17,7 @@ from controlplane.scheduler.policy_config import PolicyConfig
 from controlplane.scheduler.profile_watch import ProfileWatch
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
 from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
-from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
-from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
+from controlplane.scheduler.rescheduling.service import ReschedulingService
 from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
 from controlplane.scheduler.service import SchedulerService
 from controlplane.scheduler.settings import SchedulerSettings
@@ -45,7 +44,7 @@ class SchedulerRole:
         self._settings = settings
         self._vital: tuple[asyncio.Future[None], ...] = ()
         self._tasks = TaskSet("scheduler")
-        self._rescheduling: ReschedulingRunner | None = None
+        self._rescheduling: ReschedulingService | None = None
         self._leaderships: tuple[Leadership, ...] = ()
         self._peers: Peers | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -55,6 +54,11 @@ class SchedulerRole:
     def leaderships(self) -> tuple[Leadership, ...]:
         """Its part in each duty, once it is started."""
         return self._leaderships
+
+    def validate(self) -> None:
+        """Check what must hold of its managers, between two events. Raises AssertionError."""
+        if self._rescheduling is not None:
+            self._rescheduling.manager.validate()
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""
@@ -85,7 +89,7 @@ class SchedulerRole:
         )
         profiles = ProfileWatch(context.store, desk.switch)
         rescheduling = self._rescheduling = self._make_rescheduling(context, desk, moving)
-        rescheduler_config = ReschedulerConfig(context.store, rescheduling.switch, rescheduling.note_change)
+        rescheduler_config = ReschedulerConfig(context.store, rescheduling)
         service = SchedulerService(desk, policy_config, rescheduling, rescheduler_config, peers)
         context.server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
         self._failure = asyncio.get_running_loop().create_future()
@@ -131,13 +135,14 @@ class SchedulerRole:
 
     def _make_rescheduling(
         self, context: RoleContext, desk: PlacementDesk, leadership: Leadership
-    ) -> ReschedulingRunner:
+    ) -> ReschedulingService:
         """One scheduler moves requests: two would undo each other's work."""
         settings = self._settings
-        return ReschedulingRunner(
+        return ReschedulingService(
             desk.feed,
-            ReschedulerSwitch(ReschedulerMode(settings.rescheduler), lambda: desk.switch.in_force.name),
-            Migrations(settings.rescheduler_in_flight, settings.max_explanations),
+            ReschedulingManager(
+                ReschedulerMode(settings.rescheduler), settings.rescheduler_in_flight, settings.max_explanations
+            ),
             WorkerOrders(
                 settings.migration_deadline_s, context.member_id, context.runtime.transport, context.directory
             ),
@@ -145,6 +150,7 @@ class SchedulerRole:
             leadership,
             context.runtime.clock,
             context.runtime.threads,
+            lambda: desk.switch.in_force.name,
         )
 
 

@@ -15,7 +15,7 @@ from controlplane.scheduler.explanations import Explanation
 from controlplane.scheduler.peers import Peers
 from controlplane.scheduler.policy_config import PolicyConfig
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
-from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
+from controlplane.scheduler.rescheduling.service import ReschedulingService
 from controlplane.scheduler.rescheduling.wire import order_message, status_message
 from mesh.errors import ConfigurationError, PenstockError
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -31,7 +31,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self,
         desk: PlacementDesk,
         policy_config: PolicyConfig,
-        rescheduling: ReschedulingRunner,
+        rescheduling: ReschedulingService,
         rescheduler_config: ReschedulerConfig,
         peers: Peers,
     ) -> None:
@@ -77,7 +77,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
     async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Any) -> scheduler_pb2.ExplainResponse:
         """Indicators and scores behind a placement."""
         explanation = self._desk.explanations.get(request.request_id)
-        moves = self._rescheduling.migrations.of_request(request.request_id)
+        moves = self._rescheduling.manager.migrations.of_request(request.request_id)
         if explanation is None and moves:  # another scheduler placed it
             ordered = [order_message(each) for each in moves]
             return scheduler_pb2.ExplainResponse(request_id=request.request_id, moves=ordered)
@@ -133,7 +133,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PenstockError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        switch = self._rescheduling.switch
+        switch = self._rescheduling.manager.switch
         return scheduler_pb2.SetReschedulerResponse(mode=switch.mode, parameters=switch.parameters.values())
 
     async def GetSnapshot(

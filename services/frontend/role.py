@@ -126,6 +126,7 @@ class FrontendRole:
             metrics,
             self._on_failed,
             clock,
+            context.member_id,
         )
         pool.on_links = placement.tell_workers
         queue = AdmissionQueue(settings.max_running_requests, settings.max_queued_requests)

@@ -27,12 +27,14 @@ class DecodeLoad:
     horizon: Horizon
     future_tokens: Tokens
     """The instance's token load now and at the points of the horizon, shape (horizon.points,)."""
+    frontends: tuple[str, ...] = ()
+    """The frontend of each request, or empty where there are none, as in a simulation."""
 
     def over(self, horizon: Horizon) -> "DecodeLoad":
         """The same requests over another horizon, for the moment in which a worker has not heard of it yet."""
         if horizon == self.horizon:
             return self
-        return load_of(self.request_ids, self.context_tokens, self.remaining_tokens, horizon)
+        return load_of(self.request_ids, self.context_tokens, self.remaining_tokens, horizon, self.frontends)
 
     @property
     def tokens(self) -> int:
@@ -52,14 +54,26 @@ def decode_load(requests: Sequence[RunningRequest], horizon: Horizon) -> DecodeL
         [UNKNOWN if request.remaining_tokens is None else request.remaining_tokens for request in requests],
         dtype=np.int64,
     )
-    return load_of(tuple(request.request_id for request in requests), context, remaining, horizon)
-
-
-def load_of(request_ids: tuple[str, ...], context: Tokens, remaining: Tokens, horizon: Horizon) -> DecodeLoad:
-    """The same of what is in arrays already, each of shape (requests,); `remaining` may be UNKNOWN."""
-    return DecodeLoad(
-        request_ids, context, remaining, horizon, profiles(context, remaining, horizon).sum(axis=0, dtype=np.int64)
+    frontends = tuple(request.frontend_id for request in requests)
+    return load_of(
+        tuple(request.request_id for request in requests),
+        context,
+        remaining,
+        horizon,
+        frontends if any(frontends) else (),
     )
+
+
+def load_of(
+    request_ids: tuple[str, ...],
+    context: Tokens,
+    remaining: Tokens,
+    horizon: Horizon,
+    frontends: tuple[str, ...] = (),
+) -> DecodeLoad:
+    """The same of what is in arrays already, each of shape (requests,); `remaining` may be UNKNOWN."""
+    future = profiles(context, remaining, horizon).sum(axis=0, dtype=np.int64)
+    return DecodeLoad(request_ids, context, remaining, horizon, future, frontends)
 
 
 def profiles(context_tokens: Tokens, remaining_tokens: Tokens, horizon: Horizon) -> Tokens:

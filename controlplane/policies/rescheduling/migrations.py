@@ -72,6 +72,16 @@ class Migrations:
         """Further orders that may be given now."""
         return self._max_in_flight - self.in_flight
 
+    def validate(self) -> None:
+        """Check what must hold between two calls. Raises AssertionError."""
+        under_way = sum(each.outcome is OrderOutcome.UNDER_WAY for each in self._unsettled.values())
+        assert self.in_flight == under_way, f"{self.in_flight} orders are counted as under way, {under_way} are"
+        assert 0 <= self.in_flight <= self._max_in_flight, f"{self.in_flight} orders, {self._max_in_flight} at most"
+        for request_id, ordered in self._unsettled.items():
+            assert ordered.order.request_id == request_id, f"{ordered} is kept as {request_id}"
+            assert ordered.outcome is not OrderOutcome.STAYED, f"{ordered} has nothing left to be seen"
+            assert (ordered.ended_s is None) == (ordered.outcome is OrderOutcome.UNDER_WAY), f"{ordered} ends once"
+
     def begin(self, order: MigrationOrder, now_s: float, unix_ms: int) -> OrderedMigration:
         """An order is given. Raises `IllegalTransition` where there is no room, or the request moves already."""
         if self.room < 1 or order.request_id in self:

@@ -11,8 +11,9 @@ it ends, so what counts is the running maximum of L_u,t + t up to its last point
 in BLAS.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
 PRESENT = Horizon(steps=0, stride_tokens=1)
+NOWHERE: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +42,8 @@ class _Requests:
     """Last point of the horizon at which the request is still there."""
     profile: Floats
     """Shape (requests, points)."""
+    frontends: tuple[str, ...]
+    """Of each; "" where it is not known."""
 
 
 class Rescheduler:
@@ -59,9 +63,11 @@ class Rescheduler:
         instances: Sequence[DecodeInstance],
         moving: Sequence[MigrationOrder] = (),
         held: Collection[str] = (),
+        unreachable: Mapping[str, frozenset[str]] = NOWHERE,
     ) -> Rescheduling:
         """The orders of this interval, best first. `moving` are orders that are under way: their requests count at
-        their targets already and are not moved again; neither are those that are `held`.
+        their targets already and are not moved again; neither are those that are `held`. `unreachable` are, by
+        frontend, the instances that it has no stream to: its requests are not moved there.
 
         In mode `predicted` every load must have been made with the horizon of the parameters.
         """
@@ -73,6 +79,8 @@ class Rescheduler:
         names = [instance.instance_id for instance in instances]
         requests = self._worth_moving(instances, loads, overloaded, {order.request_id for order in moving}.union(held))
         gains = self._gains(instances, loads, requests, underloaded)
+        if unreachable:
+            gains[_cut_off([names[row] for row in underloaded.tolist()], requests.frontends, unreachable)] = -np.inf
         chosen = self._select(gains, requests, underloaded)
         balance = self._balance(loads)
         return Rescheduling(
@@ -111,6 +119,11 @@ class Rescheduler:
             step_ms = np.repeat(np.array([instance.step_ms for _, instance in sources]), counts)
             migration_ms = self.parameters.migration_fixed_ms + self.parameters.migration_token_us / 1000 * context
             keep &= (remaining != UNKNOWN) & (remaining * step_ms > migration_ms)
+        frontends = tuple(
+            frontend
+            for _, instance in sources
+            for frontend in (instance.load.frontends or ("",) * len(instance.load.request_ids))
+        )
         rows = np.flatnonzero(keep)
         context, remaining = context[rows], remaining[rows]
         return _Requests(
@@ -119,6 +132,7 @@ class Rescheduler:
             context=context,
             last=last_point(remaining, self._horizon),
             profile=profiles(context, remaining, self._horizon).astype(np.float64),
+            frontends=tuple(frontends[row] for row in rows.tolist()),
         )
 
     def _fits(
@@ -207,6 +221,19 @@ class Rescheduler:
             f"the {'expected ' if len(self._beta) else ''}variance by {share:.1f} %"
         )
         return MigrationOrder(requests.ids[row], names[source], names[target], reason)
+
+
+def _cut_off(
+    targets: Sequence[str], frontends: Sequence[str], unreachable: Mapping[str, frozenset[str]]
+) -> NDArray[np.bool_]:
+    """Whether the request's frontend cannot reach the target, shape (targets, requests)."""
+    numbers = {frontend: number for number, frontend in enumerate(dict.fromkeys(frontends))}
+    cut = np.array(
+        [[target in unreachable.get(frontend, frozenset()) for frontend in numbers] for target in targets],
+        dtype=np.bool_,
+    ).reshape(len(targets), len(numbers))
+    of_requests: NDArray[np.bool_] = cut[:, [numbers[frontend] for frontend in frontends]]
+    return of_requests
 
 
 def _joined(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -1,10 +1,10 @@
 """The rescheduler as the mesh has it configured: a key in the state store that schedulers and workers follow."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
-from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
+from controlplane.scheduler.rescheduling.service import ReschedulingService
 from mesh.store.interface import StateStore
 from mesh.store.stored_setting import StoredSetting
 
@@ -12,11 +12,11 @@ log = logging.getLogger(__name__)
 
 
 class ReschedulerConfig:
-    """Keeps the switch at what the store says, and writes there what operators ask for."""
+    """Keeps this scheduler at what the store says, and writes there what operators ask for."""
 
-    def __init__(self, store: StateStore, switch: ReschedulerSwitch, on_change: Callable[[], None]) -> None:
-        self._switch = switch
-        self._on_change = on_change
+    def __init__(self, store: StateStore, service: ReschedulingService) -> None:
+        self._service = service
+        switch = service.manager.switch
         default = ReschedulerRecord(switch.mode, switch.parameters.values())
         self._setting = StoredSetting(store, RESCHEDULER_KEY, ReschedulerRecord, default, self._apply)
 
@@ -32,9 +32,8 @@ class ReschedulerConfig:
 
     def _apply(self, record: ReschedulerRecord, revision: int) -> None:
         """Raises `ConfigurationError`."""
-        if self._switch.configure(*record.read()):
+        if self._service.configure(*record.read()):
             log.warning(
                 "rescheduler switched",
                 extra={"mode": record.mode, "parameters": record.parameters, "revision": revision},
             )
-            self._on_change()

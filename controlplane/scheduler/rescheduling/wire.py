@@ -1,8 +1,9 @@
 """The rescheduler's state as messages."""
 
+from controlplane.policies.rescheduling.manager import ReschedulingManager
 from controlplane.policies.rescheduling.migrations import OrderedMigration, OrderOutcome
 from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.scheduler.rescheduling.runner import ReschedulingRunner
+from controlplane.scheduler.rescheduling.service import ReschedulingService
 from penstock.v1 import scheduler_pb2
 
 SHOWN_ORDERS = 20
@@ -29,9 +30,9 @@ def order_message(ordered: OrderedMigration) -> scheduler_pb2.ReschedulerOrder:
     )
 
 
-def status_message(runner: ReschedulingRunner) -> scheduler_pb2.GetReschedulerResponse:
+def status_message(service: ReschedulingService) -> scheduler_pb2.GetReschedulerResponse:
     """Mode, fallbacks, balances and the last orders."""
-    switch = runner.switch
+    manager, switch = service.manager, service.manager.switch
     fallbacks = switch.fallbacks.values()
     return scheduler_pb2.GetReschedulerResponse(
         mode=switch.mode,
@@ -39,17 +40,17 @@ def status_message(runner: ReschedulingRunner) -> scheduler_pb2.GetReschedulerRe
         fallback=", ".join(sorted({str(fallback.mode) for fallback in fallbacks})),
         fallback_reason="; ".join(fallback.reason for fallback in fallbacks),
         parameters=switch.parameters.values(),
-        in_flight=runner.migrations.in_flight,
-        orders=[order_message(ordered) for ordered in runner.migrations.latest(SHOWN_ORDERS)],
-        balances=[_balance(runner, model) for model in runner.views],
-        in_charge=runner.lead.is_leading,
-        moved_total=runner.migrations.moved_total,
-        stayed_total=runner.migrations.stayed_total,
+        in_flight=manager.migrations.in_flight,
+        orders=[order_message(ordered) for ordered in manager.migrations.latest(SHOWN_ORDERS)],
+        balances=[_balance(manager, model) for model in manager.views],
+        in_charge=service.lead.is_leading,
+        moved_total=manager.migrations.moved_total,
+        stayed_total=manager.migrations.stayed_total,
     )
 
 
-def _balance(runner: ReschedulingRunner, model: str) -> scheduler_pb2.ReschedulerBalance:
-    view, balance = runner.views[model], runner.balances.get(model)
+def _balance(manager: ReschedulingManager, model: str) -> scheduler_pb2.ReschedulerBalance:
+    view, balance = manager.views[model], manager.balances.get(model)
     message = scheduler_pb2.ReschedulerBalance(model=model, instances=len(view.instances), left_out=view.left_out)
     if balance is not None:
         message.mean_tokens = balance.mean_tokens

@@ -61,8 +61,11 @@ class PlacementClient:
         metrics: FrontendMetrics,
         on_failed: Callable[[BaseException], None],
         clock: Callable[[], float],
+        frontend_id: str = "",
     ) -> None:
-        """`candidates` gives the instances of a model that the fallback may choose from."""
+        """`candidates` gives the instances of a model that the fallback may choose from; `frontend_id` is who this
+        frontend is to workers."""
+        self._frontend_id = frontend_id
         self._candidates = candidates
         self._deadline_s = deadline_s
         self._transport = transport
@@ -98,7 +101,13 @@ class PlacementClient:
             link.readdress(member)
         else:
             link = SchedulerLink(
-                member, self._deadline_s, self._metrics, self._clock, self._transport, self._handlers()
+                member,
+                self._deadline_s,
+                self._metrics,
+                self._clock,
+                self._transport,
+                self._handlers(),
+                self._frontend_id,
             )
             self._open(link)
         self._drop_departed()

@@ -71,8 +71,11 @@ class SchedulerLink:
         clock: Callable[[], float],
         transport: Transport,
         handlers: LinkHandlers,
+        frontend_id: str,
     ) -> None:
+        """`frontend_id`: who asks, by the name under which workers know this frontend."""
         self.member = member
+        self._frontend_id = frontend_id
         self.is_announced = True
         """Whether the directory knows it."""
         self._deadline_s = deadline_s
@@ -169,8 +172,9 @@ class SchedulerLink:
         ended, self._ended = self._ended, []
         message = scheduler_pb2.SchedulerMessage(place=place, ended=ended)
         if self._workers_untold:
-            # Before the placement: it is decided by what this says.
+            # Before the placement: it is decided by what this says. A frontend without workers says so, too.
             message.links.SetInParent()
+            message.links.frontend_id = self._frontend_id
             for worker in self._workers:
                 message.links.workers.add(instance_id=worker.instance_id, incarnation_id=worker.incarnation_id)
         try:

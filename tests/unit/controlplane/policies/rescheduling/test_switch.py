@@ -5,8 +5,8 @@ from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.policies.rescheduling.problem import DecodeInstance
-from controlplane.scheduler.rescheduling.switch import ReschedulerSwitch
-from controlplane.scheduler.rescheduling.view import DecodeView
+from controlplane.policies.rescheduling.switch import ReschedulerSwitch
+from controlplane.policies.rescheduling.view import DecodeView
 
 
 def view(*remaining: int | None, instances: int = 2, unheard: int = 0) -> DecodeView:
@@ -18,8 +18,8 @@ def view(*remaining: int | None, instances: int = 2, unheard: int = 0) -> Decode
     return DecodeView("m", known, {f"u{n}": "has told of its running requests never" for n in range(unheard)}, unheard)
 
 
-def mode(switch: ReschedulerSwitch, seen: DecodeView) -> tuple[str, bool]:
-    rescheduler, changed = switch.rescheduler(seen)
+def mode(switch: ReschedulerSwitch, seen: DecodeView, placing: str = "") -> tuple[str, bool]:
+    rescheduler, changed = switch.rescheduler(seen, placing)
     return str(rescheduler.mode), changed
 
 
@@ -50,12 +50,10 @@ def test_an_idle_mesh_does_not_keep_to_a_fallback_whose_reason_is_over() -> None
 
 
 def test_a_policy_that_moves_requests_itself_is_left_alone() -> None:
-    placing = ["stages"]
-    switch = ReschedulerSwitch(ReschedulerMode.CURRENT, lambda: placing[0])
-    assert mode(switch, view(5)) == ("off", True)
+    switch = ReschedulerSwitch(ReschedulerMode.CURRENT)
+    assert mode(switch, view(5), "stages") == ("off", True)
     assert "stages moves running requests itself" in switch.fallbacks["m"].reason
-    placing[0] = "lmetric"
-    assert mode(switch, view(5)) == ("current", True)
+    assert mode(switch, view(5), "lmetric") == ("current", True)
 
 
 def test_a_new_configuration_starts_without_fallbacks() -> None:

@@ -1,13 +1,12 @@
-"""Which mode reschedules each model: the configured one, or a simpler one while it lacks what it needs. No I/O."""
+"""Which mode reschedules each model: the configured one, or a simpler one while it lacks what it needs. Pure."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
+from controlplane.policies.rescheduling.view import DecodeView
 from controlplane.policies.stages.placement import Stages
-from controlplane.scheduler.rescheduling.view import DecodeView
 
 LEAST_PREDICTED = 0.5
 """Share of the running requests that must have a prediction for mode `predicted`."""
@@ -26,17 +25,15 @@ class Fallback:
 class ReschedulerSwitch:
     """Holds the configuration and each model's fallback."""
 
-    def __init__(self, mode: ReschedulerMode, placing: Callable[[], str] = lambda: "") -> None:
-        """`placing` names the placement policy in force: some move running requests themselves."""
+    def __init__(self, mode: ReschedulerMode) -> None:
         self.mode = mode
-        self._placing = placing
         self.parameters = ReschedulerParameters()
         self.fallbacks: dict[str, Fallback] = {}
         """By model."""
         self._reschedulers: dict[ReschedulerMode, Rescheduler] = {}
 
     def configure(self, mode: ReschedulerMode, parameters: ReschedulerParameters) -> bool:
-        """True if anything has changed."""
+        """Use this configuration from now on; True where it is another than before, which ends all fallbacks."""
         if (mode, parameters) == (self.mode, self.parameters):
             return False
         self.mode, self.parameters = mode, parameters
@@ -44,10 +41,11 @@ class ReschedulerSwitch:
         self._reschedulers.clear()
         return True
 
-    def rescheduler(self, view: DecodeView) -> tuple[Rescheduler, bool]:
-        """Who decides about this model now, and whether that has just changed."""
+    def rescheduler(self, view: DecodeView, placing: str = "") -> tuple[Rescheduler, bool]:
+        """Who decides about this model now, and whether that has just changed. `placing` names the placement policy in
+        force: some move running requests themselves."""
         before = self.fallbacks.get(view.model)
-        now = self._fallback(view)
+        now = self._fallback(view, placing)
         if now is None:
             self.fallbacks.pop(view.model, None)
         else:
@@ -57,13 +55,13 @@ class ReschedulerSwitch:
             self._reschedulers[mode] = Rescheduler(mode, self.parameters)
         return self._reschedulers[mode], (before and before.mode) != (now and now.mode)
 
-    def _fallback(self, view: DecodeView) -> Fallback | None:
+    def _fallback(self, view: DecodeView, placing: str) -> Fallback | None:
         if self.mode is ReschedulerMode.OFF:
             return None
-        if self._placing() in POLICIES_THAT_MOVE:
+        if placing in POLICIES_THAT_MOVE:
             return Fallback(
                 ReschedulerMode.OFF,
-                f"the placement policy {self._placing()} moves running requests itself, and the two would undo each "
+                f"the placement policy {placing} moves running requests itself, and the two would undo each "
                 "other's work; switch one of them off",
             )
         if view.unheard and len(view.instances) < FEWEST_INSTANCES:
