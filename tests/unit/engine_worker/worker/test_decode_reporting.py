@@ -29,10 +29,10 @@ def test_requests_count_from_their_first_token_on() -> None:
     emit(table, "decoding", 0, 7)
     emit(table, "aborted", 0, 7)
     table.abort(1, "aborted")
-    assert running_requests(table) == [RunningRequest("decoding", 4, 1)]
+    assert running_requests(table) == [RunningRequest("decoding", 4, 1, frontend_id="f")]
     taken_over = EngineRequest("moved", (1,), SamplingParams(max_tokens=9), emitted_token_ids=(5, 6))
     table.admit(taken_over, stream_id=1, frontend_id="f", now_s=0.0, taken_over=True)
-    assert running_requests(table)[1] == RunningRequest("moved", 3, 2)
+    assert running_requests(table)[1] == RunningRequest("moved", 3, 2, frontend_id="f")
 
 
 def test_a_prediction_counts_down_with_every_token() -> None:
@@ -40,7 +40,7 @@ def test_a_prediction_counts_down_with_every_token() -> None:
     emit(table, "r", 0, 7, 8)
     table.predicted("r", generated_tokens=1, remaining_tokens=3)
     table.predicted("gone", generated_tokens=1, remaining_tokens=3)
-    assert running_requests(table) == [RunningRequest("r", 5, 2, 2)]
+    assert running_requests(table) == [RunningRequest("r", 5, 2, 2, frontend_id="f")]
     emit(table, "r", 2, 9, 9, 9)
     assert running_requests(table)[0].remaining_tokens == 0, "it outlived its prediction"
 
