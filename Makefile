@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINE_STAMP := $(VENV)/.engine-installed
 PACKAGE_STAMP := $(VENV)/.package-installed
-CODE := mesh controlplane services engine_worker simulator demo fault_simulation benchmarks scripts tests
+CODE := mesh controlplane services engine_worker simulator demo fault_simulation penstock benchmarks scripts tests docs/examples
 ARGS ?=
 
 QUICK := not process and not slow and not vllm and not etcd and not docker
@@ -67,7 +67,7 @@ lint: package
 	$(BIN)/ruff check $(CODE)
 
 types: package
-	$(BIN)/mypy mesh controlplane services engine_worker simulator demo fault_simulation benchmarks
+	$(BIN)/mypy mesh controlplane services engine_worker simulator demo fault_simulation penstock benchmarks
 
 fast-tests: package
 	$(BIN)/python -m pytest -q -m "not vllm" $(ARGS)

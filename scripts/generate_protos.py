@@ -24,7 +24,8 @@ def generate(root: Path = ROOT) -> list[Path]:
         raise SystemExit(f"protoc failed with exit code {code}; its message stands above")
     for package in {target / proto.relative_to(source).parent for proto in protos}:
         (package / "__init__.py").touch()
-        (package.parent / "__init__.py").touch()
+    # `penstock` is a namespace: `penstock.testing` lies elsewhere in a checkout. Earlier releases made it a package.
+    (target / "penstock" / "__init__.py").unlink(missing_ok=True)
     return sorted(target.rglob("*_pb2*"))
 
 

@@ -84,6 +84,14 @@ def test_linked_files_exist(page: Path) -> None:
     assert not {target for target in local if not (page.parent / target).exists()}
 
 
+def test_the_code_of_plugins_is_that_of_the_example() -> None:
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text("utf-8"), re.DOTALL)
+    files = [path for path in (ROOT / "docs" / "examples" / "plugin").rglob("*.*") if path.suffix in (".py", ".toml")]
+    code = "\n".join(path.read_text("utf-8") for path in files)
+    assert len(blocks) == 3
+    assert not [part for block in blocks for part in block.strip().split("\n\n\n") if part not in code]
+
+
 def _policy_rows() -> dict[str, dict[str, float]]:
     """The parameters with defaults that docs/policies.md shows, by policy."""
     text = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("mesh", "controlplane", "services", "engine_worker", "simulator", "demo", "fault_simulation", "benchmarks")
+PACKAGES = (
+    "mesh",
+    "controlplane",
+    "services",
+    "engine_worker",
+    "simulator",
+    "demo",
+    "fault_simulation",
+    "benchmarks",
+    "penstock",
+)
 
 PURE = (
     "controlplane/model",
@@ -91,11 +101,11 @@ def test_nobody_imports_a_shell_but_the_cli(shell: str) -> None:
     for package in PACKAGES:
         for path in _modules(package):
             relative = path.relative_to(ROOT).as_posix()
-            if relative.startswith((own, "services/cli", "benchmarks", "fault_simulation")):
+            if relative.startswith((own, "services/cli", "benchmarks", "fault_simulation", "penstock")):
                 continue
             imported = {name for name in _imports(path) if _in_package(name, shell)}
             assert not imported, (
-                f"{relative} imports {sorted(imported)}, a shell; only the CLI and the simulation of it may"
+                f"{relative} imports {sorted(imported)}, a shell; only the CLI, the simulation and the suites of it may"
             )
 
 

@@ -14,7 +14,7 @@ from controlplane.model.request import EngineRequest, SamplingParams
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
-from tests.engine_conformance import GREEDY, Answer, EngineDriver
+from penstock.testing.engine import GREEDY, Answer, EngineDriver
 
 MODEL = Path(__file__).parents[2] / "demo" / "models" / "demo-large"
 VOCABULARY = range(10, 600)

@@ -10,7 +10,7 @@ from controlplane.model.request import EngineRequest
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.kv.connection import PeerAddress
 from mesh.errors import KvTransferRefused, RequestRefused, RpcError
-from tests.engine_conformance import GREEDY, EngineDriver
+from penstock.testing.engine import GREEDY, EngineDriver
 from tests.vllm.moving import BLOCK_TOKENS, SETTINGS, Migration, Side, all_free, begin, expected, prompt, sides
 
 __all__ = ["sides"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from controlplane.model.request import FinishReason, SamplingParams
-from tests.engine_conformance import GREEDY, Answer
+from penstock.testing.engine import GREEDY, Answer
 from tests.vllm.moving import Migration, Side, all_free, begin, expected, sides
 
 __all__ = ["sides"]

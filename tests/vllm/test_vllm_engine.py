@@ -12,7 +12,7 @@ from engine_worker.engines.interface import Engine
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
 from mesh.errors import RequestRefused
-from tests.engine_conformance import GREEDY, EngineConformance, EngineDriver
+from penstock.testing.engine import GREEDY, EngineConformance, EngineDriver
 from tests.vllm.tiny_model import EOS_TOKEN_ID, VOCABULARY, find_ending_prompt, greedy_answer
 
 pytestmark = pytest.mark.vllm

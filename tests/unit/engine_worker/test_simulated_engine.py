@@ -12,10 +12,10 @@ from engine_worker.engines.interface import Engine
 from engine_worker.engines.simulated import SimulatedEngine
 from mesh.errors import ConfigurationError, EngineFailed, RequestRefused
 from mesh.runtime import SystemClock
+from penstock.testing.engine import EngineConformance
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig, OutputConfig
-from tests.engine_conformance import EngineConformance
 
 OUTPUT = OutputConfig(vocabulary_tokens=1000, first_token_id=6, last_token_id=999, eos_token_id=2, median_tokens=30)
 CONFIG = InstanceConfig(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.policies.registry import OWN_POLICIES, create_policy
+from controlplane.policies.registry import create_policy
 from mesh.errors import ConfigurationError
 
 
@@ -11,12 +11,6 @@ def test_what_is_not_given_has_its_default() -> None:
     assert create_policy("linear", {"lambda": 0.4}).parameters.values() == {"lambda": 0.4}
     values = create_policy("simulation", {"fixed_ms": 1}).parameters.values()
     assert (values["fixed_ms"], values["prefill_token_ms"]) == (1, 0.103)
-
-
-@pytest.mark.parametrize("name", sorted(OWN_POLICIES))
-def test_a_policy_made_from_its_own_parameters_has_them(name: str) -> None:
-    policy = create_policy(name)
-    assert create_policy(name, policy.parameters.values()).parameters == policy.parameters
 
 
 def test_whole_numbers_may_come_as_floats() -> None:

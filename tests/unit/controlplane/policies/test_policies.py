@@ -116,32 +116,6 @@ def test_an_idle_cluster_is_used_evenly(name: str) -> None:
     assert list(counts.values()) == [40 // instances] * instances
 
 
-@pytest.mark.parametrize("name", sorted(OWN_POLICIES))
-def test_only_candidates_are_chosen(name: str) -> None:
-    table, policy = cluster("a", "b", "c", "d"), create_policy(name)
-    table.staled("a", "1", True)
-    report(table, "c", LoadReport(running_requests=1000, queued_requests=1000, queued_prefill_tokens=10**9))
-    for number in range(10):
-        placement = place(table, policy, request(f"r{number}", excluded=frozenset({"b", "d", "gone"})))
-        assert placement.instance.instance_id == "c"
-        assert placement.decision.scores[[0, 1, 3]].tolist() == [float("inf")] * 3
-    assert set(placement.excluded) == {"a", "b", "d"}
-
-
-@pytest.mark.parametrize("name", sorted(OWN_POLICIES))
-def test_the_same_history_gives_the_same_decisions(name: str) -> None:
-    def run() -> list[str]:
-        table, policy = cluster("a", "b", "c"), create_policy(name)
-        chosen = []
-        for number in range(60):
-            if number % 7 == 0:
-                report(table, "abc"[number % 3], LoadReport(number % 5, number % 4, 13 * number))
-            chosen.append(place(table, policy, request(f"r{number}", now_s=number / 10)).instance.instance_id)
-        return chosen
-
-    assert run() == run()
-
-
 def test_unknown_policies_are_refused_with_the_choice() -> None:
     with pytest.raises(ConfigurationError, match=r"'best'.*round_robin, least_loaded, lmetric"):
         create_policy("best")

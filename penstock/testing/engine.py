@@ -1,14 +1,14 @@
-"""What every engine owes the mesh, as tests that run against any of them.
+"""What every engine owes the mesh.
 
-A test module subclasses `EngineConformance`, says how to make a started engine and which tokens it may use, and
-collects the tests:
-
-    class TestSimulatedEngine(EngineConformance):
-        vocabulary = range(3, 1000)
+    class TestPaced(EngineConformance):
+        engine = "paced"
+        options = ("step_ms=0.1", "max_model_len_tokens=512")
+        model_path = "demo/models/demo-small"
+        vocabulary = range(6, 640)
         eos_token_id = 2
 
-        @classmethod
-        async def create_engine(cls) -> Engine: ...
+Engines are made by name, as a worker makes them, so the package must be installed; a subclass may override
+`create_engine` instead.
 
 One engine serves the whole class, on one event loop; tests use prompts of their own and leave nothing running.
 """
@@ -25,8 +25,11 @@ import pytest_asyncio
 from controlplane.model.instance import LoadReport
 from controlplane.model.prefix_hash import block_hashes
 from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, SamplingParams, TokenDelta
+from engine_worker.engine_choice import make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
+from engine_worker.settings import WorkerSettings
 from mesh.errors import RequestRefused
+from mesh.runtime import SystemClock
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 
@@ -148,6 +151,12 @@ class EngineDriver:
 class EngineConformance:
     """Subclass and set what stands first; the rest is inherited."""
 
+    engine: str
+    """The name that operators use."""
+    options: tuple[str, ...] = ()
+    """As `--engine-option` takes them: NAME=VALUE."""
+    model_path: str = ""
+    """Directory of the model."""
     vocabulary: range
     """Token ids that prompts may use and that come out."""
     eos_token_id: int
@@ -158,7 +167,8 @@ class EngineConformance:
     @classmethod
     async def create_engine(cls) -> Engine:
         """A fresh engine, not started."""
-        raise NotImplementedError
+        settings = WorkerSettings("model", cls.model_path, engine=cls.engine, engine_option=cls.options)
+        return make_engine(settings, seed=0, clock=SystemClock())
 
     def ending_prompt(self) -> tuple[int, ...]:
         """A prompt whose greedy answer ends by itself within 512 tokens."""
