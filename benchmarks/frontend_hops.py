@@ -12,9 +12,8 @@ from benchmarks.english import prompts, text
 from controlplane.model.incarnation import Incarnation
 from controlplane.model.prefix_hash import block_hashes
 from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
-from services.frontend.answers.chat_format import ChatFormat
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
-from services.frontend.answers.formats import AnswerHeader
+from services.frontend.answers.formats import AnswerHeader, ChatFormat
 from services.frontend.http.body import decode_body
 from services.frontend.requests.schema import ChatCompletionRequest
 from services.frontend.text.model_text import ModelText

@@ -19,8 +19,7 @@ from services.frontend.http.server import HttpEndpoint, HttpServer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import PlacementClient
 from services.frontend.placement.waiting_room import WaitingRoom
-from services.frontend.requests.admission import AdmissionQueue
-from services.frontend.requests.admission_gate import AdmissionGate
+from services.frontend.requests.admission import AdmissionGate, AdmissionQueue
 from services.frontend.requests.api_keys import KeyRing
 from services.frontend.requests.models import ModelCatalogue
 from services.frontend.requests.service import FrontendService

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.placement.scheduler_link import SchedulerLink
-from services.frontend.requests.generation import Generation
-from services.frontend.requests.service import FrontendService
+from services.frontend.requests.service import FrontendService, RunningRequest
 from services.frontend.workers.link import WorkerLink
 
 
@@ -39,7 +38,7 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
         """Requests in flight and where each one runs."""
         now_s = self._service.clock()
         running = list(self._service.running.values())
-        listed = [entry for generation in running for entry in _requests(generation, now_s)]
+        listed = [entry for request in running for entry in _requests(request, now_s)]
         return frontend_pb2.ListFrontendRequestsResponse(requests=listed)
 
 
@@ -64,9 +63,9 @@ def _scheduler(link: SchedulerLink) -> frontend_pb2.SchedulerConnection:
     )
 
 
-def _requests(generation: Generation, now_s: float) -> list[frontend_pb2.FrontendRequest]:
+def _requests(request: RunningRequest, now_s: float) -> list[frontend_pb2.FrontendRequest]:
     """One entry for each choice: a choice is a request to an engine."""
-    age_ms = int(1000 * (now_s - generation.started_s))
+    age_ms = int(1000 * (now_s - request.started_s))
     return [
         frontend_pb2.FrontendRequest(
             request_id=relay.request_id,
@@ -76,5 +75,5 @@ def _requests(generation: Generation, now_s: float) -> list[frontend_pb2.Fronten
             generated_tokens=len(relay.emitted_token_ids),
             age_ms=age_ms,
         )
-        for relay in generation.relays
+        for relay in request.relays
     ]

@@ -1,4 +1,5 @@
-"""What an answer looks like to a client: one object for a whole answer, one event for each chunk of a stream."""
+"""What an answer looks like to a client, in the form of the endpoint that was asked: one object for a whole answer, one
+event for each chunk of a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +7,31 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.v1 import request_pb2
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
-from services.frontend.answers.schema import CascadeFacts, Usage
+from services.frontend.answers.schema import (
+    CascadeFacts,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatTokenLogprob,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    TopLogprob,
+    Usage,
+)
+from services.frontend.answers.sse import ChunkEnvelope, encode, event
+from services.frontend.requests.plan import GenerationPlan
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.text.model_text import ModelText
+
+LEAST_LOGPROB = -9999.0
+"""JSON has no infinity; OpenAI documents this value for very unlikely tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +88,135 @@ class AnswerFormat(StreamFormat, Protocol):
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""
+
+
+def answer_format(
+    request: ChatCompletionRequest | CompletionRequest, header: AnswerHeader, plan: GenerationPlan
+) -> AnswerFormat:
+    """For the answers to `request`, which `plan` was made from."""
+    choices = len(plan.prompts) * plan.n
+    if isinstance(request, ChatCompletionRequest):
+        return ChatFormat(header, choices)
+    return CompletionFormat(header, [plan.prompts[choice // plan.n].echo for choice in range(choices)])
+
+
+class ChatFormat:
+    """See `AnswerFormat`."""
+
+    def __init__(self, header: AnswerHeader, choices: int) -> None:
+        self._header = header
+        self._choices = choices
+        self._chunk = ChatCompletionChunk(
+            header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade
+        )
+        if header.include_usage:
+            self._chunk.usage = None
+        self._envelope = ChunkEnvelope(self._chunk, choices, b'"delta":{"content":', b"},")
+
+    def first_events(self) -> bytes:
+        """Each choice's role."""
+        delta = ChatDelta(role="assistant", content="")
+        roles = (ChatChunkChoice(index, delta, None, None) for index in range(self._choices))
+        return b"".join([self._envelope.choice_event(role) for role in roles])
+
+    def event(self, piece: ChoicePiece) -> bytes:
+        """Text, logprobs and finish reason of a choice."""
+        if piece.finish is None and not self._header.logprobs:
+            return self._envelope.text_event(piece.index, piece.text)
+        delta = ChatDelta(content=piece.text or None)
+        choice = ChatChunkChoice(piece.index, delta, self._logprobs(piece.positions), piece.finish)
+        return self._envelope.choice_event(choice)
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The last chunk."""
+        return event(encode(msgspec.structs.replace(self._chunk, usage=usage)))
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        """A chat.completion."""
+        header = self._header
+        listed = [
+            ChatChoice(choice.index, ChatMessage(choice.text), self._logprobs(choice.positions), choice.finish)
+            for choice in choices
+        ]
+        return encode(
+            ChatCompletion(
+                header.request_id, header.created_unix_s, header.model, listed, usage, penstock=header.cascade
+            )
+        )
+
+    def _logprobs(self, positions: Sequence[TokenPosition]) -> ChatLogprobs | None:
+        return chat_logprobs(positions, self._header.text) if self._header.logprobs else None
+
+
+class CompletionFormat:
+    """See `AnswerFormat`."""
+
+    def __init__(self, header: AnswerHeader, echoes: Sequence[str]) -> None:
+        """`echoes`: what the text of each choice begins with."""
+        self._header = header
+        self._echoes = echoes
+        self._chunk = Completion(header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade)
+        if header.include_usage:
+            self._chunk.usage = None
+        self._envelope = ChunkEnvelope(self._chunk, len(echoes), b'"text":', b",")
+
+    def first_events(self) -> bytes:
+        """The echoed prompts."""
+        echoed = ((index, echo) for index, echo in enumerate(self._echoes) if echo)
+        return b"".join([self._envelope.text_event(index, echo) for index, echo in echoed])
+
+    def event(self, piece: ChoicePiece) -> bytes:
+        """Text, logprobs and finish reason of a choice."""
+        if piece.finish is None and not self._header.logprobs:
+            return self._envelope.text_event(piece.index, piece.text)
+        return self._envelope.choice_event(self._choice(piece.index, piece.text, piece.positions, piece.finish))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The last chunk."""
+        return event(encode(msgspec.structs.replace(self._chunk, usage=usage)))
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        """A text_completion."""
+        listed = [
+            self._choice(choice.index, self._echoes[choice.index] + choice.text, choice.positions, choice.finish)
+            for choice in choices
+        ]
+        return encode(msgspec.structs.replace(self._chunk, choices=listed, usage=usage))
+
+    def _choice(
+        self, index: int, text: str, positions: Sequence[TokenPosition], finish: Finish | None
+    ) -> CompletionChoice:
+        logprobs = completion_logprobs(positions, self._header.text) if self._header.logprobs else None
+        return CompletionChoice(index, text, logprobs, finish)
+
+
+def chat_logprobs(positions: Sequence[TokenPosition], text: ModelText) -> ChatLogprobs:
+    """`choices[].logprobs` of a chat completion."""
+    return ChatLogprobs([_chat_entry(position.logprobs, text) for position in positions])
+
+
+def completion_logprobs(positions: Sequence[TokenPosition], text: ModelText) -> CompletionLogprobs:
+    """`choices[].logprobs` of a completion."""
+    return CompletionLogprobs(
+        tokens=[text.token_text(position.logprobs.chosen.token_id)[0] for position in positions],
+        token_logprobs=[_finite(position.logprobs.chosen.logprob) for position in positions],
+        top_logprobs=[
+            {text.token_text(rival.token_id)[0]: _finite(rival.logprob) for rival in position.logprobs.top}
+            for position in positions
+        ],
+        text_offset=[position.text_offset for position in positions],
+    )
+
+
+def _chat_entry(logprobs: request_pb2.PositionLogprobs, text: ModelText) -> ChatTokenLogprob:
+    chosen = _top(logprobs.chosen, text)
+    return ChatTokenLogprob(chosen.token, chosen.logprob, chosen.bytes, [_top(rival, text) for rival in logprobs.top])
+
+
+def _top(token: request_pb2.TokenLogprob, text: ModelText) -> TopLogprob:
+    spelled, spelled_bytes = text.token_text(token.token_id)
+    return TopLogprob(spelled, _finite(token.logprob), list(spelled_bytes))
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB

@@ -21,7 +21,7 @@ from services.frontend.cascade.live_stream import LiveAnswer, LiveStream
 from services.frontend.cascade.service import CascadeService
 from services.frontend.cascade.tier_answer import Read, TierAnswer, TierQuestion, TierReader, ask_tier, read_until
 from services.frontend.errors import DEADLINE_EXCEEDED, STOPPED, ApiError, model_not_found
-from services.frontend.requests.generating import Client
+from services.frontend.requests.generation import Client
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from controlplane.protocols.cascade.confidence import RunningConfidence
 from services.frontend.answers.choice import ChoicePiece, ChoiceText, Finish, TokenPosition
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.schema import Usage
-from services.frontend.requests.generating import Client, generating
-from services.frontend.requests.generation import Generation
+from services.frontend.requests.generation import Client, Generation, generating
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import GenerationPlan, plan_request
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest

@@ -4,8 +4,7 @@ import msgspec
 from starlette.types import Scope
 
 from controlplane.model.cascade_record import CascadeRecord
-from services.frontend.answers.format_choice import answer_format
-from services.frontend.answers.formats import AnswerFormat, AnswerHeader, WholeAnswer
+from services.frontend.answers.formats import AnswerFormat, AnswerHeader, WholeAnswer, answer_format
 from services.frontend.answers.schema import CascadeFacts
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.cascade import response_metadata

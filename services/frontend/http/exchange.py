@@ -15,16 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.answers.choice import ChoiceText
 from services.frontend.answers.event_ids import Covered, EventIds
-from services.frontend.answers.format_choice import answer_format
-from services.frontend.answers.formats import AnswerFormat, AnswerHeader
+from services.frontend.answers.formats import AnswerFormat, AnswerHeader, answer_format
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.errors import ApiError, internal_error
 from services.frontend.http.errors import error_body, error_response
 from services.frontend.http.server import abort_connection
 from services.frontend.requests.api_keys import ApiKey
-from services.frontend.requests.generating import Client, generating
-from services.frontend.requests.generation import Generation
+from services.frontend.requests.generation import Client, Generation, generating
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import GenerationPlan, plan_request
 from services.frontend.requests.resume_ticket import encode_ticket

@@ -10,7 +10,7 @@ from services.frontend.errors import bad_request
 from services.frontend.http.exchange import ModelExchange
 from services.frontend.requests.adoption import Adoption, not_found
 from services.frontend.requests.api_keys import ApiKey
-from services.frontend.requests.generating import generating
+from services.frontend.requests.generation import generating
 from services.frontend.requests.plan import GenerationPlan, Prompt
 from services.frontend.requests.resume_ticket import ResumeTicket
 from services.frontend.requests.service import FrontendService

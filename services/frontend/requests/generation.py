@@ -1,111 +1,98 @@
 """A client's request in the mesh: placed, fanned out over its choices, recovered, taken back as a whole."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from controlplane.protocols.recovery import RecoveryLimits
 from penstock.v1 import request_pb2
-from services.frontend.errors import ApiError, deadline_exceeded
-from services.frontend.metrics import FrontendMetrics
-from services.frontend.placement.client import PlacementClient
+from services.frontend.errors import ADOPTED, STOPPED, ApiError, deadline_exceeded
 from services.frontend.placement.placer import Placer
-from services.frontend.placement.waiting_room import WaitingRoom
+from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.plan import GenerationPlan
+from services.frontend.requests.service import FrontendService
 from services.frontend.workers.mailbox import Mailbox
-from services.frontend.workers.pool import WorkerPool
-from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.relay import Relay
+
+log = logging.getLogger(__name__)
 
 RESUMED: Final = "resumed"
 """In place of a policy, for a stream that was placed by another frontend."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationBounds:
-    """From the frontend's settings."""
-
-    deadline_s: float
-    connect_wait_s: float
-    max_pending_tokens: int
-    recovery: RecoveryLimits
-
-
 class Generation:
-    """One client request; `start` it once, always `close` it."""
+    """One client request; `start` it once or `go_on` with an adopted one, always `close` it."""
 
     def __init__(
         self,
+        service: FrontendService,
         plan: GenerationPlan,
         started_s: float,
-        bounds: GenerationBounds,
         on_overflow: Callable[[], None],
         mailbox: Mailbox | None = None,
     ) -> None:
         """`started_s`: when the client's request arrived, or a cascade asked its tier; `on_overflow`: the client
         does not read; `mailbox`: of choices that are adopted."""
+        settings = service.settings
         self.plan = plan
         self.started_s = started_s
         choices = len(plan.prompts) * plan.n
-        self.mailbox = mailbox or Mailbox(bounds.max_pending_tokens * choices, on_overflow)
+        self.mailbox = mailbox or Mailbox(settings.max_pending_tokens * choices, on_overflow)
         self.relays: list[Relay] = []
         self.instance_ids: list[str] = []
         """Of each prompt: where it was placed first."""
         self.policies: list[str] = []
         """Who placed each of `instance_ids`."""
-        self._bounds = bounds
-        self._placer: Placer | None = None
+        self._service = service
+        self._placer = Placer(
+            service.pool,
+            service.placement,
+            plan.model.block_tokens,
+            settings.connect_wait_s,
+            RecoveryLimits(settings.max_recoveries, settings.instance_wait_s),
+            service.room,
+            service.metrics,
+            service.clock,
+        )
 
-    async def start(
-        self,
-        pool: WorkerPool,
-        placement: PlacementClient,
-        room: WaitingRoom,
-        metrics: FrontendMetrics,
-        clock: Callable[[], float],
-        *,
-        waits: bool = True,
-    ) -> None:
-        """Place every prompt and send its choices. Raises ApiError if that is impossible, at once unless it `waits`."""
-        plan, bounds = self.plan, self._bounds
-        placer = self._prepare(pool, placement, room, metrics, clock)
-        give_up_s = min(clock() + bounds.recovery.wait_s, self.started_s + bounds.deadline_s)
+    async def start(self, *, waits: bool = True) -> None:
+        """Place every prompt and send its choices. Raises ApiError if that is impossible: at once unless it `waits`
+        for an instance, which it does within the request's deadline."""
+        plan, clock, settings = self.plan, self._service.clock, self._service.settings
+        ends_s = self.started_s + settings.request_deadline_s
+        give_up_s = min(clock() + settings.instance_wait_s, ends_s)
         for index in range(len(plan.prompts)):
             relays = [self._relay(choice) for choice in range(index * plan.n, (index + 1) * plan.n)]
             try:
-                placed = await placer.put_new(relays, give_up_s - clock() if waits else 0.0)
+                placed = await self._placer.put_new(relays, give_up_s - clock() if waits else 0.0)
             except ApiError:
-                if clock() >= self.started_s + bounds.deadline_s:
-                    raise deadline_exceeded(bounds.deadline_s) from None
+                if clock() >= ends_s:
+                    raise deadline_exceeded(settings.request_deadline_s) from None
                 raise
             self.relays += relays
             self.instance_ids.append(placed.instance_id)
             self.policies.append(placed.policy)
-        metrics.of(plan.model.name).prompt_tokens.inc(plan.prompt_tokens)
+        self._service.metrics.of(plan.model.name).prompt_tokens.inc(plan.prompt_tokens)
 
-    def go_on(
-        self,
-        pool: WorkerPool,
-        placement: PlacementClient,
-        room: WaitingRoom,
-        metrics: FrontendMetrics,
-        clock: Callable[[], float],
-        relays: Sequence[Relay],
-    ) -> None:
-        """With the choices of another frontend, instead of `start`."""
-        placer = self._prepare(pool, placement, room, metrics, clock)
-        self.relays = list(relays)
-        for relay in relays:
+    def go_on(self, adoption: Adoption, on_overflow: Callable[[], None]) -> None:
+        """Look after the choices of another frontend, instead of `start`."""
+        self.relays = [adoption.choices[index].relay for index in sorted(adoption.choices)]
+        for relay in self.relays:
             if not relay.finished:
-                placer.adopt(relay)
-        self.instance_ids = [relay.instance_id for relay in relays if relay.instance_id]
+                self._placer.adopt(relay)
+        self.instance_ids = [relay.instance_id for relay in self.relays if relay.instance_id]
         self.policies = [RESUMED]
+        adoption.on_overflow, adoption.on_lost, adoption.is_handed_on = on_overflow, self._placer.recover, True
 
     def abort_choice(self, index: int) -> None:
         """The client has all it wants of this choice."""
         relay = self.relays[index]
         if not relay.finished:
             relay.finished = True
-            self._pool.take_back(relay, is_done=True)
+            self._service.pool.take_back(relay, is_done=True)
 
     def close(self, ok: bool, reason: str, *, keeps: bool = False) -> None:
         """Take back what still runs and tell the scheduler how it ended; `keeps`: what can be resumed is left to its
@@ -115,41 +102,14 @@ class Generation:
                 continue
             relay.finished = True
             if keeps and relay.resume is not None:
-                self._pool.release(relay)
+                self._service.pool.release(relay)
             else:
-                self._pool.take_back(relay)
-        if self._placer is not None:
-            self._placer.close(ok, reason)
-
-    @property
-    def _pool(self) -> WorkerPool:
-        assert self._placer is not None, "there are relays once there is a placer"
-        return self._placer.pool
-
-    def _prepare(
-        self,
-        pool: WorkerPool,
-        placement: PlacementClient,
-        room: WaitingRoom,
-        metrics: FrontendMetrics,
-        clock: Callable[[], float],
-    ) -> Placer:
-        bounds = self._bounds
-        block_tokens = self.plan.model.block_tokens
-        self._placer = Placer(
-            pool, placement, block_tokens, bounds.connect_wait_s, bounds.recovery, room, metrics, clock
-        )
-        return self._placer
-
-    def on_lost(self, relay: Relay, loss: Loss) -> None:
-        """A choice has no owner any more."""
-        assert self._placer is not None, "a relay is lost after it was placed"
-        self._placer.recover(relay, loss)
+                self._service.pool.take_back(relay)
+        self._placer.close(ok, reason)
 
     def validate(self) -> None:
         """Raises AssertionError where what is kept of a choice contradicts itself."""
-        if self._placer is not None:
-            self._placer.validate()
+        self._placer.validate()
         for relay in self.relays:
             relay.ownership.validate()
 
@@ -163,8 +123,80 @@ class Generation:
             sampling=plan.sampling_of(choice),
             priority=plan.priority,
             started_s=self.started_s,
-            deadline_s=self._bounds.deadline_s,
+            deadline_s=self._service.settings.request_deadline_s,
             mailbox=self.mailbox,
-            on_lost=self.on_lost,
+            on_lost=self._placer.recover,
             resume=request_pb2.Resume(client_request_id=plan.request_id, ticket=plan.ticket) if plan.ticket else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who waits for the answer."""
+
+    left_s: Callable[[], float]
+    """Until its request's deadline."""
+    cut: Callable[[], None]
+    """Close its connection: it takes nothing, not even an error."""
+    may_return: bool = False
+    """It has said that it comes back, to this frontend or another one, if its connection ends."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A generation under way."""
+
+    generation: Generation
+    ends_as: str = "finished"
+    """What the scheduler is told if nothing fails; anything but this is no success."""
+
+
+@asynccontextmanager
+async def generating(
+    service: FrontendService,
+    plan: GenerationPlan,
+    started_s: float,
+    client: Client,
+    *,
+    waits: bool = True,
+    adoption: Adoption | None = None,
+) -> AsyncIterator[Run]:
+    """Place the request, or go on with an adopted one, and let it be read. Raises ApiError if it cannot be placed, at
+    once unless it `waits` for an instance. At its deadline the reader gets an ApiError, or is cut off if it is busy
+    sending."""
+
+    def on_overflow() -> None:
+        log.warning("aborting: the client does not read its answer", extra={"request_id": plan.request_id})
+        service.metrics.slow_clients.inc()
+        client.cut()
+
+    generation = Generation(service, plan, started_s, on_overflow, adoption.mailbox if adoption is not None else None)
+    run = Run(generation)
+    service.running[plan.request_id] = generation
+    outcome = "aborted"
+    try:
+        if adoption is None:
+            await generation.start(waits=waits)
+        else:
+            generation.go_on(adoption, on_overflow)
+        deadline = asyncio.get_running_loop().call_later(client.left_s(), _expire, service, generation, client)
+        try:
+            yield run
+        finally:
+            deadline.cancel()
+        outcome = run.ends_as
+    except ApiError as error:
+        outcome = error.code or error.type
+        raise
+    finally:
+        keeps = outcome in (STOPPED, ADOPTED) or (outcome == "aborted" and client.may_return)
+        generation.close(outcome == "finished", outcome, keeps=keeps)
+        if service.running.get(plan.request_id) is generation:  # and not that of the same stream, resumed
+            del service.running[plan.request_id]
+
+
+def _expire(service: FrontendService, generation: Generation, client: Client) -> None:
+    reads = generation.mailbox.is_awaited
+    generation.mailbox.fail(deadline_exceeded(service.settings.request_deadline_s))
+    if not reads:  # stuck in sending
+        client.cut()

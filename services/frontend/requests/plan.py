@@ -19,7 +19,6 @@ from services.frontend.requests.schema import (
     SamplingFields,
 )
 from services.frontend.text.chat_template import ChatTemplateRefused
-from services.frontend.text.tokenise import tokenise
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's documented default for completions."""
@@ -99,7 +98,7 @@ async def plan_chat(
     except ChatTemplateRefused as error:
         raise bad_request(f"{error}.", "messages") from error
     logprobs = _chat_logprobs(request)
-    token_ids = await tokenise(model.text.chunked, text, threads)
+    token_ids = await model.text.chunked.encode_in(threads, text)
     max_tokens = request.max_completion_tokens or request.max_tokens
     prompt = Prompt(token_ids, _sampling(request, model, len(token_ids), max_tokens, logprobs, "messages"))
     return _plan(request, request_id, model, (prompt,))
@@ -164,7 +163,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[i
 
 async def _prompt_ids(source: str | list[int], model: ServedModel, threads: Threads) -> list[int]:
     if isinstance(source, str):
-        token_ids = model.text.around(await tokenise(model.text.chunked, source, threads))
+        token_ids = model.text.around(await model.text.chunked.encode_in(threads, source))
     else:
         token_ids = source
         if token_ids and max(token_ids) >= model.text.vocabulary_size:

@@ -2,20 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from controlplane.protocols.recovery import RecoveryLimits
 from mesh.runtime import Entropy, Threads
 from services.frontend.errors import invalid_api_key, stopped, too_many_requests
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import PlacementClient
 from services.frontend.placement.waiting_room import WaitingRoom
-from services.frontend.requests.admission_gate import AdmissionGate
-from services.frontend.requests.api_keys import ApiKey, KeyRing
-from services.frontend.requests.generation import Generation, GenerationBounds
-from services.frontend.requests.key_limits import KeyLimits
+from services.frontend.requests.admission import AdmissionGate
+from services.frontend.requests.api_keys import ApiKey, KeyLimits, KeyRing
 from services.frontend.requests.models import ModelCatalogue
 from services.frontend.settings import FrontendSettings
+from services.frontend.workers.mailbox import Mailbox
 from services.frontend.workers.pool import WorkerPool
+from services.frontend.workers.relay import Relay
+
+
+class RunningRequest(Protocol):
+    """What operators see of a request in flight, and what ends it."""
+
+    started_s: float
+    mailbox: Mailbox
+    relays: list[Relay]
+    """Its choices."""
+
+    def validate(self) -> None:
+        """Raises AssertionError where what is kept of a choice contradicts itself."""
 
 
 @dataclass(slots=True)
@@ -37,20 +49,9 @@ class FrontendService:
     entropy: Entropy
     threads: Threads
     key_limits: KeyLimits = field(default_factory=KeyLimits)
-    running: dict[str, Generation] = field(default_factory=dict)
+    running: dict[str, RunningRequest] = field(default_factory=dict)
     """Requests in flight, by request id."""
     requests_total: int = 0
-
-    @property
-    def generation_bounds(self) -> GenerationBounds:
-        """What every generation is held to."""
-        settings = self.settings
-        return GenerationBounds(
-            settings.request_deadline_s,
-            settings.connect_wait_s,
-            settings.max_pending_tokens,
-            RecoveryLimits(settings.max_recoveries, settings.instance_wait_s),
-        )
 
     def authenticate(self, authorization: str | None) -> ApiKey | None:
         """The caller's key, None where none is needed. Raises ApiError (401)."""
@@ -76,8 +77,8 @@ class FrontendService:
         """End every running request with an error that says why: the process stops."""
         self.room.is_closed = True
         self.pool.wake()
-        for generation in self.running.values():
-            generation.mailbox.fail(stopped())
+        for request in self.running.values():
+            request.mailbox.fail(stopped())
 
     def leave(self, key: ApiKey | None) -> None:
         """The end of a request that had entered."""

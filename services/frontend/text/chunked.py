@@ -12,6 +12,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
+from mesh.runtime import Threads
 from services.frontend.text.split_points import BORDER, are_safe, special_tokens
 from services.frontend.text.words import WordTokenizer
 
@@ -20,6 +21,10 @@ TARGET_CHARACTERS: Final = 512
 leaves what was seen before."""
 MAX_CHUNK_CHARACTERS: Final = 16 * TARGET_CHARACTERS
 """Longer ones (text without spaces) are not worth remembering."""
+
+
+IN_PLACE_CHARACTERS: Final = 16_384
+"""About 2 ms of tokenisation: beyond it other streams would notice."""
 
 
 class ChunkCache:
@@ -93,7 +98,14 @@ class ChunkedTokenizer:
         found = self.look_up(text)
         return self.complete(found, self.tokenise(found.unseen))
 
-    def look_up(self, text: str) -> "LookedUp":
+    async def encode_in(self, threads: Threads, text: str) -> list[int]:
+        """The same on the event loop: little work is done in place, much of it in a thread."""
+        found = self.look_up(text)
+        if found.unseen_characters <= IN_PLACE_CHARACTERS:
+            return self.complete(found, self.tokenise(found.unseen))
+        return self.complete(found, await threads.run(self.tokenise, found.unseen))
+
+    def look_up(self, text: str) -> LookedUp:
         """What is known of `text` and what is left to do; cheap. `tokenise` the rest, then `complete`."""
         chunks = self.chunks(text) if self.chunked else [text]
         known = [self._cache.get(chunk) for chunk in chunks]
@@ -107,7 +119,7 @@ class ChunkedTokenizer:
         encodings = self._tokenizer.encode_batch_fast(chunks, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def complete(self, found: "LookedUp", tokenised: list[list[int]]) -> list[int]:
+    def complete(self, found: LookedUp, tokenised: list[list[int]]) -> list[int]:
         """The ids of the text that was looked up, given those of its unseen chunks."""
         fresh = dict(zip(found.unseen, tokenised, strict=True))
         for chunk, ids in fresh.items():

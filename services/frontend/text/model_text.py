@@ -9,10 +9,9 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from mesh.errors import ConfigurationError
-from services.frontend.text.byte_level import token_bytes
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.chunked import ChunkedTokenizer
-from services.frontend.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from services.frontend.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, token_bytes
 
 DEFAULT_CACHE_CHARACTERS: Final = 16 * 1024 * 1024
 _DECODE_SAMPLE: Final = "Hello, wörld! 你好 🙂\n\n  x = 1"

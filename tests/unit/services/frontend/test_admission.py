@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from services.frontend.errors import ApiError
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.requests.admission import (
+    AdmissionGate,
     AdmissionQueue,
     Admitted,
     AlreadyKnown,
@@ -18,7 +19,6 @@ from services.frontend.requests.admission import (
     Refused,
     class_of,
 )
-from services.frontend.requests.admission_gate import AdmissionGate
 
 MAX_RUNNING, MAX_QUEUED = 2, 3
 

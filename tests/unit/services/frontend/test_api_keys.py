@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import ConfigurationError
-from services.frontend.requests.api_keys import ApiKey, KeyRing, new_key_line
-from services.frontend.requests.key_limits import KeyLimits, TokenBucket
+from services.frontend.requests.api_keys import ApiKey, KeyLimits, KeyRing, TokenBucket, new_key_line
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import mesh_of_fakes
 

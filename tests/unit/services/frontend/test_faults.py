@@ -12,7 +12,7 @@ import pytest
 
 from penstock.v1 import request_pb2, scheduler_pb2
 from services.frontend.http import server
-from services.frontend.requests.generation import Generation
+from services.frontend.requests.service import RunningRequest
 from tests.unit.services.frontend.fakes import Delta, FakeScheduler, FakeWorker, always, failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
@@ -57,7 +57,7 @@ async def test_the_death_of_the_only_worker_ends_its_streams_with_an_error(model
         assert {(ended.ok, ended.reason) for ended in mesh.scheduler.ended} == {(False, "worker_lost")}
 
 
-def running(mesh: MeshOfFakes) -> list[Generation]:
+def running(mesh: MeshOfFakes) -> list[RunningRequest]:
     return list(mesh.service.running.values())
 
 
