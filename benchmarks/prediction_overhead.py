@@ -78,15 +78,15 @@ def serve_predictor(artefact: Path, address: Connection) -> None:
 
         from mesh.rpc.server import RpcServer
         from penstock.v1 import predictor_pb2_grpc
+        from services.predictor.artefact_registry import ArtefactRegistry
         from services.predictor.metrics import PredictorMetrics
         from services.predictor.service import PredictorService
-        from services.predictor.shelf import ArtefactShelf
 
-        shelf = ArtefactShelf((artefact,))
-        shelf.look()
+        artefacts = ArtefactRegistry((artefact,))
+        artefacts.reload()
         server = RpcServer(GrpcTransport())
         service = PredictorService(
-            shelf, PredictorMetrics(CollectorRegistry()), SystemThreads().pool(1, "predictor"), SystemClock().now_s
+            artefacts, PredictorMetrics(CollectorRegistry()), SystemThreads().pool(1, "predictor"), SystemClock().now_s
         )
         server.add(predictor_pb2_grpc.add_LengthPredictorServicer_to_server, service, "penstock.v1.LengthPredictor")
         address.send(await server.start())
@@ -171,8 +171,8 @@ def hook_cpu_ms(hidden_size: int) -> float:
     engines, but also of whatever the rows do to their caches."""
     import torch
 
+    from engine_worker.engines.vllm.hidden_states.capture import HiddenStateCapture, Rows
     from engine_worker.engines.vllm.hidden_states.sender import message_bytes
-    from engine_worker.engines.vllm.hidden_states.tap import Rows, Tap
 
     runner = SimpleNamespace(
         input_batch=SimpleNamespace(req_ids=[f"turn-1-{row}-0123abcd" for row in range(BATCH)]),
@@ -183,11 +183,11 @@ def hook_cpu_ms(hidden_size: int) -> float:
     def send(rows: Rows) -> None:
         message_bytes(rows)
 
-    tap = Tap(runner, 1, send)
+    capture = HiddenStateCapture(runner, 1, send)
     states = torch.randn(BATCH, hidden_size)
     before_s = time.process_time()
     for _ in range(HOOK_CALLS):
-        tap(None, (None, states), {})
+        capture(None, (None, states), {})
     return 1e3 * (time.process_time() - before_s) / HOOK_CALLS
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSettings:
-    """What the simulated engine is told."""
+    """What the simulated engine is settings."""
 
     instance: InstanceConfig = field(default_factory=InstanceConfig)
     cost: LinearCost = field(default_factory=LinearCost)
@@ -38,7 +38,7 @@ class SimulatedSettings:
     """What the instance says of itself; its costs are those of `cost`, however many GPUs they stand for."""
     pipeline_parallel: int = 1
     """The same."""
-    foretell_lengths: bool = True
+    predict_lengths: bool = True
     """Say how long requests will get, in place of a predictor, with the errors of `length_error`."""
     length_error: LengthErrorModel = field(default_factory=LengthErrorModel)
 
@@ -57,25 +57,25 @@ def make_simulated(
 
 
 def simulated_settings(settings: WorkerSettings) -> SimulatedSettings:
-    """What the simulated engine of such a worker is told: the worker's engine options, and its model's vocabulary.
+    """Settings of the simulated engine of such a worker: the worker's engine options, and its model's vocabulary.
     Raises ConfigurationError."""
     return engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings.model_path))
 
 
 def _simulated(
-    told: SimulatedSettings, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric
+    settings: SimulatedSettings, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric
 ) -> Engine:
     """Its answers depend on prompt and request alone."""
-    from engine_worker.engines.simulated_lengths import ForetellingSimulatedEngine
+    from engine_worker.engines.simulated_lengths import LengthPredictingSimulatedEngine
 
-    return ForetellingSimulatedEngine(
-        told.instance,
-        told.cost,
+    return LengthPredictingSimulatedEngine(
+        settings.instance,
+        settings.cost,
         clock,
-        length_error=told.length_error if told.foretell_lengths else None,
-        time_scale=told.time_scale,
-        tensor_parallel=told.tensor_parallel,
-        pipeline_parallel=told.pipeline_parallel,
+        length_error=settings.length_error if settings.predict_lengths else None,
+        time_scale=settings.time_scale,
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
         make_fabric=make_fabric,
     )
 
@@ -94,24 +94,24 @@ def _simulated_defaults(model_path: str) -> dict[str, Any]:
     return {"instance": {"output": output}}
 
 
-def _vllm(told: VllmSettings) -> Engine:
+def _vllm(settings: VllmSettings) -> Engine:
     from engine_worker.engines.vllm.engine import VllmEngine
 
-    return VllmEngine(told)
+    return VllmEngine(settings)
 
 
 OWN_ENGINES: Final[Mapping[str, EngineFactory]] = MappingProxyType(
     {
         "vllm": EngineFactory(
             VllmSettings,
-            make=lambda told, _: _vllm(told),
+            make=lambda settings, _: _vllm(settings),
             defaults=lambda context: {"model_path": context.model_path, "seed": context.seed},
             device=vllm_device,
             uses_gpus=True,
         ),
         "simulated": EngineFactory(
             SimulatedSettings,
-            make=lambda told, context: _simulated(told, context.clock),
+            make=lambda settings, context: _simulated(settings, context.clock),
             defaults=lambda context: _simulated_defaults(context.model_path),
             device=lambda: "simulated",
         ),

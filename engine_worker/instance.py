@@ -16,7 +16,7 @@ from engine_worker.hang_detector import HangDetector
 from engine_worker.heartbeats import Heartbeats
 from engine_worker.metrics import WorkerMetrics
 from engine_worker.reported_load import reported_load
-from engine_worker.request_table import Orders, RequestTable
+from engine_worker.request_table import Instructions, RequestTable
 from engine_worker.settings import WorkerSettings
 from engine_worker.streams import OutputStream
 from mesh.errors import EngineFailed, QueueFull, RequestRefused
@@ -133,9 +133,9 @@ class Instance:
             return
         failure = self._admission_failure(request, model) or self._hand_over(request)
         if failure is not None:
-            orders = Orders()
-            orders.tell(stream.stream_id, failure, epoch)
-            self._carry_out(orders)
+            instructions = Instructions()
+            instructions.send(stream.stream_id, failure, epoch)
+            self._carry_out(instructions)
             return
         now_s = self._clock()
         self.table.admit(
@@ -166,8 +166,8 @@ class Instance:
         """Give this stream's frontend all that is here of a client's request, and tell it what that is."""
         if stream.is_cut:
             return
-        adoptions, orders = self.table.adopt(client_request_id, stream.stream_id, stream.frontend_id)
-        self._carry_out(orders)
+        adoptions, instructions = self.table.adopt(client_request_id, stream.stream_id, stream.frontend_id)
+        self._carry_out(instructions)
         stream.put(
             wire.adopted_message(client_request_id, adoptions, model=self.description.model, now_s=self._clock())
         )
@@ -212,17 +212,17 @@ class Instance:
             self._drop_cut_streams([stream])
         for callback in self.on_hand_away:
             callback(request_id)
-        self._carry_out(Orders())
+        self._carry_out(Instructions())
         self._changed()
 
     def give_up(self, request_id: str, reason: str) -> None:
         """Nobody is known to own the request any more: its frontend has to recover it."""
         tracked = self.table.take_out(request_id)
-        orders = Orders()
+        instructions = Instructions()
         if tracked is not None and tracked.state != "discarded":
             failure = Failure(request_id, len(tracked.emitted_token_ids), FailureCode.LOST, reason)
-            orders.tell(tracked.stream_id, failure, tracked.epoch)
-        self._carry_out(orders)
+            instructions.send(tracked.stream_id, failure, tracked.epoch)
+        self._carry_out(instructions)
         self._changed()
 
     def tick(self) -> None:
@@ -268,7 +268,7 @@ class Instance:
         if self.state is not InstanceState.DRAINING:
             self.state = InstanceState.DRAINING
             log.info("draining", extra={"requests": len(self.table)})
-            self._carry_out(Orders())
+            self._carry_out(Instructions())
             self._changed()
         return len(self.table.live())
 
@@ -361,17 +361,19 @@ class Instance:
             return _failure(request, FailureCode.UNAVAILABLE, str(error))
         return None
 
-    def _carry_out(self, orders: Orders, *, engine_lives: bool = True) -> None:
+    def _carry_out(self, instructions: Instructions, *, engine_lives: bool = True) -> None:
         if engine_lives:
-            for request_id in orders.aborts:
+            for request_id in instructions.aborts:
                 if not self.keep_abort(request_id):
                     self._engine.abort(request_id)
-        for stream_id, deltas in orders.messages.items():
+        for stream_id, deltas in instructions.messages.items():
             stream = self.streams[stream_id]
-            self._metrics.message_bytes.observe(stream.put(wire.step_message(deltas, orders.epochs, orders.before)))
+            self._metrics.message_bytes.observe(
+                stream.put(wire.step_message(deltas, instructions.epochs, instructions.before))
+            )
             self._close_if_finished(stream)
             self._count_failures(deltas)
-        self._drop_cut_streams([self.streams[stream_id] for stream_id in orders.messages])
+        self._drop_cut_streams([self.streams[stream_id] for stream_id in instructions.messages])
         if self.state is InstanceState.DRAINING and not self.table.live():
             self._drained.set()
 

@@ -1,4 +1,4 @@
-"""Which requests run here, whose they are, and what each stream is to be told. Pure: events in, orders out.
+"""Which requests run here, whose they are, and what each stream is to be told. Pure: events in, instructions out.
 
 A request lives from `admit` to the engine's own ending delta. Its stream hears of exactly one end, which may
 come earlier (deadline, drain, a broken engine): the entry then stays as `discarded`, swallowing what the engine
@@ -93,7 +93,7 @@ class Adoption:
 
 
 @dataclass(slots=True)
-class Orders:
+class Instructions:
     """What the worker is to do now."""
 
     messages: dict[int, list[Delta]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Orders:
     before: dict[str, Sequence[int]] = field(default_factory=dict)
     """All tokens before the first delta that a request brings here after it was taken over."""
 
-    def tell(self, stream_id: int, delta: Delta, epoch: int = 0) -> None:
+    def send(self, stream_id: int, delta: Delta, epoch: int = 0) -> None:
         """Add one delta for a stream, to be sent under the request's epoch. Nobody hears of an orphan."""
         if stream_id == NO_STREAM:
             return
@@ -187,9 +187,9 @@ class RequestTable:
         self._recent_admissions.append(request.request_id)
         self.admissions_total += 1
 
-    def route(self, step: StepOutput) -> Orders:
+    def route(self, step: StepOutput) -> Instructions:
         """Share the deltas of one engine step out among the streams."""
-        orders = Orders()
+        instructions = Instructions()
         for delta in step.deltas:
             tracked = self._requests.get(delta.request_id)
             if tracked is None:
@@ -201,18 +201,18 @@ class RequestTable:
                 continue
             if delta.offset == len(tracked.emitted_token_ids):
                 if tracked.taken_over and not tracked.started:
-                    orders.before[delta.request_id] = tuple(tracked.emitted_token_ids)
+                    instructions.before[delta.request_id] = tuple(tracked.emitted_token_ids)
                 tracked.emitted_token_ids += delta.token_ids
                 tracked.started = True
-                orders.tell(tracked.stream_id, delta, tracked.epoch)
+                instructions.send(tracked.stream_id, delta, tracked.epoch)
                 if delta.cached_tokens is not None:
                     tracked.cached_tokens = delta.cached_tokens
                 if delta.finish_reason in _ENDS:
                     self.on_end(len(tracked.emitted_token_ids))
                     self._keep_tail(tracked, delta.finish_reason)
             else:
-                self._end_broken(tracked, delta, orders)
-        return orders
+                self._end_broken(tracked, delta, instructions)
+        return instructions
 
     def predicted(self, request_id: str, generated_tokens: int, remaining_tokens: int) -> None:
         """A prediction, made when the request had generated so many tokens. One of a request that has ended or moved
@@ -225,50 +225,50 @@ class RequestTable:
         """Forget a request that the engine was told to release: no end of it will come."""
         return self._requests.pop(request_id, None)
 
-    def abort(self, stream_id: int, request_id: str, *, is_done: bool = False) -> Orders:
+    def abort(self, stream_id: int, request_id: str, *, is_done: bool = False) -> Instructions:
         """A frontend takes a request back; `is_done`: because its client has all that it wanted. Unknown ids and other
         streams' requests are left alone, because an abort may cross the request's own end."""
-        orders = Orders()
+        instructions = Instructions()
         tracked = self._requests.get(request_id)
         if tracked is not None and tracked.stream_id == stream_id and tracked.state == "running":
             if is_done:
                 self._keep_tail(tracked, None)
             tracked.become("aborting")
-            orders.aborts.append(request_id)
-        return orders
+            instructions.aborts.append(request_id)
+        return instructions
 
     @property
     def orphans(self) -> list[TrackedRequest]:
         """Requests without a frontend."""
         return self.live(NO_STREAM)
 
-    def close_stream(self, stream_id: int, orphaned_until_s: float | None = None) -> Orders:
+    def close_stream(self, stream_id: int, orphaned_until_s: float | None = None) -> Instructions:
         """A stream has ended: drop its requests, but those that can be resumed wait until then for another frontend."""
-        orders = Orders()
+        instructions = Instructions()
         for tracked in self.live(stream_id):
-            self._orphan(tracked, orphaned_until_s, orders)
-        return orders
+            self._orphan(tracked, orphaned_until_s, instructions)
+        return instructions
 
-    def release(self, stream_id: int, request_id: str, orphaned_until_s: float | None) -> Orders:
+    def release(self, stream_id: int, request_id: str, orphaned_until_s: float | None) -> Instructions:
         """A client has left that may come back to any frontend."""
-        orders = Orders()
+        instructions = Instructions()
         tracked = self._requests.get(request_id)
         if tracked is not None and tracked.stream_id == stream_id and tracked.state == "running":
-            self._orphan(tracked, orphaned_until_s, orders)
-        return orders
+            self._orphan(tracked, orphaned_until_s, instructions)
+        return instructions
 
-    def drop_orphans(self, frontend_id: str) -> Orders:
+    def drop_orphans(self, frontend_id: str) -> Instructions:
         """A frontend is back that had lost its connection only, and has placed its requests again."""
-        orders = Orders()
+        instructions = Instructions()
         for tracked in self.orphans:
             if tracked.frontend_id == frontend_id:
-                self._discard(tracked, orders)
-        return orders
+                self._discard(tracked, instructions)
+        return instructions
 
-    def adopt(self, client_request_id: str, stream_id: int, frontend_id: str) -> tuple[list[Adoption], Orders]:
+    def adopt(self, client_request_id: str, stream_id: int, frontend_id: str) -> tuple[list[Adoption], Instructions]:
         """A frontend has the client of this request: all choices that are here are its own from now on, also those that
         have just ended, and those that another frontend believes to have still."""
-        orders, adoptions = Orders(), list[Adoption]()
+        instructions, adoptions = Instructions(), list[Adoption]()
         for tracked in self.live():
             resume = tracked.request.resume
             if resume is None or resume.client_request_id != client_request_id or tracked.state != "running":
@@ -276,7 +276,7 @@ class RequestTable:
             told = len(tracked.emitted_token_ids)
             message = "its client has come back to another frontend, which goes on with it"
             failure = Failure(tracked.request.request_id, told, FailureCode.ADOPTED, message)
-            orders.tell(tracked.stream_id, failure, tracked.epoch)
+            instructions.send(tracked.stream_id, failure, tracked.epoch)
             tracked.stream_id, tracked.frontend_id = stream_id, frontend_id
             tracked.orphaned_until_s = None
             tracked.started = True
@@ -294,9 +294,9 @@ class RequestTable:
                     finish_reason=tail.finish_reason,
                 )
             )
-        return adoptions, orders
+        return adoptions, instructions
 
-    def refuse_duplicate(self, stream_id: int, request_id: str, epoch: int = 0) -> Orders | None:
+    def refuse_duplicate(self, stream_id: int, request_id: str, epoch: int = 0) -> Instructions | None:
         """Answer to a request whose id is here already; None if it is not. The answer bears the `epoch` of the
         second request. One that comes back while the first is being dropped may be tried again, here or elsewhere; so
         may the next life of a request, whose former one (of a hand-over that the frontend never heard of, or of a
@@ -308,7 +308,7 @@ class RequestTable:
         first = self._requests.get(request_id)
         if first is None:
             return None
-        orders = Orders()
+        instructions = Instructions()
         overtakes = epoch > 0 and epoch >= first.epoch
         if overtakes or first.state != "running":
             code, message = FailureCode.UNAVAILABLE, "an earlier request of this id is still being dropped; retry"
@@ -316,49 +316,51 @@ class RequestTable:
             code, message = FailureCode.REFUSED, "a request of this id is running here; ids must be unique"
         if first.state == "discarded" or first.stream_id != stream_id:
             if overtakes and first.state != "discarded":
-                self._discard(first, orders)
-            orders.tell(stream_id, Failure(request_id, 0, code, message), epoch)
+                self._discard(first, instructions)
+            instructions.send(stream_id, Failure(request_id, 0, code, message), epoch)
         else:
             first.epoch = max(first.epoch, epoch)
-            self._fail(first, code, message, orders)
-        return orders
+            self._fail(first, code, message, instructions)
+        return instructions
 
-    def expire(self, now_s: float) -> Orders:
+    def expire(self, now_s: float) -> Instructions:
         """End the requests whose deadline has passed, and those that nobody has adopted in time."""
-        orders = Orders()
+        instructions = Instructions()
         for tracked in self.orphans:
             if tracked.orphaned_until_s is not None and now_s >= tracked.orphaned_until_s:
                 self.expired_orphans_total += 1
-                self._discard(tracked, orders)
+                self._discard(tracked, instructions)
         for tracked in self.live():
             if tracked.deadline_s is not None and now_s >= tracked.deadline_s:
                 age_s = now_s - tracked.admitted_s
-                self._fail(tracked, FailureCode.DEADLINE, f"not finished after {age_s:.1f} s", orders)
-        return orders
+                self._fail(tracked, FailureCode.DEADLINE, f"not finished after {age_s:.1f} s", instructions)
+        return instructions
 
-    def fail_all(self, code: FailureCode, message: str) -> Orders:
+    def fail_all(self, code: FailureCode, message: str) -> Instructions:
         """End every request."""
-        orders = Orders()
+        instructions = Instructions()
         for tracked in self.live():
-            self._fail(tracked, code, message, orders)
-        return orders
+            self._fail(tracked, code, message, instructions)
+        return instructions
 
-    def _end_broken(self, tracked: TrackedRequest, delta: TokenDelta, orders: Orders) -> None:
+    def _end_broken(self, tracked: TrackedRequest, delta: TokenDelta, instructions: Instructions) -> None:
         expected = len(tracked.emitted_token_ids)
         message = f"the engine went on at token {delta.offset} instead of {expected}; this is a bug of the engine"
-        orders.tell(tracked.stream_id, Failure(delta.request_id, expected, FailureCode.ENGINE, message), tracked.epoch)
+        instructions.send(
+            tracked.stream_id, Failure(delta.request_id, expected, FailureCode.ENGINE, message), tracked.epoch
+        )
         if delta.finish_reason is None:
-            self._discard(tracked, orders)
+            self._discard(tracked, instructions)
 
-    def _fail(self, tracked: TrackedRequest, code: FailureCode, message: str, orders: Orders) -> None:
+    def _fail(self, tracked: TrackedRequest, code: FailureCode, message: str, instructions: Instructions) -> None:
         failure = Failure(tracked.request.request_id, len(tracked.emitted_token_ids), code, message)
-        orders.tell(tracked.stream_id, failure, tracked.epoch)
-        self._discard(tracked, orders)
+        instructions.send(tracked.stream_id, failure, tracked.epoch)
+        self._discard(tracked, instructions)
 
-    def _orphan(self, tracked: TrackedRequest, until_s: float | None, orders: Orders) -> None:
+    def _orphan(self, tracked: TrackedRequest, until_s: float | None, instructions: Instructions) -> None:
         can_wait = until_s is not None and tracked.request.resume is not None and tracked.state == "running"
         if not can_wait or len(self.orphans) >= self._max_orphans:
-            self._discard(tracked, orders)
+            self._discard(tracked, instructions)
             return
         tracked.stream_id, tracked.orphaned_until_s = NO_STREAM, until_s
         self.orphaned_total += 1
@@ -367,9 +369,9 @@ class RequestTable:
         if tracked.request.resume is not None and self._max_orphans:
             self.tails.keep(FinishedTail(_whole(tracked), finish_reason, tracked.cached_tokens, tracked.epoch))
 
-    def _discard(self, tracked: TrackedRequest, orders: Orders) -> None:
+    def _discard(self, tracked: TrackedRequest, instructions: Instructions) -> None:
         if tracked.state == "running":
-            orders.aborts.append(tracked.request.request_id)
+            instructions.aborts.append(tracked.request.request_id)
         tracked.become("discarded")
 
 

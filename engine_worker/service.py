@@ -27,7 +27,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 Inbound = AsyncIterator[worker_pb2.FrontendMessage]
 
 
-class Departures(Protocol):
+class RequestMover(Protocol):
     """How requests leave this instance."""
 
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
@@ -47,19 +47,19 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self,
         instance: Instance,
         clock: Callable[[], float],
-        departures: Departures | None = None,
+        mover: RequestMover | None = None,
         steps: StepWatches | None = None,
         device: str = "",
         fence: Fence | None = None,
     ) -> None:
-        """`departures` if requests can move away from here, `steps` if the engine's steps can be watched. `fence` knows
+        """`mover` if requests can move away from here, `steps` if the engine's steps can be watched. `fence` knows
         the leaders whose orders are taken."""
         self._fence = fence or Fence()
         self._instance = instance
         self._steps = steps
         self._device = device
         self._clock = clock
-        self._departures = departures
+        self._mover = mover
 
     async def Stream(self, inbound: Inbound, context: Context) -> None:
         """The data path; the end of it aborts its requests. A frontend that only closes its sending side still
@@ -135,14 +135,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Take nothing new from now on; with `migrate`, move what runs elsewhere, then end the process."""
         running = self._instance.start_draining()
         if request.migrate:
-            if self._departures is None:
+            if self._mover is None:
                 await _abort(context, grpc.StatusCode.UNIMPLEMENTED, CANNOT_MOVE)
-            self._departures.leave()
+            self._mover.leave()
         return worker_pb2.DrainResponse(running_requests=running)
 
     async def Migrate(self, request: worker_pb2.MigrateRequest, context: Context) -> worker_pb2.MigrateResponse:
         """Move a request; answers when it has moved, or says why it stayed. A call that is given up cancels it."""
-        if self._departures is None:
+        if self._mover is None:
             return worker_pb2.MigrateResponse(moved=False, reason=CANNOT_MOVE)
         if request.HasField("fencing"):
             order = request.fencing
@@ -152,7 +152,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 log.error("an order is refused", extra={"request_id": request.request_id, "reason": str(error)})
                 highest = self._fence.highest(order.duty)
                 return worker_pb2.MigrateResponse(moved=False, reason=str(error), highest_epoch=highest)
-        outcome = await self._departures.migrate(
+        outcome = await self._mover.migrate(
             request.request_id, request.target_instance_id, stop_and_copy=request.stop_and_copy
         )
         return worker_pb2.MigrateResponse(
@@ -188,8 +188,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._instance.end_input(stream)
 
     def _order_hand_over(self, request_id: str, target_id: str) -> None:
-        if self._departures is not None:
-            self._departures.hand_over(request_id, target_id)
+        if self._mover is not None:
+            self._mover.hand_over(request_id, target_id)
             return
         extra = {"request_id": request_id, "target": target_id, "reason": CANNOT_MOVE}
         log.error("a request is decoded where it was prefilled: requests cannot move from here", extra=extra)

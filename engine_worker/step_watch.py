@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import Engine
-from engine_worker.engines.steps import tells_steps
+from engine_worker.engines.step_source import has_steps
 from mesh.errors import RequestRefused
 
 MOST_WATCHERS = 4
@@ -59,7 +59,7 @@ class StepWatches:
     def watch(self) -> Iterator[StepWatch]:
         """Watch until the end of the block. Raises `RequestRefused` where there are too many watchers, or the engine
         does not tell of its steps."""
-        if not tells_steps(self._engine):
+        if not has_steps(self._engine):
             raise RequestRefused("the engine of this worker does not tell of its steps")
         if len(self._watches) >= MOST_WATCHERS:
             raise RequestRefused(f"{MOST_WATCHERS} others watch this engine's steps; try again when one has ended")

@@ -24,8 +24,8 @@ from fault_simulation.timeline import (
     Timeline,
     Wipe,
 )
-from mesh.ending import ExitStatus
 from mesh.errors import StoreError
+from mesh.shutdown import ExitStatus
 
 SUPERVISED_EVERY_S: Final = 0.25
 

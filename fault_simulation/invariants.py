@@ -32,8 +32,8 @@ from fault_simulation.node import NodeState
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, Life, SimulatedMesh
 from fault_simulation.timeline import MODEL, STORE
 from fault_simulation.workload import RETURNING, Asked, Attempt
-from mesh.ending import ExitStatus
 from mesh.membership import ChangeKind, MemberChange
+from mesh.shutdown import ExitStatus
 from services.frontend.role import FrontendRole
 
 CONNECTED_S: Final = 2.0
@@ -144,7 +144,7 @@ class Watch:
             return
         told = f"{answer.status or 'no status'}: {answer.error}"
         if attempt.is_refused:
-            if life in self._opened and life.node.state is NodeState.RUNNING and not life.ending.asked.is_set():
+            if life in self._opened and life.node.state is NodeState.RUNNING and not life.shutdown.asked.is_set():
                 self.violated("refused connection", attempt.frontend, told)
             return
         if answer.is_broken:
@@ -155,7 +155,7 @@ class Watch:
         if life is None:
             return
         ended_s = self._asked_to_end_s.get(life)
-        if life.ending.cut_asked.is_set() or (ended_s is not None and now_s - ended_s >= DRAIN_S - 0.5):
+        if life.shutdown.cut_asked.is_set() or (ended_s is not None and now_s - ended_s >= DRAIN_S - 0.5):
             return
         serving = self._serving(life, (answer.tier,) if answer.tier else asked.models)
         if answer.status == 404 and asked.tiers and self._may_lose_settings:
@@ -207,7 +207,7 @@ class Watch:
     def _is_of_use(self, frontend: Life, worker: Life) -> bool:
         assert isinstance(worker.role, WorkerRole)
         instance = worker.role.instance
-        leaves = instance is None or instance.state is InstanceState.DRAINING or worker.ending.asked.is_set()
+        leaves = instance is None or instance.state is InstanceState.DRAINING or worker.shutdown.asked.is_set()
         return self._lives(worker) and not leaves and not self._is_lost(frontend, worker)
 
     def _lives(self, life: Life) -> bool:
@@ -288,7 +288,7 @@ class Watch:
     def _heard(self, observer: Life, change: MemberChange) -> None:
         member = change.member
         life = self._mesh.machines[member.member_id].life if member.member_id in self._mesh.machines else None
-        if change.kind is not ChangeKind.LEFT or life is None or life.context is None or life.ending.asked.is_set():
+        if change.kind is not ChangeKind.LEFT or life is None or life.context is None or life.shutdown.asked.is_set():
             return
         if life.context.incarnation_id != member.incarnation_id or life.node.state is not NodeState.RUNNING:
             return
@@ -298,7 +298,7 @@ class Watch:
             self.violated("live member dropped", member.member_id, what)
 
     def _note_end(self, life: Life) -> None:
-        if life.ending.asked.is_set():
+        if life.shutdown.asked.is_set():
             self._asked_to_end_s.setdefault(life, self._mesh.loop.now_s)
         if life.status is None or life in self._ended:
             return

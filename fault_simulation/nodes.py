@@ -22,9 +22,9 @@ from fault_simulation.operator import Operator
 from fault_simulation.roles import make_role
 from fault_simulation.runtime import WallClock, simulated_runtime
 from fault_simulation.supervised import Up, UpSettings
-from mesh.ending import Ending, ExitStatus
-from mesh.role import Role, RoleContext, RoleSettings, Surroundings, live
+from mesh.role import Role, RoleContext, RoleEnvironment, RoleSettings, run_role_in
 from mesh.runtime import Runtime
+from mesh.shutdown import ExitStatus, Shutdown
 from mesh.store import open_store
 from mesh.store.host import StoreHost
 from services.cascade.settings import CascadeSettings
@@ -78,7 +78,7 @@ class Life:
         self.node = Node(machine.name, machine.clock_offset_s)
         self.seed = f"{mesh.seed}/{machine.name}/{machine.lives}"
         self.runtime: Runtime = simulated_runtime(mesh.network, self.node, machine.wall, self.seed)
-        self.ending = Ending()
+        self.shutdown = Shutdown()
         self.registry = CollectorRegistry()
         """The metrics of its role."""
         self.role: Role | None = None
@@ -93,26 +93,26 @@ class Life:
         self.task: NodeTask = mesh.loop.spawn(self.node, self._run(), f"process {machine.name}")
 
     async def run_role(self, role: Role, settings: RoleSettings) -> ExitStatus:
-        """As `mesh.role.run_role`, in simulated surroundings."""
+        """As `mesh.role.run_role`, in a simulated environment."""
         self.role = role
         store = open_store(settings.store_url, self.runtime)
-        surroundings = Surroundings(
+        environment = RoleEnvironment(
             runtime=self.runtime,
             store=store,
             registry=self.registry,
             metrics_address=f"{self.machine.name}:9000",
             pid=self.machine.lives,
-            ending=self.ending,
+            shutdown=self.shutdown,
             supervised=self.machine.is_supervised,
         )
         try:
-            return await live(_seen(role, self), settings, surroundings)
+            return await run_role_in(_seen(role, self), settings, environment)
         finally:
             await store.close()
 
     def terminate(self) -> None:
         """SIGTERM."""
-        self.mesh.loop.call_in(self.node, 0.0, self.ending.on_signal)
+        self.mesh.loop.call_in(self.node, 0.0, self.shutdown.on_signal)
 
     async def _run(self) -> None:
         try:
@@ -192,7 +192,7 @@ class SimulatedMesh:
         self.add_role(name, "planner", settings or PlannerSettings())
 
     def add_predictor(self, name: str, settings: PredictorSettings | None = None) -> None:
-        """A machine for a length predictor. Simulated engines have no hidden states to predict from and foretell
+        """A machine for a length predictor. Simulated engines have no hidden states to predict from and predict
         lengths themselves, so it is a member that nobody asks."""
         self.add_role(name, "predictor", settings or PredictorSettings())
 
@@ -312,6 +312,6 @@ async def _serve_store(life: Life) -> ExitStatus:
     """The store in a process of its own, on its machine's disk."""
     server = await StateServer.start(life.runtime, STORE_FILE, life.machine.disk, f"{STORE}:{STORE_PORT}")
     life.store = server.host
-    await life.ending.asked.wait()
+    await life.shutdown.asked.wait()
     await server.stop()
     return ExitStatus.STOPPED

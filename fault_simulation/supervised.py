@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from engine_worker.settings import WorkerSettings
 from fault_simulation.node import NodeState
 from fault_simulation.roles import make_role
-from mesh.ending import ExitStatus
 from mesh.role import RoleSettings
+from mesh.shutdown import ExitStatus
 from mesh.store import open_store
 from services.cli import serve
 from services.cli.supervisor.fleet import Patience
@@ -93,7 +93,7 @@ class Up:
                 gpus,
                 patience,
                 life.runtime.clock,
-                life.ending.asked,
+                life.shutdown.asked,
                 self._say,
             )
             return ExitStatus.STOPPED
@@ -151,7 +151,7 @@ class SimulatedLauncher:
     async def _live(self, life: "Life", spec: ProcessSpec) -> ExitStatus:
         rng = random.Random(f"{life.seed}/start")
         await asyncio.sleep(rng.uniform(SHORTEST_START_S, LONGEST_START_S))
-        common, settings = _told(spec.role, (*spec.arguments, *self._settings.arguments.get(spec.role, ())))
+        common, settings = _settings(spec.role, (*spec.arguments, *self._settings.arguments.get(spec.role, ())))
         if isinstance(settings, FrontendSettings):
             settings = replace(settings, http_host=spec.name, http_port=self._http_port)
         elif isinstance(settings, WorkerSettings):
@@ -208,6 +208,6 @@ class SimulatedProcess:
 
 
 @cache
-def _told(role: str, arguments: tuple[str, ...]) -> tuple[RoleSettings, Any]:
+def _settings(role: str, arguments: tuple[str, ...]) -> tuple[RoleSettings, Any]:
     """Settings are values, so one parse of the same arguments serves all processes and seeds."""
-    return serve.told(role, arguments)
+    return serve.parse_settings(role, arguments)

@@ -12,13 +12,13 @@ from typing import ClassVar, Literal, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
 from mesh.announcement import Announcement
-from mesh.ending import Ending, ExitStatus, MemberService
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory, Member
 from mesh.parent_death import PARENT_VARIABLE, end_with_parent_if_asked
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
 from mesh.runtime import Runtime, system_runtime
+from mesh.shutdown import ExitStatus, MemberService, Shutdown
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from mesh.tasks import TaskSet
@@ -70,7 +70,7 @@ class RoleContext:
     server: RpcServer
     registry: CollectorRegistry
     runtime: Runtime
-    ending: Ending = field(default_factory=Ending)
+    shutdown: Shutdown = field(default_factory=Shutdown)
     """By which the role may end its process in peace; to fail, see `Role.failed`."""
 
     def is_own(self, member: Member) -> bool:
@@ -80,7 +80,7 @@ class RoleContext:
 
 
 class Role(Protocol):
-    """One of the seven roles. `live` calls its methods in the order in which they stand here."""
+    """One of the seven roles. `run_role_in` calls its methods in the order in which they stand here."""
 
     name: ClassVar[str]
 
@@ -99,7 +99,7 @@ class Role(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class RoleEnvironment:
     """What the life of a role takes from its process. Whoever makes them closes them."""
 
     runtime: Runtime
@@ -108,7 +108,7 @@ class Surroundings:
     metrics_address: str
     """host:port that the metrics are served at."""
     pid: int
-    ending: Ending
+    shutdown: Shutdown
     """By which the process is asked to end, from inside and outside."""
     supervised: bool
     """Whether the supervisor of `penstock up` starts it again."""
@@ -121,15 +121,15 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
     the `ExitStatus`. A second SIGTERM or SIGINT cuts a drain."""
     end_with_parent_if_asked()
     set_up_logs(role.name, settings.member_id, settings.log_level)
-    ending, supervised = _ending_by_signals(), PARENT_VARIABLE in os.environ
+    shutdown, supervised = _shutdown_by_signals(), PARENT_VARIABLE in os.environ
     runtime, registry = system_runtime(), CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = MetricsPort(settings.bind_host, settings.metrics_port, registry)
     try:
         store = open_store(settings.store_url, runtime)
         try:
-            surroundings = Surroundings(runtime, store, registry, metrics.address, os.getpid(), ending, supervised)
-            return await live(role, settings, surroundings)
+            environment = RoleEnvironment(runtime, store, registry, metrics.address, os.getpid(), shutdown, supervised)
+            return await run_role_in(role, settings, environment)
         finally:
             await store.close()
     finally:
@@ -137,42 +137,42 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
         log.info("ended")
 
 
-async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -> ExitStatus:
+async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvironment) -> ExitStatus:
     """The whole life of a role, wherever it is lived; returns the exit status. Raises
     `ConfigurationError` for a port that cannot be had."""
-    runtime, registry, ending = surroundings.runtime, surroundings.registry, surroundings.ending
+    runtime, registry, shutdown = environment.runtime, environment.registry, environment.shutdown
     server = RpcServer(runtime.transport, f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
-    directory = Directory(surroundings.store)
-    host, tasks = _advertised_host(settings, surroundings), TaskSet("membership")
+    directory = Directory(environment.store)
+    host, tasks = _advertised_host(settings, environment), TaskSet("membership")
     context = RoleContext(
         role=role.name,
         member_id=settings.member_id,
         incarnation_id=runtime.entropy.token_hex(8),
         address=_at(host, server.address),
-        store=surroundings.store,
+        store=environment.store,
         directory=directory,
         server=server,
         registry=registry,
         runtime=runtime,
-        ending=ending,
+        shutdown=shutdown,
     )
     service = MemberService(
-        role.name, settings.member_id, context.incarnation_id, settings.drain_s, ending, surroundings.supervised
+        role.name, settings.member_id, context.incarnation_id, settings.drain_s, shutdown, environment.supervised
     )
     server.add(member_pb2_grpc.add_MemberServicer_to_server, service, "penstock.v1.Member")
     try:
         await directory.start()
-        attributes = {"pid": str(surroundings.pid), **await role.start(context)}
+        attributes = {"pid": str(environment.pid), **await role.start(context)}
         await server.start()
-        announcement = await _announce(context, _at(host, surroundings.metrics_address), attributes)
+        announcement = await _announce(context, _at(host, environment.metrics_address), attributes)
         if (settings.advertise_host or settings.bind_host) in WILDCARD_HOSTS:
-            tasks.spawn(_follow_own_host(announcement, surroundings), name="own host")
+            tasks.spawn(_follow_own_host(announcement, environment), name="own host")
         await server.set_serving(True)
-        status = await _until_asked_to_end(role, ending, announcement)
+        status = await _until_asked_to_end(role, shutdown, announcement)
         await server.set_serving(False)
         await announcement.withdraw()
         if status is not ExitStatus.FAILED:
-            await _drain(role, settings.drain_s if ending.drain_s is None else ending.drain_s, ending.cut_asked)
+            await _drain(role, settings.drain_s if shutdown.drain_s is None else shutdown.drain_s, shutdown.cut_asked)
         return status
     except ConfigurationError as error:
         log.error("the role cannot run with its settings", extra={"error": str(error)})
@@ -187,18 +187,18 @@ async def live(role: Role, settings: RoleSettings, surroundings: Surroundings) -
         await server.stop(SERVER_GRACE_S)
 
 
-def _ending_by_signals() -> Ending:
+def _shutdown_by_signals() -> Shutdown:
     """Asked for by SIGTERM or SIGINT."""
-    ending = Ending()
+    shutdown = Shutdown()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ending.on_signal)
-    return ending
+        loop.add_signal_handler(number, shutdown.on_signal)
+    return shutdown
 
 
-def _advertised_host(settings: RoleSettings, surroundings: Surroundings) -> str:
+def _advertised_host(settings: RoleSettings, environment: RoleEnvironment) -> str:
     host = settings.advertise_host or settings.bind_host
-    return surroundings.resolve_own_host() if host in WILDCARD_HOSTS else host
+    return environment.resolve_own_host() if host in WILDCARD_HOSTS else host
 
 
 def _at(host: str, address: str) -> str:
@@ -206,14 +206,14 @@ def _at(host: str, address: str) -> str:
     return f"{host}:{address.rpartition(':')[2]}"
 
 
-async def _follow_own_host(announcement: Announcement, surroundings: Surroundings) -> None:
+async def _follow_own_host(announcement: Announcement, environment: RoleEnvironment) -> None:
     """Announce every address of this process anew when its machine's name stands for another one: for ever."""
     while True:
         await asyncio.sleep(HOST_CHECK_S)
         member = announcement.member
         former = member.address.rpartition(":")[0]
         try:
-            host = await surroundings.runtime.threads.run(surroundings.resolve_own_host)
+            host = await environment.runtime.threads.run(environment.resolve_own_host)
         except OSError as error:
             log.warning("this machine's name cannot be resolved", extra={"kept": former, "error": str(error)})
             continue
@@ -269,21 +269,21 @@ async def _announce(context: RoleContext, metrics_address: str, attributes: Mapp
     return announcement
 
 
-async def _until_asked_to_end(role: Role, ending: Ending, announcement: Announcement) -> ExitStatus:
+async def _until_asked_to_end(role: Role, shutdown: Shutdown, announcement: Announcement) -> ExitStatus:
     """FAILED when the role failed by itself, SUPERSEDED when another process has taken its name."""
-    asked = asyncio.create_task(ending.asked.wait())
+    asked = asyncio.create_task(shutdown.asked.wait())
     failed = asyncio.create_task(role.failed())
     superseded = asyncio.create_task(announcement.wait_superseded())
     await asyncio.wait((asked, failed, superseded), return_when=asyncio.FIRST_COMPLETED)
     if superseded.done():
-        ending.ask(ExitStatus.SUPERSEDED)
+        shutdown.ask(ExitStatus.SUPERSEDED)
     for task in (asked, superseded):
         task.cancel()
     if failed.done():
         log.critical("the role failed and its process ends", exc_info=failed.exception())
         return ExitStatus.FAILED
     failed.cancel()
-    return ending.status
+    return shutdown.status
 
 
 async def _drain(role: Role, drain_s: float, cut_asked: asyncio.Event) -> None:

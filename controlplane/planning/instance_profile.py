@@ -33,15 +33,15 @@ class StepCoefficients(msgspec.Struct, frozen=True):
 
 
 class StepFit(msgspec.Struct, frozen=True):
-    """The coefficients and how well they foretell steps that they were not fitted to."""
+    """The coefficients and how well they predict steps that they were not fitted to."""
 
     coefficients: StepCoefficients
     fitted_samples: int
     held_out_samples: int
     relative_error: float
-    """Sum of |foretold - measured| over the sum of the measured durations of the held-out steps."""
+    """Sum of |predicted - measured| over the sum of the measured durations of the held-out steps."""
     total_error: float
-    """Sum of the foretold over the sum of the measured durations of the held-out steps, less 1."""
+    """Sum of the predicted over the sum of the measured durations of the held-out steps, less 1."""
 
 
 class InstanceSizes(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import msgspec
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import p_token, total_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 
 class DynamoParameters(PolicyParameters, frozen=True):
@@ -31,7 +31,7 @@ class Dynamo:
 
     def __init__(self, parameters: DynamoParameters) -> None:
         self.parameters = parameters
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""

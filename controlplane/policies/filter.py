@@ -7,7 +7,7 @@ import msgspec
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import uncached_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 
 class FilterParameters(PolicyParameters, frozen=True):
@@ -29,7 +29,7 @@ class Filter:
 
     def __init__(self, parameters: FilterParameters) -> None:
         self.parameters = parameters
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""

@@ -7,7 +7,7 @@ import msgspec
 from controlplane.policies.sliding_count import SlidingCount
 
 
-class Sighting(msgspec.Struct, frozen=True):
+class ClassSighting(msgspec.Struct, frozen=True):
     """A request of a class, and the instances as it found them."""
 
     class_hash: int
@@ -59,7 +59,7 @@ class HotspotDetector:
         """A request whose prefix nobody has cached: of no class, but part of the traffic."""
         self._requests.add(now_s)
 
-    def seen(self, now_s: float, sighting: Sighting) -> tuple[RequestClass, bool]:
+    def seen(self, now_s: float, sighting: ClassSighting) -> tuple[RequestClass, bool]:
         """Count a request of a class. Returns the class, and whether this raises its second alarm: the caller then
         names the holders to `filter_out`."""
         self._requests.add(now_s)
@@ -78,7 +78,7 @@ class HotspotDetector:
         hot.filtered_ids = holder_ids
         hot.lower_in_a_row = 0
 
-    def _alarms(self, now_s: float, seen: RequestClass, sighting: Sighting) -> bool:
+    def _alarms(self, now_s: float, seen: RequestClass, sighting: ClassSighting) -> bool:
         """x / (1 - x) > |M| / |M-bar|, multiplied out."""
         of_class = seen.requests.total(now_s)
         of_others = self._requests.total(now_s) - of_class

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 QUEUED_WEIGHT = 4
 
@@ -20,7 +20,7 @@ class LeastLoaded:
     parameters = PolicyParameters()
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import p_token
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 
 class LMetric:
@@ -24,7 +24,7 @@ class LMetric:
     parameters = PolicyParameters()
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.placement import Decision, PlacementProblem
-from controlplane.policies.hotspot_detector import HotspotDetector, Sighting
+from controlplane.policies.hotspot_detector import ClassSighting, HotspotDetector
 from controlplane.policies.lmetric import LMetric
 from controlplane.policies.parameters import PolicyParameters
 
@@ -69,7 +69,7 @@ class LMetricHotspot:
         holds: NDArray[np.bool_] = cached_tokens == cached_tokens[longest]
         holders = int(np.count_nonzero(holds))
         others = int(np.count_nonzero(problem.candidates)) - holders
-        sighting = Sighting(problem.request.block_hashes[blocks - 1], holders, others, bool(holds[lmetric_row]))
+        sighting = ClassSighting(problem.request.block_hashes[blocks - 1], holders, others, bool(holds[lmetric_row]))
         hot, alarm = detector.seen(now_s, sighting)
         if alarm:
             instances = problem.snapshot.instances

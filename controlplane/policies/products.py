@@ -7,7 +7,7 @@ import numpy as np
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import kv_hit, p_token, total_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 
 class HitRatioTimesBatch:
@@ -22,7 +22,7 @@ class HitRatioTimesBatch:
     parameters = PolicyParameters()
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
@@ -42,7 +42,7 @@ class PTokenTimesTokens:
     parameters = PolicyParameters()
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""

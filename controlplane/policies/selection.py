@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 MAX_MODELS: Final = 10_000
 
 
-class Turns:
+class RoundRobinCounter:
     """A counter for each model, for breaking ties: requests of several models that come in turn must not meet on the
     same few instances."""
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import p_token, total_tokens, uncached_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 Coefficient = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -58,7 +58,7 @@ class Simulation:
 
     def __init__(self, parameters: SimulationParameters) -> None:
         self.parameters = parameters
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""

@@ -35,7 +35,7 @@ class Constant:
 
 
 class PromptOnly:
-    """The whole length, foretold once from the length of the prompt, less what has been generated since."""
+    """The whole length, predicted once from the length of the prompt, less what has been generated since."""
 
     def __init__(self, train: LengthSamples) -> None:
         _, first = np.unique(train.requests, return_index=True)

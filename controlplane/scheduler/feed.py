@@ -5,7 +5,7 @@ until the new one is complete: a scheduler that has lost its monitor goes on wit
 it counts and nobody has reported go over into the new one.
 
 So it does with a single instance of which the monitor hears no more, while the directory knows it and frontends are
-connected to it: see `controlplane.model.monitoring`.
+connected to it: see `controlplane.model.instance_trust`.
 """
 
 import logging
@@ -17,7 +17,7 @@ from controlplane.load_message import instance_state, load_report
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.instance import InstanceState
-from controlplane.model.monitoring import FALLBACK, Heard, Standing, disbelieved
+from controlplane.model.instance_trust import FALLBACK, InstanceEvidence, ReportState, untrusted_instances
 from controlplane.scheduler import wire
 from controlplane.scheduler.rescheduling.decode_loads import DecodeLoads
 from mesh.errors import IllegalTransition, ProtocolViolation
@@ -143,24 +143,24 @@ class ClusterFeed:
                 log.warning("instance lost: nobody is connected to it", extra={"instance_id": instance_id})
                 self._lose(instance_id, known.incarnation_id)
         doubtful = self._unmonitored.keys() | self._stale
-        stale = disbelieved(self._standings())
+        stale = untrusted_instances(self._evidence())
         for instance in self.table.instances():
             instance_id = instance.instance_id
             if self.table.is_stale(instance_id) != (instance_id in stale):
                 self.table.staled(instance_id, instance.incarnation_id, instance_id in stale)
         self._note_last_load(frozenset(doubtful - stale))
 
-    def _standings(self) -> list[Standing]:
+    def _evidence(self) -> list[InstanceEvidence]:
         return [
-            Standing(
+            InstanceEvidence(
                 each.instance_id,
                 each.model,
                 self.table.state(each.instance_id) is InstanceState.READY,
-                Heard.NOT_AT_ALL
+                ReportState.MISSING
                 if each.instance_id in self._unmonitored
-                else Heard.STALE
+                else ReportState.STALE
                 if each.instance_id in self._stale
-                else Heard.FRESH,
+                else ReportState.FRESH,
                 self._is_linked(each.instance_id, each.incarnation_id),
             )
             for each in self.table.instances()

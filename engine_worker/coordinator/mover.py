@@ -14,9 +14,9 @@ from engine_worker.coordinator.stages.coordinator import StageCoordinator
 from engine_worker.coordinator.workplace import Workplace
 from engine_worker.engines.movable import MovableEngine
 from engine_worker.instance import Instance
-from mesh.ending import ExitStatus
 from mesh.leadership_state import Fence
 from mesh.role import RoleContext
+from mesh.shutdown import ExitStatus
 from mesh.tasks import TaskSet
 from penstock.v1 import migration_pb2_grpc
 
@@ -33,7 +33,7 @@ class Mover:
     ) -> None:
         """`fence` knows the leaders whose orders and plans are taken."""
         self._instance = instance
-        self._ending = context.ending
+        self._ending = context.shutdown
         self._transport = context.runtime.transport
         self._tasks = TaskSet("mover")
         self._evacuation: asyncio.Task[int] | None = None

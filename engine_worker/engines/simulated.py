@@ -123,7 +123,7 @@ class SimulatedEngine:
         return self._kv_blocks.read()
 
     def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:
-        """See `TellsSteps`; durations are as the clock shows them."""
+        """See `StepSource`; durations are as the clock shows them."""
         self._observe = observe
 
     async def stop(self) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 
 from controlplane.model.request import EngineRequest
 from controlplane.prediction.length_error import LengthErrorModel
-from engine_worker.engines.foretold_lengths import ForetoldLength
 from engine_worker.engines.mailbox import Mailbox
+from engine_worker.engines.predicted_lengths import PredictedLength
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.kv.fabric import KvFabric
 from engine_worker.kv.settings import KvTransferSettings
@@ -19,7 +19,7 @@ from simulator.instance.script import Script
 from simulator.instance.sequence import SequenceState
 
 
-class ForetellingSimulatedEngine(MovableSimulatedEngine):
+class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
     """Stands in for hidden states and a predictor where there is no model: an oracle with the errors of one."""
 
     def __init__(
@@ -48,16 +48,16 @@ class ForetellingSimulatedEngine(MovableSimulatedEngine):
         self._every_steps = 0
         self._steps = 0
         self._total_tokens: dict[str, int] = {}
-        self._foretold: Mailbox[tuple[ForetoldLength, ...]] = Mailbox()
+        self._predictions: Mailbox[tuple[PredictedLength, ...]] = Mailbox()
 
-    def foretell_lengths(self, every_steps: int) -> bool:
-        """See `ForetellsLengths`."""
+    def enable_length_predictions(self, every_steps: int) -> bool:
+        """See `LengthPredictingEngine`."""
         self._every_steps = every_steps if self._length_error is not None else 0
         return self._length_error is not None
 
-    def foretold_lengths(self) -> AsyncIterator[tuple[ForetoldLength, ...]]:
-        """See `ForetellsLengths`."""
-        return self._foretold.read()
+    def length_predictions(self) -> AsyncIterator[tuple[PredictedLength, ...]]:
+        """See `LengthPredictingEngine`."""
+        return self._predictions.read()
 
     def submit(self, request: EngineRequest) -> None:
         """See `Engine.submit`."""
@@ -72,7 +72,7 @@ class ForetellingSimulatedEngine(MovableSimulatedEngine):
     async def stop(self) -> None:
         """See `Engine.stop`."""
         await super().stop()
-        self._foretold.close()
+        self._predictions.close()
 
     def _after_step(self) -> None:
         super()._after_step()
@@ -80,7 +80,7 @@ class ForetellingSimulatedEngine(MovableSimulatedEngine):
             return
         self._steps += 1
         if self._steps % self._every_steps == 0:
-            self._foretold.replace_all(self._foretell(self._length_error or LengthErrorModel(sigma=0.0)))
+            self._predictions.replace_all(self._predict(self._length_error or LengthErrorModel(sigma=0.0)))
 
     def _note(self, request: EngineRequest) -> None:
         if self._length_error is None:
@@ -92,8 +92,8 @@ class ForetellingSimulatedEngine(MovableSimulatedEngine):
         )
         self._total_tokens[request.request_id] = script.total_tokens
 
-    def _foretell(self, error: LengthErrorModel) -> tuple[ForetoldLength, ...]:
-        told: list[ForetoldLength] = []
+    def _predict(self, error: LengthErrorModel) -> tuple[PredictedLength, ...]:
+        predicted: list[PredictedLength] = []
         for request_id, total_tokens in list(self._total_tokens.items()):
             state = self.instance.state_of(request_id)
             if state is SequenceState.ENDED:
@@ -101,5 +101,5 @@ class ForetellingSimulatedEngine(MovableSimulatedEngine):
             elif state is SequenceState.DECODE:
                 generated = self.instance.generated_tokens(request_id)
                 remaining = error.predict(request_id, generated, total_tokens - generated)
-                told.append(ForetoldLength(request_id, generated, remaining))
-        return tuple(told)
+                predicted.append(PredictedLength(request_id, generated, remaining))
+        return tuple(predicted)

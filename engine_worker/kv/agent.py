@@ -20,7 +20,7 @@ from engine_worker.kv.memory import KvMemory
 from engine_worker.kv.messages import MAX_ID_CHARACTERS, MAX_RUNS, PROTOCOL_VERSION, Hello, Pull
 from engine_worker.kv.orders import PullOrders
 from engine_worker.kv.plan import Run, check_block_ids, joint_runs
-from engine_worker.kv.serving import Serving
+from engine_worker.kv.serving import ServedPull
 from engine_worker.kv.session import Session, at_rest
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.slots import TransferSlots
@@ -350,14 +350,14 @@ class KvTransferAgent:
     def _closed(self, connection: Connection) -> None:
         self._open.pop(connection, None)
 
-    def _serve(self, session: Session, serving: Serving) -> None:
+    def _serve(self, session: Session, serving: ServedPull) -> None:
         reason = session.connection.refusal or self._refusal(serving.request)
         if reason:
             serving.refuse(reason)
         else:
             self._spawn(self._serve_in_turn(session, serving), f"kv serve {serving.request.export_id}")
 
-    async def _serve_in_turn(self, session: Session, serving: Serving) -> None:
+    async def _serve_in_turn(self, session: Session, serving: ServedPull) -> None:
         bound_s = serving.request.deadline_ms * 1e-3 + self._settings.grace_s
         reason = f"the puller did not take the blocks of {serving.request.export_id!r} within {bound_s:g} s"
         timer = asyncio.get_running_loop().call_later(bound_s, session.connection.cut, reason)

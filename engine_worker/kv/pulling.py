@@ -27,7 +27,7 @@ class _Receiving:
         self.is_staged = is_staged
 
 
-class Pulling:
+class RunningPull:
     """One `Pull` and what comes of it. When `run` returns or raises, nothing touches the target blocks any more."""
 
     def __init__(

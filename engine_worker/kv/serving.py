@@ -16,7 +16,7 @@ _VOID = np.zeros(1, np.uint8)
 """Stands for a message that was granted and will not be sent."""
 
 
-class Serving:
+class ServedPull:
     """Answers one `Pull`."""
 
     def __init__(self, connection: Connection, request: Pull, memory: KvMemory) -> None:

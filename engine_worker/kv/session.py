@@ -11,8 +11,8 @@ from engine_worker.kv.heartbeat import Heartbeat
 from engine_worker.kv.memory import KvMemory
 from engine_worker.kv.messages import Beat, Cancel, Control, Digests, Done, Failed, Grant, Pull
 from engine_worker.kv.plan import Packing, Run
-from engine_worker.kv.pulling import Pulling
-from engine_worker.kv.serving import Serving
+from engine_worker.kv.pulling import RunningPull
+from engine_worker.kv.serving import ServedPull
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.staging import StagingRing
 from mesh.errors import KvTransferFailed, KvTransferRefused
@@ -28,7 +28,7 @@ class Session:
         connection: Connection,
         memory: KvMemory,
         settings: KvTransferSettings,
-        serve: Callable[["Session", Serving], None],
+        serve: Callable[["Session", ServedPull], None],
     ) -> None:
         """`serve` is called for every Pull of the peer."""
         self.connection = connection
@@ -36,8 +36,8 @@ class Session:
         self._settings = settings
         self._serve = serve
         self._numbers = count(1)
-        self._pullings: dict[int, Pulling] = {}
-        self._servings: dict[int, Serving] = {}
+        self._pullings: dict[int, RunningPull] = {}
+        self._servings: dict[int, ServedPull] = {}
         self._heartbeat = Heartbeat(
             settings.beat_s, settings.silent_beats, say=lambda: connection.send(Beat()), lost=connection.cut
         )
@@ -47,7 +47,7 @@ class Session:
         self._listening.add_done_callback(self._on_listener_end)
 
     async def pull(self, export_id: str, runs: Sequence[Run], ring: StagingRing, deadline_s: float) -> int:
-        """Pull runs of blocks; returns the messages it took. Errors as of `Pulling.run`; when cancelled, it ends
+        """Pull runs of blocks; returns the messages it took. Errors as of `RunningPull.run`; when cancelled, it ends
         only once the transfer is at rest. The source is told the deadline; here, the caller keeps it."""
         if self.connection.refusal:
             raise KvTransferRefused(f"{self.connection.peer_name} has another KV layout: {self.connection.refusal}")
@@ -67,11 +67,11 @@ class Session:
             self._rest()
         return pulling.messages
 
-    def serving_of(self, export_id: str) -> list[Serving]:
+    def serving_of(self, export_id: str) -> list[ServedPull]:
         """Transfers that read the blocks of an export."""
         return [serving for serving in self._servings.values() if serving.request.export_id == export_id]
 
-    def _new_pulling(self, export_id: str, runs: Sequence[Run], deadline_s: float) -> Pulling:
+    def _new_pulling(self, export_id: str, runs: Sequence[Run], deadline_s: float) -> RunningPull:
         settings = self._settings
         request = Pull(
             transfer=next(self._numbers),
@@ -82,12 +82,12 @@ class Session:
             packing=Packing(settings.message_bytes, settings.gathered_bytes, settings.direct_bytes),
             checksums=settings.checksums,
         )
-        return Pulling(self.connection, request, runs, self._memory, settings.grace_s)
+        return RunningPull(self.connection, request, runs, self._memory, settings.grace_s)
 
     def _handle(self, message: Control) -> None:
         match message:
             case Pull():
-                serving = Serving(self.connection, message, self._memory)
+                serving = ServedPull(self.connection, message, self._memory)
                 self._servings[message.transfer] = serving
                 self._heartbeat.start()
                 serving.closed.add_done_callback(lambda _: self._served(message.transfer))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from controlplane.prediction.length_fallback import MeanResidual
-from engine_worker.engines.foretold_lengths import ForetellsLengths, foretells_lengths
-from engine_worker.engines.hidden_states import HiddenStates, TellsHiddenStates, tells_hidden_states
+from engine_worker.engines.hidden_state_source import HiddenStates, HiddenStateSource, has_hidden_states
 from engine_worker.engines.interface import Engine
+from engine_worker.engines.predicted_lengths import LengthPredictingEngine, predicts_lengths
 from engine_worker.prediction.predictor_link import PredictorLink, StateBatch
 from engine_worker.prediction.state import PredictionState
 from engine_worker.request_table import RequestTable, TrackedRequest
@@ -51,9 +51,9 @@ class PredictionLoop:
         if not self.state.every_steps:
             return
         try:
-            if foretells_lengths(self._engine) and self._engine.foretell_lengths(self.state.every_steps):
-                await self._take_foretold(self._engine)
-            elif tells_hidden_states(self._engine):
+            if predicts_lengths(self._engine) and self._engine.enable_length_predictions(self.state.every_steps):
+                await self._follow_engine_lengths(self._engine)
+            elif has_hidden_states(self._engine):
                 await self._take_states(self._engine)
             else:
                 await self._fall_back_forever("the engine tells neither hidden states nor lengths")
@@ -65,14 +65,14 @@ class PredictionLoop:
         await self._tasks.cancel()
         await self._link.close()
 
-    async def _take_foretold(self, engine: ForetellsLengths) -> None:
-        self.state.foretold()
-        async for lengths in engine.foretold_lengths():
+    async def _follow_engine_lengths(self, engine: LengthPredictingEngine) -> None:
+        self.state.predicted_by_engine()
+        async for lengths in engine.length_predictions():
             self.state.batches_total += 1
             for length in lengths:
                 self._predicted(length.request_id, length.generated_tokens, length.remaining_tokens)
 
-    async def _take_states(self, engine: TellsHiddenStates) -> None:
+    async def _take_states(self, engine: HiddenStateSource) -> None:
         reason = await engine.capture_hidden_states(self.state.every_steps)
         if reason:
             await self._fall_back_forever(reason)

@@ -44,7 +44,7 @@ class PredictionState:
             log.info("remaining lengths are predicted", extra={"artefact": artefact, "every_steps": self.every_steps})
         self.source, self.artefact, self.reason = LengthSource.LLM_NATIVE, artefact, ""
 
-    def foretold(self) -> None:
+    def predicted_by_engine(self) -> None:
         """The simulated engine answers."""
         if self.source is not LengthSource.SIMULATED:
             log.info("remaining lengths are told by the simulated engine's error model")

@@ -7,10 +7,10 @@ import click
 
 from mesh.errors import TraceError
 from services.cli.finite_range import POSITIVE
-from services.cli.replay import remarks
+from services.cli.replay import notices
 from services.cli.replay.pool import parse_endpoint
 from services.cli.replay.run import Replay, ReplayPlan, TraceSurvey, allow_open_files, survey
-from services.cli.report_output import check_outputs, output_options, say, write_reports
+from services.cli.report_output import check_outputs, output_options, print_notices, write_reports
 from services.cli.trace_options import Span, no_requests, recipe_of, slo_of, trace_options
 from simulator.report.plot import draw_cdfs
 from simulator.report.report import encode_report, summarise
@@ -61,16 +61,16 @@ def command(ctx: click.Context, /, json_path: str | None, plot_path: Path | None
     found = _survey(plan)
     run = Replay(plan)
     model = run.ask_model()
-    say(remarks.before(found, model.max_model_len_tokens))
+    print_notices(notices.before_replay(found, model.max_model_len_tokens))
     completed = run.run(model, found.requests)
     log = run.log
     report = summarise(log.outcomes, slo, policy=", ".join(sorted(log.policies)) or None, seed=plan.recipe.seed)
     write_reports({model.name: report}, encode_report(report), json_path)
     if plot_path is not None:
         draw_cdfs(plot_path, {model.name: log.outcomes}, slo, title=Path(plan.recipe.source).name)
-    say(remarks.after(log, report, plan.concurrency_limit))
+    print_notices(notices.after_replay(log, report, plan.concurrency_limit))
     if not completed:
-        say([f"interrupted: {log.in_flight:,} requests in flight are left out of the report"])
+        print_notices([f"interrupted: {log.in_flight:,} requests in flight are left out of the report"])
         ctx.exit(EXIT_INTERRUPTED)
     ctx.exit(EXIT_ERRORS if report.errors else 0)
 
@@ -81,7 +81,7 @@ def _plan(options: dict[str, Any]) -> ReplayPlan:
     wanted = options["concurrency_limit"]
     concurrency_limit = allow_open_files(wanted)
     if concurrency_limit < wanted:
-        say([f"WARNING: this process may open only {concurrency_limit:,} connections at once (ulimit -n)"])
+        print_notices([f"WARNING: this process may open only {concurrency_limit:,} connections at once (ulimit -n)"])
     return ReplayPlan(
         recipe=recipe_of(options),
         endpoint=parse_endpoint(options["url"]),

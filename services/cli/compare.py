@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from controlplane.policies.registry import POLICIES
-from services.cli.report_output import check_outputs, output_options, say, write_reports
+from services.cli.report_output import check_outputs, output_options, print_notices, write_reports
 from services.cli.simulation.options import cluster_options, plan_of, read_requests
 from services.cli.simulation.progress import progress_bars
 from services.cli.simulation.run import load_rows
@@ -87,7 +87,9 @@ def command(
     }
     encoded = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     write_reports(reports, encoded, json_path, {policy: load_rows(run.load) for policy, run in runs.items()})
-    say([f"offered: {offered_req_s:,.2f} requests/s; no schedule could serve more than {bound.requests_per_s:,.2f}"])
+    print_notices(
+        [f"offered: {offered_req_s:,.2f} requests/s; no schedule could serve more than {bound.requests_per_s:,.2f}"]
+    )
     if plot_path is not None:
         outcomes = {policy: run.outcomes for policy, run in runs.items()}
         curves = {policy: run.curve for policy, run in runs.items()}

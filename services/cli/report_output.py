@@ -65,7 +65,7 @@ def write_reports(
     Console().print(report_table(reports, more=more))
 
 
-def say(lines: Iterable[str]) -> None:
+def print_notices(lines: Iterable[str]) -> None:
     """Remarks, on stderr."""
     for line in lines:
         click.echo(line, err=True)

@@ -51,7 +51,7 @@ def command() -> None:
     """
 
 
-def told(role: str, arguments: Sequence[str]) -> tuple[RoleSettings, Any]:
+def parse_settings(role: str, arguments: Sequence[str]) -> tuple[RoleSettings, Any]:
     """What `penstock serve ROLE` makes of its arguments: the settings of every role, and those of this one."""
     with _role_command(role).make_context(role, list(arguments)) as context:
         return _settings(role, context.params)

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.predictor.shelf import ArtefactShelf
+from services.predictor.artefact_registry import ArtefactRegistry
 
 _SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -27,11 +27,11 @@ class PredictorMetrics:
         )
 
 
-class ShelfCollector(Collector):
+class ArtefactCollector(Collector):
     """Which artefacts are in force, read when Prometheus asks."""
 
-    def __init__(self, shelf: ArtefactShelf, registry: CollectorRegistry) -> None:
-        self._shelf = shelf
+    def __init__(self, artefacts: ArtefactRegistry, registry: CollectorRegistry) -> None:
+        self._artefacts = artefacts
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
@@ -49,12 +49,12 @@ class ShelfCollector(Collector):
         refused = GaugeMetricFamily(
             "penstock_predictor_folder_refused", "1 if what lies in the folder is not in force", labels=("folder",)
         )
-        for folder in self._shelf.folders:
+        for folder in self._artefacts.folders:
             refused.add_metric((str(folder.path),), float(bool(folder.refused)))
             if folder.artefact is not None:
                 metadata = folder.artefact.metadata
                 in_force.add_metric((metadata.model, metadata.version), 1.0)
                 error.add_metric((metadata.model,), metadata.mae_tokens["test"])
         yield from (in_force, error, refused)
-        yield CounterMetricFamily("penstock_predictor_swaps", "Artefacts taken up", self._shelf.swaps_total)
-        yield CounterMetricFamily("penstock_predictor_refusals", "Artefacts refused", self._shelf.refusals_total)
+        yield CounterMetricFamily("penstock_predictor_swaps", "Artefacts taken up", self._artefacts.swaps_total)
+        yield CounterMetricFamily("penstock_predictor_refusals", "Artefacts refused", self._artefacts.refusals_total)

@@ -8,10 +8,10 @@ from mesh.role import RoleContext
 from mesh.runtime import ThreadPool, Threads
 from mesh.tasks import TaskSet
 from penstock.v1 import predictor_pb2_grpc
-from services.predictor.metrics import PredictorMetrics, ShelfCollector
+from services.predictor.artefact_registry import ArtefactRegistry
+from services.predictor.metrics import ArtefactCollector, PredictorMetrics
 from services.predictor.service import PredictorService
 from services.predictor.settings import PredictorSettings
-from services.predictor.shelf import ArtefactShelf
 
 
 class PredictorRole:
@@ -21,7 +21,7 @@ class PredictorRole:
 
     def __init__(self, settings: PredictorSettings) -> None:
         self._settings = settings
-        self._shelf = ArtefactShelf(settings.artefact)
+        self._artefacts = ArtefactRegistry(settings.artefact)
         self._pool: ThreadPool | None = None
         self._tasks = TaskSet("predictor")
         self._watching: asyncio.Task[None] | None = None
@@ -30,13 +30,13 @@ class PredictorRole:
         """Load what is there and serve the contract."""
         runtime = context.runtime
         self._pool = runtime.threads.pool(1, "length-predictor")
-        await runtime.threads.run(self._shelf.look)
-        service = PredictorService(self._shelf, PredictorMetrics(context.registry), self._pool, runtime.clock.now_s)
-        ShelfCollector(self._shelf, context.registry)
+        await runtime.threads.run(self._artefacts.reload)
+        service = PredictorService(self._artefacts, PredictorMetrics(context.registry), self._pool, runtime.clock.now_s)
+        ArtefactCollector(self._artefacts, context.registry)
         context.server.add(
             predictor_pb2_grpc.add_LengthPredictorServicer_to_server, service, "penstock.v1.LengthPredictor"
         )
-        if self._shelf.folders:
+        if self._artefacts.folders:
             self._watching = self._tasks.spawn(self._watch(runtime.threads), name="artefacts")
         return {}
 
@@ -57,4 +57,4 @@ class PredictorRole:
     async def _watch(self, threads: Threads) -> None:
         while True:
             await asyncio.sleep(self._settings.artefact_poll_s)
-            await threads.run(self._shelf.look)
+            await threads.run(self._artefacts.reload)

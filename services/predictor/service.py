@@ -12,8 +12,8 @@ from mesh.errors import ConfigurationError
 from mesh.runtime import ThreadPool
 from penstock.v1 import predictor_pb2, predictor_pb2_grpc
 from services.predictor.artefact import Artefact
+from services.predictor.artefact_registry import FALLBACK, ArtefactRegistry, WatchedFolder
 from services.predictor.metrics import PredictorMetrics
-from services.predictor.shelf import FALLBACK, ArtefactShelf, WatchedFolder
 
 MAX_REQUESTS = 4096
 _STATE_BYTES = 4
@@ -23,10 +23,10 @@ class PredictorService(predictor_pb2_grpc.LengthPredictorServicer):
     """Answers with the artefact of the caller's very model, or refuses; it never guesses."""
 
     def __init__(
-        self, shelf: ArtefactShelf, metrics: PredictorMetrics, pool: ThreadPool, clock: Callable[[], float]
+        self, artefacts: ArtefactRegistry, metrics: PredictorMetrics, pool: ThreadPool, clock: Callable[[], float]
     ) -> None:
         """`pool` runs the network, so that the event loop goes on."""
-        self._shelf = shelf
+        self._artefacts = artefacts
         self._metrics = metrics
         self._pool = pool
         self._clock = clock
@@ -36,7 +36,7 @@ class PredictorService(predictor_pb2_grpc.LengthPredictorServicer):
         if reason := _malformed(request):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         try:
-            artefact = self._shelf.find(request.model, request.model_fingerprint, request.hidden_size)
+            artefact = self._artefacts.find(request.model, request.model_fingerprint, request.hidden_size)
         except ConfigurationError as error:
             self._metrics.refused.inc()
             await context.abort(
@@ -53,7 +53,7 @@ class PredictorService(predictor_pb2_grpc.LengthPredictorServicer):
         self, request: predictor_pb2.GetArtefactRequest, context: Any
     ) -> predictor_pb2.GetArtefactResponse:
         """What is in force, what is not and why, and what the mesh does without."""
-        folders = self._shelf.folders
+        folders = self._artefacts.folders
         names = (folder.artefact.name for folder in folders if folder.artefact is not None)
         return predictor_pb2.GetArtefactResponse(
             artefact=",".join(names), fallback=FALLBACK, folders=[_folder_message(folder) for folder in folders]

@@ -81,7 +81,7 @@ def train_network(
     course = _course(inputs.shape[1], settings, device)
     key = (settings, tuple(inputs.shape), tuple(held_inputs.shape), unit_tokens)
     if checkpoint is not None:
-        _take_up(course, checkpoint, key)
+        _load_checkpoint(course, checkpoint, key)
     for epoch in course.epochs:
         on_epoch(epoch)
     while not _is_over(course, settings):
@@ -95,7 +95,7 @@ def train_network(
         if epoch.is_best:
             course.best = {name: value.detach().clone() for name, value in course.model.state_dict().items()}
         if checkpoint is not None:
-            _put_down(course, checkpoint, key)
+            _save_checkpoint(course, checkpoint, key)
         on_epoch(epoch)
     course.model.load_state_dict(course.best)
     if checkpoint is not None:
@@ -129,7 +129,7 @@ def _learn(
     return float(absolute) * unit_tokens / len(inputs)
 
 
-def _put_down(course: _Course, file: Path, key: object) -> None:
+def _save_checkpoint(course: _Course, file: Path, key: object) -> None:
     partial = file.with_name(f"{file.name}.partial")
     torch.save(
         {
@@ -145,7 +145,7 @@ def _put_down(course: _Course, file: Path, key: object) -> None:
     os.replace(partial, file)
 
 
-def _take_up(course: _Course, file: Path, key: object) -> None:
+def _load_checkpoint(course: _Course, file: Path, key: object) -> None:
     """Go on where another run stopped; one of other settings or samples is ignored, and overwritten."""
     if not file.exists():
         return

@@ -8,7 +8,7 @@ from openai import OpenAI
 from tests.mesh.running_mesh import RunningMesh, eventually
 
 
-def test_simulated_engines_foretell_their_requests_lengths(mesh: RunningMesh) -> None:
+def test_simulated_engines_predict_their_requests_lengths(mesh: RunningMesh) -> None:
     client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none")
     asking = [
         threading.Thread(
@@ -20,10 +20,10 @@ def test_simulated_engines_foretell_their_requests_lengths(mesh: RunningMesh) ->
     for thread in asking:
         thread.start()
 
-    def foretold() -> list[dict[str, Any]]:
+    def predicted() -> list[dict[str, Any]]:
         return [worker for worker in mesh.status()["prediction"]["workers"] if worker["predictions"]]
 
-    for worker in eventually(foretold, 20, "a worker has predicted lengths"):
+    for worker in eventually(predicted, 20, "a worker has predicted lengths"):
         assert worker["source"] == "simulated"
         assert worker["every_steps"] == 20
         assert worker["reason"] == ""
@@ -35,7 +35,7 @@ def test_simulated_engines_foretell_their_requests_lengths(mesh: RunningMesh) ->
 
 
 def test_a_mesh_without_prediction_says_so(tmp_path_factory: Any) -> None:
-    options = ("--engine-option", "foretell_lengths=false", "--workers", "1")
+    options = ("--engine-option", "predict_lengths=false", "--workers", "1")
     running = RunningMesh(tmp_path_factory.mktemp("mesh"), "--engine", "simulated", *options)
     try:
         running.wait_until_serving()

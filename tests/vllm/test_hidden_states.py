@@ -10,7 +10,7 @@ import pytest_asyncio
 from numpy.typing import NDArray
 
 from controlplane.model.request import EngineRequest, SamplingParams
-from engine_worker.engines.hidden_states import HiddenStates, tells_hidden_states
+from engine_worker.engines.hidden_state_source import HiddenStates, has_hidden_states
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
 
@@ -94,7 +94,7 @@ def expected_states(token_ids: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 async def test_every_row_is_its_request_s_own_state(engine: VllmEngine) -> None:
-    assert tells_hidden_states(engine)
+    assert has_hidden_states(engine)
     assert await engine.capture_hidden_states(1) == ""
     listener = Listener()
     listening = asyncio.create_task(listener.listen(engine))

@@ -9,7 +9,7 @@ from controlplane.policies.arrow.parameters import TtftParameters
 from controlplane.policies.arrow.policy import own_prefill_ms
 from controlplane.policies.arrow.prefill_queues import PrefillQueues
 from controlplane.policies.indicators import uncached_tokens
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 
 class Colocated:
@@ -21,7 +21,7 @@ class Colocated:
     def __init__(self, parameters: TtftParameters) -> None:
         self.parameters = parameters
         self._queues = PrefillQueues(parameters.curve)
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""

@@ -12,7 +12,7 @@ from controlplane.policies.arrow.instances import ElasticInstances
 from controlplane.policies.arrow.parameters import ArrowParameters
 from controlplane.policies.arrow.scheduling import PrefillAsked, schedule_decode, schedule_prefill
 from controlplane.policies.indicators import uncached_tokens
-from controlplane.policies.selection import Turns, among_candidates
+from controlplane.policies.selection import RoundRobinCounter, among_candidates
 from controlplane.prediction.ttft import TtftCurve
 
 DECODE_RULE = "fewest running tokens within Max Running Tokens and the TPOT; the prefill's own instance if it decodes"
@@ -36,7 +36,7 @@ class Arrow:
         self.parameters = parameters
         self._models: dict[str, tuple[ElasticInstances, InstanceMonitor]] = {}
         """As many as are served."""
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`. The decode instance is chosen too, unless whoever asks will ask again for it."""

@@ -12,7 +12,7 @@ from controlplane.policies.arrow.parameters import StaticParameters
 from controlplane.policies.arrow.policy import own_prefill_ms
 from controlplane.policies.arrow.prefill_queues import PrefillQueues
 from controlplane.policies.indicators import uncached_tokens
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 
 def prefill_rows(snapshot: Snapshot, prefill_instances: int) -> NDArray[np.bool_]:
@@ -37,7 +37,7 @@ class StaticMinimalLoad:
     def __init__(self, parameters: StaticParameters) -> None:
         self.parameters = parameters
         self._queues = PrefillQueues(parameters.curve)
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
@@ -74,8 +74,8 @@ class StaticRoundRobin:
 
     def __init__(self, parameters: StaticParameters) -> None:
         self.parameters = parameters
-        self._prefill_turns = Turns()
-        self._decode_turns = Turns()
+        self._prefill_turns = RoundRobinCounter()
+        self._decode_turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.indicators import total_tokens
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 from controlplane.policies.stages.layout import StageLayout
 
 OUTSIDE = -1
@@ -36,7 +36,7 @@ class Stages:
         self.parameters = PolicyParameters()
         self._round_robin = round_robin
         self._layouts: dict[str, StageLayout] = {}
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     @property
     def layouts(self) -> Mapping[str, StageLayout]:

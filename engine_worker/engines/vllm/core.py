@@ -23,7 +23,7 @@ from engine_worker.engines.vllm.hidden_states.extension import EXTENSION_CLASS
 from engine_worker.engines.vllm.kv_events import BUFFERED_BATCHES
 from engine_worker.engines.vllm.load import StepStats
 from engine_worker.engines.vllm.settings import VllmSettings
-from engine_worker.engines.vllm.step_stats import stats_tap
+from engine_worker.engines.vllm.step_stats import step_logger_class
 from mesh.errors import EngineFailed, RequestRefused
 
 _CPU_KV_CACHE_BYTES = 256 * 1024 * 1024
@@ -55,7 +55,7 @@ class Core:
         others = multiprocessing.active_children()
         try:
             self._llm = AsyncLLM.from_engine_args(
-                _engine_arguments(settings, device, endpoints), stat_loggers=[stats_tap(on_step)]
+                _engine_arguments(settings, device, endpoints), stat_loggers=[step_logger_class(on_step)]
             )
         except (RuntimeError, ValueError, OSError, VLLMError) as error:
             raise EngineFailed(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
 from controlplane.model.step_sample import StepSample
-from engine_worker.engines.hidden_states import HiddenStates
+from engine_worker.engines.hidden_state_source import HiddenStates
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.vllm.block_map import BlockMap
@@ -30,8 +30,8 @@ from engine_worker.engines.vllm.hidden_states.stream import HiddenStateStream
 from engine_worker.engines.vllm.imports import kv_parameters
 from engine_worker.engines.vllm.kv_events import KvEventStream
 from engine_worker.engines.vllm.load import LoadAccount, StepStats
-from engine_worker.engines.vllm.moves import Moves, why_not_movable
-from engine_worker.engines.vllm.running import Running
+from engine_worker.engines.vllm.migrations import Migrations, migration_obstacle
+from engine_worker.engines.vllm.running import EngineRequestState
 from engine_worker.engines.vllm.sampling import refusal, sampling_arguments
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.engines.vllm.step_buffer import StepBuffer
@@ -51,13 +51,13 @@ _WARM_UP_TOKENS = 2
 
 
 class VllmEngine:
-    """Implements `MovableEngine` and `TellsHiddenStates`. vLLM is imported by `start`, never before."""
+    """Implements `MovableEngine` and `HiddenStateSource`. vLLM is imported by `start`, never before."""
 
     def __init__(self, settings: VllmSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
         self._vocabulary = read_vocabulary(Path(settings.model_path))
-        self._requests: dict[str, Running] = {}
+        self._requests: dict[str, EngineRequestState] = {}
         self._tasks = TaskSet("vllm")
         self._buffer = StepBuffer()
         self._block_map = BlockMap(settings.block_tokens)
@@ -68,7 +68,7 @@ class VllmEngine:
         self._core: Core | None = None
         self._kv_events: KvEventStream | None = None
         self._hidden_states: HiddenStateStream | None = None
-        self._moves: Moves | None = None
+        self._moves: Migrations | None = None
         """None where requests cannot move."""
         self._limits: EngineLimits | None = None
         self._failure = ""
@@ -84,9 +84,9 @@ class VllmEngine:
         events, replay, moves = (f"ipc://{self._socket_dir}/{name}" for name in ("events", "replay", "moves"))
         self._kv_events = KvEventStream(self._block_map, events, replay)
 
-        reason = why_not_movable(self._settings, device)
+        reason = migration_obstacle(self._settings, device)
         if reason is None:
-            self._moves = Moves(moves, self._settings.kv_host, self._requests, go_on=self._go_on)
+            self._moves = Migrations(moves, self._settings.kv_host, self._requests, go_on=self._go_on)
         elif self._settings.movable:
             log.warning("requests of this engine cannot move", extra={"reason": reason})
 
@@ -111,7 +111,7 @@ class VllmEngine:
         if core is None or limits is None or self._failure or self._is_stopped:
             raise EngineFailed(self._failure or "the engine is not running: start it first")
         self._check(request, limits)
-        self._begin(core, Running(request, offset=len(request.emitted_token_ids)))
+        self._begin(core, EngineRequestState(request, offset=len(request.emitted_token_ids)))
 
     def abort(self, request_id: str) -> None:
         """See `Engine.abort`."""
@@ -135,7 +135,7 @@ class VllmEngine:
         return self._load.report()
 
     def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:
-        """See `TellsSteps`; a step lasts from the arrival of the one before to its own."""
+        """See `StepSource`; a step lasts from the arrival of the one before to its own."""
         self._observe = observe
 
     async def kv_blocks(self) -> AsyncIterator[KvBlocks]:
@@ -146,7 +146,7 @@ class VllmEngine:
             yield change
 
     async def capture_hidden_states(self, every_steps: int) -> str:
-        """See `TellsHiddenStates`."""
+        """See `HiddenStateSource`."""
         core, directory = self._core, self._socket_dir
         if core is None or directory is None:
             raise EngineFailed("the engine is not running: start it first")
@@ -156,7 +156,7 @@ class VllmEngine:
         return await core.capture_hidden_states(endpoint, every_steps)
 
     async def hidden_states(self) -> AsyncIterator[HiddenStates]:
-        """See `TellsHiddenStates`; capture first."""
+        """See `HiddenStateSource`; capture first."""
         if self._hidden_states is None:
             raise EngineFailed("no hidden states are captured: call capture_hidden_states first")
         async for states in self._hidden_states.states():
@@ -239,7 +239,9 @@ class VllmEngine:
         try:
             self._check(request, limits)
             # It ran before, so it goes before those of its priority which have not begun.
-            self._begin(core, Running(request, offset=len(emitted_token_ids)), told, priority=request.priority - 1)
+            self._begin(
+                core, EngineRequestState(request, offset=len(emitted_token_ids)), told, priority=request.priority - 1
+            )
         except RequestRefused:
             moves.unstage(migration_id)
             raise
@@ -286,13 +288,18 @@ class VllmEngine:
             raise RequestRefused(reason)
 
     @property
-    def _movable(self) -> Moves:
+    def _movable(self) -> Migrations:
         if self._moves is None:
             raise RequestRefused("requests of this engine cannot move (its log says why)")
         return self._moves
 
     def _begin(
-        self, core: "Core", running: Running, told: dict[str, Any] | None = None, *, priority: int | None = None
+        self,
+        core: "Core",
+        running: EngineRequestState,
+        told: dict[str, Any] | None = None,
+        *,
+        priority: int | None = None,
     ) -> None:
         """Hand a request to vLLM, from where it stands. `told` is for the connector."""
         request = running.request
@@ -311,7 +318,7 @@ class VllmEngine:
             on_error=lambda error: self._end_with_error(running, repr(error)),
         )
 
-    def _go_on(self, running: Running) -> None:
+    def _go_on(self, running: EngineRequestState) -> None:
         """Submit a paused request again."""
         if running.serving is not None:
             running.serving.cancel()
@@ -331,7 +338,12 @@ class VllmEngine:
             continue
 
     async def _serve(
-        self, core: "Core", running: Running, context: tuple[int, ...], params: "SamplingParams", priority: int
+        self,
+        core: "Core",
+        running: EngineRequestState,
+        context: tuple[int, ...],
+        params: "SamplingParams",
+        priority: int,
     ) -> None:
         try:
             async for completion, cached_tokens in core.generate(running.request_id, context, params, priority):
@@ -344,7 +356,7 @@ class VllmEngine:
             else:
                 self._end_with_error(running, str(failed))
 
-    def _deliver(self, running: Running, completion: Completion, cached_tokens: int | None) -> None:
+    def _deliver(self, running: EngineRequestState, completion: Completion, cached_tokens: int | None) -> None:
         if running.request_id not in self._requests:
             return
         delta = token_delta(
@@ -365,13 +377,13 @@ class VllmEngine:
         if self._moves is not None:
             self._moves.exports.delivered(running)
 
-    def _end_with_error(self, running: Running, message: str) -> None:
+    def _end_with_error(self, running: EngineRequestState, message: str) -> None:
         self._end(
             running,
             TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ERROR, error=message),
         )
 
-    def _end(self, running: Running, last: TokenDelta) -> None:
+    def _end(self, running: EngineRequestState, last: TokenDelta) -> None:
         if self._requests.pop(running.request_id, None) is not None:
             self._load.ended(running.request_id)
             self._buffer.add(last)

@@ -16,7 +16,7 @@ from engine_worker.engines.vllm.connector.messages import (
     Release,
     Withdraw,
 )
-from engine_worker.engines.vllm.running import Pause, Running
+from engine_worker.engines.vllm.running import EngineRequestState, Pause
 from mesh.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ASK_AGAIN_S = 0.002
 
 @dataclass(slots=True)
 class _Export:
-    running: Running
+    running: EngineRequestState
     on_progress: Callable[[ExportProgress], None]
     block_ids: list[int] = field(default_factory=list)
     told_blocks: int = -1
@@ -36,7 +36,9 @@ class _Export:
 class Exports:
     """All requests of one engine that are about to leave."""
 
-    def __init__(self, channel: CoreChannel, core: "Core", block_tokens: int, go_on: Callable[[Running], None]) -> None:
+    def __init__(
+        self, channel: CoreChannel, core: "Core", block_tokens: int, go_on: Callable[[EngineRequestState], None]
+    ) -> None:
         """`go_on` submits a paused request again."""
         self._go_on = go_on
         self._channel = channel
@@ -44,7 +46,9 @@ class Exports:
         self._block_tokens = block_tokens
         self._exports: dict[str, _Export] = {}
 
-    def export(self, running: Running, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
+    def export(
+        self, running: EngineRequestState, migration_id: str, on_progress: Callable[[ExportProgress], None]
+    ) -> None:
         """See `MovableEngine.export`."""
         export = self._exports[migration_id] = _Export(running, on_progress)
         self._channel.send(Export(running.request_id, migration_id))
@@ -55,7 +59,7 @@ class Exports:
         if self._exports.pop(migration_id, None) is not None:
             self._channel.send(Withdraw(migration_id))
 
-    async def pause(self, running: Running) -> PausedRequest | None:
+    async def pause(self, running: EngineRequestState) -> PausedRequest | None:
         """See `MovableEngine.pause`. Also None if the pause was taken back meanwhile."""
         pause = running.pause = Pause(asyncio.get_running_loop().create_future())
         while not (internal_id := str(await self._channel.call(ExpectPause(running.request_id)))):
@@ -78,7 +82,7 @@ class Exports:
             block_ids=notice.block_ids,
         )
 
-    def noticed(self, notice: PausedNotice, running: Running | None) -> None:
+    def noticed(self, notice: PausedNotice, running: EngineRequestState | None) -> None:
         """The engine core has paused a request."""
         pause = None if running is None else running.pause
         if running is None or pause is None or pause.notice.done():
@@ -94,7 +98,7 @@ class Exports:
             export.block_ids[notice.first_block :] = notice.block_ids
             self._tell(export)
 
-    def delivered(self, running: Running) -> None:
+    def delivered(self, running: EngineRequestState) -> None:
         """Tokens of the request were put out."""
         pause = running.pause
         if pause is not None and pause.notice.done() and running.offset >= running.expects():
@@ -106,7 +110,7 @@ class Exports:
             if export.running is running:
                 self._tell(export)
 
-    def ended(self, running: Running) -> None:
+    def ended(self, running: EngineRequestState) -> None:
         """The request ended by itself."""
         pause = running.pause
         if pause is not None and pause.notice.done():
@@ -117,13 +121,13 @@ class Exports:
         elif pause is not None:
             pause.notice.set_result(None)
 
-    def resume(self, running: Running) -> None:
+    def resume(self, running: EngineRequestState) -> None:
         """See `MovableEngine.resume`. It goes on as soon as all that it has generated was put out."""
         if running.pause is not None:
             running.pause.is_taken_back = True
             self.delivered(running)
 
-    def resumed(self, running: Running) -> None:
+    def resumed(self, running: EngineRequestState) -> None:
         """Free what is held of a paused request, which is about to be submitted again with what it has emitted."""
         self._withdraw_of(running)
         notice = self._release(running)
@@ -132,25 +136,25 @@ class Exports:
             running.request = replace(running.request, emitted_token_ids=emitted)
         running.pause = None
 
-    def release(self, running: Running) -> None:
+    def release(self, running: EngineRequestState) -> None:
         """See `MovableEngine.release`."""
         self._withdraw_of(running)
         self._release(running)
 
-    def fail(self, reason: str, requests: Iterable[Running]) -> None:
+    def fail(self, reason: str, requests: Iterable[EngineRequestState]) -> None:
         """The engine is dead, and these were in it."""
         for running in requests:
             if running.pause is not None and not running.pause.notice.done():
                 running.pause.notice.set_exception(EngineFailed(reason))
         self._exports.clear()
 
-    def _release(self, running: Running) -> PausedNotice | None:
+    def _release(self, running: EngineRequestState) -> PausedNotice | None:
         notice = None if running.pause is None else running.pause.notice.result()
         if notice is not None:
             self._channel.send(Release(notice.internal_id))
         return notice
 
-    def _withdraw_of(self, running: Running) -> None:
+    def _withdraw_of(self, running: EngineRequestState) -> None:
         # `Release` withdraws what was exported of the request; nothing more is to be told of it.
         for migration_id in [name for name, export in self._exports.items() if export.running is running]:
             del self._exports[migration_id]

@@ -20,7 +20,7 @@ class Pause:
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class EngineRequestState:
     """What the engine keeps of a request until it has ended."""
 
     request: EngineRequest

@@ -8,14 +8,14 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from engine_worker.engines.vllm.load import StepStats
 
 
-def stats_tap(on_step: Callable[[StepStats], None]) -> Callable[[Any, int], StatLoggerBase]:
+def step_logger_class(on_step: Callable[[StepStats], None]) -> Callable[[Any, int], StatLoggerBase]:
     """A stat logger factory whose loggers hand each step's numbers to `on_step`.
 
     vLLM records a step right after it has put the step's outputs into the requests' queues and before any of
     their readers runs. It says that what the statistics hold may change between versions.
     """
 
-    class Tap(StatLoggerBase):
+    class StepLogger(StatLoggerBase):
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
 
@@ -38,4 +38,4 @@ def stats_tap(on_step: Callable[[StepStats], None]) -> Callable[[Any, int], Stat
         def log_engine_initialized(self) -> None:
             pass
 
-    return Tap
+    return StepLogger

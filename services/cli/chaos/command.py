@@ -18,7 +18,7 @@ from services.cli.connection import mesh_name
 from services.cli.finite_range import POSITIVE, FiniteRange
 from services.cli.report_output import check_writable
 
-EXIT_FLAWED = 1
+EXIT_FAILED = 1
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 _TOKENS = {"simulated": 300, "vllm": 96}
 _COUNT = click.IntRange(1, 63)
@@ -100,14 +100,14 @@ def command(json_path: Path | None, soak_s: float | None, **options: Any) -> Non
     tokens = options["tokens"] or _TOKENS[options["engine"]]
     traffic = TrafficPlan(options["streams"], tokens, options["rate"], options["seed"], options["deadline_s"])
     plan = ChaosPlan(fault, count, traffic) if soak_s is None else SoakPlan(soak_s, traffic)
-    report, stories = asyncio.run(_run(plan, options))
-    for story in stories:
-        click.echo(story, err=True)
+    report, failures = asyncio.run(_run(plan, options))
+    for failure in failures:
+        click.echo(failure, err=True)
     encoded = encode_report(report)
     click.echo(encoded.decode())
     if json_path is not None:
         json_path.write_bytes(encoded + b"\n")
-    raise SystemExit(0 if report.flawless else EXIT_FLAWED)
+    raise SystemExit(0 if report.passed else EXIT_FAILED)
 
 
 async def _run(plan: ChaosPlan | SoakPlan, options: dict[str, Any]) -> tuple[ChaosReport | SoakReport, list[str]]:

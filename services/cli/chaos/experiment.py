@@ -9,10 +9,10 @@ import msgspec
 
 from mesh.errors import PenstockError, RpcError
 from mesh.membership import Directory
-from services.cli.chaos.faults import Scene, broken, healed
+from services.cli.chaos.faults import TargetMesh, broken, healed
 from services.cli.chaos.streams import Client, answered, completion_requests
 from services.cli.chaos.traffic import Load, Traffic, sum_of_chunks
-from services.cli.chaos.verdict import ChaosReport, Fault, judge, stories_of
+from services.cli.chaos.verdict import ChaosReport, Fault, failures_in, judge
 from services.cli.connection import mesh_directory, mesh_store
 from services.cli.replay.completions import request_head, served_model
 from services.cli.replay.pool import ConnectionPool, Endpoint, parse_endpoint
@@ -58,7 +58,7 @@ class ChaosPlan:
 class Prepared:
     """A mesh with its questions, of which the right answers are known."""
 
-    scene: Scene
+    target: TargetMesh
     client: Client
     load: Load
 
@@ -92,14 +92,14 @@ async def prepared(
             def requests(count: int, tokens: int, seed: int) -> list[bytes]:
                 return completion_requests(pool.endpoint, model.name, vocabulary, count, tokens, seed)
 
-            scene = Scene(directory, opened, model.name, say)
-            say(f"{plan.streams} undisturbed streams of {plan.tokens} tokens on {len(scene.workers)} workers")
+            target = TargetMesh(directory, opened, model.name, say)
+            say(f"{plan.streams} undisturbed streams of {plan.tokens} tokens on {len(target.workers)} workers")
             streams = await answered(client, requests(plan.streams, plan.tokens, plan.seed), plan.deadline_s)
             new_tokens = max(1, min(NEW_TOKENS, plan.tokens // 5))
             # Other prompts: none of theirs may be in a cache because a stream has it.
             new = requests(NEW_QUESTIONS if plan.rate else 0, new_tokens, plan.seed + 1)
             load = Load(tuple(streams), tuple(await answered(client, new, plan.deadline_s)), plan.rate, plan.deadline_s)
-            yield Prepared(scene, client, load)
+            yield Prepared(target, client, load)
         finally:
             client.close()
 
@@ -109,8 +109,8 @@ async def run_experiment(
 ) -> tuple[ChaosReport, list[str]]:
     """The report, and a line for whatever went wrong. Raises PenstockError if the mesh cannot be used."""
     async with prepared(plan.traffic, url, store, mesh, say) as ready:
-        recovered, before = await _recoveries(ready.client), await missing(ready.scene.directory)
-        engine = ready.scene.workers[0].attributes.get("engine", "")
+        recovered, before = await _recoveries(ready.client), await missing(ready.target.directory)
+        engine = ready.target.workers[0].attributes.get("engine", "")
         traffic = Traffic(ready.client, ready.load)
         try:
             lacking = await _disturb(plan, ready, traffic, before)
@@ -125,22 +125,22 @@ async def run_experiment(
             fault=plan.fault,
             seed=plan.traffic.seed,
         )
-        return report, [*stories_of((traffic.streams, traffic.new)), *lacking]
+        return report, [*failures_in((traffic.streams, traffic.new)), *lacking]
 
 
 async def _disturb(plan: ChaosPlan, ready: Prepared, traffic: Traffic, before: frozenset[str]) -> list[str]:
     """Wait until the streams together have brought a quarter of their chunks, break the mesh, have streams and new
     requests come until it is over. A chunk is no measure of tokens: those that spell half a character bring none."""
-    scene, quarter = ready.scene, sum_of_chunks(ready.load.streams) // 4
+    target, quarter = ready.target, sum_of_chunks(ready.load.streams) // 4
     traffic.start_streams()
     while traffic.chunks < quarter:  # noqa: ASYNC110  an event for each chunk would cost more
         await asyncio.sleep(POLL_S)
     if traffic.streams.requests == len(ready.load.streams):
         raise RpcError("all streams ended before anything was broken; ask for more --tokens")
     traffic.start_new()
-    async with broken(plan.fault, plan.count, scene):
+    async with broken(plan.fault, plan.count, target):
         await traffic.end_streams()
-    lacking = await healed(scene.directory, before)
+    lacking = await healed(target.directory, before)
     await traffic.end_new()
     return lacking
 

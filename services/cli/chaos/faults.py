@@ -22,17 +22,17 @@ HEAL_S = 60.0
 
 START_PATIENCE = Patience(drain_s=None, start_s=120.0)
 PAUSE_BETWEEN_S = 1.0
-"""Between two blows of one fault that is asked for several times."""
+"""Between two injections of one fault that is asked for several times."""
 AFTERMATH_S = 8.0
-"""After a blow to the control plane: what it breaks may show only when leases and graces (5 s) have run out."""
+"""After a fault of the control plane: what it breaks may show only when leases and graces (5 s) have run out."""
 
 
 COME_BACK: frozenset[Fault] = frozenset(("kill", "restart"))
-"""Faults of workers that may strike all of them: who runs them starts them again, and requests wait."""
+"""Faults of workers that may hit all of them: who runs them starts them again, and requests wait."""
 
 
 @dataclass(frozen=True)
-class Scene:
+class TargetMesh:
     """A mesh under attack."""
 
     directory: Directory
@@ -48,14 +48,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def broken(fault: Fault, count: int, scene: Scene) -> AsyncIterator[None]:
+async def broken(fault: Fault, count: int, target: TargetMesh) -> AsyncIterator[None]:
     """Inside, the fault is in force, or has been; afterwards what does not heal by itself is mended.
 
     Raises PeerUnavailable where a process is not on this machine, is gone, or is the last that could go on.
     """
     stopped: list[Member] = []
     try:
-        await _BLOWS[fault](scene, count, stopped)
+        await _INJECTORS[fault](target, count, stopped)
         yield
     finally:
         # Stopped processes go on afterwards, so that they can be ended in peace.
@@ -94,92 +94,92 @@ async def requests_of(workers: Sequence[Member]) -> dict[str, int]:
     }
 
 
-async def _busiest(scene: Scene, count: int, doing: Fault) -> list[Member]:
-    workers = scene.workers
+async def _busiest(target: TargetMesh, count: int, doing: Fault) -> list[Member]:
+    workers = target.workers
     requests = await requests_of(workers)
     chosen = victims(workers, requests, count, spared=0 if doing in COME_BACK else 1)
     for worker in chosen:
-        scene.say(f"{doing} {worker.member_id}, where {requests[worker.member_id]} requests run")
+        target.say(f"{doing} {worker.member_id}, where {requests[worker.member_id]} requests run")
     return chosen
 
 
-async def _kill(scene: Scene, count: int, stopped: list[Member]) -> None:
-    for worker in await _busiest(scene, count, "kill"):
+async def _kill(target: TargetMesh, count: int, stopped: list[Member]) -> None:
+    for worker in await _busiest(target, count, "kill"):
         send_signal(worker, signal.SIGKILL)
 
 
-async def _hang(scene: Scene, count: int, stopped: list[Member]) -> None:
-    for worker in await _busiest(scene, count, "hang"):
+async def _hang(target: TargetMesh, count: int, stopped: list[Member]) -> None:
+    for worker in await _busiest(target, count, "hang"):
         stopped.append(worker)
         send_signal(worker, signal.SIGSTOP)
 
 
-async def _drain(scene: Scene, count: int, stopped: list[Member]) -> None:
-    for worker in await _busiest(scene, count, "drain"):
+async def _drain(target: TargetMesh, count: int, stopped: list[Member]) -> None:
+    for worker in await _busiest(target, count, "drain"):
         await call(worker, worker_pb2_grpc.WorkerStub, "Drain", worker_pb2.DrainRequest(migrate=True))
 
 
-async def _restart(scene: Scene, count: int, stopped: list[Member]) -> None:
-    for worker in await _busiest(scene, count, "restart"):
-        await restart(scene.directory, worker, START_PATIENCE, scene.say)
+async def _restart(target: TargetMesh, count: int, stopped: list[Member]) -> None:
+    for worker in await _busiest(target, count, "restart"):
+        await restart(target.directory, worker, START_PATIENCE, target.say)
 
 
-async def _rolling(scene: Scene, count: int, stopped: list[Member]) -> None:
+async def _rolling(target: TargetMesh, count: int, stopped: list[Member]) -> None:
     for _ in range(count):
-        members = [member for role in ROLLING_ORDER for member in scene.directory.members(role)]
-        await restart_in_turn(scene.directory, in_rolling_order(members), START_PATIENCE, scene.say)
+        members = [member for role in ROLLING_ORDER for member in target.directory.members(role)]
+        await restart_in_turn(target.directory, in_rolling_order(members), START_PATIENCE, target.say)
 
 
-async def _delete_members(scene: Scene, count: int, stopped: list[Member]) -> None:
+async def _delete_members(target: TargetMesh, count: int, stopped: list[Member]) -> None:
     for _ in range(count):
-        deleted = await scene.store.delete_prefix(MEMBERS_PREFIX)
-        scene.say(f"deleted the records of {deleted} members, whose leases live on")
+        deleted = await target.store.delete_prefix(MEMBERS_PREFIX)
+        target.say(f"deleted the records of {deleted} members, whose leases live on")
         await asyncio.sleep(PAUSE_BETWEEN_S)
     await asyncio.sleep(AFTERMATH_S)
 
 
-async def _cut_monitor(scene: Scene, count: int, stopped: list[Member]) -> None:
+async def _cut_monitor(target: TargetMesh, count: int, stopped: list[Member]) -> None:
     for _ in range(count):
-        monitors = scene.directory.members("monitor")
-        scene.say(f"no word from {len(monitors)} monitors for {CUT_S:g} s")
+        monitors = target.directory.members("monitor")
+        target.say(f"no word from {len(monitors)} monitors for {CUT_S:g} s")
         for monitor in monitors:
             stopped.append(monitor)
             send_signal(monitor, signal.SIGSTOP)
         await asyncio.sleep(CUT_S)
         for monitor in monitors:
             send_signal(monitor, signal.SIGCONT)
-        scene.say("the monitors go on")
+        target.say("the monitors go on")
         await asyncio.sleep(AFTERMATH_S)
 
 
-def _kill_of(role: str) -> "_Blow":
-    async def kill(scene: Scene, count: int, stopped: list[Member]) -> None:
-        members = scene.directory.members(role)
+def _kill_of(role: str) -> "_Injector":
+    async def kill(target: TargetMesh, count: int, stopped: list[Member]) -> None:
+        members = target.directory.members(role)
         for member in victims(members, {}, count) if role == "frontend" else members[:count]:
-            scene.say(f"kill {role} {member.member_id}")
+            target.say(f"kill {role} {member.member_id}")
             send_signal(member, signal.SIGKILL)
         await asyncio.sleep(AFTERMATH_S)
 
     return kill
 
 
-async def _wipe_store(scene: Scene, count: int, stopped: list[Member]) -> None:
-    kept = [entry for entry in (await scene.store.range("/")).entries if not entry.incarnation_id]
+async def _wipe_store(target: TargetMesh, count: int, stopped: list[Member]) -> None:
+    kept = [entry for entry in (await target.store.range("/")).entries if not entry.incarnation_id]
     for _ in range(count):
-        deleted = await scene.store.delete_prefix("/")
-        scene.say(f"deleted all {deleted} keys of the state store")
+        deleted = await target.store.delete_prefix("/")
+        target.say(f"deleted all {deleted} keys of the state store")
         await asyncio.sleep(PAUSE_BETWEEN_S)
     # Settings are nobody's to announce again: without this, a policy or a cascade would be gone for good.
     for entry in kept:
-        await scene.store.put(entry.key, entry.value)
-    scene.say(f"put back {len(kept)} settings, as from a backup")
+        await target.store.put(entry.key, entry.value)
+    target.say(f"put back {len(kept)} settings, as from a backup")
     await asyncio.sleep(AFTERMATH_S)
 
 
-_Blow = Callable[[Scene, int, list[Member]], Awaitable[None]]
+_Injector = Callable[[TargetMesh, int, list[Member]], Awaitable[None]]
 """Returns when the fault has happened, or is over where it lasts; adds whom it leaves stopped."""
 
-_BLOWS: Mapping[Fault, _Blow] = {
+_INJECTORS: Mapping[Fault, _Injector] = {
     "kill": _kill,
     "hang": _hang,
     "drain": _drain,

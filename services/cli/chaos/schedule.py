@@ -12,7 +12,7 @@ HANG_S = (1.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
+class ScheduledFault:
     """One fault of a soak."""
 
     pause_s: float
@@ -22,7 +22,7 @@ class Blow:
     """How long who hangs is left hanging."""
 
 
-def possible(members: Mapping[str, int]) -> list[Fault]:
+def survivable_faults(members: Mapping[str, int]) -> list[Fault]:
     """Faults that a mesh with so many members of each role has to bear without failing a request. `drain` is not among
     them, because who is drained stays away; `restart` drains as well."""
     faults: list[Fault] = ["rolling", "delete-members", "cut-monitor", "kill-scheduler", "kill-monitor", "wipe-store"]
@@ -33,9 +33,9 @@ def possible(members: Mapping[str, int]) -> list[Fault]:
     return faults
 
 
-def blows(seed: int, faults: Sequence[Fault]) -> Iterator[Blow]:
+def scheduled_faults(seed: int, faults: Sequence[Fault]) -> Iterator[ScheduledFault]:
     """For ever: every fault once in a random order, then all again in another. One seed always gives the same ones."""
     draw = random.Random(seed)
     while True:
         for fault in draw.sample(faults, len(faults)):
-            yield Blow(draw.uniform(*PAUSE_S), fault, draw.uniform(*HANG_S))
+            yield ScheduledFault(draw.uniform(*PAUSE_S), fault, draw.uniform(*HANG_S))

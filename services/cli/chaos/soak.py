@@ -16,15 +16,15 @@ from services.cli.chaos.experiment import Prepared, TrafficPlan, prepared
 from services.cli.chaos.faults import broken, healed
 from services.cli.chaos.memory import MemoryOfRole, MemorySamples, grown
 from services.cli.chaos.processes import resident_bytes
-from services.cli.chaos.schedule import Blow, blows, possible
+from services.cli.chaos.schedule import ScheduledFault, scheduled_faults, survivable_faults
 from services.cli.chaos.traffic import Traffic
-from services.cli.chaos.verdict import Fault, stories_of
+from services.cli.chaos.verdict import Fault, failures_in
 from services.cli.restarting import ROLLING_ORDER
 
 SAMPLE_EVERY_S = 2.0
-COMPLAINTS = ("Task was destroyed", "already running", "was never awaited", "was never retrieved", "task died")
+BUG_SIGNS = ("Task was destroyed", "already running", "was never awaited", "was never retrieved", "task died")
 """In a log, these tell of a bug even where no request noticed."""
-MAX_COMPLAINTS = 20
+MAX_LOG_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SoakReport(msgspec.Struct, frozen=True):
     """How often each was injected."""
     unhealed: tuple[str, ...]
     """What was missing for more than a minute after a fault, and faults that could not be brought to their end."""
-    complaints: tuple[str, ...]
+    log_bugs: tuple[str, ...]
     """Lines of the processes' logs that tell of a bug."""
     resumed: int
     gap_ms_max: float
@@ -61,14 +61,14 @@ class SoakReport(msgspec.Struct, frozen=True):
     seed: int
 
     @property
-    def flawless(self) -> bool:
+    def passed(self) -> bool:
         """Nothing failed, nothing came out wrong, nothing stayed broken, nothing grew."""
         wrong = self.failed or self.lost or self.duplicated or self.wrong
-        return not (wrong or self.unhealed or self.complaints or grown(self.memory))
+        return not (wrong or self.unhealed or self.log_bugs or grown(self.memory))
 
 
 @dataclass
-class _Course:
+class _Progress:
     """What happened so far."""
 
     faults: Counter[Fault] = field(default_factory=Counter)
@@ -83,34 +83,34 @@ async def run_soak(
     PenstockError if the mesh cannot be used."""
     clock = asyncio.get_running_loop().time
     async with prepared(plan.traffic, url, store, mesh, say) as ready:
-        engine = ready.scene.workers[0].attributes.get("engine", "")
-        traffic, course, tasks = Traffic(ready.client, ready.load), _Course(), TaskSet("soak")
+        engine = ready.target.workers[0].attributes.get("engine", "")
+        traffic, progress, tasks = Traffic(ready.client, ready.load), _Progress(), TaskSet("soak")
         began_s = clock()
         try:
-            tasks.spawn(_watch_memory(ready, running, course.memory), name="memory")
+            tasks.spawn(_watch_memory(ready, running, progress.memory), name="memory")
             traffic.start_streams()
             traffic.start_new()
-            await _break_until(began_s + plan.duration_s, plan, ready, traffic, course)
+            await _inject_until(began_s + plan.duration_s, plan, ready, traffic, progress)
             ended_s = clock()
             await traffic.end_streams()
             await traffic.end_new()
         finally:
             await tasks.cancel()
             await traffic.cancel()
-        memory = course.memory.by_role(began_s, ended_s)
-        complaints = complaints_in(Path(running.log_dir)) if running else ()
-        fates = traffic.streams.fates + traffic.new.fates
+        memory = progress.memory.by_role(began_s, ended_s)
+        log_bugs = log_bugs_in(Path(running.log_dir)) if running else ()
+        outcomes = traffic.streams.outcomes + traffic.new.outcomes
         report = SoakReport(
             duration_s=round(ended_s - began_s, 1),
             streams=traffic.streams.requests,
             new_requests=traffic.new.requests,
             failed=traffic.streams.failed + traffic.new.failed,
-            lost=fates["lost"],
-            duplicated=fates["duplicated"],
-            wrong=fates["wrong"],
-            faults=dict(course.faults),
-            unhealed=tuple(course.unhealed),
-            complaints=complaints,
+            lost=outcomes["lost"],
+            duplicated=outcomes["duplicated"],
+            wrong=outcomes["wrong"],
+            faults=dict(progress.faults),
+            unhealed=tuple(progress.unhealed),
+            log_bugs=log_bugs,
             resumed=traffic.streams.resumptions + traffic.new.resumptions,
             gap_ms_max=round(max(traffic.streams.gaps_ms, default=0.0), 1),
             wait_ms_max=round(max(traffic.new.waits_ms, default=0.0), 1),
@@ -119,33 +119,33 @@ async def run_soak(
             engine=engine,
             seed=plan.traffic.seed,
         )
-        return report, [*stories_of((traffic.streams, traffic.new)), *course.unhealed, *complaints, *grown(memory)]
+        return report, [*failures_in((traffic.streams, traffic.new)), *progress.unhealed, *log_bugs, *grown(memory)]
 
 
-async def _break_until(end_s: float, plan: SoakPlan, ready: Prepared, traffic: Traffic, course: _Course) -> None:
-    clock, scene = asyncio.get_running_loop().time, ready.scene
-    members = {role: len(scene.directory.members(role)) for role in ROLLING_ORDER}
-    for number, blow in enumerate(blows(plan.traffic.seed, possible(members)), 1):
-        await asyncio.sleep(min(blow.pause_s, end_s - clock()))
+async def _inject_until(end_s: float, plan: SoakPlan, ready: Prepared, traffic: Traffic, progress: _Progress) -> None:
+    clock, target = asyncio.get_running_loop().time, ready.target
+    members = {role: len(target.directory.members(role)) for role in ROLLING_ORDER}
+    for number, scheduled in enumerate(scheduled_faults(plan.traffic.seed, survivable_faults(members)), 1):
+        await asyncio.sleep(min(scheduled.pause_s, end_s - clock()))
         if clock() >= end_s:
             return
-        scene.say(f"fault {number}: {blow.fault}")
-        await _strike(blow, ready, course)
+        target.say(f"fault {number}: {scheduled.fault}")
+        await _inject(scheduled, ready, progress)
         failed = traffic.streams.failed + traffic.new.failed
-        scene.say(f"{traffic.streams.requests} streams and {traffic.new.requests} new requests, {failed} failed")
+        target.say(f"{traffic.streams.requests} streams and {traffic.new.requests} new requests, {failed} failed")
 
 
-async def _strike(blow: Blow, ready: Prepared, course: _Course) -> None:
-    """One fault from its blow until the mesh is whole again. A fault that finds nobody to strike is passed over."""
-    course.faults[blow.fault] += 1
+async def _inject(scheduled: ScheduledFault, ready: Prepared, progress: _Progress) -> None:
+    """Inject one fault and wait until the mesh is whole again. A fault without a target is passed over."""
+    progress.faults[scheduled.fault] += 1
     try:
-        async with broken(blow.fault, 1, ready.scene):
-            if blow.fault == "hang":
-                await asyncio.sleep(blow.hold_s)
+        async with broken(scheduled.fault, 1, ready.target):
+            if scheduled.fault == "hang":
+                await asyncio.sleep(scheduled.hold_s)
     except PenstockError as error:
-        course.unhealed.append(f"{blow.fault}: {error}")
-    course.unhealed += [
-        f"after {blow.fault}: {sentence}" for sentence in await healed(ready.scene.directory, frozenset())
+        progress.unhealed.append(f"{scheduled.fault}: {error}")
+    progress.unhealed += [
+        f"after {scheduled.fault}: {sentence}" for sentence in await healed(ready.target.directory, frozenset())
     ]
 
 
@@ -153,7 +153,7 @@ async def _watch_memory(ready: Prepared, running: RunFile | None, samples: Memor
     clock = asyncio.get_running_loop().time
     while True:
         for role in ROLLING_ORDER:
-            for member in ready.scene.directory.members(role):
+            for member in ready.target.directory.members(role):
                 with suppress(KeyError, ValueError):  # it announces no process
                     pid = int(member.attributes["pid"])
                     if resident := resident_bytes(pid):
@@ -163,12 +163,10 @@ async def _watch_memory(ready: Prepared, running: RunFile | None, samples: Memor
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 
-def complaints_in(log_dir: Path) -> tuple[str, ...]:
+def log_bugs_in(log_dir: Path) -> tuple[str, ...]:
     """Lines of the logs there that tell of a bug, the first few."""
     found: list[str] = []
     for path in sorted(log_dir.glob("*.log")):
         with path.open(errors="replace") as lines:
-            found += [
-                f"{path.name}: {line.strip()[:300]}" for line in lines if any(each in line for each in COMPLAINTS)
-            ]
-    return tuple(found[:MAX_COMPLAINTS])
+            found += [f"{path.name}: {line.strip()[:300]}" for line in lines if any(each in line for each in BUG_SIGNS)]
+    return tuple(found[:MAX_LOG_LINES])

@@ -35,7 +35,7 @@ class Traffic:
         self._client = client
         self._load = load
         self._clock = asyncio.get_running_loop().time
-        self._lanes: list[asyncio.Task[None]] = []
+        self._stream_tasks: list[asyncio.Task[None]] = []
         self._running: dict[int, Stream] = {}
         self._ended_chunks = 0
         self._streams_close = self._new_close = False
@@ -45,8 +45,8 @@ class Traffic:
 
     def start_streams(self) -> None:
         """Ask for all of them."""
-        lanes = (self._lane(number, question) for number, question in enumerate(self._load.streams))
-        self._lanes = [self._tasks.spawn(lane, name=f"lane {number}") for number, lane in enumerate(lanes)]
+        streams = (self._repeat(number, question) for number, question in enumerate(self._load.streams))
+        self._stream_tasks = [self._tasks.spawn(lane, name=f"lane {number}") for number, lane in enumerate(streams)]
 
     def start_new(self) -> None:
         """Have new requests come from now on."""
@@ -61,8 +61,8 @@ class Traffic:
     async def end_streams(self) -> None:
         """Begin none again, and return when those that run have ended."""
         self._streams_close = True
-        if self._lanes:
-            await asyncio.wait(self._lanes)
+        if self._stream_tasks:
+            await asyncio.wait(self._stream_tasks)
 
     async def end_new(self) -> None:
         """Have no more come, and return when everything has ended."""
@@ -74,7 +74,7 @@ class Traffic:
         """Give up what still runs."""
         await self._tasks.cancel()
 
-    async def _lane(self, number: int, question: Question) -> None:
+    async def _repeat(self, number: int, question: Question) -> None:
         while True:
             failed = self.streams.failed
             await self._ask(f"stream {number}", question, self.streams, self._running, number)

@@ -21,8 +21,8 @@ Fault = Literal[
     "kill-monitor",
     "wipe-store",
 ]
-Fate = Literal["right", "lost", "duplicated", "wrong"]
-MAX_STORIES = 50
+Outcome = Literal["right", "lost", "duplicated", "wrong"]
+MAX_FAILURES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Answer:
     """Times that its client asked for the rest of it."""
 
 
-def fate_of(answer: Answer, expected: Answer) -> Fate:
+def outcome_of(answer: Answer, expected: Answer) -> Outcome:
     """How an answer differs from the undisturbed one."""
     if answer.text == expected.text and answer.tokens == expected.tokens:
         return "right"
@@ -62,25 +62,25 @@ class Tally:
 
     requests: int = 0
     finished: int = 0
-    fates: Counter[Fate] = field(default_factory=Counter)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
     resumptions: int = 0
     gaps_ms: list[float] = field(default_factory=list)
     waits_ms: list[float] = field(default_factory=list)
-    stories: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     """One for each that went wrong, as long as they are few."""
 
     def add(self, name: str, answer: Answer, expected: Answer) -> None:
         """Another one has ended, or was given up."""
-        fate = fate_of(answer, expected)
+        outcome = outcome_of(answer, expected)
         self.requests += 1
         self.finished += answer.finished
-        self.fates[fate] += 1
+        self.outcomes[outcome] += 1
         self.resumptions += answer.resumptions
         self.gaps_ms.append(answer.longest_gap_ms)
         self.waits_ms.append(answer.wait_ms)
-        if (not answer.finished or fate != "right") and len(self.stories) < MAX_STORIES:
+        if (not answer.finished or outcome != "right") and len(self.failures) < MAX_FAILURES:
             why = answer.error or f"{answer.tokens} tokens instead of {expected.tokens}, or other ones"
-            self.stories.append(f"{name}, begun on {answer.instance_id or 'no instance'}: {why}")
+            self.failures.append(f"{name}, begun on {answer.instance_id or 'no instance'}: {why}")
 
     @property
     def failed(self) -> int:
@@ -121,7 +121,7 @@ class ChaosReport(msgspec.Struct, frozen=True):
     seed: int
 
     @property
-    def flawless(self) -> bool:
+    def passed(self) -> bool:
         """Every request ended with exactly the right tokens, and the mesh is whole again."""
         return self.healed and not (self.failed or self.lost or self.duplicated or self.wrong)
 
@@ -130,15 +130,15 @@ def judge(
     streams: Tally, new: Tally, *, recovered: int, healed: bool, engine: str, fault: Fault, seed: int
 ) -> ChaosReport:
     """Sum up the disturbed run."""
-    fates = streams.fates + new.fates
+    outcomes = streams.outcomes + new.outcomes
     return ChaosReport(
         streams=streams.requests,
         finished=streams.finished,
         new_requests=new.requests,
         failed=streams.failed + new.failed,
-        lost=fates["lost"],
-        duplicated=fates["duplicated"],
-        wrong=fates["wrong"],
+        lost=outcomes["lost"],
+        duplicated=outcomes["duplicated"],
+        wrong=outcomes["wrong"],
         recovered=recovered,
         resumed=streams.resumptions + new.resumptions,
         gap_ms_p50=round(median(streams.gaps_ms or [0.0]), 1),
@@ -151,9 +151,9 @@ def judge(
     )
 
 
-def stories_of(tallies: Sequence[Tally]) -> list[str]:
+def failures_in(tallies: Sequence[Tally]) -> list[str]:
     """Of all that went wrong."""
-    return [story for tally in tallies for story in tally.stories]
+    return [failure for tally in tallies for failure in tally.failures]
 
 
 def _is_subsequence(short: str, long: str) -> bool:

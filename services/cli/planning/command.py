@@ -20,12 +20,12 @@ from mesh.errors import ConfigurationError, TraceError
 from services.cli.finite_range import FiniteRange
 from services.cli.planning import live
 from services.cli.planning.export import compose_override, helm_values, judges_for
-from services.cli.planning.front_plot import draw_front
 from services.cli.planning.minimise_option import latency_options
+from services.cli.planning.pareto_plot import draw_pareto_front
 from services.cli.planning.plan_table import plan_table
 from services.cli.planning.tables_file import read_tables, write_tables
 from services.cli.planning.tier_option import named_tier
-from services.cli.report_output import STDOUT, check_outputs, say
+from services.cli.report_output import STDOUT, check_outputs, print_notices
 from simulator.cascade.curves import SimulatedCurves
 
 
@@ -139,7 +139,7 @@ def cascade(
         made = msgspec.structs.replace(
             made, judge=options["judge"], workload=summary_of_sample(sample, planned.thresholds)
         )
-    say([f"planned in {seconds:.1f} s, {curves.simulated} tables simulated, {len(planned.scores)} rounds"])
+    print_notices([f"planned in {seconds:.1f} s, {curves.simulated} tables simulated, {len(planned.scores)} rounds"])
     _write(made, planned, json_path, plot_path)
 
 
@@ -180,7 +180,7 @@ def _workload(path: Path, rate_per_s: float | None) -> tuple[tuple[str, ...], Ca
 
 def _write(made: CascadePlan, planned: PlanResult, json_path: str | None, plot_path: Path | None) -> None:
     if plot_path is not None:
-        draw_front(plot_path, planned.points, front(planned.points), made)
+        draw_pareto_front(plot_path, planned.points, front(planned.points), made)
     if json_path == STDOUT:
         click.echo(encode_plan(made))
         return

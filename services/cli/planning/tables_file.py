@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from mesh.errors import ConfigurationError
-from services.cli.report_output import say
+from services.cli.report_output import print_notices
 from simulator.cascade.curves import StoredCurve
 
 TABLES_FORMAT = 2
@@ -38,7 +38,9 @@ def read_tables(path: Path | None) -> tuple[StoredCurve, ...]:
         return held.curves
     if not all(curve.keys() >= {"key", "rates_per_s", "p95_s"} for curve in held):
         raise ConfigurationError(f"{path} holds no latency tables (a list of something else): choose another file")
-    say([f"{path}: its {len(held)} tables are of an older form without means; what is needed is simulated anew"])
+    print_notices(
+        [f"{path}: its {len(held)} tables are of an older form without means; the missing ones are simulated"]
+    )
     return ()
 
 

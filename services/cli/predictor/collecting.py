@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.request import EngineRequest, FinishReason, SamplingParams, StepOutput
-from engine_worker.engines.hidden_states import HiddenStates
+from engine_worker.engines.hidden_state_source import HiddenStates
 from engine_worker.engines.vllm.engine import VllmEngine
 from mesh.errors import EngineFailed
 from services.predictor.dataset import CollectedRequest, DatasetDescription, DatasetFolder

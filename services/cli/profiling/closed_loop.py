@@ -11,7 +11,7 @@ from controlplane.model.step_sample import StepSample
 from controlplane.planning.qoe import QoeSample
 from controlplane.prediction.ttft import TtftPoint
 from penstock.v1 import request_pb2
-from services.cli.profiling.lifetimes import Lifetimes, Lived
+from services.cli.profiling.lifetimes import FinishedRequest, Lifetimes
 from services.cli.profiling.plan import Configuration, ProfileBounds, draw_lengths
 from services.cli.profiling.worker_session import WorkerSession
 from simulator.traces.prompt import TokenRange
@@ -55,7 +55,7 @@ class ClosedLoop:
         steps: list[StepSample] = []
         watcher = asyncio.create_task(self._watch(steps))
         try:
-            lived = await self._run(configuration, rng)
+            finished = await self._run(configuration, rng)
             await asyncio.sleep(SETTLE_S)
         finally:
             watcher.cancel()
@@ -63,26 +63,26 @@ class ClosedLoop:
         if not watcher.cancelled() and (failure := watcher.exception()) is not None:
             raise failure
         alone = configuration.batch == 1
-        points = tuple(TtftPoint(each.prompt_tokens, each.ttft_ms) for each in lived) if alone else ()
-        return Measured(configuration, tuple(steps), tuple(each.qoe for each in lived), points)
+        points = tuple(TtftPoint(each.prompt_tokens, each.ttft_ms) for each in finished) if alone else ()
+        return Measured(configuration, tuple(steps), tuple(each.qoe for each in finished), points)
 
     async def _watch(self, steps: list[StepSample]) -> None:
         async for sample in self._session.steps():
             steps.append(sample)
 
-    async def _run(self, configuration: Configuration, rng: np.random.Generator) -> list[Lived]:
-        lifetimes, lived = Lifetimes(), list[Lived]()
+    async def _run(self, configuration: Configuration, rng: np.random.Generator) -> list[FinishedRequest]:
+        lifetimes, finished = Lifetimes(), list[FinishedRequest]()
         ends_s = self._clock() + self._bounds.seconds
         for _ in range(configuration.batch):
             await self._submit(configuration, rng, lifetimes)
-        while self._clock() < ends_s or not lived:
+        while self._clock() < ends_s or not finished:
             for delta in await self._session.next_deltas():
                 ended = self._take(delta, lifetimes)
                 if delta.finish_reason:
-                    lived += [ended] if ended is not None else []
+                    finished += [ended] if ended is not None else []
                     await self._submit(configuration, rng, lifetimes)
         await self._take_back(lifetimes)
-        return lived
+        return finished
 
     async def _submit(self, configuration: Configuration, rng: np.random.Generator, lifetimes: Lifetimes) -> None:
         lengths = draw_lengths(configuration, self._bounds, rng)
@@ -92,7 +92,7 @@ class ClosedLoop:
         lifetimes.submitted(request_id, lengths.prompt_tokens, self._clock() * 1000)
         await self._session.generate(request_id, prompt, lengths.answer_tokens)
 
-    def _take(self, delta: request_pb2.TokenDelta, lifetimes: Lifetimes) -> Lived | None:
+    def _take(self, delta: request_pb2.TokenDelta, lifetimes: Lifetimes) -> FinishedRequest | None:
         now_ms = self._clock() * 1000
         if delta.token_ids:
             lifetimes.produced(delta.request_id, len(delta.token_ids), now_ms)

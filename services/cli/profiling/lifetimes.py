@@ -20,7 +20,7 @@ class _InFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
+class FinishedRequest:
     """One request that has ended."""
 
     qoe: QoeSample
@@ -60,7 +60,7 @@ class Lifetimes:
         request.answer_tokens += tokens
         self._features[3] += tokens
 
-    def ended(self, request_id: str, now_ms: float) -> Lived | None:
+    def ended(self, request_id: str, now_ms: float) -> FinishedRequest | None:
         """It leaves; None if it brought no token."""
         self._advance(now_ms)
         request = self._in_flight.pop(request_id)
@@ -74,7 +74,7 @@ class Lifetimes:
         if not request.answer_tokens or lived_ms <= 0:
             return None
         load = BatchLoad(*((self._integral - request.integral_before) / lived_ms).tolist())
-        return Lived(
+        return FinishedRequest(
             QoeSample(load, lived_ms / request.answer_tokens),
             request.prompt_tokens,
             request.first_token_ms - request.submitted_ms,

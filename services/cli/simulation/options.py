@@ -9,7 +9,7 @@ import click
 from controlplane.model.instance import InstancePhase
 from mesh.errors import ConfigurationError, TraceError
 from services.cli.finite_range import POSITIVE, FiniteRange
-from services.cli.report_output import say
+from services.cli.report_output import print_notices
 from services.cli.simulation.costs import cost_options, costs_of, instance_of
 from services.cli.simulation.plan import PolicyChoice, SimulationPlan, planned_requests
 from services.cli.simulation.rescheduling import ReschedulerChoice
@@ -165,10 +165,12 @@ def read_requests(plan: SimulationPlan) -> list[TraceRequest]:
         raise click.BadParameter(str(error), param_hint="--trace") from error
     if not requests:
         raise click.BadParameter(no_requests(plan.recipe), param_hint="--trace")
-    say([f"{len(requests):,} requests within {requests[-1].arrival_s:,.1f} s"])
+    print_notices([f"{len(requests):,} requests within {requests[-1].arrival_s:,.1f} s"])
     if shortened:
         limit = plan.cluster.instance.max_model_len_tokens
-        say([f"WARNING: {shortened:,} of them exceed the context of {limit:,} tokens and are shortened to fit"])
+        print_notices(
+            [f"WARNING: {shortened:,} of them exceed the context of {limit:,} tokens and are shortened to fit"]
+        )
     return requests
 
 

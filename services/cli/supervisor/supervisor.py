@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mesh.ending import ExitStatus
+from mesh.shutdown import ExitStatus
 from mesh.tasks import TaskSet
 from services.cli.supervisor.launcher import Launched, Launcher, ProcessSpec
 from services.cli.supervisor.restarts import RestartHistory

@@ -30,7 +30,7 @@ from services.cli.replay.completions import CompletionForm, ServedModel, complet
 from services.cli.replay.open_loop import LoopClock
 from services.cli.replay.pool import ConnectionPool, parse_endpoint
 from services.cli.replay.run import FIRST_TOKEN_ID, Replay, ReplayPlan, planned_requests
-from services.cli.report_output import say
+from services.cli.report_output import print_notices
 from services.cli.validation.bounds import LIVE_PREFIX
 from simulator.cluster.config import ClusterConfig
 from simulator.cluster.simulation import ClusterSimulation
@@ -41,7 +41,7 @@ from simulator.traces.request import TraceRequest
 from simulator.traces.source import TraceRecipe
 from simulator.validation.case import Case
 from simulator.validation.latencies import MeanLatencies
-from simulator.validation.pace import pace_by_the_clock
+from simulator.validation.slowdown import wall_clock_slowdown
 
 SINGLE_REQUESTS = 8
 SINGLE_PROMPT_TOKENS, SINGLE_ANSWER_TOKENS = 64, 32
@@ -97,8 +97,8 @@ def live_cases(mesh: LiveMesh, plan: LivePlan) -> list[Case]:
     check_failures([outcome.error for outcome in outcomes if outcome.error], len(outcomes))
     profile = fit_profile(rests[0].profiled, [measured for rest in rests for measured in rest.measured])
     runs = [measured.steps for rest in rests for measured in rest.measured]
-    pace = pace_by_the_clock(runs, profile.step.coefficients)
-    say([f"the machine is {pace:.2f} times as slow by the clock as by the step"])
+    pace = wall_clock_slowdown(runs, profile.step.coefficients)
+    print_notices([f"the machine is {pace:.2f} times as slow by the clock as by the step"])
     singles = MeanLatencies.of([single for rest in rests for single in rest.singles])
     model = LiveModel.of(profile, singles).slowed(pace)
     instances = rests[0].instances
@@ -127,7 +127,7 @@ def check_failures(errors: list[str], requests: int) -> None:
     story = f"{len(errors)} of {requests} requests of the replay failed, the first: {errors[0]}"
     if len(errors) > MOST_FAILED * requests:
         raise PenstockError(story)
-    say([f"WARNING: {story}; the others are compared"])
+    print_notices([f"WARNING: {story}; the others are compared"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ async def _measure(
         except PeerUnavailable as error:
             if not left:
                 raise
-            say([f"WARNING: {error}; going on with what is missing"])
+            print_notices([f"WARNING: {error}; going on with what is missing"])
             await asyncio.sleep(AFTER_CUT_S)
     raise AssertionError("the last attempt returns or raises")
 

@@ -38,7 +38,7 @@ def step_features(samples: Sequence[StepSample]) -> Matrix:
 def fit_steps(samples: Sequence[StepSample]) -> StepCoefficients:
     """Least squared relative errors, no coefficient negative.
 
-    Errors are relative to the foretold duration, not to the measured one: a machine that is slow now and then would
+    Errors are relative to the predicted duration, not to the measured one: a machine that is slow now and then would
     otherwise pull the fit below the mean. Raises `ConfigurationError` for too few samples or durations that are none.
     """
     if len(samples) < MIN_SAMPLES:
@@ -50,8 +50,8 @@ def fit_steps(samples: Sequence[StepSample]) -> StepCoefficients:
     weights = 1 / durations
     solution = non_negative_least_squares(features * weights[:, None], np.ones(len(samples)))
     for _ in range(_REWEIGHTINGS):
-        foretold = features @ solution
-        weights = 1 / np.maximum(foretold, foretold.max() * 1e-6)
+        predicted = features @ solution
+        weights = 1 / np.maximum(predicted, predicted.max() * 1e-6)
         solution = non_negative_least_squares(features * weights[:, None], durations * weights)
     return StepCoefficients(*solution.tolist())
 
@@ -64,14 +64,14 @@ def fit_and_validate_steps(
     held_out = [samples[index] for index in order[: round(len(samples) * held_out_share)]]
     fitted = [samples[index] for index in order[len(held_out) :]]
     coefficients = fit_steps(fitted)
-    foretold = step_features(held_out) @ _as_array(coefficients)
+    predicted = step_features(held_out) @ _as_array(coefficients)
     measured = np.array([sample.duration_ms for sample in held_out])
     return StepFit(
         coefficients,
         len(fitted),
         len(held_out),
-        relative_error=float(np.abs(foretold - measured).sum() / measured.sum()),
-        total_error=float(foretold.sum() / measured.sum() - 1),
+        relative_error=float(np.abs(predicted - measured).sum() / measured.sum()),
+        total_error=float(predicted.sum() / measured.sum() - 1),
     )
 
 

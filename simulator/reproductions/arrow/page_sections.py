@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from simulator.reproductions.arrow import setup
 from simulator.reproductions.arrow.experiment import HOST_STEP_MS, LOW_LOAD_RATE, OVERLOAD, SCALING_TRACE, Measured
-from simulator.reproductions.arrow.reasons import sustained_point
+from simulator.reproductions.arrow.explanations import sustained_point
 from simulator.reproductions.measurement import LoadPoint, SustainedLoad
 from simulator.reproductions.page import markdown_table, show
 from simulator.reproductions.report import Section

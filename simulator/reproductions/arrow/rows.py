@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from simulator.reproductions.arrow import reasons, setup
+from simulator.reproductions.arrow import explanations, setup
 from simulator.reproductions.arrow.experiment import (
     HOST_STEP_MS,
     LOW_LOAD_RATE,
@@ -10,7 +10,7 @@ from simulator.reproductions.arrow.experiment import (
     SCALING_TRACE,
     Measured,
 )
-from simulator.reproductions.arrow.reasons import ratio
+from simulator.reproductions.arrow.explanations import ratio
 from simulator.reproductions.arrow.setup import ARROW, MINIMAL_LOAD, ROUND_ROBIN, Trace
 from simulator.reproductions.report import ReportRow
 from simulator.reproductions.sustainable_rate import TARGET_ATTAINMENT
@@ -42,7 +42,7 @@ def _comparisons(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
         paper=None,
         ours=(rates[ARROW].req_s or 0.0) / bound,
         unit="x",
-        why=reasons.of_bound(measured, trace),
+        why=explanations.of_bound(measured, trace),
     )
     for rival, published in (
         (setup.COLOCATED_TP8, trace.over_colocated),
@@ -55,7 +55,7 @@ def _comparisons(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
             paper=published,
             ours=ours,
             unit="x",
-            why=reasons.of_rival(measured, trace, rival, published, ours),
+            why=explanations.of_rival(measured, trace, rival, published, ours),
         )
 
 
@@ -69,7 +69,7 @@ def _strategies(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
             paper=published,
             ours=ours,
             unit="x",
-            why=reasons.of_strategy(measured, trace, published, ours),
+            why=explanations.of_strategy(measured, trace, published, ours),
         )
     gains = [
         100 * (minimal.attainment - in_turn.attainment)
@@ -80,7 +80,7 @@ def _strategies(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
         paper=trace.minimal_over_round_robin,
         ours=max(gains),
         unit="percentage points",
-        why=reasons.of_gain(trace, max(gains)),
+        why=explanations.of_gain(trace, max(gains)),
     )
 
 
@@ -92,7 +92,7 @@ def _scaling(measured: Measured) -> Iterator[ReportRow]:
         paper="nearly linear",
         ours=ratio(many, few),
         unit=f"x ({SCALED[1] // SCALED[0]} is linear)",
-        why=reasons.of_scaling(measured),
+        why=explanations.of_scaling(measured),
     )
     for name in (ARROW, MINIMAL_LOAD):
         points = measured.scaling[name]
@@ -116,7 +116,7 @@ def _overload(measured: Measured) -> ReportRow:
         paper="close to the SLO",
         ours=worst,
         unit="x",
-        why=reasons.of_overload(),
+        why=explanations.of_overload(),
     )
 
 

@@ -18,27 +18,27 @@ from controlplane.planning.cascade.routing import Routed, candidate_thresholds, 
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import FINE_CANDIDATES
 from mesh.errors import PlanInfeasible
-from simulator.reproductions.cascadia.bench import Bench
 from simulator.reproductions.cascadia.end_to_end import Deployed
+from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 
 
-def cascade_serve(bench: Bench, quality: float) -> Deployed:
+def cascade_serve(problem: PlanningProblem, quality: float) -> Deployed:
     """See the module."""
-    cost = [min(curve.shape.gpus / curve.rates_per_s[-1] for curve in curves) for curves in bench.by_load]
-    thresholds, routed = _cheapest(bench.sample, quality, cost)
-    rates = [bench.sample.rate_per_s * share for share in routed.shares]
-    judge_s = [bench.judge_s * is_judged for is_judged in routed.is_judged]
-    shapes = [curves if rate else curves[:1] for rate, curves in zip(rates, bench.by_load, strict=True)]
+    cost = [min(curve.shape.gpus / curve.rates_per_s[-1] for curve in curves) for curves in problem.by_load]
+    thresholds, routed = _cheapest(problem.sample, quality, cost)
+    rates = [problem.sample.rate_per_s * share for share in routed.shares]
+    judge_s = [problem.judge_s * is_judged for is_judged in routed.is_judged]
+    shapes = [curves if rate else curves[:1] for rate, curves in zip(rates, problem.by_load, strict=True)]
     best: tuple[tuple[float, float], tuple[ReplicaCurve, ...], tuple[int, ...]] | None = None
     for curves in product(*shapes):
-        counts = _replicas_by_load(rates, curves, bench.gpus)
+        counts = _replicas_by_load(rates, curves, problem.gpus)
         if counts is None:
             continue
         rank = _slowest_s(rates, curves, counts, judge_s), _busiest(rates, curves, counts)
         if best is None or rank < best[0]:
             best = rank, curves, counts
     if best is None:
-        raise PlanInfeasible(f"{bench.gpus} GPUs do not hold one replica of every tier")
+        raise PlanInfeasible(f"{problem.gpus} GPUs do not hold one replica of every tier")
     (slowest_s, _), curves, counts = best
     mixes = tuple(((curve.shape, count),) if count else () for curve, count in zip(curves, counts, strict=True))
     return Deployed(thresholds, mixes, routed.quality, routed.shares, slowest_s < np.inf)

@@ -16,7 +16,7 @@ from simulator.cascade.curves import StoredCurve
 from simulator.cascade.replica import alone_s
 from simulator.cascade.tier import TierModel
 from simulator.reproductions.cascadia import setup
-from simulator.reproductions.cascadia.bench import Bench
+from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 from simulator.reproductions.cascadia.run import Arriving, Run, serve_at
 from simulator.reproductions.cascadia.scores import Answers
 from simulator.reproductions.cascadia.setup import Size, tiers_of
@@ -47,17 +47,17 @@ class Workload:
     max_requests: int | None = None
     """In one run."""
 
-    def bench(self) -> Bench:
+    def problem(self) -> PlanningProblem:
         """At the trace's own rate."""
-        bench = self.bench_of(self.answers.sample(1.0))
-        return bench.at(self.load * _largest_holds_per_s(bench))
+        problem = self.problem_of(self.answers.sample(1.0))
+        return problem.at(self.load * _largest_holds_per_s(problem))
 
-    def bench_of(self, sample: CascadeSample) -> Bench:
+    def problem_of(self, sample: CascadeSample) -> PlanningProblem:
         """Of other requests on the same cascade."""
         tiers = tiers_of(self.models, self.size.is_quick)
         source = ScaledCurves(self.everything.sample(1.0), sample, tiers, self.curves, self.seed)
         by_load = tuple(source.of_everything(tier) for tier in range(sample.tiers))
-        return Bench(sample, tiers, source, setup.GPUS, setup.JUDGE_S, self.uniform_gpus, by_load)
+        return PlanningProblem(sample, tiers, source, setup.GPUS, setup.JUDGE_S, self.uniform_gpus, by_load)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,9 +88,9 @@ class Case:
 
 def measure_trace(workload: Workload) -> tuple[Case, ...]:
     """Every target that the scores can reach."""
-    bench = workload.bench()
+    problem = workload.problem()
     within = reachable(workload.answers)
-    return tuple(_measure(workload, bench, quality) for quality in workload.targets if quality <= within)
+    return tuple(_measure(workload, problem, quality) for quality in workload.targets if quality <= within)
 
 
 def reachable(answers: Answers) -> float:
@@ -101,54 +101,56 @@ def reachable(answers: Answers) -> float:
 
 def latency_quality_front(workload: Workload, quality: float) -> tuple[Point, ...]:
     """Routings that the planner looked at and that nothing beats."""
-    bench = workload.bench()
-    request = PlanRequest(gpus=bench.gpus, quality=quality, judge_s=bench.judge_s)
-    return front(plan(bench.sample, bench.source, request).points)
+    problem = workload.problem()
+    request = PlanRequest(gpus=problem.gpus, quality=quality, judge_s=problem.judge_s)
+    return front(plan(problem.sample, problem.source, request).points)
 
 
-def single_request_s(bench: Bench, tier: int) -> float:
+def single_request_s(problem: PlanningProblem, tier: int) -> float:
     """Mean time of the trace's requests, one by one, on one replica over the tensor parallel degree of a server."""
     widest = max(
-        (replica for replica in bench.tiers[tier].replicas() if replica.shape.pp == 1),
+        (replica for replica in problem.tiers[tier].replicas() if replica.shape.pp == 1),
         key=lambda replica: replica.shape.tp,
     )
     step_tokens = widest.engine.max_step_tokens
-    lengths = zip(bench.sample.input_tokens.tolist(), bench.sample.output_tokens[:, tier].tolist(), strict=True)
+    lengths = zip(problem.sample.input_tokens.tolist(), problem.sample.output_tokens[:, tier].tolist(), strict=True)
     return float(np.mean([alone_s(widest.cost, step_tokens, inputs, outputs) for inputs, outputs in lengths]))
 
 
-def _measure(workload: Workload, bench: Bench, quality: float) -> Case:
+def _measure(workload: Workload, problem: PlanningProblem, quality: float) -> Case:
     runs: dict[str, Run] = {}
     refused: dict[str, str] = {}
     sustained: dict[str, float | None] = {}
     saturated: dict[str, float | None] = {}
-    tier = stand_alone_tier(bench.sample, quality)
-    alone = single_request_s(bench, tier)
+    tier = stand_alone_tier(problem.sample, quality)
+    alone = single_request_s(problem, tier)
     size = workload.size
     arriving = Arriving(size.seconds, workload.max_requests, workload.seed)
     searched = replace(arriving, max_requests=size.throughput_requests)
     saturating = (*COMPARED, *(ABLATIONS if size.ablation_throughput else ()))
     for name, system in SYSTEMS.items():
         try:
-            deployed = system(bench, quality)
-            runs[name] = Run.of(deployed, serve_at(bench, deployed, bench.sample.rate_per_s, arriving))
+            deployed = system(problem, quality)
+            runs[name] = Run.of(deployed, serve_at(problem, deployed, problem.sample.rate_per_s, arriving))
         except PlanInfeasible as error:
             refused[name] = str(error)
         if quality not in workload.throughput_targets:
             continue
         if name in COMPARED:
             limit_s = setup.FIXED_SLO_SCALE * alone
-            sustained[name] = in_time_per_s(system, bench, quality, searched, limit_s, size.tolerance)
+            sustained[name] = in_time_per_s(system, problem, quality, searched, limit_s, size.tolerance)
         if name in saturating:
             full = replace(arriving, seconds=size.seconds / 2)
-            saturated[name] = saturated_per_s(system, bench, quality, full, size.saturated_at)
-    by_itself = float(bench.sample.scores[:, tier].mean())
-    rate = bench.sample.rate_per_s
+            saturated[name] = saturated_per_s(system, problem, quality, full, size.saturated_at)
+    by_itself = float(problem.sample.scores[:, tier].mean())
+    rate = problem.sample.rate_per_s
     return Case(workload.name, quality, rate, alone, tier, by_itself, runs, refused, sustained, saturated)
 
 
-def _largest_holds_per_s(bench: Bench) -> float:
+def _largest_holds_per_s(problem: PlanningProblem) -> float:
     """By the tables."""
-    largest = bench.sample.tiers - 1
-    curves = bench.source.curves(largest, np.arange(bench.sample.requests), bench.sample.output_tokens[:, largest])
-    return float(capacity(curves, bench.gpus).rates_per_s[bench.gpus, -1])
+    _sample, largest = problem.sample, problem.sample.tiers - 1
+    curves = problem.source.curves(
+        largest, np.arange(problem.sample.requests), problem.sample.output_tokens[:, largest]
+    )
+    return float(capacity(curves, problem.gpus).rates_per_s[problem.gpus, -1])

@@ -16,10 +16,10 @@ from controlplane.planning.cascade.drift import DriftDetector, DriftSettings, Wo
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import PlanInfeasible
 from simulator.reproductions.cascadia import setup
-from simulator.reproductions.cascadia.bench import Bench, System
 from simulator.reproductions.cascadia.cascade_serve import cascade_serve
 from simulator.reproductions.cascadia.cases import Workload, single_request_s
 from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, serve
+from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 from simulator.reproductions.cascadia.systems import (
     CASCADE_SERVE,
     CASCADIA,
@@ -84,15 +84,15 @@ def run_drift(traces: Sequence[Workload], scale: float, target: float, name: str
     first = traces[0]
     minute_s = first.size.minute_s
     everything = first.everything.sample(1.0)
-    benches = [trace.bench() for trace in traces]
-    rates = [bench.sample.rate_per_s * scale for bench in benches]
+    problems = [trace.problem() for trace in traces]
+    rates = [problem.sample.rate_per_s * scale for problem in problems]
     stream = _stream(traces, rates, minute_s)
-    bench = benches[0].at(rates[0])
-    epochs = [_Epoch(0.0, "", system(bench, target))]
+    problem = problems[0].at(rates[0])
+    epochs = [_Epoch(0.0, "", system(problem, target))]
     if is_replanned:
-        epochs += _replans(first, system, target, bench.sample, stream)
-    limit_s = setup.FIXED_SLO_SCALE * single_request_s(benches[0], stand_alone_tier(bench.sample, target))
-    latencies_s, scores = _serve_epochs(everything, bench, epochs, stream, first.seed)
+        epochs += _replans(first, system, target, problem.sample, stream)
+    limit_s = setup.FIXED_SLO_SCALE * single_request_s(problems[0], stand_alone_tier(problem.sample, target))
+    latencies_s, scores = _serve_epochs(everything, problem, epochs, stream, first.seed)
     in_time = latencies_s <= limit_s
     of_segment = [stream.segments == number for number in range(len(traces))]
     return Drifted(
@@ -147,7 +147,7 @@ def _replans(
             continue
         recent = _rows(everything, np.concatenate(windows[-settings.windows :]), rate)
         try:
-            deployed = system(first.bench_of(recent), target)
+            deployed = system(first.problem_of(recent), target)
         except PlanInfeasible:
             detector.on_plan_refused()
             continue
@@ -174,7 +174,7 @@ def _summary(sample: CascadeSample, rate_per_s: float) -> WorkloadSummary:
 
 def _serve_epochs(
     everything: CascadeSample,
-    bench: Bench,
+    problem: PlanningProblem,
     epochs: Sequence[_Epoch],
     stream: _Stream,
     seed: int,
@@ -182,12 +182,12 @@ def _serve_epochs(
     starts = [epoch.at_s for epoch in epochs]
     epoch_of = np.searchsorted(starts, stream.arrivals.times_s, side="right") - 1
     latencies_s, scores = np.zeros(len(epoch_of)), np.zeros(len(epoch_of))
-    sample = replace(everything, rate_per_s=bench.sample.rate_per_s)
+    sample = replace(everything, rate_per_s=problem.sample.rate_per_s)
     for number, epoch in enumerate(epochs):
         here = np.flatnonzero(epoch_of == number)
         if not len(here):
             continue
         part = Arrivals(stream.arrivals.times_s[here], stream.arrivals.rows[here])
-        served = serve(sample, bench.tiers, epoch.deployed, part, bench.judge_s, seed)
+        served = serve(sample, problem.tiers, epoch.deployed, part, problem.judge_s, seed)
         latencies_s[here], scores[here] = served.latencies_s, served.scores
     return latencies_s, scores

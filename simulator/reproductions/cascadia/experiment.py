@@ -127,12 +127,12 @@ def _measured(
 
 def plan_seconds(workload: Workload, gpus: int) -> float:
     """CPU time of a plan at a rate in proportion to the GPUs, when all tables are known."""
-    bench = workload.bench()
-    bench = bench.at(bench.sample.rate_per_s * gpus / bench.gpus)
-    request = PlanRequest(gpus=gpus, quality=setup.PLAN_QUALITY, judge_s=bench.judge_s)
-    plan(bench.sample, bench.source, request)
+    problem = workload.problem()
+    problem = problem.at(problem.sample.rate_per_s * gpus / problem.gpus)
+    request = PlanRequest(gpus=gpus, quality=setup.PLAN_QUALITY, judge_s=problem.judge_s)
+    plan(problem.sample, problem.source, request)
     started_s = time.process_time()
-    plan(bench.sample, bench.source, request)
+    plan(problem.sample, problem.source, request)
     return time.process_time() - started_s
 
 

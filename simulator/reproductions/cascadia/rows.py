@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from simulator.reproductions.cascadia import why
+from simulator.reproductions.cascadia import explanations
 from simulator.reproductions.cascadia.accuracy import TABLE_1, Throughput
 from simulator.reproductions.cascadia.cases import Case
 from simulator.reproductions.cascadia.drift import KEPT
@@ -59,17 +59,17 @@ def throughput_ratios(cases: Sequence[Case], system: str, *, is_saturated: bool)
 
 
 def _end_to_end(cases: Sequence[Case]) -> Iterator[ReportRow]:
-    slower = f"{why.LARGE_IS_FAST}; {why.CASCADE_ADDS_UP}; {why.NOT_OVERLOADED}"
+    slower = f"{explanations.LARGE_IS_FAST}; {explanations.CASCADE_ADDS_UP}; {explanations.NOT_OVERLOADED}"
     published = {
-        STAND_ALONE: ((4.0, 2.8), slower, (5.0, 3.0), why.STAND_ALONE_THROUGHPUT),
-        CASCADE_SERVE: ((2.5, 1.7), why.SERVE_LIKE, (3.3, 1.7), why.SERVE_LIKE),
+        STAND_ALONE: ((4.0, 2.8), slower, (5.0, 3.0), explanations.STAND_ALONE_THROUGHPUT),
+        CASCADE_SERVE: ((2.5, 1.7), explanations.SERVE_LIKE, (3.3, 1.7), explanations.SERVE_LIKE),
     }
     for system, (latency, latency_reason, throughput, throughput_reason) in published.items():
         found = latency_ratios(cases, system)
         yield from _pair(f"SLO scale at 95 %, {system} over Cascadia", latency, found, latency_reason)
         yield from _throughput(cases, system, throughput, throughput_reason)
     ratios = [1 / ratio for ratio in latency_ratios(cases, END_TO_END)]
-    yield from _pair(f"SLO scale at 95 %, Cascadia over {END_TO_END}", None, ratios, why.MEAN_FOR_P95)
+    yield from _pair(f"SLO scale at 95 %, Cascadia over {END_TO_END}", None, ratios, explanations.MEAN_FOR_P95)
 
 
 def _ablations(cases: Sequence[Case]) -> Iterator[ReportRow]:
@@ -86,19 +86,20 @@ def _throughput(cases: Sequence[Case], system: str, paper: tuple[float, float], 
             continue
         found = throughput_ratios(cases, system, is_saturated=is_saturated)
         claim = f"throughput {words}, Cascadia over {system}"
-        yield from _pair(claim, paper, found, reason if found else why.QUICK)
+        yield from _pair(claim, paper, found, reason if found else explanations.QUICK)
 
 
 def _ablation_reason(cases: Sequence[Case], system: str) -> str:
     both = [case for case in cases if system in case.runs and CASCADIA in case.runs]
     same = sum(case.runs[system].deployed.mixes == case.runs[CASCADIA].deployed.mixes for case in both)
     text = f"in {same} of {len(both)} cases both deploy the very same replicas at the traces' rates"
-    return f"{text}; {why.ABLATIONS[system]}"
+    return f"{text}; {explanations.ABLATIONS[system]}"
 
 
 def _other_cascade(cases: Sequence[Case]) -> Iterator[ReportRow]:
     ratios = [ratio for system in (STAND_ALONE, CASCADE_SERVE) for ratio in latency_ratios(cases, system)]
-    reason = f"other questions than the paper's: GSM8K and MT-Bench; {why.CASCADE_ADDS_UP}; {why.SHORT_ANSWERS}"
+    why = f"{explanations.CASCADE_ADDS_UP}; {explanations.SHORT_ANSWERS}"
+    reason = f"other questions than the paper's: GSM8K and MT-Bench; {why}"
     yield from _pair("Llama cascade (8B, 70B), SLO scale, both baselines over Cascadia", (3.8, 2.6), ratios, reason)
 
 
@@ -113,9 +114,9 @@ def _drift(measured: Measured) -> Iterator[ReportRow]:
         ]
 
     claim = "fluctuating workload: requests in time per second, Cascadia over"
-    yield from _pair(f"{claim} both baselines", (4.4, 2.2), ratios(STAND_ALONE, CASCADE_SERVE), why.DRIFT)
+    yield from _pair(f"{claim} both baselines", (4.4, 2.2), ratios(STAND_ALONE, CASCADE_SERVE), explanations.DRIFT)
     for name in (STAND_ALONE, CASCADE_SERVE, KEPT):
-        yield from _pair(f"{claim} {name}", None, ratios(name), why.DRIFT)
+        yield from _pair(f"{claim} {name}", None, ratios(name), explanations.DRIFT)
 
 
 def _plan_times(measured: Measured) -> Iterator[ReportRow]:
@@ -137,14 +138,14 @@ def _table_1(found: Sequence[Throughput]) -> Iterator[ReportRow]:
         paper=TABLE_1[1, 4, 1],
         ours=first,
         unit="req/s",
-        why=why.TABLE_1,
+        why=explanations.TABLE_1,
     )
     for each in found[1:]:
         paper = TABLE_1[each.strategy] / TABLE_1[1, 4, 1]
         ours = None if each.per_s is None else each.per_s / first
-        reason = why.TABLE_1_MISFIT
+        reason = explanations.TABLE_1_MISFIT
         if ours is not None:
-            reason = "" if abs(ours / paper - 1) < FAR else why.TABLE_1_TIGHT
+            reason = "" if abs(ours / paper - 1) < FAR else explanations.TABLE_1_TIGHT
         claim = f"table 1: {_STRATEGY.format(each.strategy)} over (1, 4, 1)"
         yield ReportRow(claim=claim, paper=paper, ours=ours, unit="x", why=reason)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.reproductions.cascadia.bench import Bench
 from simulator.reproductions.cascadia.end_to_end import Deployed, Served, poisson_arrivals, serve
+from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Run:
         return cls(deployed, served.p95_s, quality, served.tier_p95_s, np.sort(served.latencies_s))
 
 
-def serve_at(bench: Bench, deployed: Deployed, rate_per_s: float, arriving: Arriving) -> Served:
-    """Poisson arrivals of the bench's requests. Raises `PlanInfeasible` as `serve`."""
+def serve_at(problem: PlanningProblem, deployed: Deployed, rate_per_s: float, arriving: Arriving) -> Served:
+    """Poisson arrivals of the problem's requests. Raises `PlanInfeasible` as `serve`."""
     seconds = arriving.seconds
     if arriving.max_requests is not None:
         seconds = min(seconds, arriving.max_requests / rate_per_s)
-    arrivals = poisson_arrivals(bench.sample, rate_per_s, seconds, arriving.seed)
-    return serve(bench.sample, bench.tiers, deployed, arrivals, bench.judge_s, arriving.seed)
+    arrivals = poisson_arrivals(problem.sample, rate_per_s, seconds, arriving.seed)
+    return serve(problem.sample, problem.tiers, deployed, arrivals, problem.judge_s, arriving.seed)

@@ -11,9 +11,9 @@ from controlplane.planning.cascade.routing import ESCALATE_ALL, Routed, route
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.tables import TierTable, tier_tables
 from mesh.errors import PlanInfeasible
-from simulator.reproductions.cascadia.bench import Bench, System
 from simulator.reproductions.cascadia.cascade_serve import cascade_serve
 from simulator.reproductions.cascadia.end_to_end import Deployed
+from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 
 CASCADIA = "Cascadia"
 END_TO_END = "Cascadia, end to end"
@@ -28,29 +28,29 @@ ABLATIONS = (UNIFORM_PARALLELISM, UNIFORM_ALLOCATION)
 SERVER_GPUS = 8
 
 
-def cascadia(bench: Bench, quality: float, minimise: Minimise = "slowest_tier") -> Deployed:
+def cascadia(problem: PlanningProblem, quality: float, minimise: Minimise = "slowest_tier") -> Deployed:
     """Algorithm 1."""
-    request = PlanRequest(gpus=bench.gpus, quality=quality, judge_s=bench.judge_s, minimise=minimise)
-    planned = plan(bench.sample, bench.source, request)
+    request = PlanRequest(gpus=problem.gpus, quality=quality, judge_s=problem.judge_s, minimise=minimise)
+    planned = plan(problem.sample, problem.source, request)
     return Deployed(planned.thresholds, planned.deployment.mixes, planned.routed.quality, planned.routed.shares)
 
 
-def end_to_end(bench: Bench, quality: float) -> Deployed:
+def end_to_end(problem: PlanningProblem, quality: float) -> Deployed:
     """Algorithm 1 with the mean from end to end for L: ours."""
-    return cascadia(bench, quality, "end_to_end")
+    return cascadia(problem, quality, "end_to_end")
 
 
-def stand_alone(bench: Bench, quality: float) -> Deployed:
+def stand_alone(problem: PlanningProblem, quality: float) -> Deployed:
     """The smallest model that meets the target by itself (where none does: the best), on all GPUs, in the mix of
     replicas that the same tables and the same program choose."""
-    tier = stand_alone_tier(bench.sample, quality)
-    thresholds = ((ESCALATE_ALL,) * tier + (0.0,) * bench.sample.tiers)[: bench.sample.tiers - 1]
-    routed = route(bench.sample, thresholds)
-    tables = tier_tables(bench.sample, routed, bench.source, bench.gpus, bench.judge_s)
-    deployment = deploy(bench.sample, routed, tables, bench.gpus)
+    tier = stand_alone_tier(problem.sample, quality)
+    thresholds = ((ESCALATE_ALL,) * tier + (0.0,) * problem.sample.tiers)[: problem.sample.tiers - 1]
+    routed = route(problem.sample, thresholds)
+    tables = tier_tables(problem.sample, routed, problem.source, problem.gpus, problem.judge_s)
+    deployment = deploy(problem.sample, routed, tables, problem.gpus)
     if deployment is not None:
         return Deployed(thresholds, deployment.mixes, routed.quality, routed.shares)
-    mixes = tuple(_most(table.capacity, bench.gpus) if table.tier == tier else () for table in tables)
+    mixes = tuple(_most(table.capacity, problem.gpus) if table.tier == tier else () for table in tables)
     return Deployed(thresholds, mixes, routed.quality, routed.shares, is_within=False)
 
 
@@ -61,23 +61,23 @@ def stand_alone_tier(sample: CascadeSample, quality: float) -> int:
     return int(meeting[0]) if len(meeting) else int(means.argmax())
 
 
-def uniform_parallelism(bench: Bench, quality: float) -> Deployed:
+def uniform_parallelism(problem: PlanningProblem, quality: float) -> Deployed:
     """Cascadia's routing; tensor parallelism within a server, copies across servers; GPUs by the same program."""
-    planned, routed, tables = _planned(bench, quality)
-    tables = tuple(replace(table, capacity=_uniform(table.capacity, bench.gpus)) for table in tables)
-    deployment = deploy(bench.sample, routed, tables, bench.gpus)
+    planned, routed, tables = _planned(problem, quality)
+    tables = tuple(replace(table, capacity=_uniform(table.capacity, problem.gpus)) for table in tables)
+    deployment = deploy(problem.sample, routed, tables, problem.gpus)
     if deployment is None:
         raise PlanInfeasible("uniform parallelism does not hold the load")
     return replace(planned, mixes=deployment.mixes)
 
 
-def uniform_allocation(bench: Bench, quality: float) -> Deployed:
+def uniform_allocation(problem: PlanningProblem, quality: float) -> Deployed:
     """Cascadia's routing; the same number of GPUs for every tier, in the best mix on them."""
-    planned, routed, tables = _planned(bench, quality)
+    planned, routed, tables = _planned(problem, quality)
     mixes: list[Mix] = []
     holds = True
-    for table, gpus in zip(tables, bench.uniform_gpus, strict=True):
-        rate = table.scaled_rate_per_s(routed, bench.sample.rate_per_s)
+    for table, gpus in zip(tables, problem.uniform_gpus, strict=True):
+        rate = table.scaled_rate_per_s(routed, problem.sample.rate_per_s)
         mix = table.capacity.mix(gpus, rate)
         if rate > 0 and not mix:
             holds = False
@@ -96,10 +96,10 @@ SYSTEMS: dict[str, System] = {
 }
 
 
-def _planned(bench: Bench, quality: float) -> tuple[Deployed, Routed, tuple[TierTable, ...]]:
-    planned = cascadia(bench, quality)
-    routed = route(bench.sample, planned.thresholds)
-    return planned, routed, tier_tables(bench.sample, routed, bench.source, bench.gpus, bench.judge_s)
+def _planned(problem: PlanningProblem, quality: float) -> tuple[Deployed, Routed, tuple[TierTable, ...]]:
+    planned = cascadia(problem, quality)
+    routed = route(problem.sample, planned.thresholds)
+    return planned, routed, tier_tables(problem.sample, routed, problem.source, problem.gpus, problem.judge_s)
 
 
 def _most(of: Capacity, gpus: int) -> Mix:

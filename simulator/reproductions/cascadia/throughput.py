@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from mesh.errors import PlanInfeasible
 from simulator.reproductions.cascadia import setup
-from simulator.reproductions.cascadia.bench import Bench, System
 from simulator.reproductions.cascadia.end_to_end import Deployed
+from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 from simulator.reproductions.cascadia.run import Arriving, serve_at
 from simulator.reproductions.sustainable_rate import RateSearch, sustainable_rate
 
@@ -20,15 +20,15 @@ _HELD = RateSearch(highest_scale=_MAX_GROWTH, growth=1.6, tolerance=0.02, target
 
 
 def in_time_per_s(
-    system: System, bench: Bench, quality: float, arriving: Arriving, limit_s: float, tolerance: float
+    system: System, problem: PlanningProblem, quality: float, arriving: Arriving, limit_s: float, tolerance: float
 ) -> float | None:
     """The highest rate at which 95 % of the requests end within the limit; each rate is planned for by itself. None
-    where even a 64th of the bench's own rate is too much."""
-    own = bench.sample.rate_per_s
+    where even a 64th of the problem's own rate is too much."""
+    own = problem.sample.rate_per_s
 
     def attainment_at(scale: float) -> float:
         try:
-            served = serve_at(bench, system(bench.at(own * scale), quality), own * scale, arriving)
+            served = serve_at(problem, system(problem.at(own * scale), quality), own * scale, arriving)
         except PlanInfeasible:
             return 0.0
         return float((served.latencies_s <= limit_s).mean())
@@ -39,16 +39,16 @@ def in_time_per_s(
 
 
 def saturated_per_s(
-    system: System, bench: Bench, quality: float, arriving: Arriving, parts: Sequence[float]
+    system: System, problem: PlanningProblem, quality: float, arriving: Arriving, parts: Sequence[float]
 ) -> float | None:
     """What a system's deployments serve that are given more than they hold: the best of those that it makes for these
     parts of the highest rate that it holds by its own tables, which at their end are less reliable. None where there is
     no such rate."""
-    own = bench.sample.rate_per_s
+    own = problem.sample.rate_per_s
 
     def deployed_at(scale: float) -> Deployed | None:
         try:
-            deployed = system(bench.at(own * scale), quality)
+            deployed = system(problem.at(own * scale), quality)
         except PlanInfeasible:
             return None
         return deployed if deployed.is_within else None
@@ -58,7 +58,7 @@ def saturated_per_s(
         return None
     arriving = replace(arriving, max_requests=_SATURATING_REQUESTS)
     served = [
-        serve_at(bench, deployed, _OVERLOAD * own * scale, arriving).throughput_per_s
+        serve_at(problem, deployed, _OVERLOAD * own * scale, arriving).throughput_per_s
         for scale in (part * highest for part in parts)
         if (deployed := deployed_at(scale)) is not None
     ]

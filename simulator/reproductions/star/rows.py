@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from simulator.reproductions.report import ReportRow
-from simulator.reproductions.star import why
+from simulator.reproductions.star import explanations
 from simulator.reproductions.star.experiment import Reschedules
 from simulator.reproductions.star.jobs import (
     LONG_INTERVAL_S,
@@ -61,7 +61,7 @@ def _lengths() -> Iterator[ReportRow]:
                 paper=float(paper),
                 ours=float(mine),
                 unit="tokens",
-                why=why.LENGTHS if name in ("mean", "std") else "",
+                why=explanations.LENGTHS if name in ("mean", "std") else "",
             )
 
 
@@ -76,7 +76,7 @@ def _predictor() -> Iterator[ReportRow]:
             paper=paper,
             ours=float(error.mean()),
             unit="tokens",
-            why=why.ERRORS,
+            why=explanations.ERRORS,
         )
 
 
@@ -97,7 +97,7 @@ def _large(results: Results) -> Iterator[ReportRow]:
                     paper=None if is_stress else figures[at],
                     ours=results.figure(large_key(system, rate), what),
                     unit=unit,
-                    why=why.LARGE_STRESS if is_stress else why.LARGE,
+                    why=explanations.LARGE_STRESS if is_stress else explanations.LARGE,
                 )
 
 
@@ -109,7 +109,7 @@ def _small(results: Results, plan: Plan) -> Iterator[ReportRow]:
                 paper=None if is_stress else paper,
                 ours=results.figure(small_key(system, rate), "p99_tpot_ms"),
                 unit="ms",
-                why=why.SMALL_STRESS if is_stress else why.SMALL,
+                why=explanations.SMALL_STRESS if is_stress else explanations.SMALL,
             )
     tails = {
         rate: 1
@@ -123,7 +123,7 @@ def _small(results: Results, plan: Plan) -> Iterator[ReportRow]:
         paper=75.1,
         ours=100 * tails[best],
         unit="%",
-        why=why.TAIL,
+        why=explanations.TAIL,
     )
     ratios = {
         rate: results.figure(small_key(PREDICTED, rate), "goodput_req_s")
@@ -136,7 +136,7 @@ def _small(results: Results, plan: Plan) -> Iterator[ReportRow]:
         paper=2.63,
         ours=ratios[best],
         unit="x",
-        why=why.GOODPUT,
+        why=explanations.GOODPUT,
     )
 
 
@@ -149,7 +149,7 @@ def _balance(results: Results) -> Iterator[ReportRow]:
                 paper=paper,
                 ours=results.figure(small_key(system, rate), "exec_variance_ms2"),
                 unit="ms^2",
-                why=why.VARIANCE,
+                why=explanations.VARIANCE,
             )
         said: dict[Reschedules, float | str] = {VLLM: "repeated", CURRENT: "few", PREDICTED: 0.0, ORACLE: 0.0}
         for system in Reschedules:
@@ -159,7 +159,7 @@ def _balance(results: Results) -> Iterator[ReportRow]:
                 paper=said[system],
                 ours=results.figure(key, "preemptions"),
                 unit="events",
-                why=f"{100 * results.full_share(key):.1f} % of the time above 99 % of the KV memory. {why.OOM}",
+                why=f"{100 * results.full_share(key):.1f} % of the time above 99 % of KV memory. {explanations.OOM}",
             )
 
 
@@ -172,7 +172,7 @@ def _scale(results: Results, plan: Plan) -> Iterator[ReportRow]:
                 paper=None,
                 ours=results.figure(scale_key(system, instances), "exec_variance_ms2"),
                 unit="ms^2",
-                why=why.SCALE,
+                why=explanations.SCALE,
             )
 
 
@@ -187,14 +187,14 @@ def _bins(results: Results) -> Iterator[ReportRow]:
     keys = {"Full": large_key(PREDICTED, LARGE_STRESS), "No pred.": large_key(CURRENT, LARGE_STRESS)}
     for name, figures in published.items():
         key = keys.get(name, f"bins {name}")
-        yield from _table(results, f"table 3: {name}", key, figures, why.BINS)
+        yield from _table(results, f"table 3: {name}", key, figures, explanations.BINS)
 
 
 def _intervals(results: Results) -> Iterator[ReportRow]:
     published = {1: (0.237, 27.84, 0.148), 20: (0.163, 26.49, 0.157), 100: (0.242, 29.43, 0.145)}
     for every, figures in published.items():
         key = large_key(PREDICTED, LARGE_STRESS) if every == 20 else f"every {every}"
-        yield from _table(results, f"table 4: predicted every {every} iterations", key, figures, why.INTERVALS)
+        yield from _table(results, f"table 4: predicted every {every} iterations", key, figures, explanations.INTERVALS)
 
 
 def _table(
@@ -233,4 +233,6 @@ def _observation(results: Results, key: str, claim: str, what: str) -> ReportRow
     units = {"exec_variance_ms2": "ms^2", "p99_tpot_ms": "ms", "p50_tpot_ms": "ms", "goodput_req_s": "req/s"}
     unit = units.get(what, "events")
     system = next(system for system in Reschedules if key.endswith(f" {system}"))
-    return ReportRow(claim=f"{claim}, {system}", paper=None, ours=results.figure(key, what), unit=unit, why=why.OURS)
+    return ReportRow(
+        claim=f"{claim}, {system}", paper=None, ours=results.figure(key, what), unit=unit, why=explanations.OURS
+    )

@@ -40,7 +40,7 @@ MIGRATIONS = "penstock_worker_migrations_total"
 BLOCKS = "penstock_worker_migrated_kv_blocks_total"
 
 
-class Scene:
+class TargetMesh:
     """A mesh that serves, its requests and an operator."""
 
     def __init__(self, mesh: SimulatedMesh) -> None:
@@ -74,7 +74,7 @@ def run(mesh: SimulatedMesh, work: Any) -> None:
         for name in list(mesh.machines):
             mesh.start(name)
         await asyncio.sleep(5)
-        await work(Scene(mesh))
+        await work(TargetMesh(mesh))
 
     mesh.run(main())
     assert not mesh.loop.findings, "\n".join(map(str, mesh.loop.findings))
@@ -82,7 +82,7 @@ def run(mesh: SimulatedMesh, work: Any) -> None:
 
 @pytest.mark.parametrize("stop_and_copy", [False, True])
 def test_a_request_that_is_migrated_goes_on_where_it_was_sent(stop_and_copy: bool) -> None:
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         answers = [asyncio.create_task(scene.request(300)) for _ in range(4)]
         await asyncio.sleep(0.5)
         outcome = await scene.do(Migrate(7, "worker-2", stop_and_copy))
@@ -94,7 +94,7 @@ def test_a_request_that_is_migrated_goes_on_where_it_was_sent(stop_and_copy: boo
 
 
 def test_a_worker_that_is_drained_ends_and_comes_back() -> None:
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         answers = [asyncio.create_task(scene.request(200, after_s=number / 10)) for number in range(20)]
         await asyncio.sleep(0.7)
         await scene.do(Drain("worker-1", back_after_s=1.0))
@@ -105,7 +105,7 @@ def test_a_worker_that_is_drained_ends_and_comes_back() -> None:
 
 
 def test_a_member_that_is_restarted_serves_again() -> None:
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         answers = [asyncio.create_task(scene.request(100, after_s=number / 10)) for number in range(20)]
         for role, name in (("worker", "worker-0"), ("scheduler", "scheduler"), ("monitor", "monitor")):
             await scene.do(Restart(name, role))
@@ -116,7 +116,7 @@ def test_a_member_that_is_restarted_serves_again() -> None:
 
 
 def test_the_policy_is_switched() -> None:
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         await scene.do(SwitchPolicy("linear", (("lambda", 0.3),)))
         operator = scene.mesh.operator
         request = scheduler_pb2.GetPolicyRequest()
@@ -131,7 +131,7 @@ def test_the_policy_is_switched() -> None:
 
 @pytest.mark.parametrize("mode", ["current", "predicted"])
 def test_the_rescheduler_evens_out_the_load(mode: Any) -> None:
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         mesh = scene.mesh
         for name in WORKERS[1:]:
             mesh.network.cut("frontend", name)
@@ -149,7 +149,7 @@ def test_stages_hand_requests_over_as_they_grow() -> None:
     mesh = small_mesh(6)
     mesh.add_planner("planner")
 
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         await scene.do(SwitchPolicy("stages"))
         ended = [scene.request(scene.rng.choice((20, 600)), after_s=scene.rng.uniform(0, 4)) for _ in range(30)]
         assert all(await asyncio.gather(*ended))
@@ -166,7 +166,7 @@ def test_stages_hand_requests_over_as_they_grow() -> None:
 
 
 def test_arrow_moves_instances_between_its_pools() -> None:
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         await scene.do(SwitchPolicy("arrow", (("ttft_ms", 200.0), ("tpot_ms", 20.0))))
         seen: set[tuple[tuple[str, Pool], ...]] = set()
 
@@ -199,7 +199,7 @@ def test_prefill_and_decode_apart_transfer_blocks() -> None:
     for name, phase in zip(WORKERS, phases, strict=True):
         mesh.add_worker(name, WorkerSettings(MODEL, str(MODEL_PATH), "simulated", phase=phase))
 
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         assert all(await asyncio.gather(*(scene.request(100, prompt_words=60) for _ in range(8))))
         assert mesh.metric("worker-1", BLOCKS) + mesh.metric("worker-2", BLOCKS) > 0
 
@@ -207,7 +207,7 @@ def test_prefill_and_decode_apart_transfer_blocks() -> None:
 
 
 def test_other_thresholds_are_taken_up() -> None:
-    async def work(scene: Scene) -> None:
+    async def work(scene: TargetMesh) -> None:
         body = {"model": CASCADE, "prompt": "1 2 3", "max_tokens": 20, "temperature": 0.0}
         tiers = []
         for threshold in (0.0, 101.0):

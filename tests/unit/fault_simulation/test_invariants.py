@@ -14,8 +14,8 @@ from fault_simulation.oracle import COMPLETIONS_PATH, ExpectedChoice
 from fault_simulation.run import build, run_timeline
 from fault_simulation.timeline import MODEL, Request, Timeline, Topology
 from fault_simulation.workload import Asked, Attempt
-from mesh.ending import ExitStatus
 from mesh.leadership_state import Phase
+from mesh.shutdown import ExitStatus
 
 DURING_S, AFTER_S = 8.0, 42.5
 
@@ -73,7 +73,7 @@ def overfill(mesh: SimulatedMesh) -> None:
 def end(mesh: SimulatedMesh) -> None:
     life = mesh.machines["monitor-0"].life
     assert life is not None
-    life.ending.ask(ExitStatus.FAILED)
+    life.shutdown.ask(ExitStatus.FAILED)
 
 
 def log_error(mesh: SimulatedMesh) -> None:

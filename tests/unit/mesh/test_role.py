@@ -7,10 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from mesh import role as role_life
-from mesh.ending import Ending, ExitStatus
 from mesh.membership import ChangeKind, Directory, MemberChange
-from mesh.role import RoleContext, RoleSettings, Surroundings, live
+from mesh.role import RoleContext, RoleEnvironment, RoleSettings, run_role_in
 from mesh.runtime import SystemClock, SystemEntropy, system_runtime
+from mesh.shutdown import ExitStatus, Shutdown
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 
@@ -44,24 +44,24 @@ async def host() -> AsyncIterator[StoreHost]:
     host.close()
 
 
-def surroundings(host: StoreHost) -> Surroundings:
-    return Surroundings(
-        system_runtime(), EmbeddedStore(host), CollectorRegistry(), "127.0.0.1:1", 1, Ending(), supervised=False
+def environment(host: StoreHost) -> RoleEnvironment:
+    return RoleEnvironment(
+        system_runtime(), EmbeddedStore(host), CollectorRegistry(), "127.0.0.1:1", 1, Shutdown(), supervised=False
     )
 
 
 async def test_a_role_whose_name_is_taken_drains_and_ends_with_a_status_of_its_own(host: StoreHost) -> None:
     settings = RoleSettings("embedded:", "same")
-    first, second, around = Idle(), Idle(), surroundings(host)
-    first_life = asyncio.create_task(live(first, settings, surroundings(host)))
+    first, second, around = Idle(), Idle(), environment(host)
+    first_life = asyncio.create_task(run_role_in(first, settings, environment(host)))
     directory = Directory(EmbeddedStore(host))
     await directory.start()
     await directory.wait_for("idle", 1, timeout_s=5)
-    second_life = asyncio.create_task(live(second, settings, around))
+    second_life = asyncio.create_task(run_role_in(second, settings, around))
     async with asyncio.timeout(10):
         assert await first_life == ExitStatus.SUPERSEDED
         assert first.calls == ["start", "drain", "stop"]
-        around.ending.on_signal()
+        around.shutdown.on_signal()
         assert await second_life == ExitStatus.STOPPED
     await directory.stop()
 
@@ -78,15 +78,15 @@ async def test_another_address_of_the_machine_is_announced_for_all_that_is_reach
             raise answer
         return answer
 
-    around = replace(surroundings(host), resolve_own_host=resolve)
+    around = replace(environment(host), resolve_own_host=resolve)
     directory = Directory(EmbeddedStore(host))
     await directory.start()
     changes: asyncio.Queue[MemberChange] = asyncio.Queue()
     directory.subscribe(changes.put_nowait)
-    life = asyncio.create_task(live(Idle(), RoleSettings("embedded:", "one", bind_host="0.0.0.0"), around))
+    life = asyncio.create_task(run_role_in(Idle(), RoleSettings("embedded:", "one", bind_host="0.0.0.0"), around))
     async with asyncio.timeout(10):
         before, after = await changes.get(), await changes.get()
-        around.ending.on_signal()
+        around.shutdown.on_signal()
         assert await life == ExitStatus.STOPPED
         assert (await changes.get()).kind is ChangeKind.LEFT
     assert (before.kind, after.kind) == (ChangeKind.JOINED, ChangeKind.CHANGED)

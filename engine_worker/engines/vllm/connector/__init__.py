@@ -1,7 +1,7 @@
 """vLLM's KV connector of the mesh: how requests' KV gets in and out of stock vLLM.
 
     worker process                      engine core process
-    exports, imports --- channel ---> hub (own thread: KV transfer agent, control socket)
+    exports, imports --- channel ---> bridge (own thread: KV transfer agent, control socket)
                                        |  inbox, shared tables     ^ loads
                                       scheduler_side --- orders ---> worker_side
                                       (both called by vLLM's engine loop, between and within steps)

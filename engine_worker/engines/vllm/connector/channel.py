@@ -1,4 +1,4 @@
-"""The worker process's end of the control channel to the hub in the engine core."""
+"""The worker process's end of the control channel to the bridge in the engine core."""
 
 import asyncio
 from collections.abc import Callable

@@ -4,8 +4,8 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
-from engine_worker.engines.vllm.connector.hub import hub_of
-from engine_worker.engines.vllm.connector.orders import StepOrders
+from engine_worker.engines.vllm.connector.bridge import bridge_of
+from engine_worker.engines.vllm.connector.metadata import ConnectorMetadata
 from engine_worker.engines.vllm.connector.scheduler_side import SchedulerSide
 from engine_worker.engines.vllm.connector.worker_side import WorkerSide
 
@@ -16,14 +16,14 @@ class PenstockConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        hub = hub_of(extra["endpoint"])
+        bridge = bridge_of(extra["endpoint"])
         block_tokens = vllm_config.cache_config.block_size
         self._scheduler: Any = None
         self._worker: Any = None
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(hub, block_tokens)
+            self._scheduler = SchedulerSide(bridge, block_tokens)
         else:
-            self._worker = WorkerSide(hub, blocks=kv_cache_config.num_blocks, block_tokens=block_tokens, extra=extra)
+            self._worker = WorkerSide(bridge, blocks=kv_cache_config.num_blocks, block_tokens=block_tokens, extra=extra)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
@@ -40,8 +40,8 @@ class PenstockConnector(KVConnectorBase_V1):
         if request.kv_transfer_params:
             self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
-        orders: StepOrders = self._scheduler.step_orders(scheduler_output)
+    def build_connector_meta(self, scheduler_output: Any) -> ConnectorMetadata:
+        orders: ConnectorMetadata = self._scheduler.step_metadata(scheduler_output)
         return orders
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:

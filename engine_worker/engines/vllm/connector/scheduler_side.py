@@ -5,20 +5,20 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from engine_worker.engines.vllm.connector.hub import CoreHub, Exported, Received, Sent, Unexported
+from engine_worker.engines.vllm.connector.bridge import CoreBridge, Exported, Received, Sent, Unexported
 from engine_worker.engines.vllm.connector.messages import PausedNotice
-from engine_worker.engines.vllm.connector.orders import Fill, Load, StepOrders
+from engine_worker.engines.vllm.connector.metadata import ConnectorMetadata, Load, StagingCopy
 
 PARAMETERS = "penstock"
 """Key in a request's kv_transfer_params."""
-_NOTHING = StepOrders()
+_NOTHING = ConnectorMetadata()
 
 
 @dataclass(slots=True)
 class _Export:
     request_id: str
     published: int = 0
-    """Full blocks that the hub knows of."""
+    """Full blocks that the bridge knows of."""
     internal_id: str = ""
     """Of the request whose blocks they are."""
 
@@ -26,18 +26,18 @@ class _Export:
 class SchedulerSide:
     """Called by vLLM's scheduler; see `KVConnectorBase_V1` for when."""
 
-    def __init__(self, hub: CoreHub, block_tokens: int) -> None:
-        self._hub = hub
+    def __init__(self, bridge: CoreBridge, block_tokens: int) -> None:
+        self._bridge = bridge
         self._block_tokens = block_tokens
         self._requests: dict[str, Any] = {}
-        """vLLM's request by the mesh's id; read by the hub's thread too."""
+        """vLLM's request by the mesh's id; read by the bridge's thread too."""
         self._exports: dict[str, _Export] = {}
         self._loaded: set[str] = set()
         """Carriers (vLLM's ids) that had their chance to load."""
-        self._orders = StepOrders()
+        self._orders = ConnectorMetadata()
         self._kv_cache_manager: Any = None
-        hub.internal_id = self.internal_id
-        hub.free_blocks = self.free_blocks
+        bridge.internal_id = self.internal_id
+        bridge.free_blocks = self.free_blocks
 
     def bind(self, kv_cache_manager: Any) -> None:
         """Once, at the start."""
@@ -69,7 +69,7 @@ class SchedulerSide:
             first_token = parameters["first_block"] * self._block_tokens
             tokens = min(parameters["computed_tokens"], request.num_tokens - 1) - local_tokens
             # Where blocks were evicted in front of the staged ones, all of it is computed again.
-            if tokens > 0 and local_tokens >= first_token and self._hub.staged(parameters["staged"]):
+            if tokens > 0 and local_tokens >= first_token and self._bridge.staged(parameters["staged"]):
                 return tokens, False
         return 0, False
 
@@ -81,16 +81,16 @@ class SchedulerSide:
         elif "staged" in parameters:
             self._order_fill(request, parameters, block_ids, external_tokens)
 
-    def step_orders(self, output: Any) -> StepOrders:
+    def step_metadata(self, output: Any) -> ConnectorMetadata:
         """The worker side's part in the step that `output` describes."""
-        inbox = self._hub.inbox
+        inbox = self._bridge.inbox
         if not inbox and not self._exports and not self._orders:
             return _NOTHING
         self._read_inbox()
         if self._exports:
             self._break_preempted(output)
             self._publish(output)
-        orders, self._orders = self._orders, StepOrders()
+        orders, self._orders = self._orders, ConnectorMetadata()
         return orders
 
     def finished(self, request: Any, block_ids: list[int]) -> bool:
@@ -98,7 +98,7 @@ class SchedulerSide:
         parameters = _parameters(request)
         if "load_id" in parameters:
             self._loaded.discard(request.request_id)
-            self._hub.cancel_load(request.request_id)
+            self._bridge.cancel_load(request.request_id)
             return False
         if "staged" in parameters:
             self._orders.unstaged.append(parameters["staged"])
@@ -109,15 +109,15 @@ class SchedulerSide:
         # An export may have been asked for since the last step.
         self._read_inbox()
         exported = [name for name, export in self._exports.items() if export.request_id == request_id]
-        is_pause = request_id in self._hub.pauses
-        self._hub.pauses.discard(request_id)
+        is_pause = request_id in self._bridge.pauses
+        self._bridge.pauses.discard(request_id)
         if is_pause and request.status == RequestStatus.FINISHED_ABORTED:
             self._pause(request, request_id, block_ids, exported)
             return True
         for migration_id in exported:
             del self._exports[migration_id]
         if exported:
-            self._hub.end_exports(request.request_id, exported)
+            self._bridge.end_exports(request.request_id, exported)
         return bool(exported)
 
     def _pause(self, request: Any, request_id: str, block_ids: list[int], exported: list[str]) -> None:
@@ -126,13 +126,13 @@ class SchedulerSide:
         blocks = tuple(block_ids[: -(-computed // self._block_tokens)])
         for migration_id in exported:
             export = self._exports.pop(migration_id)
-            self._hub.publish(migration_id, request.request_id, export.published, blocks[export.published :])
+            self._bridge.publish(migration_id, request.request_id, export.published, blocks[export.published :])
         notice = PausedNotice(request_id, request.request_id, tuple(request.output_token_ids), computed, blocks)
-        self._hub.hold(request.request_id, exported, notice)
+        self._bridge.hold(request.request_id, exported, notice)
 
     def _read_inbox(self) -> None:
-        while self._hub.inbox:
-            self._take(self._hub.inbox.popleft())
+        while self._bridge.inbox:
+            self._take(self._bridge.inbox.popleft())
 
     def _take(self, event: Exported | Unexported | Sent | Received) -> None:
         match event:
@@ -164,7 +164,7 @@ class SchedulerSide:
             full = max(0, _computed(request)) // self._block_tokens
             if full > export.published:
                 ids = self._kv_cache_manager.get_block_ids(request.request_id)[0][export.published : full]
-                self._hub.publish(migration_id, request.request_id, export.published, tuple(ids))
+                self._bridge.publish(migration_id, request.request_id, export.published, tuple(ids))
                 export.published, export.internal_id = full, request.request_id
 
     def _order_load(self, request: Any, parameters: dict[str, Any], block_ids: list[int], tokens: int) -> None:
@@ -184,13 +184,13 @@ class SchedulerSide:
         )
 
     def _order_fill(self, request: Any, parameters: dict[str, Any], block_ids: list[int], tokens: int) -> None:
-        staging_ids = self._hub.staged(parameters["staged"])
+        staging_ids = self._bridge.staged(parameters["staged"])
         if tokens and staging_ids:
             end = min(parameters["computed_tokens"], request.num_tokens - 1)
             first, last = (end - tokens) // self._block_tokens, -(-end // self._block_tokens)
             skipped = first - parameters["first_block"]
             self._orders.fills.append(
-                Fill(tuple(staging_ids[skipped : skipped + last - first]), tuple(block_ids[first:last]))
+                StagingCopy(tuple(staging_ids[skipped : skipped + last - first]), tuple(block_ids[first:last]))
             )
         # From here on the request is like any other, after a preemption too.
         self._orders.unstaged.append(parameters.pop("staged"))

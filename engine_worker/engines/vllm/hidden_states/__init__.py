@@ -1,7 +1,7 @@
 """Hidden states out of stock vLLM, through its worker extension class.
 
     engine core process                                     worker process
-    LogitsProcessor --pre-hook--> tap --queue--> sender ==ZeroMQ==> stream --> whoever predicts
+    LogitsProcessor --pre-hook--> capture --queue--> sender ==ZeroMQ==> stream --> whoever predicts
 
 vLLM hands each step's last hidden states, one row per request, to its `LogitsProcessor` layer: what the final norm
 made of the last layer, just before the vocabulary. A forward pre-hook on that layer (torch's own) sees them even where

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from engine_worker.engines.vllm.hidden_states.capture import HiddenStateCapture, capture_obstacle
 from engine_worker.engines.vllm.hidden_states.sender import Sender
-from engine_worker.engines.vllm.hidden_states.tap import Tap, why_not_tappable
 
 EXTENSION_CLASS = f"{__name__}.HiddenStateExtension"
 
@@ -18,17 +18,17 @@ def _sees_logits() -> bool:
 class HiddenStateExtension:
     """Its methods become methods of vLLM's worker, called by `collective_rpc` between two steps."""
 
-    penstock_tap: Tap | None = None
+    penstock_hidden_states: HiddenStateCapture | None = None
 
     def penstock_capture(self, endpoint: str, every_steps: int) -> str:
         """Send every `every_steps`-th step's hidden states to `endpoint`, 0: none. Returns why not, empty if so."""
         runner: Any = getattr(self, "model_runner")  # noqa: B009  vLLM's worker has it, this class alone does not
-        if self.penstock_tap is not None:
-            self.penstock_tap.every_steps = every_steps
+        if self.penstock_hidden_states is not None:
+            self.penstock_hidden_states.every_steps = every_steps
             return ""
         if not _sees_logits():
             return ""
-        return why_not_tappable(runner) or self._penstock_install(runner, endpoint, every_steps)
+        return capture_obstacle(runner) or self._penstock_install(runner, endpoint, every_steps)
 
     def _penstock_install(self, runner: Any, endpoint: str, every_steps: int) -> str:
         from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -36,6 +36,6 @@ class HiddenStateExtension:
         layers = [layer for layer in runner.get_model().modules() if isinstance(layer, LogitsProcessor)]
         if len(layers) != 1:
             return f"the model has {len(layers)} layers of the type LogitsProcessor, and one is needed"
-        self.penstock_tap = Tap(runner, every_steps, Sender(endpoint).put)
-        layers[0].register_forward_pre_hook(self.penstock_tap, with_kwargs=True)
+        self.penstock_hidden_states = HiddenStateCapture(runner, every_steps, Sender(endpoint).put)
+        layers[0].register_forward_pre_hook(self.penstock_hidden_states, with_kwargs=True)
         return ""

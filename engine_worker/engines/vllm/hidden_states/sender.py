@@ -10,8 +10,8 @@ from zmq.constants import Flag, SocketOption, SocketType
 from zmq.error import Again
 from zmq.sugar.context import Context
 
+from engine_worker.engines.vllm.hidden_states.capture import Rows
 from engine_worker.engines.vllm.hidden_states.message import CapturedStates
-from engine_worker.engines.vllm.hidden_states.tap import Rows
 
 log = logging.getLogger(__name__)
 

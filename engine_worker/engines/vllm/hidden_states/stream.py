@@ -7,7 +7,7 @@ import msgspec
 import zmq.asyncio
 from zmq.constants import SocketOption, SocketType
 
-from engine_worker.engines.hidden_states import HiddenStates
+from engine_worker.engines.hidden_state_source import HiddenStates
 from engine_worker.engines.vllm.hidden_states.message import CapturedStates, request_id_of
 
 _WAITING_MESSAGES = 64

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.instance import LoadReport
-from controlplane.policies.hotspot_detector import HotspotDetector, Sighting
+from controlplane.policies.hotspot_detector import ClassSighting, HotspotDetector
 from controlplane.policies.interface import Policy
 from controlplane.policies.place import place
 from controlplane.policies.registry import create_policy
 from controlplane.policies.sliding_count import SLICES, SlidingCount
 from tests.unit.controlplane.builders import cache, cluster, report, request
 
-ON_ONE_OF_FOUR = Sighting(class_hash=1, holders=1, others=3, lower_on_holders=True)
+ON_ONE_OF_FOUR = ClassSighting(class_hash=1, holders=1, others=3, lower_on_holders=True)
 
 
 @given(st.lists(st.floats(0, 500), min_size=1), st.floats(0, 700))
@@ -40,8 +40,8 @@ def test_the_first_phase_alarms_beyond_equation_2() -> None:
 
 def test_the_second_phase_waits_for_more_than_twice_m_in_a_row() -> None:
     detector = HotspotDetector(60.0, 8, 60.0)
-    on_two = Sighting(class_hash=1, holders=2, others=2, lower_on_holders=True)
-    elsewhere = Sighting(class_hash=1, holders=2, others=2, lower_on_holders=False)
+    on_two = ClassSighting(class_hash=1, holders=2, others=2, lower_on_holders=True)
+    elsewhere = ClassSighting(class_hash=1, holders=2, others=2, lower_on_holders=False)
     alarms = [detector.seen(0.0, sighting)[1] for sighting in (*[on_two] * 4, elsewhere, *[on_two] * 5)]
     assert alarms == [False] * 9 + [True]
 
@@ -74,7 +74,7 @@ def test_a_relapse_starts_the_wait_again() -> None:
 def test_memory_is_bounded_and_the_frequent_class_stays() -> None:
     detector = HotspotDetector(60.0, 4, 60.0)
     for number in range(1000):
-        detector.seen(number / 100, Sighting(class_hash=number + 10, holders=1, others=3, lower_on_holders=True))
+        detector.seen(number / 100, ClassSighting(class_hash=number + 10, holders=1, others=3, lower_on_holders=True))
         frequent, _ = detector.seen(number / 100, ON_ONE_OF_FOUR)
         assert len(detector) <= 8
     assert frequent.requests.total(10.0) == 1000

@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.policies.registry import OWN_POLICIES, create_policy
-from controlplane.policies.selection import MAX_MODELS, Turns
+from controlplane.policies.selection import MAX_MODELS, RoundRobinCounter
 from tests.unit.controlplane.builders import instance, report, request
 from tests.unit.controlplane.policies.problems import asked
 
@@ -28,7 +28,7 @@ def test_requests_of_two_models_in_turn_spread_over_the_idle_instances_of_each(n
 
 
 def test_turns_of_models_that_come_and_go_are_bounded() -> None:
-    turns = Turns()
+    turns = RoundRobinCounter()
     for number in range(MAX_MODELS + 5):
         assert turns.next(f"m{number}") == 1
     assert turns.next(f"m{MAX_MODELS + 4}") == 2

@@ -11,10 +11,10 @@ import pytest
 from engine_worker.coordinator.drain import ready_loads
 from engine_worker.coordinator.settings import CoordinatorSettings
 from mesh.announcement import Announcement
-from mesh.ending import ExitStatus
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
+from mesh.shutdown import ExitStatus
 from penstock.v1 import migration_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 from tests.unit.engine_worker.coordinator.lost_peers import scripted_target
 from tests.unit.engine_worker.coordinator.running_workers import (
@@ -219,7 +219,7 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
         peers = mesh.workers["a"].role._mover.coordinator.peers  # type: ignore[union-attr]
         assert set(await ready_loads(GrpcTransport(), peers())) == {"d"}
         await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
-        ending = mesh.workers["a"].context.ending
+        ending = mesh.workers["a"].context.shutdown
         await asyncio.wait_for(ending.asked.wait(), WAIT_S)
         assert ending.status is ExitStatus.DRAINED
         await mesh.until_ended(*mesh.heard)
@@ -238,7 +238,7 @@ async def test_a_drained_prefill_instance_hands_over_what_it_has_begun() -> None
             await mesh.generate("p", request, decode="d")
         await mesh.until_tokens("r0", 1)
         await mesh.workers["p"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
-        ending = mesh.workers["p"].context.ending
+        ending = mesh.workers["p"].context.shutdown
         await asyncio.wait_for(ending.asked.wait(), WAIT_S)
         assert ending.status is ExitStatus.DRAINED
         await mesh.until_ended(*mesh.heard)

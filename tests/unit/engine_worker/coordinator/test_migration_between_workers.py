@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from engine_worker.coordinator.drain import ready_loads
-from mesh.ending import ExitStatus
 from mesh.errors import IllegalTransition
+from mesh.shutdown import ExitStatus
 from penstock.v1 import request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.running_workers import (
     WAIT_S,
@@ -167,7 +167,7 @@ async def test_a_drain_moves_every_stream_and_ends_the_worker() -> None:
             await mesh.generate("a", request)
         await mesh.until(lambda: all(len(each.token_ids) > 3 for each in mesh.heard.values()))
         await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
-        ending = mesh.workers["a"].context.ending
+        ending = mesh.workers["a"].context.shutdown
         await asyncio.wait_for(ending.asked.wait(), WAIT_S)
         assert ending.status is ExitStatus.DRAINED
         await mesh.until_ended(*mesh.heard)

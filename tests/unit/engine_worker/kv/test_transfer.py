@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from engine_worker.kv.memory import RegionMemory
 from engine_worker.kv.messages import Cancel, Control, Digests, Done, Failed, Grant, Pull
 from engine_worker.kv.plan import Packing, joint_runs
-from engine_worker.kv.pulling import Pulling
-from engine_worker.kv.serving import Serving
+from engine_worker.kv.pulling import RunningPull
+from engine_worker.kv.serving import ServedPull
 from engine_worker.kv.staging import StagingRing
 from mesh.errors import KvBlockCorrupt, KvTransferFailed, KvTransferRefused, PeerUnavailable
 from tests.unit.engine_worker.kv.memory_wire import MemoryConnection, connected
@@ -63,8 +63,8 @@ class Transfer:
         source_runs = tuple((run.source_block, run.blocks) for run in runs)
         request = Pull(1, "m1", source_runs, 0, 1000, PACKING, self.checksums)
         self.here, self.there = connected()
-        self.pulling = Pulling(self.here, request, runs, self.target, self.grace_s)  # type: ignore[arg-type]
-        self.serving: Serving | None = None
+        self.pulling = RunningPull(self.here, request, runs, self.target, self.grace_s)  # type: ignore[arg-type]
+        self.serving: ServedPull | None = None
         self.refusal = ""
         self.here.handle = self._to_puller
         self.there.handle = self._to_source
@@ -93,7 +93,7 @@ class Transfer:
     def _to_source(self, message: Control) -> None:
         match message:
             case Pull():
-                self.serving = Serving(self.there, message, self.source)  # type: ignore[arg-type]
+                self.serving = ServedPull(self.there, message, self.source)  # type: ignore[arg-type]
                 if self.refusal:
                     self.serving.refuse(self.refusal)
                 else:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from controlplane.model.request import FinishReason, StepOutput, TokenDelta
-from engine_worker.engines.foretold_lengths import ForetoldLength
 from engine_worker.engines.mailbox import Mailbox
+from engine_worker.engines.predicted_lengths import PredictedLength
 from engine_worker.prediction.loop import PredictionLoop
 from engine_worker.prediction.predictor_link import Answer, StateBatch
 from engine_worker.prediction.state import LengthSource, PredictionState
@@ -26,12 +26,12 @@ class ForetellingEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: Mailbox[tuple[ForetoldLength, ...]] = Mailbox()
+        self.told: Mailbox[tuple[PredictedLength, ...]] = Mailbox()
 
-    def foretell_lengths(self, every_steps: int) -> bool:
+    def enable_length_predictions(self, every_steps: int) -> bool:
         return every_steps > 0
 
-    def foretold_lengths(self) -> AsyncIterator[tuple[ForetoldLength, ...]]:
+    def length_predictions(self) -> AsyncIterator[tuple[PredictedLength, ...]]:
         return self.told.read()
 
 
@@ -225,7 +225,7 @@ async def test_a_simulated_engine_needs_no_predictor() -> None:
     run = Run(engine, link)
     run.admit("a")
     run.generate("a", 6)
-    engine.told.put((ForetoldLength("a", 4, 50), ForetoldLength("gone", 1, 1)))
+    engine.told.put((PredictedLength("a", 4, 50), PredictedLength("gone", 1, 1)))
     await run.until(lambda: run.state.predictions_total == 1)
     assert run.remaining("a") == 48
     assert run.state.source is LengthSource.SIMULATED

@@ -6,8 +6,8 @@ import pytest
 
 from controlplane.model.request import EngineRequest, SamplingParams
 from controlplane.prediction.length_error import LengthErrorModel
-from engine_worker.engines.foretold_lengths import ForetoldLength, foretells_lengths
-from engine_worker.engines.simulated_lengths import ForetellingSimulatedEngine
+from engine_worker.engines.predicted_lengths import PredictedLength, predicts_lengths
+from engine_worker.engines.simulated_lengths import LengthPredictingSimulatedEngine
 from engine_worker.settings import WorkerSettings
 from mesh.runtime import SystemClock
 from simulator.cost.linear import LinearCost
@@ -17,20 +17,20 @@ OUTPUT = OutputConfig(vocabulary_tokens=1000, first_token_id=6, last_token_id=99
 CONFIG = InstanceConfig(kv_blocks=256, max_model_len_tokens=512, max_batch_requests=16, output=OUTPUT)
 
 
-def engine(error: LengthErrorModel | None) -> ForetellingSimulatedEngine:
-    return ForetellingSimulatedEngine(CONFIG, LinearCost(), SystemClock(), length_error=error, time_scale=0.001)
+def engine(error: LengthErrorModel | None) -> LengthPredictingSimulatedEngine:
+    return LengthPredictingSimulatedEngine(CONFIG, LinearCost(), SystemClock(), length_error=error, time_scale=0.001)
 
 
 async def lengths_and_told(
-    running: ForetellingSimulatedEngine, every_steps: int
-) -> tuple[dict[str, int], list[ForetoldLength]]:
-    """What ten requests came to, and all that was foretold of them."""
-    assert running.foretell_lengths(every_steps)
+    running: LengthPredictingSimulatedEngine, every_steps: int
+) -> tuple[dict[str, int], list[PredictedLength]]:
+    """What ten requests came to, and all that was predicted of them."""
+    assert running.enable_length_predictions(every_steps)
     await running.start()
-    told: list[ForetoldLength] = []
+    told: list[PredictedLength] = []
 
     async def listen() -> None:
-        async for lengths in running.foretold_lengths():
+        async for lengths in running.length_predictions():
             told.extend(lengths)
 
     listening = asyncio.create_task(listen())
@@ -50,9 +50,9 @@ async def lengths_and_told(
     return totals, told
 
 
-async def test_an_oracle_foretells_every_length() -> None:
+async def test_an_oracle_predicts_every_length() -> None:
     running = engine(LengthErrorModel(sigma=0.0))
-    assert foretells_lengths(running)
+    assert predicts_lengths(running)
     totals, told = await lengths_and_told(running, 1)
     assert len(told) > 50
     for length in told:
@@ -69,11 +69,11 @@ async def test_errors_are_those_of_the_model() -> None:
         assert length.remaining_tokens == error.predict(length.request_id, length.generated_tokens, true)
 
 
-@pytest.mark.parametrize(("options", "expected"), [((), True), (("foretell_lengths=false",), False)])
+@pytest.mark.parametrize(("options", "expected"), [((), True), (("predict_lengths=false",), False)])
 def test_it_can_be_turned_off(options: tuple[str, ...], expected: bool) -> None:
     from engine_worker.engine_choice import make_engine
 
     settings = WorkerSettings(model="m", model_path="/nowhere", engine="simulated", engine_option=options)
     made = make_engine(settings, 0, SystemClock())
-    assert foretells_lengths(made)
-    assert made.foretell_lengths(20) is expected
+    assert predicts_lengths(made)
+    assert made.enable_length_predictions(20) is expected

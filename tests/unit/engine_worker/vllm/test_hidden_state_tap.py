@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine_worker.engines.vllm.hidden_states.capture import HiddenStateCapture, Rows, capture_obstacle
 from engine_worker.engines.vllm.hidden_states.message import request_id_of
-from engine_worker.engines.vllm.hidden_states.tap import Rows, Tap, why_not_tappable
 
 
 class Rowed(np.ndarray):
@@ -27,14 +27,14 @@ class Mask:
 
 
 class Runner:
-    """vLLM's model runner, as far as the tap looks at it."""
+    """vLLM's model runner, as far as the capture looks at it."""
 
     def __init__(self) -> None:
         self.input_batch = Batch()
         self.optimistic_seq_lens_cpu = np.zeros(8, np.int32)
         self.discard_request_mask = Mask(np.zeros(8, np.bool_))
 
-    def step(self, tap: Tap, rows: dict[str, tuple[int, bool]], states: int | None = None) -> None:
+    def step(self, capture: HiddenStateCapture, rows: dict[str, tuple[int, bool]], states: int | None = None) -> None:
         """Compute logits of `rows`: request id to context length and whether its prompt is unfinished."""
         self.input_batch.req_ids = list(rows)
         for index, (context_tokens, is_unfinished) in enumerate(rows.values()):
@@ -42,56 +42,56 @@ class Runner:
             self.discard_request_mask.np[index] = is_unfinished
         count = len(rows) if states is None else states
         hidden = np.arange(count, dtype=np.float32).reshape(-1, 1).view(Rowed)
-        tap(None, ("vocabulary", hidden), {})
+        capture(None, ("vocabulary", hidden), {})
 
 
 def test_every_kth_step_is_passed_on() -> None:
     runner, passed = Runner(), list[Rows]()
-    tap = Tap(runner, 3, passed.append)
+    capture = HiddenStateCapture(runner, 3, passed.append)
     for step in range(10):
-        runner.step(tap, {"a": (5 + step, False)})
+        runner.step(capture, {"a": (5 + step, False)})
     assert [rows.step for rows in passed] == [3, 6, 9]
     assert [list(rows.context_tokens) for rows in passed] == [[7], [10], [13]]
-    tap.every_steps = 0
-    runner.step(tap, {"a": (20, False)})
+    capture.every_steps = 0
+    runner.step(capture, {"a": (20, False)})
     assert len(passed) == 3
 
 
 def test_rows_in_the_middle_of_their_prompt_are_left_out() -> None:
     runner, passed = Runner(), list[Rows]()
-    tap = Tap(runner, 1, passed.append)
-    runner.step(tap, {"a": (5, False), "b": (32, True), "c": (9, False)})
+    capture = HiddenStateCapture(runner, 1, passed.append)
+    runner.step(capture, {"a": (5, False), "b": (32, True), "c": (9, False)})
     (rows,) = passed
     assert (list(rows.internal_ids), list(rows.context_tokens)) == (["a", "c"], [5, 9])
     assert rows.states[:, 0].tolist() == [0.0, 2.0]
-    runner.step(tap, {"b": (64, True)})
+    runner.step(capture, {"b": (64, True)})
     assert len(passed) == 1
 
 
 def test_a_step_that_cannot_be_told_apart_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     runner, passed = Runner(), list[Rows]()
-    tap = Tap(runner, 1, passed.append)
+    capture = HiddenStateCapture(runner, 1, passed.append)
     for _ in range(3):
-        runner.step(tap, {"a": (5, False), "b": (6, False)}, states=3)
+        runner.step(capture, {"a": (5, False), "b": (6, False)}, states=3)
     assert not passed
-    assert tap.odd_steps_total == 3
+    assert capture.odd_steps_total == 3
     assert len(caplog.records) == 1
 
 
 def test_states_may_be_named() -> None:
     runner, passed = Runner(), list[Rows]()
-    tap = Tap(runner, 1, passed.append)
+    capture = HiddenStateCapture(runner, 1, passed.append)
     runner.input_batch.req_ids = ["a"]
-    tap(None, ("vocabulary",), {"hidden_states": np.zeros((1, 2), np.float32).view(Rowed)})
+    capture(None, ("vocabulary",), {"hidden_states": np.zeros((1, 2), np.float32).view(Rowed)})
     assert len(passed) == 1
 
 
 def test_other_model_runners_are_refused() -> None:
-    assert why_not_tappable(Runner()) == ""
-    assert "VLLM_USE_V2_MODEL_RUNNER=0" in why_not_tappable(object())
+    assert capture_obstacle(Runner()) == ""
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in capture_obstacle(object())
     speculating = Runner()
     speculating.num_spec_tokens = 2  # type: ignore[attr-defined]
-    assert "speculative decoding" in why_not_tappable(speculating)
+    assert "speculative decoding" in capture_obstacle(speculating)
 
 
 def test_vllm_s_own_ids_end_in_eight_characters() -> None:

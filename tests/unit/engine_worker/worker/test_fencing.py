@@ -9,7 +9,7 @@ from mesh.leadership_state import Fence
 from penstock.v1 import worker_pb2
 
 
-class Departures:
+class RequestMover:
     """Everything moves."""
 
     def __init__(self) -> None:
@@ -26,18 +26,18 @@ def order(request_id: str, epoch: int, leader: str) -> worker_pb2.MigrateRequest
 
 
 async def test_orders_of_a_former_leader_are_refused_and_operators_orders_are_not() -> None:
-    departures, refused = Departures(), list[str]()
+    mover, refused = RequestMover(), list[str]()
     unused: Any = None
-    service = WorkerService(unused, lambda: 0.0, departures_of(departures), fence=Fence(refused.append))
+    service = WorkerService(unused, lambda: 0.0, mover_of(mover), fence=Fence(refused.append))
     assert (await service.Migrate(order("r1", 5, "old"), unused)).moved
     assert (await service.Migrate(order("r2", 9, "new"), unused)).moved
     answer = await service.Migrate(order("r3", 5, "old"), unused)
     assert (answer.moved, answer.highest_epoch) == (False, 9)
     assert "old as leader of rescheduler in epoch 5 is refused: new leads since epoch 9" in answer.reason
     assert (await service.Migrate(worker_pb2.MigrateRequest(request_id="r4"), unused)).moved
-    assert (departures.moved, refused) == (["r1", "r2", "r4"], [RESCHEDULER])
+    assert (mover.moved, refused) == (["r1", "r2", "r4"], [RESCHEDULER])
 
 
-def departures_of(departures: Departures) -> Any:
+def mover_of(mover: RequestMover) -> Any:
     """Only `migrate` is asked for here."""
-    return departures
+    return mover

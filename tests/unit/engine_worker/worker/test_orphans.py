@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from controlplane.model.request import EngineRequest, FinishReason, Resume, SamplingParams, StepOutput, TokenDelta
 from engine_worker.deltas import Failure, FailureCode
 from engine_worker.finished_tails import MAX_KEPT, MAX_KEPT_TOKENS, FinishedTail, FinishedTails
-from engine_worker.request_table import EPOCHS_PER_ADOPTION, NO_STREAM, Orders, RequestTable
+from engine_worker.request_table import EPOCHS_PER_ADOPTION, NO_STREAM, Instructions, RequestTable
 
 ORPHAN_S = 10.0
 
@@ -24,7 +24,7 @@ def table_with(*requests: EngineRequest, max_orphans: int = 10) -> RequestTable:
     return table
 
 
-def step(table: RequestTable, request_id: str, *tokens: int, finish: FinishReason | None = None) -> Orders:
+def step(table: RequestTable, request_id: str, *tokens: int, finish: FinishReason | None = None) -> Instructions:
     tracked = table.find(request_id)
     assert tracked is not None
     delta = TokenDelta(request_id, len(tracked.emitted_token_ids), tokens, finish_reason=finish)
@@ -51,16 +51,16 @@ def test_who_adopts_gets_all_tokens_and_what_follows_them() -> None:
         "a-1": (),
     }
     assert all(each.epoch == EPOCHS_PER_ADOPTION for each in adoptions)
-    orders = step(table, "a", 10)
-    assert (list(orders.messages), orders.epochs) == ([2], {"a": EPOCHS_PER_ADOPTION})
+    instructions = step(table, "a", 10)
+    assert (list(instructions.messages), instructions.epochs) == ([2], {"a": EPOCHS_PER_ADOPTION})
     assert table.expire(ORPHAN_S).aborts == ["c"]
 
 
 def test_a_frontend_that_still_has_the_request_is_told_that_it_has_gone() -> None:
     table = table_with(request("a", "a"))
     step(table, "a", 7)
-    _, orders = table.adopt("a", 2, "frontend-1")
-    ((failure,),) = (orders.messages[1],)
+    _, instructions = table.adopt("a", 2, "frontend-1")
+    ((failure,),) = (instructions.messages[1],)
     assert isinstance(failure, Failure)
     assert (failure.code, failure.offset) == (FailureCode.ADOPTED, 1)
     assert table.abort(1, "a").aborts == [], "it is not its own any more"

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from controlplane.model.request import FinishReason, StepOutput, TokenDelta
 from engine_worker.deltas import Failure, FailureCode
-from engine_worker.request_table import Orders, RequestTable
+from engine_worker.request_table import Instructions, RequestTable
 from mesh.errors import IllegalTransition
 from tests.examples import examples
 from tests.unit.engine_worker.worker.fake_engine import make_request
@@ -37,12 +37,12 @@ class TableMachine(RuleBasedStateMachine):
         self.open_streams = set(STREAMS)
         self.now_s = 0.0
 
-    def obey(self, orders: Orders) -> None:
-        for request_id in orders.aborts:
+    def obey(self, instructions: Instructions) -> None:
+        for request_id in instructions.aborts:
             assert request_id in self.engine, "an abort for what the engine does not have"
             assert request_id not in self.engine_aborts, "the engine is told twice"
             self.engine_aborts.add(request_id)
-        for stream_id, deltas in orders.messages.items():
+        for stream_id, deltas in instructions.messages.items():
             assert stream_id in self.open_streams, "a message to a stream that has ended"
             assert deltas
             for delta in deltas:
@@ -67,13 +67,13 @@ class TableMachine(RuleBasedStateMachine):
     def generate(self, request_id: str, stream_id: int, emitted: int, deadline_s: float | None) -> None:
         if stream_id not in self.open_streams:
             return
-        orders = self.table.refuse_duplicate(stream_id, request_id)
-        if orders is not None:
+        instructions = self.table.refuse_duplicate(stream_id, request_id)
+        if instructions is not None:
             assert request_id in self.engine
             mine = self.clients.get((stream_id, request_id))
             if mine is None or mine.ended:
                 self.clients[stream_id, request_id] = Client(0)
-            self.obey(orders)
+            self.obey(instructions)
             assert self.clients[stream_id, request_id].ended, "a refusal is an end"
             return
         self.engine[request_id] = emitted
@@ -204,29 +204,29 @@ def test_an_abort_from_another_stream_is_ignored() -> None:
 
 def test_a_duplicate_on_the_same_stream_ends_both() -> None:
     table = admitted("a")
-    orders = table.refuse_duplicate(1, "a")
-    assert orders is not None
-    (failure,) = orders.messages[1]
+    instructions = table.refuse_duplicate(1, "a")
+    assert instructions is not None
+    (failure,) = instructions.messages[1]
     assert isinstance(failure, Failure)
     assert failure.code is FailureCode.REFUSED
-    assert orders.aborts == ["a"]
+    assert instructions.aborts == ["a"]
 
 
 def test_a_duplicate_on_another_stream_leaves_the_first_alone() -> None:
     table = admitted("a")
-    orders = table.refuse_duplicate(2, "a")
-    assert orders is not None
-    assert list(orders.messages) == [2]
-    assert orders.aborts == []
+    instructions = table.refuse_duplicate(2, "a")
+    assert instructions is not None
+    assert list(instructions.messages) == [2]
+    assert instructions.aborts == []
     assert table.route(StepOutput((TokenDelta("a", 0, (1,)),))).messages[1]
 
 
 def test_an_id_that_is_being_dropped_may_come_again_later() -> None:
     table = admitted("a")
     table.close_stream(1)
-    orders = table.refuse_duplicate(2, "a")
-    assert orders is not None
-    (failure,) = orders.messages[2]
+    instructions = table.refuse_duplicate(2, "a")
+    assert instructions is not None
+    (failure,) = instructions.messages[2]
     assert isinstance(failure, Failure)
     assert failure.code is FailureCode.UNAVAILABLE
     table.route(StepOutput((TokenDelta("a", 0, (), finish_reason=FinishReason.ABORT),)))
@@ -244,11 +244,11 @@ def test_every_answer_bears_the_epoch_that_the_request_came_with() -> None:
 def test_a_recovered_request_that_comes_back_while_its_first_life_is_aborted_may_go_elsewhere() -> None:
     table = admitted("a")
     table.abort(1, "a")
-    orders = table.refuse_duplicate(1, "a", epoch=2)
-    assert orders is not None
-    (failure,) = orders.messages[1]
+    instructions = table.refuse_duplicate(1, "a", epoch=2)
+    assert instructions is not None
+    (failure,) = instructions.messages[1]
     assert isinstance(failure, Failure)
-    assert (failure.code, orders.epochs) == (FailureCode.UNAVAILABLE, {"a": 2})
+    assert (failure.code, instructions.epochs) == (FailureCode.UNAVAILABLE, {"a": 2})
 
 
 @pytest.mark.parametrize("stream_id", [1, 2])
@@ -256,12 +256,12 @@ def test_a_recovered_request_that_meets_its_former_life_drops_it_and_may_go_else
     table = RequestTable()
     request = make_request("a", emitted=2)
     table.admit(request, stream_id=1, frontend_id="f", now_s=0.0, epoch=1, taken_over=True)
-    orders = table.refuse_duplicate(stream_id, "a", epoch=2)
-    assert orders is not None
-    ((told, (failure,)),) = orders.messages.items()
+    instructions = table.refuse_duplicate(stream_id, "a", epoch=2)
+    assert instructions is not None
+    ((told, (failure,)),) = instructions.messages.items()
     assert isinstance(failure, Failure)
-    assert (told, failure.code, orders.epochs) == (stream_id, FailureCode.UNAVAILABLE, {"a": 2})
-    assert orders.aborts == ["a"]
+    assert (told, failure.code, instructions.epochs) == (stream_id, FailureCode.UNAVAILABLE, {"a": 2})
+    assert instructions.aborts == ["a"]
     assert table.live() == []
     assert table.route(StepOutput((TokenDelta("a", 2, (3,)),))).messages == {}, "nobody wants its tokens"
 

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from mesh.announcement import Announcement
-from mesh.ending import Ending, ExitStatus, MemberService
 from mesh.errors import ConfigurationError, DeadlineExceeded, PeerUnavailable
 from mesh.membership import Directory, Member
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy
+from mesh.shutdown import ExitStatus, MemberService, Shutdown
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import member_pb2_grpc
@@ -32,12 +32,12 @@ class Process:
         self._attributes = {"model": model} if model else {}
         self.stays_away = False
         self.serves = True
-        self.endings: list[Ending] = []
+        self.endings: list[Shutdown] = []
 
     async def run(self) -> None:
         while not (self.endings and self.stays_away):
             incarnation_id = f"life {len(self.endings)}"
-            ending = Ending()
+            ending = Shutdown()
             self.endings.append(ending)
             server = RpcServer(GrpcTransport())
             service = MemberService(self._role, self._member_id, incarnation_id, 30.0, ending, supervised=False)

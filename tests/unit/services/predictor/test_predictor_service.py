@@ -12,9 +12,9 @@ import pytest
 from mesh.rpc.client import open_channel
 from mesh.runtime import GrpcTransport
 from penstock.v1 import predictor_pb2, predictor_pb2_grpc
+from services.predictor.artefact_registry import ArtefactRegistry
 from services.predictor.role import PredictorRole
 from services.predictor.settings import PredictorSettings
-from services.predictor.shelf import ArtefactShelf
 from tests.unit.controlplane.local_mesh import local_mesh
 from tests.unit.services.predictor.artefacts import FINGERPRINT, HIDDEN_SIZE, make_artefact, make_network
 
@@ -112,9 +112,9 @@ async def test_a_watch_that_dies_ends_the_role(tmp_path: Path, monkeypatch: pyte
         role = PredictorRole(PredictorSettings(artefact=(tmp_path,), artefact_poll_s=0.01))
         await mesh.start(role, "predictor-0")
 
-        def broken(_: ArtefactShelf) -> None:
+        def broken(_: ArtefactRegistry) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(ArtefactShelf, "look", broken)
+        monkeypatch.setattr(ArtefactRegistry, "look", broken)
         with pytest.raises(ZeroDivisionError):
             await role.failed()

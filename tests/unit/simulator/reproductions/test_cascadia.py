@@ -16,9 +16,9 @@ from mesh.errors import PlanInfeasible, TraceError
 from simulator.cascade import curves, replica
 from simulator.cascade.curves import SimulatedCurves
 from simulator.reproductions.cascadia import accuracy, experiment, setup, systems, throughput
-from simulator.reproductions.cascadia.bench import Bench
 from simulator.reproductions.cascadia.cases import measure_trace, reachable
 from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, Served, poisson_arrivals, serve
+from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 from simulator.reproductions.cascadia.run import Arriving
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
 from simulator.reproductions.cascadia.tables import ScaledCurves
@@ -37,12 +37,12 @@ def _answers(seed: int = 0) -> Answers:
     return Answers(scores, inputs, outputs, ("small", "large"), np.arange(QUESTIONS))
 
 
-def _bench(rate_per_s: float = 5.0) -> Bench:
+def _bench(rate_per_s: float = 5.0) -> PlanningProblem:
     sample = _answers().sample(rate_per_s)
     source = SimulatedCurves(sample, TIERS)
     rows = np.arange(QUESTIONS)
     by_load = tuple(source.curves(tier, rows, sample.output_tokens[:, tier]) for tier in range(2))
-    return Bench(sample, TIERS, source, 16, 0.5, (8, 8), by_load)
+    return PlanningProblem(sample, TIERS, source, 16, 0.5, (8, 8), by_load)
 
 
 @pytest.fixture(scope="module", autouse=True)

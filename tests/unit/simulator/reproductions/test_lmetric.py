@@ -49,7 +49,7 @@ def test_every_contender_is_a_policy_with_parameters_in_bounds(model: str) -> No
         create_policy(contender.policy, contender.parameters)
 
 
-def test_the_tuned_simulation_foretells_steps_of_the_model_it_was_tuned_for() -> None:
+def test_the_tuned_simulation_predicts_steps_of_the_model_it_was_tuned_for() -> None:
     tuned, other = (setup.fitted_parameters(model) for model in (setup.CHAT_MODEL, setup.API_MODEL))
     assert all(value >= 0 for value in tuned.values())
     assert tuned != other

@@ -12,7 +12,7 @@ from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from services.cli.chaos import faults
-from services.cli.chaos.faults import Scene, broken, victims
+from services.cli.chaos.faults import TargetMesh, broken, victims
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
-async def scene(said: list[str]) -> Scene:
+async def scene(said: list[str]) -> TargetMesh:
     store = EmbeddedStore(StoreHost(SystemClock(), SystemEntropy()))
     directory = Directory(store)
     await directory.start()
-    return Scene(directory, store, "m", said.append)
+    return TargetMesh(directory, store, "m", said.append)
 
 
 async def test_a_wiped_store_gets_its_settings_back_and_nothing_else(said: list[str]) -> None:

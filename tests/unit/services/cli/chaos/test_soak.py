@@ -6,24 +6,24 @@ from pathlib import Path
 import pytest
 
 from services.cli.chaos.memory import MIB, WARM_S, MemoryOfRole, MemorySamples, grown
-from services.cli.chaos.schedule import HANG_S, PAUSE_S, blows, possible
-from services.cli.chaos.soak import SoakReport, complaints_in
+from services.cli.chaos.schedule import HANG_S, PAUSE_S, scheduled_faults, survivable_faults
+from services.cli.chaos.soak import SoakReport, log_bugs_in
 
 
 def test_the_same_seed_gives_the_same_faults_and_each_comes_once_a_round() -> None:
-    faults = possible({"worker": 3, "frontend": 2})
-    first = list(islice(blows(7, faults), 3 * len(faults)))
-    assert first == list(islice(blows(7, faults), 3 * len(faults)))
-    assert first != list(islice(blows(8, faults), 3 * len(faults)))
+    faults = survivable_faults({"worker": 3, "frontend": 2})
+    first = list(islice(scheduled_faults(7, faults), 3 * len(faults)))
+    assert first == list(islice(scheduled_faults(7, faults), 3 * len(faults)))
+    assert first != list(islice(scheduled_faults(8, faults), 3 * len(faults)))
     rounds = [first[start : start + len(faults)] for start in range(0, len(first), len(faults))]
     assert all(sorted(blow.fault for blow in each) == sorted(faults) for each in rounds)
     assert all(PAUSE_S[0] <= blow.pause_s <= PAUSE_S[1] and HANG_S[0] <= blow.hold_s <= HANG_S[1] for blow in first)
 
 
 def test_nobody_is_broken_who_is_the_last() -> None:
-    assert not {"kill", "hang", "restart"} & set(possible({"worker": 1, "frontend": 2}))
-    assert "kill-frontend" not in possible({"worker": 2, "frontend": 1})
-    assert "drain" not in possible({"worker": 9, "frontend": 9}), "who is drained stays away"
+    assert not {"kill", "hang", "restart"} & set(survivable_faults({"worker": 1, "frontend": 2}))
+    assert "kill-frontend" not in survivable_faults({"worker": 2, "frontend": 1})
+    assert "drain" not in survivable_faults({"worker": 9, "frontend": 9}), "who is drained stays away"
 
 
 def sampled(lives: list[tuple[float, float, float]], growth_bytes_per_s: float) -> MemorySamples:
@@ -70,7 +70,7 @@ def test_a_role_that_was_not_there_at_both_ends_is_left_out() -> None:
 def test_a_log_that_tells_of_a_bug_is_a_flaw(tmp_path: Path) -> None:
     (tmp_path / "frontend.log").write_text('{"message": "all is well"}\n{"message": "Task was destroyed but"}\n')
     (tmp_path / "worker.log").write_text("RuntimeError: generator is already running\n")
-    found = complaints_in(tmp_path)
+    found = log_bugs_in(tmp_path)
     assert found == (
         'frontend.log: {"message": "Task was destroyed but"}',
         "worker.log: RuntimeError: generator is already running",
@@ -82,7 +82,7 @@ def report(**changes: object) -> SoakReport:
         **dict.fromkeys(("failed", "lost", "duplicated", "wrong", "resumed", "seed"), 0),
         **dict.fromkeys(("streams", "new_requests"), 9),
         **dict.fromkeys(("duration_s", "gap_ms_max", "wait_ms_max"), 1.0),
-        **dict.fromkeys(("unhealed", "complaints"), ()),
+        **dict.fromkeys(("unhealed", "log_bugs"), ()),
         "faults": {},
         "memory_growth": {},
         "memory": {},
@@ -93,8 +93,8 @@ def report(**changes: object) -> SoakReport:
 
 def test_a_soak_without_a_flaw() -> None:
     steady, growing = MemoryOfRole(10.0, 10.4, 0.04, 1), MemoryOfRole(10.0, 10.6, 0.06, 1)
-    assert report(memory={"worker": steady}).flawless
-    assert not report(memory={"worker": growing}).flawless
-    assert not any(report(**{count: 1}).flawless for count in ("failed", "lost", "duplicated", "wrong"))
-    assert not report(unhealed=("after kill: w does not serve",)).flawless
-    assert not report(complaints=("frontend.log: task died",)).flawless
+    assert report(memory={"worker": steady}).passed
+    assert not report(memory={"worker": growing}).passed
+    assert not any(report(**{count: 1}).passed for count in ("failed", "lost", "duplicated", "wrong"))
+    assert not report(unhealed=("after kill: w does not serve",)).passed
+    assert not report(log_bugs=("frontend.log: task died",)).passed

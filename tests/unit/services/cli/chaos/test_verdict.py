@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.cli.chaos.verdict import MAX_STORIES, Answer, ChaosReport, Tally, fate_of, judge, stories_of
+from services.cli.chaos.verdict import MAX_FAILURES, Answer, ChaosReport, Tally, failures_in, judge, outcome_of
 
 RIGHT = Answer("one two three", 5, finished=True, longest_gap_ms=10.0)
 
@@ -20,7 +20,7 @@ RIGHT = Answer("one two three", 5, finished=True, longest_gap_ms=10.0)
     ],
 )
 def test_every_difference_has_a_name(text: str, tokens: int, fate: str) -> None:
-    assert fate_of(Answer(text, tokens, finished=True), RIGHT) == fate
+    assert outcome_of(Answer(text, tokens, finished=True), RIGHT) == fate
 
 
 def tallied(*answers: Answer) -> Tally:
@@ -37,7 +37,7 @@ def judged(streams: Tally, new: Tally, healed: bool = True) -> ChaosReport:
 def test_a_flawless_run() -> None:
     late = replace(RIGHT, wait_ms=70.0)
     report = judged(tallied(RIGHT, RIGHT, RIGHT), tallied(RIGHT, late))
-    assert report.flawless
+    assert report.passed
     assert (report.streams, report.finished, report.new_requests, report.failed) == (3, 3, 2, 0)
     assert (report.recovered, report.gap_ms_max, report.wait_ms_max) == (2, 10.0, 70.0)
 
@@ -46,23 +46,23 @@ def test_a_stream_that_broke_off_is_lost_and_has_failed() -> None:
     broken = Answer("one", 0, finished=False, longest_gap_ms=50.0, error="worker lost", instance_id="w")
     streams = tallied(RIGHT, broken, RIGHT)
     report = judged(streams, tallied(RIGHT))
-    assert not report.flawless
+    assert not report.passed
     assert (report.finished, report.failed, report.lost, report.wrong) == (2, 1, 1, 0)
     assert (report.gap_ms_p50, report.gap_ms_max) == (10.0, 50.0)
-    assert stories_of([streams]) == ["stream 1, begun on w: worker lost"]
+    assert failures_in([streams]) == ["stream 1, begun on w: worker lost"]
 
 
 def test_a_new_request_that_is_refused_or_wrong_counts_as_much() -> None:
     refused, wrong = Answer("", 0, finished=False, error="HTTP 503"), replace(RIGHT, text="one two threw")
     report = judged(tallied(RIGHT), tallied(refused, wrong))
-    assert not report.flawless
+    assert not report.passed
     assert (report.streams, report.new_requests, report.failed, report.lost, report.wrong) == (1, 2, 1, 1, 1)
 
 
 def test_a_mesh_that_is_not_whole_again_is_a_flaw() -> None:
-    assert not judged(tallied(RIGHT), tallied(), healed=False).flawless
+    assert not judged(tallied(RIGHT), tallied(), healed=False).passed
 
 
 def test_stories_are_bounded() -> None:
-    tally = tallied(*[Answer("", 0, finished=False, error="no")] * (MAX_STORIES + 9))
-    assert (tally.failed, len(stories_of([tally]))) == (MAX_STORIES + 9, MAX_STORIES)
+    tally = tallied(*[Answer("", 0, finished=False, error="no")] * (MAX_FAILURES + 9))
+    assert (tally.failed, len(failures_in([tally]))) == (MAX_FAILURES + 9, MAX_FAILURES)

@@ -7,19 +7,19 @@ from typing import Any
 import grpc
 import pytest
 
-from mesh.ending import Ending, ExitStatus, MemberService
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
+from mesh.shutdown import ExitStatus, MemberService, Shutdown
 from penstock.v1 import member_pb2, member_pb2_grpc
 
 Restart = Callable[[member_pb2.RestartRequest], Any]
 
 
 @asynccontextmanager
-async def served(ending: Ending) -> AsyncIterator[Restart]:
+async def served(shutdown: Shutdown) -> AsyncIterator[Restart]:
     server = RpcServer(GrpcTransport())
-    service = MemberService("worker", "w", "first", 30.0, ending, supervised=True)
+    service = MemberService("worker", "w", "first", 30.0, shutdown, supervised=True)
     server.add(member_pb2_grpc.add_MemberServicer_to_server, service, "penstock.v1.Member")
     await server.start()
     async with open_channel(GrpcTransport(), server.address) as channel:
@@ -29,18 +29,18 @@ async def served(ending: Ending) -> AsyncIterator[Restart]:
 
 
 def test_the_first_signal_drains_and_the_second_cuts() -> None:
-    ending = Ending()
-    ending.on_signal()
-    assert (ending.asked.is_set(), ending.cut_asked.is_set(), ending.status) == (True, False, ExitStatus.STOPPED)
-    ending.on_signal()
-    assert ending.cut_asked.is_set()
+    shutdown = Shutdown()
+    shutdown.on_signal()
+    assert (shutdown.asked.is_set(), shutdown.cut_asked.is_set(), shutdown.status) == (True, False, ExitStatus.STOPPED)
+    shutdown.on_signal()
+    assert shutdown.cut_asked.is_set()
 
 
 def test_who_was_asked_to_end_keeps_to_the_first_reason() -> None:
-    ending = Ending()
-    assert ending.ask(ExitStatus.RESTART, 5.0)
-    assert not ending.ask(ExitStatus.DRAINED)
-    assert (ending.status, ending.drain_s) == (ExitStatus.RESTART, 5.0)
+    shutdown = Shutdown()
+    assert shutdown.ask(ExitStatus.RESTART, 5.0)
+    assert not shutdown.ask(ExitStatus.DRAINED)
+    assert (shutdown.status, shutdown.drain_s) == (ExitStatus.RESTART, 5.0)
 
 
 def test_the_statuses_that_supervisors_go_by_stay_what_they_are() -> None:
@@ -56,11 +56,11 @@ def test_the_statuses_that_supervisors_go_by_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize(("asked_s", "drain_s"), [(None, 30.0), (0.0, 0.0), (2.5, 2.5)])
 async def test_a_restart_says_what_will_happen(asked_s: float | None, drain_s: float) -> None:
-    ending = Ending()
-    async with served(ending) as restart:
+    shutdown = Shutdown()
+    async with served(shutdown) as restart:
         answer = await restart(member_pb2.RestartRequest(incarnation_id="first", drain_s=asked_s))
     assert answer == member_pb2.RestartResponse(role="worker", member_id="w", drain_s=drain_s, supervised=True)
-    assert (ending.asked.is_set(), ending.status, ending.drain_s) == (True, ExitStatus.RESTART, drain_s)
+    assert (shutdown.asked.is_set(), shutdown.status, shutdown.drain_s) == (True, ExitStatus.RESTART, drain_s)
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ async def test_a_restart_says_what_will_happen(asked_s: float | None, drain_s: f
 async def test_a_restart_that_was_not_meant_is_refused(
     request_: member_pb2.RestartRequest, code: grpc.StatusCode
 ) -> None:
-    ending = Ending()
-    async with served(ending) as restart:
+    shutdown = Shutdown()
+    async with served(shutdown) as restart:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await restart(request_)
     assert refused.value.code() is code
-    assert not ending.asked.is_set()
+    assert not shutdown.asked.is_set()
 
 
 async def test_a_process_that_ends_already_is_not_restarted() -> None:
-    ending = Ending()
-    ending.on_signal()
-    async with served(ending) as restart:
+    shutdown = Shutdown()
+    shutdown.on_signal()
+    async with served(shutdown) as restart:
         with pytest.raises(grpc.aio.AioRpcError, match="ending already"):
             await restart(member_pb2.RestartRequest(incarnation_id="first"))
-    assert ending.status is ExitStatus.STOPPED
+    assert shutdown.status is ExitStatus.STOPPED

@@ -9,7 +9,7 @@ from controlplane.planning.cascade.search import Point
 from simulator.report.plot import require_matplotlib
 
 
-def draw_front(path: Path, points: Sequence[Point], front: Sequence[Point], plan: CascadePlan) -> None:
+def draw_pareto_front(path: Path, points: Sequence[Point], front: Sequence[Point], plan: CascadePlan) -> None:
     """Write the PNG at `path`: what was looked at, what nothing beats, and what was chosen."""
     require_matplotlib()
     from matplotlib.figure import Figure

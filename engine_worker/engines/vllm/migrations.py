@@ -11,7 +11,7 @@ from engine_worker.engines.vllm.connector.messages import FreeBlocks, PausedNoti
 from engine_worker.engines.vllm.environment import Device
 from engine_worker.engines.vllm.exports import Exports
 from engine_worker.engines.vllm.imports import Imports
-from engine_worker.engines.vllm.running import Running
+from engine_worker.engines.vllm.running import EngineRequestState
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.kv.ucx_environment import UCX_PACKAGE
 
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from engine_worker.engines.vllm.core import Core
 
 
-class Moves:
+class Migrations:
     """`exports` and `imports` exist once `start` has returned."""
 
     exports: Exports
     imports: Imports
 
     def __init__(
-        self, endpoint: str, host: str, requests: Mapping[str, Running], go_on: Callable[[Running], None]
+        self,
+        endpoint: str,
+        host: str,
+        requests: Mapping[str, EngineRequestState],
+        go_on: Callable[[EngineRequestState], None],
     ) -> None:
         """Before the engine core is started. `go_on` submits a paused request again."""
         self._channel = CoreChannel(endpoint, self._notice)
@@ -72,7 +76,7 @@ class Moves:
         self.exports.noticed(notice, self._requests.get(notice.request_id))
 
 
-def why_not_movable(settings: VllmSettings, device: Device) -> str | None:
+def migration_obstacle(settings: VllmSettings, device: Device) -> str | None:
     """None if requests can move."""
     if not settings.movable:
         return "the settings say so"

@@ -14,12 +14,12 @@ from controlplane.planning.instance_profile import StepCoefficients
 from simulator.cost.fitted.step_fit import step_features
 
 WORK_MS = 500.0
-"""Of a request, as foretold: about what the requests of a clip are."""
+"""Of a request, as predicted: about what the requests of a clip are."""
 _STARTS_EVERY_MS = 20.0
 
 
-def pace_by_the_clock(runs: Iterable[Sequence[StepSample]], coefficients: StepCoefficients) -> float:
-    """How long `WORK_MS` of foretold steps take from a moment that is drawn by the clock, over `WORK_MS`; at least 1.
+def wall_clock_slowdown(runs: Iterable[Sequence[StepSample]], coefficients: StepCoefficients) -> float:
+    """How long `WORK_MS` of predicted steps take from a moment that is drawn by the clock, over `WORK_MS`; at least 1.
 
     Each run's steps are in their order; runs are taken as if one followed the other at once.
     """

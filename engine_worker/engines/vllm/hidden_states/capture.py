@@ -23,7 +23,7 @@ class Rows:
     """On a GPU: the event after which `states` may be read from another stream."""
 
 
-class Tap:
+class HiddenStateCapture:
     """Called with each step's hidden states; passes every `every_steps`-th step's on.
 
     A step whose rows cannot be told apart is left out and counted, never guessed.
@@ -81,7 +81,7 @@ def _ready(states: Any) -> Any:
     return event
 
 
-def why_not_tappable(runner: Any) -> str:
+def capture_obstacle(runner: Any) -> str:
     """Why rows cannot be mapped to requests on this model runner; empty if they can."""
     missing = [name for name in _NEEDED if not hasattr(runner, name)]
     if missing:

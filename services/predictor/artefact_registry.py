@@ -26,7 +26,7 @@ class WatchedFolder:
     """Inode, size and time of the description that was last looked at; it is written last, and replaced whole."""
 
 
-class ArtefactShelf:
+class ArtefactRegistry:
     """Looks into the folders when told to; does file I/O, so not for an event loop."""
 
     def __init__(self, folders: tuple[Path, ...]) -> None:
@@ -34,7 +34,7 @@ class ArtefactShelf:
         self.refusals_total = 0
         self.swaps_total = 0
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Take up what has changed."""
         for folder in self.folders:
             present = _look_of(folder.path / METADATA_FILE)

@@ -15,7 +15,7 @@ MAX_ERROR_KINDS = 5
 MAX_ERROR_CHARS = 160
 
 
-def before(survey: TraceSurvey, max_context_tokens: int | None) -> Iterator[str]:
+def before_replay(survey: TraceSurvey, max_context_tokens: int | None) -> Iterator[str]:
     """Known before the first request is sent."""
     yield f"{survey.requests:,} requests within {survey.duration_s:,.1f} s"
     if beyond := survey.beyond(max_context_tokens):
@@ -25,7 +25,7 @@ def before(survey: TraceSurvey, max_context_tokens: int | None) -> Iterator[str]
         )
 
 
-def after(log: ReplayLog, report: Report, concurrency_limit: int) -> Iterator[str]:
+def after_replay(log: ReplayLog, report: Report, concurrency_limit: int) -> Iterator[str]:
     """Known at the end: how late the client was, what went wrong."""
     if log.lags_s:
         yield from _lateness(log, report, concurrency_limit)

@@ -8,13 +8,13 @@ from engine_worker.engines.interface import Engine
 
 
 @runtime_checkable
-class TellsSteps(Protocol):
+class StepSource(Protocol):
     """An engine whose steps can be watched."""
 
     def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:
         """Call `observe` after each step from now on; None: no more. While nobody watches it costs nothing."""
 
 
-def tells_steps(engine: Engine) -> TypeGuard[TellsSteps]:
+def has_steps(engine: Engine) -> TypeGuard[StepSource]:
     """Whether the engine's steps can be watched."""
-    return isinstance(engine, TellsSteps)
+    return isinstance(engine, StepSource)

@@ -88,8 +88,8 @@ class Received:
 InboxEvent: TypeAlias = Exported | Unexported | Sent | Received
 
 
-class CoreHub:
-    """Methods without `async` are called from vLLM's engine loop, those with it run on the hub's."""
+class CoreBridge:
+    """Methods without `async` are called from vLLM's engine loop, those with it run on the bridge's."""
 
     def __init__(self, endpoint: str) -> None:
         self.inbox: deque[InboxEvent] = deque()
@@ -167,7 +167,7 @@ class CoreHub:
         self._thread.join(_WITHDRAW_S)
         self._thread = None
 
-    # The hub's loop.
+    # The bridge's loop.
 
     async def _start(self, memory: Any, settings: KvTransferSettings) -> None:
         self._agent = KvTransferAgent(
@@ -196,16 +196,16 @@ class CoreHub:
 
     async def _answer(self, call: Call) -> None:
         try:
-            self._tell(Answer(call.number, await self._carry_out(call.command)))
+            self._send(Answer(call.number, await self._carry_out(call.command)))
         except PenstockError as error:
-            self._tell(Answer(call.number, error=type(error).__name__, message=str(error)))
+            self._send(Answer(call.number, error=type(error).__name__, message=str(error)))
         except asyncio.CancelledError:
-            self._tell(Answer(call.number, error="EngineFailed", message="it was cancelled"))
+            self._send(Answer(call.number, error="EngineFailed", message="it was cancelled"))
             raise
         except Exception as error:
             # What the KV memory raises may be anything; without an answer the worker's process would wait for ever.
             log.exception("a command failed", extra={"command": type(call.command).__name__})
-            self._tell(Answer(call.number, error="EngineFailed", message=f"the engine core failed: {error!r}"))
+            self._send(Answer(call.number, error="EngineFailed", message=f"the engine core failed: {error!r}"))
 
     async def _carry_out(self, command: Command) -> Value:
         match command:
@@ -246,11 +246,11 @@ class CoreHub:
     def _publish(self, migration_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
         if migration_id in self._exports:
             self._running_agent.export(migration_id, block_ids)
-            self._tell(Published(migration_id, first_block, block_ids))
+            self._send(Published(migration_id, first_block, block_ids))
 
     def _hold(self, internal_id: str, migration_ids: list[str], notice: PausedNotice) -> None:
         self._held[internal_id] = migration_ids
-        self._tell(notice)
+        self._send(notice)
 
     async def _free(self, internal_id: str, migration_ids: list[str]) -> None:
         await self._withdraw_all(migration_ids)
@@ -319,7 +319,7 @@ class CoreHub:
         assert self._agent is not None, "started before it is asked"
         return self._agent
 
-    def _tell(self, message: FromCore) -> None:
+    def _send(self, message: FromCore) -> None:
         self._spawn(self._socket.send(msgspec.msgpack.encode(message)))
 
     def _spawn(self, work: Any) -> "asyncio.Task[Any]":
@@ -333,15 +333,15 @@ async def _awaited(work: Any) -> Any:
     return await work
 
 
-_hubs: dict[str, CoreHub] = {}
+_bridges: dict[str, CoreBridge] = {}
 
 
-def hub_of(endpoint: str) -> CoreHub:
-    """The hub that both sides of the connector share; vLLM makes them one after the other, in one process."""
-    hub = _hubs.get(endpoint)
-    if hub is None:
-        hub = _hubs[endpoint] = CoreHub(endpoint)
-    return hub
+def bridge_of(endpoint: str) -> CoreBridge:
+    """The bridge that both sides of the connector share; vLLM makes them one after the other, in one process."""
+    bridge = _bridges.get(endpoint)
+    if bridge is None:
+        bridge = _bridges[endpoint] = CoreBridge(endpoint)
+    return bridge
 
 
 def _address(peer: str) -> PeerAddress:

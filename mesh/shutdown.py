@@ -29,7 +29,7 @@ class ExitStatus(IntEnum):
     what fails does it too."""
 
 
-class Ending:
+class Shutdown:
     """Asked for at most once; asked again by a signal, it cuts the drain."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class MemberService(member_pb2_grpc.MemberServicer):
     """penstock.v1.Member, which `run_role` serves for every role."""
 
     def __init__(
-        self, role: str, member_id: str, incarnation_id: str, drain_s: float, ending: Ending, supervised: bool
+        self, role: str, member_id: str, incarnation_id: str, drain_s: float, shutdown: Shutdown, supervised: bool
     ) -> None:
         """`drain_s` is what running work is given where the caller does not say; `supervised`: whether `penstock up`
         starts the process again."""
@@ -66,7 +66,7 @@ class MemberService(member_pb2_grpc.MemberServicer):
         self._member_id = member_id
         self._incarnation_id = incarnation_id
         self._drain_s = drain_s
-        self._ending = ending
+        self._shutdown = shutdown
         self._supervised = supervised
 
     async def Restart(
@@ -82,7 +82,7 @@ class MemberService(member_pb2_grpc.MemberServicer):
                 "has been restarted meanwhile; look again"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        if not self._ending.ask(ExitStatus.RESTART, drain_s):
+        if not self._shutdown.ask(ExitStatus.RESTART, drain_s):
             message = f"{self._member_id} is ending already; wait until it has left the mesh"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         log.info("restarting, as an operator asked", extra={"drain_s": drain_s})

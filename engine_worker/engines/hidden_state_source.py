@@ -22,7 +22,7 @@ class HiddenStates:
 
 
 @runtime_checkable
-class TellsHiddenStates(Protocol):
+class HiddenStateSource(Protocol):
     """An engine whose hidden states can be had (STAR, section 4.2: final layer, last token)."""
 
     async def capture_hidden_states(self, every_steps: int) -> str:
@@ -33,6 +33,6 @@ class TellsHiddenStates(Protocol):
         """What was captured, in order; has one consumer. A consumer that lags loses the oldest."""
 
 
-def tells_hidden_states(engine: Engine) -> TypeGuard[TellsHiddenStates]:
+def has_hidden_states(engine: Engine) -> TypeGuard[HiddenStateSource]:
     """Whether the engine has hidden states at all."""
-    return isinstance(engine, TellsHiddenStates)
+    return isinstance(engine, HiddenStateSource)

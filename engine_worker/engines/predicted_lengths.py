@@ -8,7 +8,7 @@ from engine_worker.engines.interface import Engine
 
 
 @dataclass(frozen=True, slots=True)
-class ForetoldLength:
+class PredictedLength:
     """Of one decoding request."""
 
     request_id: str
@@ -18,16 +18,16 @@ class ForetoldLength:
 
 
 @runtime_checkable
-class ForetellsLengths(Protocol):
+class LengthPredictingEngine(Protocol):
     """An engine that needs no predictor."""
 
-    def foretell_lengths(self, every_steps: int) -> bool:
+    def enable_length_predictions(self, every_steps: int) -> bool:
         """Tell at every `every_steps`-th step from now on, 0: never. False if it was set up not to."""
 
-    def foretold_lengths(self) -> AsyncIterator[tuple[ForetoldLength, ...]]:
+    def length_predictions(self) -> AsyncIterator[tuple[PredictedLength, ...]]:
         """All decoding requests, each time; has one consumer. One that lags gets the newest only."""
 
 
-def foretells_lengths(engine: Engine) -> TypeGuard[ForetellsLengths]:
+def predicts_lengths(engine: Engine) -> TypeGuard[LengthPredictingEngine]:
     """Whether the engine is such a one."""
-    return isinstance(engine, ForetellsLengths)
+    return isinstance(engine, LengthPredictingEngine)

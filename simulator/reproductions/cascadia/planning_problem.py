@@ -11,7 +11,7 @@ from simulator.reproductions.cascadia.end_to_end import Deployed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bench:
+class PlanningProblem:
     """What every system is given."""
 
     sample: CascadeSample
@@ -24,10 +24,10 @@ class Bench:
     by_load: tuple[tuple[ReplicaCurve, ...], ...]
     """Of each tier, in all shapes, under a mean of all workloads: what a system knows that looks at load alone."""
 
-    def at(self, rate_per_s: float) -> "Bench":
+    def at(self, rate_per_s: float) -> "PlanningProblem":
         """The same at another rate."""
         return replace(self, sample=replace(self.sample, rate_per_s=rate_per_s))
 
 
-System = Callable[[Bench, float], Deployed]
-"""Of a bench and a quality target. Raises `PlanInfeasible` where the system knows of no way."""
+System = Callable[[PlanningProblem, float], Deployed]
+"""Of a problem and a quality target. Raises `PlanInfeasible` where the system knows of no way."""

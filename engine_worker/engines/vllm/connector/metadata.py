@@ -21,7 +21,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class StagingCopy:
     """Copy staged blocks into a request's blocks, before the step."""
 
     staging_ids: tuple[int, ...]
@@ -29,11 +29,11 @@ class Fill:
 
 
 @dataclass
-class StepOrders(KVConnectorMetadata):
+class ConnectorMetadata(KVConnectorMetadata):
     """Empty in nearly all steps."""
 
     loads: list[Load] = field(default_factory=list)
-    fills: list[Fill] = field(default_factory=list)
+    fills: list[StagingCopy] = field(default_factory=list)
     unstaged: list[str] = field(default_factory=list)
     """Migrations whose staging memory is not needed after this step."""
     broken: list[str] = field(default_factory=list)
