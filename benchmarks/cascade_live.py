@@ -54,7 +54,7 @@ FOLLOWED_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model, or the cascade, said."""
+    """One answer of a model or of the cascade, checked, with its latency."""
 
     is_right: bool
     seconds: float
@@ -67,7 +67,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One quality target."""
+    """What a plan reached for one quality target, beside the largest model alone."""
 
     target: float
     expected: float
@@ -87,7 +87,7 @@ class Result:
 
 
 class Endpoint:
-    """Asks."""
+    """Sends tasks to an OpenAI-compatible endpoint, at most `concurrency` at a time."""
 
     def __init__(self, url: str, concurrency: int) -> None:
         self.concurrency = concurrency
@@ -95,15 +95,14 @@ class Endpoint:
         self._turns = asyncio.Semaphore(concurrency)
 
     async def answers(self, model: str, tasks: Sequence[Task], logprobs: bool = False) -> list[Answer]:
-        """To all tasks, so many at a time."""
+        """Answers to all tasks, in their order."""
         return list(await asyncio.gather(*(self._answer(model, task, logprobs) for task in tasks)))
 
     async def models(self) -> set[str]:
-        """That can be asked for."""
+        """Names of the models that can be asked for."""
         return {model["id"] for model in (await self._client.get("/v1/models")).json()["data"]}
 
     async def close(self) -> None:
-        """Its connections."""
         await self._client.aclose()
 
     async def _answer(self, model: str, task: Task, logprobs: bool) -> Answer:
@@ -133,7 +132,7 @@ class Endpoint:
 
 
 async def calibrate(endpoint: Endpoint, tasks: Sequence[Task], rate_per_s: float) -> CascadeSample:
-    """Every tier answers every task."""
+    """Have every tier answer every task; returns a sample with confidences as scores and the truth as quality."""
     by_tier = [await endpoint.answers(tier, tasks, logprobs=True) for tier in TIERS]
     return CascadeSample(
         scores=np.array([[score_of(answer) for answer in answers] for answers in by_tier]).T,
@@ -146,7 +145,7 @@ async def calibrate(endpoint: Endpoint, tasks: Sequence[Task], rate_per_s: float
 
 
 def score_of(answer: Answer) -> float:
-    """Its confidence at the end."""
+    """The answer's confidence at its end, 0 to 100."""
     return answer.score_bounds[-1].score if answer.score_bounds else MAX_SCORE
 
 
@@ -235,12 +234,11 @@ def _request(target: float, minimise: str) -> PlanRequest:
 
 
 def say(line: str) -> None:
-    """On stderr, as it goes."""
+    """Print progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--mesh", default="default")

@@ -92,7 +92,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def cpu_s(sample: CascadeSample, source: SimulatedCurves, request: PlanRequest) -> float:
-    """Of one plan."""
+    """CPU seconds that one plan takes."""
     before_s = time.process_time()
     plan(sample, source, request)
     return time.process_time() - before_s
@@ -114,7 +114,6 @@ def _row(gpus: int, minimise: Minimise, gives_up: bool, planned: PlanResult, sec
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[32, 80])
     parser.add_argument("--tiers", type=int, default=len(TIERS), help="so many, from the smallest on")

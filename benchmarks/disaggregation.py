@@ -108,7 +108,6 @@ def moved_blocks(members: Sequence[Member]) -> int:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=tuple(CONTEXTS_TOKENS), default="simulated")
     parser.add_argument("--contexts", help="tokens, comma-separated")

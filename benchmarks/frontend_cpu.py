@@ -49,7 +49,7 @@ IDLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure."""
+    """How many rounds, requests and tokens are measured: full, or a tiny run for the tests."""
 
     rounds: int
     """Of each measurement, one more before them to warm up."""
@@ -63,7 +63,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of request."""
+    """A kind of request: its length, how much of it the frontend has seen before, and the target for its CPU time."""
 
     name: str
     characters: int
@@ -85,7 +85,7 @@ CHUNK_TARGET_US = 70.0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured quantity."""
+    """CPU time of one kind of work, with its target."""
 
     name: str
     cpu_us: float
@@ -180,13 +180,12 @@ class Connections:
         return answer
 
     def close(self) -> None:
-        """Close all of them."""
         for _, writer in self._idle:
             writer.close()
 
 
 def body(text: str, max_tokens: int, stream: bool) -> dict[str, Any]:
-    """A chat request."""
+    """The JSON body of a chat request."""
     messages = [{"role": "user", "content": text}]
     return {"model": "demo", "messages": messages, "max_tokens": max_tokens, "stream": stream}
 
@@ -250,7 +249,7 @@ def figures(model_path: str, effort: Effort) -> Iterator[Figure]:
 
 
 def request_figures(frontend: int, port: int, idle_per_s: float, effort: Effort) -> Iterator[Figure]:
-    """Of all kinds of requests."""
+    """CPU time of a request, for each of `REQUEST_CASES`."""
     for case in REQUEST_CASES:
         requests = min(case.requests, effort.requests)
         source = english.prompts(case.characters, case.shared_characters, seed=0)

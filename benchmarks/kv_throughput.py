@@ -56,12 +56,12 @@ class Result:
 
 
 def moved_bytes(blocks: int) -> int:
-    """By one pull."""
+    """KV bytes that one pull moves."""
     return REGIONS * blocks * BLOCK_BYTES
 
 
 class Process:
-    """One end."""
+    """One end of a transfer, in a process of its own that takes commands as lines of JSON."""
 
     def __init__(self, case: Case, blocks: int) -> None:
         command = [sys.executable, "-m", "benchmarks.kv_throughput_process"]
@@ -77,18 +77,18 @@ class Process:
         self.port = int(self._read())
 
     def begin(self, **command: Any) -> None:
-        """Send a command."""
+        """Send a command; `end` waits for its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
 
     def end(self) -> dict[str, float]:
-        """Its answer."""
+        """Wait for the answer to the command that `begin` has sent."""
         answer: dict[str, float] = json.loads(self._read())
         return answer
 
     def cpu_s(self) -> float:
-        """Of the process so far."""
+        """CPU seconds of the process so far."""
         self.begin(do="cpu")
         return self.end()["cpu_s"]
 

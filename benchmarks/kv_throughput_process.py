@@ -30,17 +30,17 @@ DEADLINE_S = 60.0
 
 
 class Mover(Protocol):
-    """A method."""
+    """One way to move KV blocks from another process into this one's memory."""
 
     async def start(self) -> int:
-        """Returns the port."""
+        """Begin to serve this process's blocks; returns the port."""
 
     async def pull(self, port: int, command: dict[str, Any]) -> None:
         """Pull from the process that listens there."""
 
 
 class AgentMover:
-    """The KV transfer agent."""
+    """The `Mover` that is the mesh's own KV transfer agent."""
 
     def __init__(self, memory: np.ndarray, options: dict[str, Any]) -> None:
         regions = memory.reshape(REGIONS, -1, BLOCK_BYTES)
@@ -49,7 +49,6 @@ class AgentMover:
         self._agent = KvTransferAgent(kv_memory, KvTransferSettings(**options), SystemClock(), agent_id="benchmark")
 
     async def start(self) -> int:
-        """See `Mover`."""
         port = await self._agent.start()
         self._agent.export("kv", range(self._blocks))
         return port
@@ -72,7 +71,7 @@ class AgentMover:
 
 
 class GrpcMover:
-    """A server stream of 1 MiB messages, each copied to its place in the memory."""
+    """The `Mover` to beat: a server stream of 1 MiB messages, each copied to its place in the memory."""
 
     def __init__(self, memory: np.ndarray, options: dict[str, Any]) -> None:
         self._memory = memory
@@ -80,7 +79,6 @@ class GrpcMover:
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self) -> int:
-        """See `Mover`."""
         handler = grpc.method_handlers_generic_handler(
             "Benchmark", {"Pull": grpc.unary_stream_rpc_method_handler(self._send)}
         )
@@ -90,7 +88,6 @@ class GrpcMover:
         return int(port)
 
     async def pull(self, port: int, command: dict[str, Any]) -> None:
-        """See `Mover`."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
         offset = 0
@@ -104,7 +101,8 @@ class GrpcMover:
 
 
 class BareMover:
-    """ucxx's own asyncio interface: one tag, messages of one size, receives posted before they are asked for."""
+    """The `Mover` that shows what UCX can do at best: ucxx's own asyncio interface, one tag, messages of one size,
+    receives posted before they are asked for."""
 
     def __init__(self, memory: np.ndarray, options: dict[str, Any]) -> None:
         self._ucx = load_ucx("cpu")
@@ -115,12 +113,10 @@ class BareMover:
         self._listener: Any = None
 
     async def start(self) -> int:
-        """See `Mover`."""
         self._listener = self._ucx.create_listener(self._serve, 0)
         return int(self._listener.port)
 
     async def pull(self, port: int, command: dict[str, Any]) -> None:
-        """See `Mover`."""
         if self._endpoint is None:
             self._endpoint = await self._ucx.create_endpoint("127.0.0.1", port)
         receives = [asyncio.ensure_future(self._endpoint.recv(part, tag=2)) for part in self._parts]

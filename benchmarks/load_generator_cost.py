@@ -39,7 +39,7 @@ ANSWER_CHARACTERS = 8000
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure."""
+    """How many requests, chunks and rounds are measured: full, or a tiny run for the tests."""
 
     rounds: int
     streams: int

@@ -68,7 +68,7 @@ class Client:
             self._readers.append(asyncio.create_task(self._read(name, call)))
 
     async def generate(self, name: str, request: request_pb2.GenerateRequest) -> None:
-        """Start the request anew."""
+        """Submit the request to this worker, under a new id."""
         self.request_id = request.request_id
         self.arrivals_s, self.token_ids, self.owner, self.epoch = [], [], name, 0
         await self.calls[name].write(worker_pb2.FrontendMessage(generate=request))
@@ -81,7 +81,6 @@ class Client:
                 await self._news.wait()
 
     async def close(self) -> None:
-        """End the streams."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -226,7 +225,7 @@ async def _worker(name: str, engine: str, store_url: str) -> AsyncIterator[None]
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Gap against context length."""
+    """Plot the gap between two tokens against the context length."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -251,7 +250,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=tuple(CONTEXTS_TOKENS), default="simulated")
     parser.add_argument("--contexts", help="tokens, comma-separated")

@@ -57,14 +57,14 @@ class Turn:
 
 @dataclass(slots=True)
 class Processes:
-    """Whose CPU time is counted."""
+    """The processes whose CPU time is counted: engine core, worker and predictor."""
 
     core: psutil.Process
     predictor: psutil.Process
     own: psutil.Process = field(default_factory=lambda: psutil.Process(os.getpid()))
 
     def cpu_s(self) -> dict[str, float]:
-        """Of each part so far."""
+        """CPU seconds of each part so far."""
         of = dict(zip(PARTS, (self.core, self.own, self.predictor), strict=True))
         return {name: sum(process.cpu_times()[:2]) for name, process in of.items()}
 
@@ -98,7 +98,7 @@ def serve_predictor(artefact: Path, address: Connection) -> None:
 async def turn(
     engine: VllmEngine, table: RequestTable, state: PredictionState, every: int, processes: Processes, number: int
 ) -> Turn:
-    """Decode one batch."""
+    """Decode one batch, with states captured every `every` steps (0: none); returns its CPU and wall time a step."""
     await engine.capture_hidden_states(every)
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     before_predictions = state.predictions_total

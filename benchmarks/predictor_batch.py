@@ -26,7 +26,7 @@ BATCHES: Final = (1, 10, 32, 256)
 
 
 def network(widths: tuple[int, ...]) -> Network:
-    """Random layers."""
+    """A network of these layer widths with random weights: its speed does not depend on them."""
     draw = np.random.default_rng(0)
     shapes = list(zip(widths[1:], widths[:-1], strict=True))
     return Network(
@@ -36,7 +36,7 @@ def network(widths: tuple[int, ...]) -> Network:
 
 
 def cpu_ms(of: Network, requests: int, rounds: int) -> float:
-    """Median over the rounds."""
+    """Median CPU time of one batch; the first round only warms up."""
     inputs = np.random.default_rng(1).normal(size=(requests, of.input_width)).astype(np.float32)
     spent = []
     for _ in range(rounds + 1):

@@ -91,7 +91,8 @@ def make_cluster(instances: int, requests: int, parameters: ReschedulerParameter
 
 
 def make_requests(random: np.random.Generator, name: str, count: int, times: int = 1) -> list[RunningRequest]:
-    """Running requests with predictions."""
+    """Running requests with log-normal lengths (scaled by `times`), at a random point of their life, with perfect
+    predictions."""
     total = np.minimum(times * random.lognormal(8.0, 1.3, count), 32_768).astype(int) + 2
     generated = (random.random(count) * total).astype(int)
     return [

@@ -55,7 +55,7 @@ LENGTH_QUANTILES = ((0.0, 0.01), (0.5, 0.047), (0.83, 0.8), (0.9, 1.0), (1.0, 1.
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What one engine kind can bear on two cores."""
+    """How large a mesh and a load this engine kind bears on two cores."""
 
     workers: int
     engine_options: tuple[str, ...]
@@ -302,14 +302,14 @@ async def orders(scheduler: Any) -> tuple[int, int]:
 
 
 def mean(values: Any) -> float:
-    """0 for none."""
+    """Arithmetic mean; 0 for no values."""
     listed = list(values)
     return statistics.fmean(listed) if listed else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunningMesh:
-    """What the benchmark talks to."""
+    """Addresses and stubs of the mesh that is measured."""
 
     url: str
     scheduler: Any

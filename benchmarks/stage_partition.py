@@ -41,7 +41,7 @@ BOUND_CPU_S = {16: 0.06, 256: 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One way to plan."""
+    """CPU time of one partition method at one size, and the plan that it found."""
 
     instances: int
     cuts_per_octave: int
@@ -64,7 +64,7 @@ class Gap:
 
 
 def population(seed: int, instances: int) -> Population:
-    """Drawn anew for each seed."""
+    """A population with log-normal lengths, the same for equal seeds."""
     rng = np.random.default_rng(seed)
     inputs = np.clip(np.round(rng.lognormal(np.log(800), 1.3, REQUESTS)), 1, CONTEXT_TOKENS - 2048)
     outputs = np.clip(np.round(rng.lognormal(np.log(200), 1.0, REQUESTS)), 1, 2048)

@@ -51,15 +51,15 @@ class ScriptedEngine:
         self.steps = 0
 
     async def start(self) -> EngineLimits:
-        """Nothing to start."""
+        """Return the limits; nothing runs in the background."""
         return EngineLimits(16, 4096, 8192, 256, 2048)
 
     def submit(self, request: EngineRequest) -> None:
-        """From the next step on it gets tokens."""
+        """Bring a token of this request with every step from the next one on."""
         self._offsets[request.request_id] = 0
 
     def abort(self, request_id: str) -> None:
-        """No more tokens."""
+        """Stop sending tokens of this request."""
         self._offsets.pop(request_id, None)
 
     async def outputs(self) -> AsyncIterator[StepOutput]:
@@ -77,16 +77,16 @@ class ScriptedEngine:
             yield step
 
     def load(self) -> LoadReport:
-        """As many running as there are."""
+        """All requests as running; nothing else is known."""
         return LoadReport(running_requests=len(self._offsets), step_ms=10.0, generated_tokens_total=self.steps)
 
     async def kv_blocks(self) -> AsyncIterator[KvBlocks]:
-        """No cache."""
+        """Never yields: there is no prefix cache."""
         return
         yield
 
     async def stop(self) -> None:
-        """Nothing to stop."""
+        """Holds nothing that would have to be stopped."""
 
 
 def worker_main(pipe: Connection, steps_per_s: float, duration_s: float) -> None:
@@ -122,7 +122,7 @@ class BareService(worker_pb2_grpc.WorkerServicer):
         self.steps = 0
 
     async def Stream(self, inbound: Any, context: Any) -> None:
-        """For ever, from the hello on."""
+        """Answer the hello, then send steps until cancelled."""
         await anext(inbound)
         due_s = time.monotonic()
         while True:
@@ -208,7 +208,7 @@ def measure(target: Callable[..., None], requests: int, *arguments: float) -> Me
 
 
 def reader_main(pipe: Connection, address: str, requests: int) -> None:
-    """The frontend process."""
+    """The process in the frontend's place, which reads the streams."""
     uvloop.run(_read(pipe, address, requests))
 
 
@@ -240,7 +240,6 @@ def measure_parts(requests: int) -> dict[str, float]:
 @click.option("--duration-s", default=10.0, show_default=True, help="Measured seconds of each run.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where to write the result.")
 def main(requests: int, steps_per_s: float, duration_s: float, json_path: Path | None) -> None:
-    """Measure the worker shell."""
     pace = (steps_per_s, duration_s)
     idle, one, many = (measure(worker_main, count, *pace) for count in (0, 1, requests))
     bare = measure(bare_main, 1, *pace, requests)

@@ -42,7 +42,7 @@ def run_model(name: str, tasks: Sequence[Task], dtype: torch.dtype) -> list[Outc
 
 
 def accuracy_percent(outcomes: Sequence[Outcome]) -> float:
-    """Percentage solved."""
+    """Share of the tasks that were solved, 0 to 100."""
     return 100 * sum(outcome.solved for outcome in outcomes) / len(outcomes)
 
 

@@ -94,7 +94,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU feed-forward layer."""
+    """SwiGLU feed-forward layer, as in Llama: down(silu(gate(x)) * up(x)), without biases."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

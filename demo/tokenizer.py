@@ -91,7 +91,7 @@ def train_tokenizer() -> Tokenizer:
 
 
 def tokenizer_config() -> dict[str, object]:
-    """The contents of tokenizer_config.json."""
+    """What vLLM and transformers read from tokenizer_config.json: the special tokens and the chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
@@ -106,7 +106,7 @@ def tokenizer_config() -> dict[str, object]:
 
 
 def load_tokenizer() -> Tokenizer:
-    """The committed tokenizer."""
+    """The committed tokenizer, which all demo models share."""
     return Tokenizer.from_file(str(MODELS_DIR / MODEL_NAMES[0] / "tokenizer.json"))
 
 

@@ -1,4 +1,4 @@
-"""What a stream is told about its requests."""
+"""Tokens and failures of requests, as they are sent to the frontends."""
 
 from dataclasses import dataclass
 from enum import StrEnum

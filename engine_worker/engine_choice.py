@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSettings:
-    """What the simulated engine is settings."""
+    """Settings of the simulated engine (`--engine-option`)."""
 
     instance: InstanceConfig = field(default_factory=InstanceConfig)
     cost: LinearCost = field(default_factory=LinearCost)

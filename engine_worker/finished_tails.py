@@ -27,7 +27,7 @@ class FinishedTail:
 
     @property
     def tokens(self) -> int:
-        """That it holds."""
+        """Prompt and generated tokens that are kept in memory for it."""
         return len(self.request.prompt_token_ids) + len(self.request.emitted_token_ids)
 
 
@@ -68,7 +68,7 @@ class FinishedTails:
             del self._came_at[request_id]
 
     def turn(self) -> None:
-        """A period is over."""
+        """End a period: requests that ended before the previous one are forgotten. Call it at a steady interval."""
         self._turns += 1
         for request_id in [each for each, came_at in self._came_at.items() if self._turns - came_at >= 2]:
             self.forget(request_id)

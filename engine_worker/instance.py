@@ -82,7 +82,7 @@ class Instance:
 
     @property
     def has_room(self) -> bool:
-        """Another frontend may connect."""
+        """Whether another frontend may connect: the worker is not closing and has fewer than `max_streams` streams."""
         return not self._closed_reason and len(self.streams) < self._settings.max_streams
 
     def open_stream(self, frontend_id: str, *, wants_heartbeats: bool = False) -> OutputStream:

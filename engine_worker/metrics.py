@@ -1,4 +1,4 @@
-"""What a worker shows on its metrics port."""
+"""Prometheus metrics of a worker."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _MESSAGE_BYTES = (64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What is read when the metrics are."""
+    """Values that are read at the moment at which Prometheus scrapes."""
 
     load: LoadReport
     kv_blocks: int
@@ -87,7 +87,6 @@ class GaugeCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Called by prometheus_client."""
         now = self._read()
         load = now.load
         gauges: list[tuple[str, str, float]] = [

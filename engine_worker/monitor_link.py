@@ -81,7 +81,7 @@ class MonitorLink:
         self._address = address
 
     async def run(self) -> None:
-        """Report for ever."""
+        """Keep a report stream to the monitor until cancelled; dial again, with back-off, whenever it breaks."""
         while True:
             try:
                 await self._report()

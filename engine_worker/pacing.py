@@ -30,6 +30,6 @@ class Pacing:
         return self._last_sent_s + pause_s - now_s
 
     def note_sent(self, now_s: float) -> None:
-        """A report goes out."""
+        """A report was sent; no change waits for one any more."""
         self._last_sent_s = now_s
         self._is_dirty = self._is_urgent = False

@@ -68,7 +68,7 @@ class TrackedRequest:
         return max(0, self.predicted_end_tokens - len(self.emitted_token_ids))
 
     def become(self, state: State) -> None:
-        """Change state. Raises IllegalTransition."""
+        """Change state. Raises `IllegalTransition` for a change that the table of transitions does not have."""
         if state not in _TRANSITIONS[self.state]:
             raise IllegalTransition(
                 f"request {self.request.request_id} of frontend {self.frontend_id} cannot go from {self.state} to "
@@ -94,7 +94,7 @@ class Adoption:
 
 @dataclass(slots=True)
 class Instructions:
-    """What the worker is to do now."""
+    """What the worker is to do now: deltas to send and requests to abort."""
 
     messages: dict[int, list[Delta]] = field(default_factory=dict)
     """By stream."""
@@ -106,7 +106,8 @@ class Instructions:
     """All tokens before the first delta that a request brings here after it was taken over."""
 
     def send(self, stream_id: int, delta: Delta, epoch: int = 0) -> None:
-        """Add one delta for a stream, to be sent under the request's epoch. Nobody hears of an orphan."""
+        """Add one delta for a stream, to be sent under the request's epoch. A delta for an orphan (`NO_STREAM`) is
+        dropped."""
         if stream_id == NO_STREAM:
             return
         if epoch:
@@ -239,7 +240,7 @@ class RequestTable:
 
     @property
     def orphans(self) -> list[TrackedRequest]:
-        """Requests without a frontend."""
+        """Requests whose frontend has gone and which wait for another one."""
         return self.live(NO_STREAM)
 
     def close_stream(self, stream_id: int, orphaned_until_s: float | None = None) -> Instructions:
@@ -337,7 +338,7 @@ class RequestTable:
         return instructions
 
     def fail_all(self, code: FailureCode, message: str) -> Instructions:
-        """End every request."""
+        """End every live request with this failure, as after the engine's death."""
         instructions = Instructions()
         for tracked in self.live():
             self._fail(tracked, code, message, instructions)

@@ -66,17 +66,17 @@ class WorkerRole:
 
     @property
     def instance(self) -> Instance | None:
-        """Once it is started."""
+        """The running instance; None before `start`."""
         return self._instance
 
     @property
     def engine(self) -> Engine | None:
-        """Once it is started."""
+        """The running engine; None before `start`."""
         return self._engine
 
     @property
     def mover(self) -> Mover | None:
-        """Once it is started, if its requests can move."""
+        """Moves requests to other workers; None before `start`, and where the engine cannot migrate."""
         return self._mover
 
     def validate(self) -> None:

@@ -28,10 +28,11 @@ Inbound = AsyncIterator[worker_pb2.FrontendMessage]
 
 
 class RequestMover(Protocol):
-    """How requests leave this instance."""
+    """How requests leave this instance; the coordinator implements it."""
 
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
-        """Move one; see `Coordinator.migrate`."""
+        """Move one request and wait for the end of it. `stop_and_copy` pauses the request for the whole copy, for
+        comparisons."""
 
     def hand_over(self, request_id: str, target_id: str) -> None:
         """The request, just admitted, is or may be decoded elsewhere: see `HandOvers.order`."""
@@ -41,7 +42,7 @@ class RequestMover(Protocol):
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """penstock.v1.Worker."""
+    """gRPC service penstock.v1.Worker: request streams, load, and orders to drain and to migrate."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, stream.cut_reason.result())
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeResponse:
-        """What this instance is."""
+        """The instance's identity, model, engine and limits, and its device."""
         return worker_pb2.DescribeResponse(
             instance=wire.description_message(self._instance.description),
             state=state_code(self._instance.state),
@@ -117,7 +118,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: Context) -> worker_pb2.GetLoadResponse:
-        """The load now."""
+        """The load and the state at this moment, not as last reported."""
         load = load_message(self._instance.load(), self._instance.state)
         return worker_pb2.GetLoadResponse(load=load)
 

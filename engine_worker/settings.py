@@ -1,4 +1,4 @@
-"""What a worker is told."""
+"""Settings of the worker role."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -25,7 +25,7 @@ class StepBatch:
 
 
 class StepWatch:
-    """One watcher's queue."""
+    """The bounded queue of one watcher: a watcher that lags loses the oldest samples, and is told how many."""
 
     def __init__(self) -> None:
         self._samples: deque[StepSample] = deque(maxlen=MOST_SAMPLES)
@@ -33,7 +33,7 @@ class StepWatch:
         self._changed = asyncio.Event()
 
     def add(self, sample: StepSample) -> None:
-        """A step is over."""
+        """Queue the sample of a finished step."""
         self._lost += len(self._samples) == MOST_SAMPLES
         self._samples.append(sample)
         self._changed.set()

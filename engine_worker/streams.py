@@ -1,4 +1,4 @@
-"""What waits to be sent to one frontend."""
+"""Bounded queues of messages that wait to be sent to a frontend."""
 
 import asyncio
 from collections import deque

@@ -27,7 +27,7 @@ class TransferWatch:
         """As of the last look."""
 
     async def run(self) -> None:
-        """For ever."""
+        """Look at the transfer agent's devices every `LOOK_S` seconds until cancelled."""
         while True:
             await self.look()
             await self._clock.sleep(LOOK_S)

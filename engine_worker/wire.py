@@ -70,7 +70,7 @@ def generate_message(
 def adopted_message(
     client_request_id: str, requests: Sequence[Adoption], *, model: str, now_s: float
 ) -> worker_pb2.WorkerMessage:
-    """What was found of a client's request."""
+    """The answer to a frontend that goes on with a client's request: what was found of it here."""
     message = worker_pb2.WorkerMessage()
     message.adopted.client_request_id = client_request_id
     for adoption in requests:
@@ -142,7 +142,7 @@ def heartbeat_message(stalled_s: float) -> worker_pb2.WorkerMessage:
 
 
 def description_message(instance: InstanceDescription) -> worker_pb2.InstanceDescription:
-    """The instance's facts."""
+    """An instance's description as its protobuf message."""
     return worker_pb2.InstanceDescription(
         instance_id=instance.instance_id,
         incarnation_id=instance.incarnation_id,

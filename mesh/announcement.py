@@ -118,7 +118,7 @@ class Announcement:
 
     @property
     def member(self) -> Member:
-        """The record."""
+        """The record as it is to stand in the store."""
         return self._claim.member
 
     async def start(self) -> None:

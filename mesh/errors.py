@@ -36,15 +36,15 @@ class ConfigurationError(PenstockError):
 
 
 class StoreError(PenstockError):
-    """The state store."""
+    """Anything that the state store refuses or cannot do."""
 
 
 class StoreUnavailable(StoreError):
-    """No answer within the deadline."""
+    """The state store did not answer within the deadline."""
 
 
 class StoreConflict(StoreError):
-    """Someone else wrote first."""
+    """A compare-and-swap lost: the key has been written since it was read. Read again, then decide anew."""
 
 
 class StoreCompacted(StoreError):
@@ -56,15 +56,15 @@ class LeaseLost(StoreError):
 
 
 class RpcError(PenstockError):
-    """Another process of the mesh."""
+    """A call to another process of the mesh failed."""
 
 
 class PeerUnavailable(RpcError):
-    """Not reachable, or gone while we were talking."""
+    """The other process cannot be reached, or went away during the call."""
 
 
 class DeadlineExceeded(RpcError):
-    """No answer within the deadline."""
+    """The other process did not answer within the deadline."""
 
 
 class ProtocolViolation(RpcError):
@@ -92,7 +92,7 @@ class EngineError(PenstockError):
 
 
 class EngineFailed(EngineError):
-    """It cannot start, or died."""
+    """The engine cannot start, or has died; the worker ends with it."""
 
 
 class RequestRefused(EngineError):
@@ -112,7 +112,7 @@ class PlacementError(PenstockError):
 
 
 class UnknownModel(PlacementError):
-    """Nobody serves the model."""
+    """No instance in the mesh serves the model that was asked for."""
 
 
 class NoInstance(PlacementError):

@@ -86,7 +86,7 @@ class Leadership:
 
     @property
     def duty(self) -> str:
-        """What is led."""
+        """Name of the duty that this candidate wants to lead (`controlplane.model.duties`)."""
         return self._me.duty
 
     @property
@@ -98,12 +98,12 @@ class Leadership:
 
     @property
     def epoch(self) -> int:
-        """Of this process's leadership; 0 before it ever led."""
+        """Epoch of this process's latest leadership; 0 before it ever led."""
         return self._candidate.epoch
 
     @property
     def leader(self) -> LeaderRecord | None:
-        """Who leads, as last heard; None while nobody does."""
+        """Name of who leads, as last heard; None while nobody does."""
         if self.is_leading:
             return msgspec.structs.replace(self._me, epoch=self.epoch)
         holder = self._candidate.holder
@@ -218,7 +218,6 @@ class Leadership:
             self._tasks.spawn(_revoke(lease), name="unlock")
 
     def _note(self) -> None:
-        """Tell of a change."""
         leads = self.is_leading
         if leads == self._led:
             return
@@ -240,7 +239,7 @@ def lead(context: RoleContext, duty: str, metrics: LeadershipMetrics) -> Leaders
 
 
 async def leaders(store: StateStore) -> dict[str, LeaderRecord]:
-    """Who leads what now, by duty. Raises `StoreError`."""
+    """The present leader of every duty, read from the store. Raises `StoreError`."""
     listing = await store.range(LEADERS_PREFIX)
     records = [_record_of(entry.value) for entry in listing.entries]
     return {record.duty: record for record in records if record is not None and record.epoch}

@@ -47,7 +47,7 @@ class Phase(StrEnum):
 
 
 class Step(StrEnum):
-    """What moves a candidate."""
+    """Events that move a candidate from phase to phase; `TRANSITIONS` says which may happen when."""
 
     TRY = "try"
     LOCKED = "locked"
@@ -174,7 +174,7 @@ class Candidate:
         return [Verify(self._attempt)] if self.phase is Phase.LEADING and not is_mine else []
 
     def verified(self, attempt: int, holder: LeaderRecord | None) -> list[Instruction]:
-        """The answer to `Verify`."""
+        """The answer to `Verify`: who holds the duty by the store. Gives up leading if somebody else does."""
         if attempt != self._attempt or self.phase is not Phase.LEADING:
             return []
         self.holder = holder
@@ -203,7 +203,7 @@ class Candidate:
         return [WriteEpoch(attempt, self.epoch, revision)]
 
     def fenced(self, attempt: int, ok: bool) -> list[Instruction]:
-        """The answer to `WriteEpoch`."""
+        """The answer to `WriteEpoch`. Not `ok`: another candidate wrote an epoch first, so read it again."""
         if attempt != self._attempt or self.phase is not Phase.FENCING:
             return []
         if not ok:
@@ -214,7 +214,7 @@ class Candidate:
         return [Announce(attempt, self.epoch)]
 
     def announced(self, attempt: int, ok: bool) -> list[Instruction]:
-        """The answer to `Announce`."""
+        """The answer to `Announce`: with `ok`, this candidate leads from now on."""
         if attempt != self._attempt or self.phase is not Phase.ANNOUNCING:
             return []
         if not ok:
@@ -271,7 +271,7 @@ class Lead(Protocol):
 
     @property
     def epoch(self) -> int:
-        """To be put into every order."""
+        """The leader's epoch, which every order must bear."""
 
     def refused(self, epoch: int) -> None:
         """An order was refused by somebody who has seen this epoch."""

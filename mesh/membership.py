@@ -42,12 +42,12 @@ class Member:
 
     @property
     def key(self) -> str:
-        """Where it stands in the state store."""
+        """The record's key in the state store."""
         return f"{MEMBERS_PREFIX}{self.role}/{self.member_id}"
 
 
 class ChangeKind(StrEnum):
-    """What happened to a member."""
+    """How a member's record has changed since it was last seen."""
 
     JOINED = "joined"
     CHANGED = "changed"
@@ -86,7 +86,7 @@ class Directory:
         await self._listed.wait()
 
     async def stop(self) -> None:
-        """End the watch."""
+        """End the watch. What is known stays readable."""
         await self._tasks.cancel()
 
     def members(self, role: str) -> tuple[Member, ...]:

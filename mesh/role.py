@@ -35,7 +35,7 @@ HOST_CHECK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RoleSettings:
-    """What every role is told, whatever it does."""
+    """Settings that every role has."""
 
     store_url: str
     """State store: etcd://HOST:PORT[,HOST:PORT], penstock://HOST:PORT or embedded:"""
@@ -58,7 +58,7 @@ class RoleSettings:
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
-    """What a role is given to work with."""
+    """Everything that a role is given at its start: its identity, store, directory, server, metrics and runtime."""
 
     role: str
     member_id: str
@@ -100,7 +100,7 @@ class Role(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoleEnvironment:
-    """What the life of a role takes from its process. Whoever makes them closes them."""
+    """What a process gives its role: the seams, the store and the signals to end. A simulation passes its own."""
 
     runtime: Runtime
     store: StateStore

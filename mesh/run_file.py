@@ -12,7 +12,7 @@ STORE_VARIABLE = "PENSTOCK_STORE"
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """What a running mesh tells of itself."""
+    """Addresses and process id of a mesh that runs on this machine, for commands that look for it."""
 
     pid: int
     store_url: str
@@ -31,7 +31,7 @@ def run_dir() -> Path:
 
 
 def run_file_path(name: str) -> Path:
-    """Where the mesh called `name` leaves its run file."""
+    """Path of the run file of the mesh called `name`."""
     return run_dir() / f"{name}.json"
 
 

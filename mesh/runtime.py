@@ -38,7 +38,7 @@ class Clock(Protocol):
 
 
 class Entropy(Protocol):
-    """Where chance comes from."""
+    """Where random numbers come from: the system, or a seed in simulations."""
 
     def generator(self) -> random.Random:
         """A new generator, seeded by chance. Not for secrets."""
@@ -80,7 +80,7 @@ class Transport(Protocol):
         """A channel to host:port. It connects when first used and reconnects by itself; close it when done."""
 
     def server(self, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]) -> grpc.aio.Server:
-        """A server without ports."""
+        """A gRPC server that listens nowhere yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +94,15 @@ class Runtime:
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The `Clock` of this machine."""
 
     def now_s(self) -> float:
-        """Seconds of the monotonic clock."""
         return time.monotonic()
 
     def unix_s(self) -> float:
-        """Seconds since 1970."""
         return time.time()
 
     async def sleep(self, duration_s: float) -> None:
-        """Return once `duration_s` have passed."""
         await asyncio.sleep(duration_s)
 
 
@@ -117,12 +114,11 @@ class SystemEntropy:
         return random.Random()
 
     def token_hex(self, random_bytes: int) -> str:
-        """Fit for secrets."""
         return secrets.token_hex(random_bytes)
 
 
 class SystemThreadPool:
-    """A `concurrent.futures` executor."""
+    """The `ThreadPool` of a `concurrent.futures` executor."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -154,16 +150,14 @@ class SystemThreads:
 
 
 class GrpcTransport:
-    """grpc.aio over TCP."""
+    """The `Transport` of grpc.aio over TCP, in plaintext."""
 
     def channel(
         self, address: str, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]
     ) -> grpc.aio.Channel:
-        """A plaintext channel."""
         return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
 
     def server(self, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]) -> grpc.aio.Server:
-        """A server of the running event loop."""
         return grpc.aio.server(options=options, interceptors=interceptors)
 
 

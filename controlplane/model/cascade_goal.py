@@ -41,7 +41,7 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """The goal's key in the state store."""
         return GOALS_PREFIX + self.cascade
 
     def checked(self) -> "CascadeGoal":

@@ -34,7 +34,7 @@ class CascadeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """The record's key in the state store."""
         return CASCADES_PREFIX + self.name
 
     def checked(self) -> "CascadeRecord":

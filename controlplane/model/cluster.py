@@ -221,7 +221,7 @@ class ClusterTable:
         return tuple(self._fleets)
 
     def instances(self) -> tuple[InstanceDescription, ...]:
-        """Of all models, in the order of joining."""
+        """All instances of all models, in the order in which they joined."""
         return tuple(self._instances.values())
 
     def placeable_instances(self) -> int:
@@ -233,11 +233,12 @@ class ClusterTable:
         return self._loads[instance_id]
 
     def state(self, instance_id: str) -> InstanceState:
-        """As last reported."""
+        """The instance's state by its last load report; starting before the first. Raises `KeyError` for an unknown
+        instance."""
         return self._fleets[self._instances[instance_id].model].state(instance_id)
 
     def is_stale(self, instance_id: str) -> bool:
-        """See `staled`."""
+        """Whether the instance's load signal is too old to be placed by. Raises `KeyError` for an unknown instance."""
         return self._fleets[self._instances[instance_id].model].is_stale(instance_id)
 
     def snapshot(self, model: str) -> Snapshot | None:

@@ -28,7 +28,7 @@ class DeploymentRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """The record's key in the state store."""
         return DEPLOYMENTS_PREFIX + self.supervisor
 
     @property

@@ -14,7 +14,11 @@ READY_CODE = STATE_CODES[InstanceState.READY]
 
 
 class Fleet:
-    """Rows are instances in the order of their ids. `snapshot` copies only if something has changed."""
+    """The instances of one model as columns of integers, which policies compute on with NumPy.
+
+    Rows are instances in the order of their ids. Columns are written in place; `snapshot` copies them only if something
+    has changed since.
+    """
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -33,7 +37,7 @@ class Fleet:
         self._snapshot: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
-        """The state now."""
+        """An immutable copy of the columns as they are now; the same object until something changes."""
         if self._snapshot is None:
             table = self._table.copy()
             table.flags.writeable = False
@@ -65,7 +69,7 @@ class Fleet:
         self._reindex()
 
     def remove(self, instance_id: str) -> None:
-        """The instance is gone."""
+        """Drop an instance's row. Raises `KeyError` for an unknown one."""
         row = self._rows[instance_id]
         self.slots_mask ^= 1 << self.slot(instance_id)
         self._table = np.ascontiguousarray(np.delete(self._table, row, axis=1))
@@ -74,7 +78,7 @@ class Fleet:
         self._reindex()
 
     def slot(self, instance_id: str) -> int:
-        """Where the instance stands in the prefix index."""
+        """The bit of the prefix index's masks that stands for the instance."""
         return int(self._table[Column.SLOT, self._rows[instance_id]])
 
     def move_slot(self, instance_id: str, slot: int) -> None:
@@ -104,11 +108,11 @@ class Fleet:
         self._update_placeable(row)
 
     def state(self, instance_id: str) -> InstanceState:
-        """As last reported."""
+        """The instance's state by its last load report; starting before the first."""
         return INSTANCE_STATES[int(self._table[Column.STATE, self._rows[instance_id]])]
 
     def is_stale(self, instance_id: str) -> bool:
-        """See `mark_stale`."""
+        """Whether the load signal was marked as too old to be placed by."""
         return bool(self._table[Column.STALE, self._rows[instance_id]])
 
     def correct(self, instance_id: str, requests: int, prefill_tokens: int) -> None:

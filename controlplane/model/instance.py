@@ -1,11 +1,11 @@
-"""What an instance is, and the load it reports."""
+"""Descriptions of instances, their states, and the load and KV changes that they report."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class InstanceState(StrEnum):
-    """What may be asked of an instance."""
+    """The states of an instance, by what may be asked of it."""
 
     STARTING = "starting"
     READY = "ready"

@@ -61,7 +61,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
 
 
 class DecodeChoice(msgspec.Struct, frozen=True, eq=False):
-    """Where a placed request is decoded, and why."""
+    """The instance that decodes a placed request, with the reason."""
 
     row: int
     rule: str

@@ -107,7 +107,7 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """What one engine step added to one request."""
+    """Tokens that one engine step added to one request."""
 
     request_id: str
     offset: int

@@ -61,7 +61,7 @@ class Parameter:
 
     @property
     def is_required(self) -> bool:
-        """It has no default."""
+        """Whether requests must give the parameter, because it has no default."""
         return self.default is MISSING
 
     def refusal(self, value: Any) -> str | None:

@@ -7,7 +7,7 @@ import msgspec
 
 
 class SharedKind(StrEnum):
-    """What happened to a request at an instance."""
+    """Kinds of events that schedulers share about a request at an instance."""
 
     PREFILL = "prefill"
     """It was placed there."""
@@ -23,7 +23,7 @@ PLACED_KINDS: Final = (SharedKind.PREFILL, SharedKind.DECODE, SharedKind.ARRIVIN
 
 
 class SharedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One placement or ending."""
+    """A placement, or the end of one, that one scheduler publishes to the others."""
 
     kind: SharedKind
     request_id: str

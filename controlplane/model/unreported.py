@@ -35,7 +35,7 @@ class UnreportedRequests:
         return iter(tuple(self._open.values()))
 
     def get(self, request_id: str) -> UnreportedRequest | None:
-        """The request's open placement."""
+        """The placement of this request that no report counts yet; None if there is none."""
         return self._open.get(request_id)
 
     def add(self, request: UnreportedRequest) -> list[UnreportedRequest]:

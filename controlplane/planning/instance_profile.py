@@ -55,7 +55,7 @@ class InstanceSizes(msgspec.Struct, frozen=True):
 
     @property
     def kv_tokens(self) -> int:
-        """That its KV cache holds."""
+        """Tokens that the KV cache holds."""
         return self.kv_blocks * self.block_tokens
 
 
@@ -80,7 +80,7 @@ class InstanceProfile(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Where it stands in the state store."""
+        """The profile's key in the state store."""
         return PROFILES_PREFIX + self.name
 
     @property

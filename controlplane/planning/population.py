@@ -41,7 +41,7 @@ class Population:
 
     @property
     def longest_tokens(self) -> int:
-        """Of any request at its end."""
+        """Context length at its end of the longest request."""
         return int((self.input_tokens + self.output_tokens).max())
 
     def loads_up_to(self, lengths: NDArray[Any]) -> Floats:

@@ -63,7 +63,7 @@ class QoeModel(msgspec.Struct, frozen=True):
 
     @property
     def coefficients(self) -> NDArray[np.float64]:
-        """Shape (5,)."""
+        """D_0 to D_4; shape (5,)."""
         return np.array(msgspec.structs.astuple(self), dtype=np.float64)
 
     def normalised_latency_ms(self, load: BatchLoad) -> float:

@@ -96,7 +96,10 @@ def log_cuts(longest_tokens: int, per_octave: int = 1) -> NDArray[np.int64]:
 
 
 def find_plan(problem: PartitionProblem, instances: int, method: PartitionMethod) -> StagePlan:
-    """Raises `ConfigurationError` without instances."""
+    """Cut the population into stages by the chosen method.
+
+    Raises `ConfigurationError` if there is no instance.
+    """
     if instances < 1:
         raise ConfigurationError(f"stages need at least one instance, got {instances}")
     match method:
@@ -203,7 +206,6 @@ def heuristic_plan(problem: PartitionProblem, instances: int) -> StagePlan:
     edges = [0, *np.searchsorted(problem.cuts_tokens, chain.boundaries_tokens).tolist(), len(problem.cuts_tokens) - 1]
 
     def gain(stage: int) -> float:
-        """Of merging the stage with the next."""
         first, cut, last = edges[stage : stage + 3]
         apart = problem.stage_cost(sizes[stage], first, cut) + problem.stage_cost(sizes[stage + 1], cut, last)
         merged = problem.stage_cost(sizes[stage] + sizes[stage + 1], first, last)

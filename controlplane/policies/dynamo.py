@@ -34,7 +34,6 @@ class Dynamo:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         prefill, total = p_token(problem), total_tokens(problem)
         scores = among_candidates(self.parameters.prefill_weight * prefill + total, problem.candidates)
         turn = self._turns.next(problem.request.model)

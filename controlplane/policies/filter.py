@@ -32,7 +32,6 @@ class Filter:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         bs = problem.snapshot.batch_requests
         sizes = bs[problem.candidates]
         uneven = int(sizes.max() - sizes.min()) > self.parameters.range_requests

@@ -24,7 +24,7 @@ class Policy(Protocol):
 
     @property
     def parameters(self) -> PolicyParameters:
-        """What it was made with."""
+        """The parameters in force, for `penstock policy` and recordings."""
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """Choose among the candidates, of which there is at least one."""

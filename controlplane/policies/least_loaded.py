@@ -23,7 +23,6 @@ class LeastLoaded:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         running = problem.snapshot.running_requests
         queued = problem.snapshot.batch_requests - running
         scores = among_candidates(QUEUED_WEIGHT * queued + running, problem.candidates)

@@ -34,7 +34,6 @@ class Linear:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         bs = problem.snapshot.batch_requests
         largest = max(int(bs[problem.candidates].max()), 1)
         weight = self.parameters.cache_weight

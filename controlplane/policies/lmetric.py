@@ -27,7 +27,6 @@ class LMetric:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         tokens = p_token(problem)
         bs = problem.snapshot.batch_requests
         scores = among_candidates(tokens * bs, problem.candidates)

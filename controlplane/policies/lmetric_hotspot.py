@@ -45,7 +45,6 @@ class LMetricHotspot:
         """By model; as many as are served."""
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         decision = self._lmetric.decide(problem)
         filtered_ids = self._filtered_ids(problem, decision.row)
         if not filtered_ids:

@@ -26,7 +26,6 @@ class LMetricPlus:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         tokens = p_token(problem)
         bs = problem.snapshot.batch_requests
         scores = among_candidates(tokens * (bs + 1), problem.candidates)

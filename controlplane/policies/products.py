@@ -25,7 +25,6 @@ class HitRatioTimesBatch:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         missed = np.maximum(1 - kv_hit(problem), 1 / max(problem.request.prompt_tokens, 1))
         bs = problem.snapshot.batch_requests
         scores = among_candidates(missed * bs, problem.candidates)
@@ -45,7 +44,6 @@ class PTokenTimesTokens:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         tokens, load = p_token(problem), total_tokens(problem)
         scores = among_candidates(tokens * load, problem.candidates)
         turn = self._turns.next(problem.request.model)

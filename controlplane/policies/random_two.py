@@ -30,7 +30,6 @@ class RandomTwo:
         self._generator = np.random.default_rng(parameters.seed)
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         rows = np.flatnonzero(problem.candidates)
         first = int(self._generator.integers(len(rows)))
         drawn = [int(rows[first])]

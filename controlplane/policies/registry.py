@@ -27,7 +27,6 @@ from mesh.plugins import PluginRegistry
 
 
 def _plain(make: Callable[[], Policy]) -> PolicyFactory:
-    """Of a policy without parameters."""
     return PolicyFactory(lambda _: make())
 
 

@@ -22,7 +22,6 @@ class RoundRobin:
         self._last_chosen: dict[str, str] = {}
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         instances, model = problem.snapshot.instances, problem.snapshot.model
         next_row = bisect_right(instances, self._last_chosen.get(model, ""), key=lambda i: i.instance_id)
         places = (np.arange(len(instances)) - next_row) % len(instances)

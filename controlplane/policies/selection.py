@@ -23,7 +23,7 @@ class RoundRobinCounter:
         return self._turns[model]
 
     def last(self, model: str) -> int:
-        """As `next` said last."""
+        """What `next` returned last for the model; 0 before the first."""
         return self._turns.get(model, 0)
 
 

@@ -61,7 +61,6 @@ class Simulation:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         predicted_ms = self.ttft_ms(problem)
         if self.parameters.output_tokens:
             predicted_ms = predicted_ms + self.parameters.output_tokens * self.tpot_ms(problem)

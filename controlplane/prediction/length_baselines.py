@@ -20,17 +20,17 @@ class LengthBaseline(Protocol):
     """Fitted; tells the remaining tokens of samples."""
 
     def predict(self, samples: LengthSamples) -> NDArray[np.float64]:
-        """One number per sample."""
+        """Remaining tokens of each sample, as floats; shape (samples,)."""
 
 
 class Constant:
-    """The same for every request at any time."""
+    """The `LengthBaseline` that predicts the same for every request at any time: the median remaining length of the
+    training samples."""
 
     def __init__(self, train: LengthSamples) -> None:
         self._tokens = float(np.median(train.remaining_tokens))
 
     def predict(self, samples: LengthSamples) -> NDArray[np.float64]:
-        """See `LengthBaseline`."""
         return np.full(len(samples), self._tokens)
 
 
@@ -48,13 +48,13 @@ class PromptOnly:
 
 
 class GeneratedOnly:
-    """The residual life of requests that have generated so many tokens."""
+    """The `LengthBaseline` that knows the progress alone: the median remaining length of requests that have generated
+    as much."""
 
     def __init__(self, train: LengthSamples) -> None:
         self._table = _MedianTable(train.generated_tokens, train.remaining_tokens)
 
     def predict(self, samples: LengthSamples) -> NDArray[np.float64]:
-        """See `LengthBaseline`."""
         return self._table.look_up(samples.generated_tokens)
 
 

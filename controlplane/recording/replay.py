@@ -27,7 +27,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct):
-    """What came of it."""
+    """The result of a replay: how many decisions were taken again, and which of them came out otherwise."""
 
     placements: int = 0
     decode_placements: int = 0
@@ -41,7 +41,7 @@ class Replayed(msgspec.Struct):
 
     @property
     def decisions(self) -> int:
-        """Of both kinds."""
+        """Placements and decode placements together."""
         return self.placements + self.decode_placements
 
 

@@ -22,12 +22,10 @@ class RecordingTable(ClusterTable):
         """What happens now is part of an event that was told."""
 
     def joined(self, instance: InstanceDescription) -> None:
-        """See `ClusterTable`."""
         with self._told(events.Joined(self.number, instance)):
             super().joined(instance)
 
     def lost(self, instance_id: str, incarnation_id: str) -> None:
-        """See `ClusterTable`."""
         with self._told(events.Lost(self.number, instance_id, incarnation_id)):
             super().lost(instance_id, incarnation_id)
 
@@ -39,50 +37,41 @@ class RecordingTable(ClusterTable):
         state: InstanceState,
         admitted_request_ids: Iterable[str] = (),
     ) -> None:
-        """See `ClusterTable`."""
         admitted = tuple(admitted_request_ids)
         with self._told(events.Reported(self.number, instance_id, incarnation_id, load, state, admitted)):
             super().reported(instance_id, incarnation_id, load, state, admitted)
 
     def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
-        """See `ClusterTable`."""
         with self._told(events.Staled(self.number, instance_id, incarnation_id, stale)):
             super().staled(instance_id, incarnation_id, stale)
 
     def unmonitor(self, instance_id: str, incarnation_id: str) -> None:
-        """See `ClusterTable`."""
         with self._told(events.Unmonitored(self.number, instance_id, incarnation_id)):
             super().unmonitor(instance_id, incarnation_id)
 
     def adopt(self, source: ClusterTable, instance_id: str) -> None:
-        """See `ClusterTable`."""
         assert isinstance(source, RecordingTable), "a recorder makes all tables"
         with self._told(events.Adopted(self.number, source.number, instance_id)):
             super().adopt(source, instance_id)
 
     def cached(self, instance_id: str, incarnation_id: str, blocks: KvBlocks) -> int:
-        """See `ClusterTable`."""
         self._tell(events.Cached(self.number, instance_id, incarnation_id, blocks))
         return super().cached(instance_id, incarnation_id, blocks)
 
     def ended(self, request_id: str) -> tuple[str, ...]:
-        """See `ClusterTable`."""
         self._tell(events.Ended(self.number, request_id))
         return super().ended(request_id)
 
     def shared(self, event: SharedEvent, now_s: float) -> bool:
-        """See `ClusterTable`."""
         self._tell(events.Shared(self.number, event, now_s))
         return super().shared(event, now_s)
 
     def take_over(self, former: ClusterTable) -> int:
-        """See `ClusterTable`."""
         assert isinstance(former, RecordingTable), "a recorder makes all tables"
         self._tell(events.TakenOver(self.number, former.number))
         return super().take_over(former)
 
     def forget_unreported(self, now_s: float) -> int:
-        """See `ClusterTable`."""
         if self.expected_requests():
             self._tell(events.Forgotten(self.number, now_s))
         return super().forget_unreported(now_s)

@@ -1,4 +1,4 @@
-"""What an engine tells of its own mind: the last layer's hidden state of the last token of its requests."""
+"""The hidden states of an engine's model, from which remaining lengths are predicted (STAR, section 4.2)."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from engine_worker.engines.interface import Engine
 
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
-    """Of all requests that sampled a token in one engine step."""
+    """The last layer's hidden state of the last token, for all requests that sampled a token in one engine step."""
 
     step: int
     """Of the engine, counted since the capture began."""
@@ -26,13 +26,14 @@ class HiddenStateSource(Protocol):
     """An engine whose hidden states can be had (STAR, section 4.2: final layer, last token)."""
 
     async def capture_hidden_states(self, every_steps: int) -> str:
-        """Tell the states of every `every_steps`-th step from now on, 0: of none. Returns why that cannot be done,
+        """Capture the states of every `every_steps`-th step from now on; 0 stops it. Returns why that cannot be done,
         empty if it can."""
 
     def hidden_states(self) -> AsyncIterator[HiddenStates]:
-        """What was captured, in order; has one consumer. A consumer that lags loses the oldest."""
+        """Yields what was captured, in order. One consumer only; one that lags loses the oldest."""
 
 
 def has_hidden_states(engine: Engine) -> TypeGuard[HiddenStateSource]:
-    """Whether the engine has hidden states at all."""
+    """Whether the engine is of a kind that has hidden states; `capture_hidden_states` says whether they can be had
+    now."""
     return isinstance(engine, HiddenStateSource)

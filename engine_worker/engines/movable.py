@@ -1,4 +1,4 @@
-"""What an engine offers beyond `Engine` so that its requests can move. The coordinator drives it; no protocol here."""
+"""The interface of an engine whose requests can migrate. The coordinator drives it; the protocol is not here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class MovableEngine(Engine, Protocol):
 
     @property
     def kv_block_bytes(self) -> int:
-        """What a block of KV takes."""
+        """Size of one KV block in bytes."""
 
     # The source's side.
 
@@ -89,5 +89,5 @@ class MovableEngine(Engine, Protocol):
 
 
 def is_movable(engine: Engine) -> TypeGuard[MovableEngine]:
-    """Whether requests can move to and from an engine of this class."""
+    """Whether the class of this engine can migrate requests at all; its settings may still forbid it."""
     return hasattr(type(engine), "activate")

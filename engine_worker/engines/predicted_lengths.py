@@ -1,4 +1,4 @@
-"""What an engine tells that knows how long its requests will get."""
+"""Length predictions that come from the engine itself: the simulated engine knows how long its requests will get."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from engine_worker.engines.interface import Engine
 
 @dataclass(frozen=True, slots=True)
 class PredictedLength:
-    """Of one decoding request."""
+    """How many tokens one decoding request has generated, and how many it is predicted still to generate."""
 
     request_id: str
     generated_tokens: int
@@ -19,15 +19,16 @@ class PredictedLength:
 
 @runtime_checkable
 class LengthPredictingEngine(Protocol):
-    """An engine that needs no predictor."""
+    """An engine that predicts the lengths of its requests, so that no length predictor is asked."""
 
     def enable_length_predictions(self, every_steps: int) -> bool:
-        """Tell at every `every_steps`-th step from now on, 0: never. False if it was set up not to."""
+        """Predict after every `every_steps`-th step from now on; 0 stops it. Returns False if the engine was set up not
+        to."""
 
     def length_predictions(self) -> AsyncIterator[tuple[PredictedLength, ...]]:
-        """All decoding requests, each time; has one consumer. One that lags gets the newest only."""
+        """Yields predictions for all decoding requests at once. One consumer only; one that lags gets the newest
+        only."""
 
 
 def predicts_lengths(engine: Engine) -> TypeGuard[LengthPredictingEngine]:
-    """Whether the engine is such a one."""
     return isinstance(engine, LengthPredictingEngine)

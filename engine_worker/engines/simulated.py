@@ -70,7 +70,8 @@ class SimulatedEngine:
         self._observe: Callable[[StepSample], None] | None = None
 
     async def start(self) -> EngineLimits:
-        """Begin to take steps."""
+        """Start the task that takes steps; returns the limits of the configuration. Raises `EngineFailed` if called
+        twice."""
         if self._runner is not None:
             raise EngineFailed("the engine was started already; make a new one")
         self._runner = asyncio.create_task(self._run(), name="simulated-engine")

@@ -20,7 +20,8 @@ from simulator.instance.sequence import SequenceState
 
 
 class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
-    """Stands in for hidden states and a predictor where there is no model: an oracle with the errors of one."""
+    """A `LengthPredictingEngine`: stands in for hidden states and a predictor where there is no model, with a
+    predictor's errors."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
         pipeline_parallel: int = 1,
         make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric,
     ) -> None:
-        """`length_error` None: say nothing."""
+        """`length_error` spoils the true lengths as a predictor would; None: the engine predicts nothing."""
         super().__init__(
             config,
             cost,
@@ -51,26 +52,21 @@ class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
         self._predictions: Mailbox[tuple[PredictedLength, ...]] = Mailbox()
 
     def enable_length_predictions(self, every_steps: int) -> bool:
-        """See `LengthPredictingEngine`."""
         self._every_steps = every_steps if self._length_error is not None else 0
         return self._length_error is not None
 
     def length_predictions(self) -> AsyncIterator[tuple[PredictedLength, ...]]:
-        """See `LengthPredictingEngine`."""
         return self._predictions.read()
 
     def submit(self, request: EngineRequest) -> None:
-        """See `Engine.submit`."""
         super().submit(request)
         self._note(request)
 
     async def reserve(self, migration_id: str, request: EngineRequest) -> None:
-        """See `MovableEngine.reserve`."""
         await super().reserve(migration_id, request)
         self._note(request)
 
     async def stop(self) -> None:
-        """See `Engine.stop`."""
         await super().stop()
         self._predictions.close()
 

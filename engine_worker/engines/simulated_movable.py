@@ -32,8 +32,6 @@ steps' time: the loop is never held for longer than so many blocks take (about a
 
 @dataclass(slots=True)
 class _Export:
-    """What peers may read of a request."""
-
     request_id: str
     on_progress: Callable[[ExportProgress], None]
     told: ExportProgress | None = None
@@ -108,7 +106,7 @@ class MovableSimulatedEngine(SimulatedEngine):
 
     @property
     def transfers(self) -> tuple[str, ...]:
-        """What is exported, imported, paused or being released now."""
+        """Number of requests that are exported, imported, paused or being released now."""
         exported = self._agent.exported if self._agent is not None else ()
         return (
             *(f"export {each}" for each in dict.fromkeys((*self._exports, *exported))),
@@ -124,12 +122,10 @@ class MovableSimulatedEngine(SimulatedEngine):
 
     @property
     def kv_block_bytes(self) -> int:
-        """See `MovableEngine`."""
         config: InstanceConfig = self.instance.config
         return config.block_bytes
 
     def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
-        """See `MovableEngine`."""
         self.kv_agent()
         if self.instance.state_of(request_id) is SequenceState.ENDED:
             raise RequestRefused(f"request {request_id} is unknown here or has ended")
@@ -146,14 +142,12 @@ class MovableSimulatedEngine(SimulatedEngine):
         return await pausing
 
     def resume(self, request_id: str) -> None:
-        """See `MovableEngine`."""
         self._end_pause(request_id, None)
         if self.instance.state_of(request_id) is SequenceState.PAUSED:
             self.instance.resume(request_id)
             self.wake()
 
     def withdraw(self, request_id: str, migration_id: str) -> None:
-        """See `MovableEngine`."""
         if self._exports.pop(migration_id, None) is not None:
             self._moves.spawn(self.kv_agent().withdraw(migration_id), name="withdraw")
 
@@ -163,7 +157,6 @@ class MovableSimulatedEngine(SimulatedEngine):
         self._releases[request_id] = self._moves.spawn(self._release(request_id, migration_id), name="release")
 
     async def reserve(self, migration_id: str, request: EngineRequest) -> None:
-        """See `MovableEngine`."""
         self.kv_agent()
         if (releasing := self._releases.get(request.request_id)) is not None:
             await releasing
@@ -194,7 +187,6 @@ class MovableSimulatedEngine(SimulatedEngine):
         await self.kv_agent().pull(PeerAddress(host, int(port)), migration_id, sent, wanted.block_ids, deadline_s)
 
     def activate(self, migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int) -> None:
-        """See `MovableEngine`."""
         importing = self._imports[migration_id]
         tokens = importing.prompt_tokens + len(emitted_token_ids)
         self.instance.complete_import(importing.request.request_id, tokens)
@@ -202,7 +194,6 @@ class MovableSimulatedEngine(SimulatedEngine):
         self.wake()
 
     def discard(self, migration_id: str) -> None:
-        """See `MovableEngine`."""
         importing = self._imports.pop(migration_id, None)
         if importing is not None:
             self.instance.abort(importing.request.request_id)
@@ -260,7 +251,6 @@ class MovableSimulatedEngine(SimulatedEngine):
             self.wake()
 
     def kv_agent(self) -> KvTransferAgent:
-        """See `MovableEngine`."""
         if self._agent is None:
             raise ConfigurationError(f"requests cannot move to or from this engine: {self._agent_missing}")
         return self._agent

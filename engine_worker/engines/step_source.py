@@ -1,4 +1,4 @@
-"""What an engine tells of its steps, for whoever fits costs to them."""
+"""Durations of an engine's steps, from which profiles fit step costs."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -16,5 +16,4 @@ class StepSource(Protocol):
 
 
 def has_steps(engine: Engine) -> TypeGuard[StepSource]:
-    """Whether the engine's steps can be watched."""
     return isinstance(engine, StepSource)

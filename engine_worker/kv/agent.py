@@ -38,7 +38,8 @@ LONGEST_PAUSE_S = 30.0
 
 
 class KvTransferAgent:
-    """Pulls blocks from other agents and serves blocks that were exported here."""
+    """Pulls blocks from other agents and serves blocks that were exported here. `reserve`, `release` and
+    `pull_reserved` go to its `PullOrders`."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class KvTransferAgent:
         return self._port
 
     async def describe(self) -> AgentDescription:
-        """What it is; after `start`."""
+        """The agent's identity, port and KV layout. Call after `start`."""
         return AgentDescription(self._agent_id, self.port, self._memory.layout, self._settings)
 
     def export(self, export_id: str, block_ids: Sequence[int]) -> None:
@@ -169,7 +170,8 @@ class KvTransferAgent:
         target_block_ids: Sequence[int],
         deadline_s: float,
     ) -> TransferStats:
-        """See `PullOrders.pull`."""
+        """Pull into blocks that the engine has reserved under `transfer_id`. Raises as `pull`, and `KvTransferRefused`
+        for blocks that are not reserved."""
         return await self.orders.pull(peer, transfer_id, source_block_ids, target_block_ids, deadline_s)
 
     @property
@@ -178,7 +180,7 @@ class KvTransferAgent:
         return self._exports.ids
 
     async def status(self) -> AgentStatus:
-        """What goes on now."""
+        """Transfers that run and wait now, and totals since the start."""
         return AgentStatus(
             pulling=self._pull_slots.running,
             pull_queue=self._pull_slots.queued,

@@ -31,7 +31,7 @@ _MAGIC = b"PKV1"
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where an agent listens."""
+    """Host and port at which another transfer agent accepts connections."""
 
     host: str
     port: int
@@ -98,7 +98,7 @@ class Connection:
                 return
 
     def send_data(self, transfer: int, buffer: Buffer) -> asyncio.Future[None]:
-        """One message of blocks."""
+        """Send one message of block data of this transfer; done once `buffer` may be reused."""
         return self._endpoint.send(buffer, data_tag(self._peer_key, transfer), is_data=True)
 
     def receive_data(self, transfer: int, buffer: Buffer) -> asyncio.Future[None]:

@@ -37,7 +37,7 @@ class KvListener(Protocol):
 
     @property
     def port(self) -> int:
-        """Where peers connect."""
+        """The TCP port at which peers connect."""
 
 
 class KvFabric(Protocol):

@@ -13,7 +13,7 @@ class Scheduled(Protocol):
     """A call that is to come."""
 
     def cancel(self) -> None:
-        """It is not to come."""
+        """Drop the call, if it has not been made yet."""
 
 
 Schedule = Callable[[float, Callable[[], None]], Scheduled]

@@ -18,11 +18,11 @@ class KvMemory(Protocol):
 
     @property
     def layout(self) -> KvLayout:
-        """What a peer must have too."""
+        """Regions, block sizes and data type. A peer with another layout cannot exchange blocks with this memory."""
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """Number of blocks; their ids go from 0 to `blocks` - 1."""
 
     def view(self, region: int, first_block: int, count: int) -> Buffer | None:
         """These blocks in place, if they lie in one piece; otherwise None."""
@@ -44,11 +44,11 @@ class KvMemory(Protocol):
 
 
 class RegionMemory:
-    """Blocks in arrays: of each region a matrix of uint8, blocks x bytes of a block, with any stride between blocks.
+    """The `KvMemory` of blocks in arrays: of each region a matrix of uint8, blocks x bytes of a block, with any stride
+    between blocks.
 
-    NumPy arrays for host memory (of a torch tensor t in host memory: `t.view(torch.uint8).numpy()`), torch tensors
-    on a GPU: slices of both are written alike, and UCX takes either, so the bytes of a GPU never pass through the
-    host. Not tried on a GPU.
+    NumPy arrays for host memory (of a torch tensor on the CPU its `.numpy()`), anything with the CUDA array interface
+    for a GPU's.
     """
 
     def __init__(
@@ -86,30 +86,24 @@ class RegionMemory:
         self._settle = settle
 
     def view(self, region: int, first_block: int, count: int) -> Buffer | None:
-        """See `KvMemory.view`."""
         if count > 1 and not self._is_dense[region]:
             return None
         return self._regions[region][first_block : first_block + count].reshape(-1)
 
     def staging(self, nbytes: int) -> Buffer:
-        """See `KvMemory.staging`."""
         return self._new_staging(nbytes) if self._new_staging else np.empty(nbytes, np.uint8)
 
     def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        """See `KvMemory.read`."""
         into.reshape(count, -1)[:] = self._regions[region][first_block : first_block + count]
 
     def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
-        """See `KvMemory.write`."""
         self._regions[region][first_block : first_block + count] = content.reshape(count, -1)
 
     def settle(self) -> None:
-        """See `KvMemory.settle`."""
         if self._settle is not None:
             self._settle()
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
-        """See `KvMemory.host_bytes`."""
         host: NDArray[np.uint8] = buffer if isinstance(buffer, np.ndarray) else buffer.cpu().numpy()
         return host.data
 
@@ -119,7 +113,8 @@ class RegionMemory:
 
 
 class BlockBytesMemory:
-    """Blocks that an engine hands out and takes in as bytes; always staged. For the simulated engine."""
+    """The `KvMemory` of an engine that hands out and takes in blocks as bytes; always staged. For the simulated
+    engine."""
 
     def __init__(
         self,
@@ -137,20 +132,17 @@ class BlockBytesMemory:
         self._write_block = write_block
 
     def view(self, region: int, first_block: int, count: int) -> None:
-        """Never in place."""
+        """Always None: the engine's blocks cannot be read or written in place."""
 
     def staging(self, nbytes: int) -> Buffer:
-        """See `KvMemory.staging`."""
         return np.empty(nbytes, np.uint8)
 
     def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        """See `KvMemory.read`."""
         rows = into.reshape(count, -1)
         for index in range(count):
             rows[index] = np.frombuffer(self._read_block(first_block + index), np.uint8)
 
     def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
-        """See `KvMemory.write`."""
         for index, row in enumerate(content.reshape(count, -1)):
             self._write_block(first_block + index, row.tobytes())
 
@@ -158,6 +150,5 @@ class BlockBytesMemory:
         """Copies are done when the calls return."""
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
-        """See `KvMemory.host_bytes`."""
         content: NDArray[np.uint8] = buffer
         return content.data

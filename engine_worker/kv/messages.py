@@ -36,7 +36,7 @@ LAST_TRANSFER = 2**32 - 1
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First message, both ways."""
+    """The first message of both sides: their protocol version, identity and KV layout."""
 
     protocol: int
     agent_id: str
@@ -44,7 +44,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Pull(msgspec.Struct, frozen=True, tag="pull"):
-    """Send me these blocks."""
+    """Puller to source: send the blocks of `runs` that were exported as `export_id`."""
 
     transfer: int
     """Counts from 1 on each connection."""
@@ -79,13 +79,13 @@ class Digests(msgspec.Struct, frozen=True, tag="digests"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """All was sent."""
+    """Source to puller: all messages of the transfer were sent."""
 
     transfer: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """No more will be sent."""
+    """Source to puller: the transfer ends here, and why."""
 
     transfer: int
     kind: Literal["refused", "failed", "cancelled"]

@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one message carries, in this order."""
+    """The blocks that one message carries, in this order."""
 
     pieces: tuple[Piece, ...]
     nbytes: int

@@ -16,8 +16,6 @@ from mesh.errors import KvBlockCorrupt, KvTransferFailed, KvTransferRefused, Pen
 
 
 class _Receiving:
-    """One posted receive."""
-
     __slots__ = ("buffer", "extents", "future", "is_staged")
 
     def __init__(self, future: asyncio.Future[None], buffer: Buffer, where: list[Extent], is_staged: bool) -> None:
@@ -28,12 +26,13 @@ class _Receiving:
 
 
 class RunningPull:
-    """One `Pull` and what comes of it. When `run` returns or raises, nothing touches the target blocks any more."""
+    """The puller's side of one transfer. When `run` returns or raises, nothing touches the target blocks any more."""
 
     def __init__(
         self, connection: Connection, request: Pull, runs: Sequence[Run], memory: KvMemory, grace_s: float
     ) -> None:
-        """`request` with nothing granted."""
+        """`request` is sent by `run`, which fills in how many messages are granted. `grace_s` is how long a source that
+        was told to stop may take to answer before the connection is cut."""
         self.request = request
         self.messages = 0
         """Received so far."""
@@ -104,7 +103,7 @@ class RunningPull:
         self._decide(None)
 
     def failed(self, answer: Failed) -> None:
-        """The source gave up."""
+        """The source gave up: `run` raises the reason, unless this side had cancelled the transfer."""
         story = f"{self._connection.peer_name} gives no blocks of {self.request.export_id!r}: {answer.reason}"
         match answer.kind:
             case "cancelled":
@@ -121,7 +120,7 @@ class RunningPull:
         self._source_digests.extend(values)
 
     def lost(self) -> None:
-        """The connection was cut."""
+        """The connection was cut: `run` raises `PeerUnavailable`."""
         self._decide(self._connection.lost())
 
     def _cancel(self) -> None:

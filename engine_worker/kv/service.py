@@ -39,10 +39,10 @@ class AgentPort(Protocol):
     """What the service asks of an agent, which may live in another process."""
 
     async def describe(self) -> AgentDescription:
-        """What it is."""
+        """The agent's identity, port and KV layout."""
 
     async def status(self) -> AgentStatus:
-        """What it does."""
+        """Its transfers that run and wait now, and totals since the start."""
 
     async def pull_reserved(
         self,
@@ -52,11 +52,13 @@ class AgentPort(Protocol):
         target_block_ids: Sequence[int],
         deadline_s: float,
     ) -> TransferStats:
-        """See `PullOrders.pull`."""
+        """Pull into blocks that the engine has reserved under `transfer_id`; returns how long it took and how much
+        came. Raises as `PullOrders.pull`."""
 
 
 class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
-    """penstock.v1.KvTransfer."""
+    """gRPC service penstock.v1.KvTransfer: a transfer agent's description and status, and pulls ordered from outside
+    the engine."""
 
     def __init__(self, agent: Callable[[], AgentPort], host: Callable[[], str]) -> None:
         """`agent` raises `ConfigurationError` where the engine has none. `host` is how other workers reach this
@@ -105,7 +107,7 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
         )
 
     async def Status(self, request: pb2.KvStatusRequest, context: Context) -> pb2.KvStatusResponse:
-        """What the agent is doing."""
+        """Transfers that run and wait now, and totals since the start."""
         try:
             status = await self._agent().status()
         except PenstockError as error:

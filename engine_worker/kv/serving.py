@@ -17,7 +17,8 @@ _VOID = np.zeros(1, np.uint8)
 
 
 class ServedPull:
-    """Answers one `Pull`."""
+    """The source's side of one transfer: sends the blocks that a `Pull` asks for, as many messages as it has
+    granted."""
 
     def __init__(self, connection: Connection, request: Pull, memory: KvMemory) -> None:
         self.request = request
@@ -45,11 +46,12 @@ class ServedPull:
             self._send_voids()
 
     def refuse(self, reason: str) -> None:
-        """Send nothing at all."""
+        """Answer that nothing will be sent, and why."""
         self._stop(Failed(self.request.transfer, "refused", reason))
 
     def fail(self, reason: str) -> None:
-        """Send no more blocks."""
+        """Stop in the middle and tell the puller why; messages that it has granted are sent empty, so that its receives
+        end."""
         self._stop(Failed(self.request.transfer, "failed", reason))
 
     def cancel(self) -> None:

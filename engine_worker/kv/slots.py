@@ -20,7 +20,7 @@ class TransferSlots:
 
     @property
     def running(self) -> int:
-        """Slots taken."""
+        """Slots in use now."""
         return self._parallel - len(self._rings)
 
     @property

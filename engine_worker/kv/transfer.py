@@ -1,4 +1,4 @@
-"""What an agent says about itself and its transfers."""
+"""Descriptions and statistics of transfer agents, as values that travel between processes."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class AgentDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """Of one pull that succeeded."""
+    """Size and duration of one pull that succeeded."""
 
     transfer_id: str
     blocks: int
@@ -33,7 +33,7 @@ class TransferStats:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """Of one agent, now."""
+    """An agent's transfers that run and wait now, and totals since its start."""
 
     pulling: int
     pull_queue: int

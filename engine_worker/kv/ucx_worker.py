@@ -33,7 +33,7 @@ def ucx_fabric(settings: KvTransferSettings) -> KvFabric:
 
 
 class UcxWorker:
-    """A `KvFabric`."""
+    """The `KvFabric` over UCX: one UCX worker, progressed by the event loop that made it."""
 
     def __init__(self, ucx: ModuleType, *, spin_us: float) -> None:
         """`spin_us`: how long to look for more while data is under way before the loop sleeps."""
@@ -72,7 +72,6 @@ class UcxWorker:
             raise ConfigurationError(f"UCX cannot listen on port {port} ({error}): is it taken?") from error
 
     async def connect(self, host: str, port: int) -> KvEndpoint:
-        """See `KvFabric`."""
         try:
             found = await self._loop.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -86,7 +85,6 @@ class UcxWorker:
         return UcxEndpoint(self, endpoint)
 
     def staleness(self) -> str:
-        """See `KvFabric`."""
         return changes(self._devices, ipv4_devices())
 
     def obstacle(self) -> str:
@@ -184,7 +182,7 @@ class UcxEndpoint:
         return self._begin("tag_recv", buffer, tag, is_data)
 
     def send_stream(self, buffer: Buffer) -> asyncio.Future[None]:
-        """In order, to whoever is at the other end."""
+        """Send bytes on the endpoint's ordered stream."""
         return self._begin("stream_send", buffer, None, False)
 
     def receive_stream(self, buffer: Buffer) -> asyncio.Future[None]:
@@ -192,7 +190,7 @@ class UcxEndpoint:
         return self._begin("stream_recv", buffer, None, False)
 
     def close(self) -> None:
-        """Abruptly; nothing is flushed."""
+        """Close at once; messages under way are lost."""
         if not self._is_closed:
             self._is_closed = True
             self._endpoint.close_blocking(period=10**8, max_attempts=1)

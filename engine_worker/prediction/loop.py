@@ -141,7 +141,6 @@ class PredictionLoop:
             self.state.predictions_total += 1
 
     def _most(self, tracked: TrackedRequest, generated_tokens: int) -> int:
-        """Its own limit and the model's."""
         context_tokens = len(tracked.request.prompt_token_ids) + generated_tokens
         limit = tracked.request.sampling.max_tokens - generated_tokens
         return max(0, min(limit, self._max_model_len - context_tokens))

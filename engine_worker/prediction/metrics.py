@@ -17,11 +17,9 @@ class PredictionCollector(Collector):
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing ahead of time."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Called by prometheus_client."""
         state = self._state
         source = GaugeMetricFamily(
             "penstock_worker_length_source", "1 for where remaining lengths come from now", labels=("source",)

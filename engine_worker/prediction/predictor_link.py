@@ -27,7 +27,7 @@ class StateBatch:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """In the order of the batch."""
+    """Predicted remaining tokens, in the order of the batch."""
 
     remaining_tokens: Sequence[float]
     artefact: str
@@ -99,7 +99,6 @@ class PredictorLink:
         raise PeerUnavailable(f"{peer} has no artefact of the model {self._model!r} (checkpoint {own})")
 
     async def close(self) -> None:
-        """Free the channel."""
         if self._channel is not None:
             await self._channel.close()
             self._channel = None

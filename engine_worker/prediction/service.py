@@ -7,7 +7,8 @@ from penstock.v1 import predictor_pb2, predictor_pb2_grpc
 
 
 class LengthPredictionService(predictor_pb2_grpc.LengthPredictionServicer):
-    """For `penstock status`."""
+    """gRPC service penstock.v1.LengthPrediction: where this worker's length predictions come from, for `penstock
+    status`."""
 
     def __init__(self, state: PredictionState) -> None:
         self._state = state
@@ -15,7 +16,7 @@ class LengthPredictionService(predictor_pb2_grpc.LengthPredictionServicer):
     async def GetState(
         self, request: predictor_pb2.GetPredictionStateRequest, context: Any
     ) -> predictor_pb2.GetPredictionStateResponse:
-        """The state now."""
+        """The source in force, why it is not a better one, and totals since the start."""
         state = self._state
         return predictor_pb2.GetPredictionStateResponse(
             source=state.source.value,

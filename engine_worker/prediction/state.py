@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 
 
 class LengthSource(StrEnum):
-    """Who says how many tokens are still to come."""
+    """Where predictions of remaining lengths come from."""
 
     OFF = "off"
     """Nobody was asked to."""
@@ -39,19 +39,20 @@ class PredictionState:
     """Of the last call to the predictor."""
 
     def predicted_by(self, artefact: str) -> None:
-        """A predictor answered."""
+        """A predictor has answered with this artefact; logged when that is new."""
         if self.source is not LengthSource.LLM_NATIVE or self.artefact != artefact:
             log.info("remaining lengths are predicted", extra={"artefact": artefact, "every_steps": self.every_steps})
         self.source, self.artefact, self.reason = LengthSource.LLM_NATIVE, artefact, ""
 
     def predicted_by_engine(self) -> None:
-        """The simulated engine answers."""
+        """The engine predicts its lengths itself; logged when that is new."""
         if self.source is not LengthSource.SIMULATED:
             log.info("remaining lengths are told by the simulated engine's error model")
         self.source, self.reason = LengthSource.SIMULATED, ""
 
     def fall_back(self, reason: str) -> None:
-        """Nobody answers."""
+        """Nobody predicts, for this reason: the mean residual life stands in. Logged as a warning when the reason is
+        new."""
         if self.source is not LengthSource.MEAN_RESIDUAL or self.reason != reason:
             log.warning(
                 "remaining lengths are not predicted; the fallback stands in",

@@ -22,7 +22,7 @@ class Backoff:
         return longest_s * self._rng.uniform(0.5, 1.0)
 
     async def pause(self) -> None:
-        """Take the next pause."""
+        """Sleep for the next pause, longer after each call until `reset`."""
         await self._clock.sleep(self.next_s())
 
     def reset(self) -> None:

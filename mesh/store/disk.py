@@ -21,24 +21,24 @@ class AppendedFile(Protocol):
         """Cut off what lies behind. Raises OSError."""
 
     def close(self) -> None:
-        """No effect the second time."""
+        """Close the file. A second call does nothing."""
 
 
 class DiskLock(Protocol):
     """Held until it is released or the process ends."""
 
     def release(self) -> None:
-        """Let others have it."""
+        """Let another process take the lock."""
 
 
 class Disk(Protocol):
     """The files of one machine. Every method raises OSError."""
 
     def make_folder(self, folder: Path) -> None:
-        """With its parents; no effect where it is there."""
+        """Make a folder and its parents, unless it is there."""
 
     def read(self, path: Path) -> bytes | None:
-        """What a file holds; None if there is none."""
+        """The content of a file; None if there is none."""
 
     def create(self, path: Path) -> AppendedFile:
         """A new empty file, in place of one that is there."""
@@ -54,29 +54,24 @@ class Disk(Protocol):
 
 
 class SystemDisk:
-    """The machine's own files."""
+    """The `Disk` of this machine."""
 
     def make_folder(self, folder: Path) -> None:
-        """With its parents."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def read(self, path: Path) -> bytes | None:
-        """What a file holds."""
         with suppress(FileNotFoundError):
             return path.read_bytes()
         return None
 
     def create(self, path: Path) -> AppendedFile:
-        """A new empty file."""
         path.unlink(missing_ok=True)
         return _SystemFile(path)
 
     def replace(self, source: Path, target: Path) -> None:
-        """By rename(2)."""
         source.replace(target)
 
     def sync_folder(self, folder: Path) -> None:
-        """By fsync(2)."""
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -84,7 +79,8 @@ class SystemDisk:
             os.close(descriptor)
 
     def lock(self, path: Path) -> DiskLock:
-        """By flock(2) on a file that stays behind."""
+        """Lock by flock(2) on a file that stays behind, because removing it would let two processes lock two files of
+        one name."""
         return _SystemLock(path)
 
 

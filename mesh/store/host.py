@@ -48,7 +48,7 @@ class StoreHost:
 
     @property
     def revision(self) -> int:
-        """The newest revision."""
+        """Revision of the newest write."""
         return self._keys.revision
 
     def get(self, key: str) -> KeyValue | None:

@@ -17,7 +17,8 @@ class _Entry:
 
 
 class LeaseTable:
-    """Leases by incarnation id."""
+    """Leases by incarnation id, with the keys that each holds and when it expires. Pure: times are arguments, in
+    seconds."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}

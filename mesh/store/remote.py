@@ -22,7 +22,7 @@ class RemoteStore:
     """`StateStore` on a `StateService` elsewhere."""
 
     def __init__(self, endpoint: str, runtime: Runtime) -> None:
-        """`endpoint`: "host:port"."""
+        """`endpoint` is the "host:port" of a store service. No connection is made before the first call."""
         self._clock = runtime.clock
         self._connection: Connection[Any] = Connection([endpoint], state_pb2_grpc.StateStub, runtime)
         self._source = _RemoteSource(self._connection)

@@ -32,7 +32,7 @@ class StoredFolder(Generic[Record]):
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """By name; a view that changes."""
+        """The present records by name: a live view, which changes."""
         return MappingProxyType(self._records)
 
     async def follow(self) -> None:

@@ -67,7 +67,7 @@ class WatchSource(Protocol):
     """What a store offers to the loop below. `StoreUnavailable` means: try again later."""
 
     async def head(self, timeout_s: float) -> int:
-        """The newest revision."""
+        """The store's newest revision. Raises `StoreError`."""
 
     async def list(self, prefix: str, at_revision: int, keys_only: bool, timeout_s: float) -> Listing:
         """The keys as they stood at a revision (0: now). Raises `StoreCompacted`."""

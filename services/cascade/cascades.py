@@ -71,11 +71,11 @@ class Cascades:
             self._make_judge(text)  # opens no connection before it is asked
 
     async def follow(self) -> None:
-        """For ever."""
+        """Follow the cascades in the state store until cancelled."""
         await self._folder.follow()
 
     async def close(self) -> None:
-        """Close all judges."""
+        """Close the judges of all cascades."""
         in_use, self._in_use = list(self._in_use.values()), {}
         await asyncio.gather(*(each.chain.close() for each in in_use))
 

@@ -1,4 +1,4 @@
-"""What the cascade router shows Prometheus."""
+"""Prometheus metrics of the cascade router."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ _SECONDS_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 
 
 class CascadeMetrics:
-    """Of one process."""
+    """Prometheus metrics of one cascade router: scores, judging times, thresholds, samples and reports."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.scores = Histogram(

@@ -1,4 +1,4 @@
-"""The cascade role."""
+"""The cascade router: judges answers by the cascades in the state store, and samples workloads for the planner."""
 
 import asyncio
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ class CascadeRole:
         """Nothing to wait for: the server lets calls under way finish."""
 
     async def stop(self) -> None:
-        """Close the judges' connections."""
+        """End sampling and close the connections of judges and tiers."""
         await self._tasks.cancel()
         if self._cascades is not None:
             await self._cascades.close()

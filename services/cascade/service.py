@@ -97,7 +97,7 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
     async def ListCascades(
         self, request: cascade_pb2.ListCascadesRequest, context: Any
     ) -> cascade_pb2.ListCascadesResponse:
-        """All in force."""
+        """All cascades in force, with their thresholds and judges."""
         return cascade_pb2.ListCascadesResponse(cascades=map(message_from, self._cascades.records))
 
     async def SetCascade(self, request: cascade_pb2.SetCascadeRequest, context: Any) -> cascade_pb2.SetCascadeResponse:

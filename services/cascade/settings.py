@@ -1,4 +1,4 @@
-"""What the cascade router can be told."""
+"""Settings of the cascade router."""
 
 from dataclasses import dataclass
 

@@ -120,5 +120,5 @@ async def call(
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine."""
+    """Run a command's coroutine on an event loop of its own."""
     return asyncio.run(work)

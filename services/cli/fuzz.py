@@ -23,7 +23,7 @@ MOST_SHRUNK = 5
 
 
 class SeedRange(click.ParamType[range]):
-    """FIRST:END, without the end."""
+    """The click type of FIRST:END, a range of seeds without its end."""
 
     name = "range"
 

@@ -36,7 +36,7 @@ def command(ctx: click.Context, /, as_json: bool) -> None:
 
 
 def listing() -> dict[str, list[dict[str, str]]]:
-    """What `--json` prints."""
+    """The plugins as `penstock plugins --json` prints them."""
     plugins = [
         {"kind": registry.noun, "name": name, "source": registry.source(name)}
         for registry in REGISTRIES

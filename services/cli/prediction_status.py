@@ -1,4 +1,4 @@
-"""What `penstock status` says of length prediction."""
+"""The part of `penstock status` about length prediction."""
 
 import asyncio
 from typing import Any

@@ -37,7 +37,6 @@ def _single(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _enum_word(field: FieldDescriptor, number: int) -> str:
-    """INSTANCE_STATE_READY becomes ready."""
     name = str(field.enum_type.values_by_number[number].name)
     prefix = "".join("_" + letter if letter.isupper() else letter.upper() for letter in field.enum_type.name)
     return name.removeprefix(prefix.lstrip("_") + "_").lower()

@@ -66,6 +66,6 @@ def write_reports(
 
 
 def print_notices(lines: Iterable[str]) -> None:
-    """Remarks, on stderr."""
+    """Print lines to stderr, so that stdout stays the report's."""
     for line in lines:
         click.echo(line, err=True)

@@ -46,7 +46,7 @@ async def _rescheduler(store: str | None, mesh: str, mode: str | None, parameter
 
 
 def lines(status: dict[str, Any]) -> list[str]:
-    """The state for people."""
+    """The rescheduler's mode, fallback and balance as lines of text."""
     parameters = "".join(f" {name}={value:g}" for name, value in sorted(status["parameters"].items()))
     text = [f"{status['mode']}{parameters} (available: {', '.join(status['available'])})"]
     if status["fallback"]:
@@ -64,7 +64,7 @@ def lines(status: dict[str, Any]) -> list[str]:
 
 
 def order_line(order: dict[str, Any]) -> str:
-    """One migration for people."""
+    """One migration order as a line of text: the request, from where to where, its outcome and why it was ordered."""
     outcome = order["outcome"].replace("_", " ")
     line = f"{order['request_id']} from {order['source_instance_id']} to {order['target_instance_id']}: {outcome}"
     if outcome == "moved":

@@ -16,7 +16,7 @@ STORE_STAYS = "the state store is no member of the mesh (`penstock up` runs it i
 
 
 class RestartReport(msgspec.Struct, frozen=True):
-    """What `penstock restart --json` prints."""
+    """The JSON that `penstock restart --json` prints."""
 
     restarted: tuple[Restarted, ...]
     """In order."""

@@ -30,7 +30,6 @@ class RoleGroup(click.Group):
     """Makes the subcommand of a role from its settings when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The roles."""
         return list(ROLES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -52,7 +51,7 @@ def command() -> None:
 
 
 def parse_settings(role: str, arguments: Sequence[str]) -> tuple[RoleSettings, Any]:
-    """What `penstock serve ROLE` makes of its arguments: the settings of every role, and those of this one."""
+    """Parse the arguments of `penstock serve ROLE`: the settings that all roles have, and this role's own."""
     with _role_command(role).make_context(role, list(arguments)) as context:
         return _settings(role, context.params)
 

@@ -1,4 +1,4 @@
-"""`penstock status` for people."""
+"""The tables that `penstock status` prints without --json."""
 
 import sys
 from typing import Any

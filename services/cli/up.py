@@ -47,7 +47,7 @@ DEFAULT_WORKERS = 3
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What the command line asked for."""
+    """Options of `penstock up`."""
 
     engine: str
     models: tuple[str, ...]

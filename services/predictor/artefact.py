@@ -39,7 +39,7 @@ class TrainingRecord(msgspec.Struct, frozen=True):
 
 
 class ArtefactMetadata(msgspec.Struct, frozen=True):
-    """What stands in predictor.json."""
+    """The content of predictor.json: which model the weights are for, their form, and how they were trained."""
 
     format: int
     version: str
@@ -60,7 +60,7 @@ class ArtefactMetadata(msgspec.Struct, frozen=True):
 
 
 class Artefact:
-    """Loaded and checked."""
+    """A trained length predictor in memory, its weights checked against their hash."""
 
     def __init__(self, metadata: ArtefactMetadata, network: Network) -> None:
         self.metadata = metadata
@@ -68,7 +68,7 @@ class Artefact:
 
     @property
     def name(self) -> str:
-        """For logs and answers: model and version."""
+        """Model and version, for logs and answers."""
         return f"{self.metadata.model}@{self.metadata.version}"
 
     def check_model(self, model: str, fingerprint: str, hidden_size: int) -> None:

@@ -1,5 +1,5 @@
-"""The artefacts that are served, each in a folder that is watched: a good new one takes the place of the old one at
-once, a bad one is refused and the old one stays."""
+"""The artefacts that are served, each from a folder that is watched. A good new one replaces the old one at once; a bad
+one is refused and the old one stays."""
 
 import logging
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ FALLBACK = "mean_residual"
 
 @dataclass(slots=True)
 class WatchedFolder:
-    """One folder and what came of it."""
+    """One folder, the artefact that was loaded from it last, and why its present content is not in force."""
 
     path: Path
     artefact: Artefact | None = None
@@ -35,7 +35,8 @@ class ArtefactRegistry:
         self.swaps_total = 0
 
     def reload(self) -> None:
-        """Take up what has changed."""
+        """Load what has changed in the folders since the last call. A bad folder raises nothing: it is logged, and
+        `refused` says why."""
         for folder in self.folders:
             present = _look_of(folder.path / METADATA_FILE)
             if present is None:

@@ -64,7 +64,7 @@ class Dataset:
 
 
 class DatasetFolder:
-    """Parts in their order."""
+    """Collected data in a folder: a description, and numbered parts of which each is written at once or not at all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,7 +94,7 @@ class DatasetFolder:
             raise ConfigurationError(f"{file}: {error}; collect samples first (penstock predictor collect)") from error
 
     def write_part(self, number: int, requests: list[CollectedRequest]) -> None:
-        """Add a part."""
+        """Write part `number`; it appears under its name only when it is complete."""
         partial = self.path / f".part-{number:05d}.partial"
         save_file(_columns(requests), partial)
         os.replace(partial, self.path / f"part-{number:05d}.safetensors")

@@ -60,14 +60,13 @@ class EvaluationReport(msgspec.Struct, frozen=True):
 
 
 class LengthPrediction:
-    """The predictor as one more method to be compared."""
+    """The trained predictor as a `LengthBaseline`, to be compared with simpler ones."""
 
     def __init__(self, network: Network, inputs: Inputs) -> None:
         self._network = network
         self._inputs = inputs
 
     def predict(self, samples: LengthSamples) -> NDArray[np.float64]:
-        """See `LengthBaseline`."""
         rows = features(self._inputs, samples.states, samples.prompt_tokens, samples.generated_tokens)
         return self._network.remaining_tokens(rows).astype(np.float64)
 
@@ -96,7 +95,7 @@ def fit_baselines(train: LengthSamples) -> dict[str, LengthBaseline]:
 
 
 def mae_tokens(method: LengthBaseline, samples: LengthSamples) -> float:
-    """Mean absolute error."""
+    """Mean absolute error of the predicted remaining length, in tokens."""
     return float(np.abs(method.predict(samples) - samples.remaining_tokens).mean())
 
 

@@ -1,4 +1,4 @@
-"""What the length predictor shows on its metrics port."""
+"""Prometheus metrics of the length predictor."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class PredictorMetrics:
-    """Counters of the calls."""
+    """Prometheus metrics of calls to the predictor: time, size of a batch, refusals."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.seconds = Histogram(
@@ -35,11 +35,9 @@ class ArtefactCollector(Collector):
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing ahead of time."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Called by prometheus_client."""
         in_force = GaugeMetricFamily(
             "penstock_predictor_artefact", "1 for each artefact in force", labels=("model", "version")
         )

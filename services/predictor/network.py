@@ -23,7 +23,7 @@ class Network:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases."""
+        """Number of weights and biases."""
         return sum(array.size for array in (*self.weights, *self.biases))
 
     def remaining_tokens(self, inputs: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -15,7 +15,8 @@ from services.predictor.training import TrainingSettings, train_network
 
 
 class PromptReader:
-    """Foretells the whole length once; what has been generated since is taken off."""
+    """The `LengthBaseline` that predicts the whole length once, from the prompt's hidden state, and takes off what has
+    been generated since."""
 
     def __init__(
         self,
@@ -32,7 +33,6 @@ class PromptReader:
         )
 
     def predict(self, samples: LengthSamples) -> NDArray[np.float64]:
-        """See `LengthBaseline`."""
         numbers, row_of_sample = np.unique(samples.requests, return_inverse=True)
         totals = self._network.remaining_tokens(self._inputs(numbers)).astype(np.float64)
         return np.maximum(1.0, totals[row_of_sample] - samples.generated_tokens)

@@ -1,4 +1,4 @@
-"""The length predictor role."""
+"""The length predictor: serves trained artefacts to workers, which send it hidden states."""
 
 import asyncio
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ class PredictorRole:
         await (self._watching if self._watching is not None else asyncio.Event().wait())
 
     async def drain(self) -> None:
-        """Nothing to wait for: every answer is immediate."""
+        """Returns at once: every call is answered immediately."""
 
     async def stop(self) -> None:
         """End the watch and the thread."""

@@ -1,4 +1,4 @@
-"""What the length predictor can be told."""
+"""Settings of the length predictor."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -19,7 +19,7 @@ class LoggedEpoch(msgspec.Struct, frozen=True):
 
 
 def write_log(folder: Path, epochs: list[LoggedEpoch]) -> None:
-    """Over an older one."""
+    """Write the epochs of a training to the folder, replacing an older log."""
     (folder / LOG_FILE).write_bytes(msgspec.json.encode(epochs) + b"\n")
 
 

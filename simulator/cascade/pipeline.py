@@ -24,12 +24,10 @@ class PipelineCost(CostModel):
     hop_ms_per_token: float
 
     def step_ms(self, batch: BatchShape) -> float:
-        """See `CostModel`."""
         tokens = batch.decode_requests + sum(chunk.new_tokens for chunk in batch.prefill)
         return self.layers.step_ms(batch) + self._hops_ms(tokens)
 
     def decode_run_ms(self, batch: BatchShape, steps: int) -> NDArray[np.float64]:
-        """See `CostModel`."""
         return self.layers.decode_run_ms(batch, steps) + self._hops_ms(batch.decode_requests)
 
     def _hops_ms(self, tokens: int) -> float:

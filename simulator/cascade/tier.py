@@ -47,7 +47,7 @@ class Tier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierModel:
-    """A model of the catalogue, and the device that its replicas run on."""
+    """The `Tier` of a model of the catalogue, on replicas of one device type."""
 
     model: str
     device: str
@@ -58,7 +58,6 @@ class TierModel:
 
     @property
     def key(self) -> str:
-        """See `Tier`."""
         return f"{self.model}@{self.device}:{self.weight_dtype}"
 
     def checked(self) -> "TierModel":

@@ -40,7 +40,7 @@ class DecodeBatch:
         return self._base_sum + len(self.sequences) * self.clock
 
     def context_tokens(self) -> NDArray[np.int64]:
-        """The same by request."""
+        """Context length of each request, prompt and generated tokens; shape (requests,)."""
         contexts: NDArray[np.int64] = self._bases[: len(self.sequences)] + self.clock
         return contexts
 

@@ -1,4 +1,4 @@
-"""What a request's reader is told."""
+"""Deltas of simulated requests, as an engine's reader sees them."""
 
 from controlplane.model.request import FinishReason, PositionLogprobs, TokenDelta
 from mesh.errors import IllegalTransition

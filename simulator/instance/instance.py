@@ -182,11 +182,11 @@ class Instance:
 
     @property
     def planned(self) -> Step | None:
-        """What `finish_step` is to be called with, if anything."""
+        """The step that `finish_step` is to be called with; None while none runs."""
         return self._step
 
     def load(self) -> LoadReport:
-        """The load now; O(1)."""
+        """The load at this moment, in O(1)."""
         scheduler = self._scheduler
         prefilling_tokens = sum(sequence.tokens for sequence in scheduler.prefilling)
         return LoadReport(
@@ -285,7 +285,7 @@ class Instance:
         self._scheduler.resume(sequence)
 
     def state_of(self, request_id: str) -> SequenceState:
-        """Where a request stands; ENDED for unknown ones."""
+        """The request's state; ENDED for an unknown one."""
         sequence = self._sequences.get(request_id)
         return SequenceState.ENDED if sequence is None else sequence.state
 

@@ -12,7 +12,7 @@ from simulator.instance.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class KvExport:
-    """Where a running request's KV lies."""
+    """The blocks that hold a running request's KV."""
 
     block_ids: tuple[int, ...]
     """In the order of its tokens."""

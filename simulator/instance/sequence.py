@@ -11,7 +11,7 @@ from simulator.instance.tokens import RequestTokens
 
 
 class SequenceState(StrEnum):
-    """Where a request stands."""
+    """The states of a request in an instance; `_NEXT` has the allowed transitions."""
 
     WAITING = "waiting"
     """In the queue: new, preempted, or imported with its KV."""
@@ -103,7 +103,7 @@ class Sequence:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Who is served first (smallest) and preempted first (largest)."""
+        """Order of service: the smallest is served first, the largest preempted first."""
         return (self.priority, self.arrival)
 
     def move_to(self, state: SequenceState) -> None:

@@ -52,7 +52,6 @@ class Step:
 
     @property
     def duration_ms(self) -> float:
-        """From start to end."""
         return self.ends_ms - self.started_ms
 
     @property

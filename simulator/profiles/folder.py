@@ -16,11 +16,11 @@ class ProfileFolder:
         self.path = data / "profiles" if (data / "profiles").is_dir() else data
 
     def rows(self, name: str) -> list[dict[str, str]]:
-        """The rows of `NAME.csv.gz`."""
+        """The rows of `NAME.csv.gz` as dictionaries by column. Raises `ConfigurationError` where it cannot be read."""
         return list(csv.DictReader(self._text(f"{name}.csv.gz").splitlines()))
 
     def document(self, name: str) -> Any:
-        """The content of `NAME.json.gz`."""
+        """The parsed JSON of `NAME.json.gz`. Raises `ConfigurationError` where it cannot be read."""
         return json.loads(self._text(f"{name}.json.gz"))
 
     def _text(self, name: str) -> str:

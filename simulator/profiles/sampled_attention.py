@@ -17,7 +17,7 @@ _REQUESTS = tuple(float(1 << power) for power in range(10))
 
 
 def sampled_attention(model: ModelSpec, device: DeviceSpec, tensor_parallel: int) -> AttentionTables:
-    """Of one layer."""
+    """Attention times of one layer by the roofline model, as the tables that `TableCost` interpolates."""
     prefill = prefill_attention(model, device, tensor_parallel, Efficiency())
     decode = decode_attention(model, device, tensor_parallel)
 

@@ -25,7 +25,6 @@ class TwoSizesCost(CostModel):
     largest_small: int
 
     def step_ms(self, batch: BatchShape) -> float:
-        """Duration of one step."""
         return (self.small if batch.decode_requests <= self.largest_small else self.large).step_ms(batch)
 
 
@@ -66,7 +65,6 @@ class PromptAndTokenCost(CostModel):
     token: Curve
 
     def step_ms(self, batch: BatchShape) -> float:
-        """Duration of one step."""
         new_tokens = sum(chunk.new_tokens for chunk in batch.prefill)
         prompt_ms = self.prompt.at(new_tokens) if new_tokens else 0.0
         return prompt_ms + (self.token.at(batch.decode_requests) if batch.decode_requests else 0.0)

@@ -38,5 +38,5 @@ class RequestOutcome:
 
     @property
     def e2e_ms(self) -> float:
-        """Arrival to end."""
+        """End-to-end latency: from the arrival to the last token."""
         return (self.finished_s - self.arrival_s) * 1000

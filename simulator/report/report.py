@@ -42,7 +42,7 @@ class SloAttainment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance served of all that ended well."""
+    """One instance's share of the requests that ended well."""
 
     requests: int
     share: float

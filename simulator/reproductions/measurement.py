@@ -40,7 +40,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """What came out at one rate."""
+    """The report of one run at one rate."""
 
     scale: float
     offered_req_s: float
@@ -77,7 +77,7 @@ def outcomes_at(system: System, workload: Workload, scale: float) -> list[Reques
 
 
 def measure(system: System, workload: Workload, scale: float) -> LoadPoint:
-    """One run."""
+    """Simulate `workload` at `scale` times its own rate and summarise it."""
     outcomes = outcomes_at(system, workload, scale)
     report = summarise(outcomes, workload.slo, policy=system.policy, seed=workload.recipe.seed)
     return LoadPoint(scale, own_req_s(workload, system) * scale, report)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """Where a reproduction is found."""
+    """A paper's name, title and the module that reproduces it."""
 
     module: str
     """Has `reproduce(run: ReproductionRun) -> Findings`."""

@@ -23,7 +23,7 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReproductionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Its fields are the JSON form, name by name."""
+    """The JSON form of a reproduction's result."""
 
     paper: str
     rows: tuple[ReportRow, ...]
@@ -42,7 +42,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a paper's module hands back."""
+    """The result of a paper's module: rows, page sections and plots."""
 
     rows: tuple[ReportRow, ...]
     sections: tuple[Section, ...] = ()

@@ -21,7 +21,7 @@ PLOTS_FOLDER = "plots"
 
 @dataclass(frozen=True, slots=True)
 class ReproductionRun:
-    """What a paper's module gets."""
+    """What a paper's module is given: its data, folders, and workers for its runs."""
 
     data: Path
     """Folder of the data sets, with `traces/`, `lengths/`, `quality/` and `profiles/`."""
@@ -34,7 +34,7 @@ class ReproductionRun:
 
     @property
     def plots(self) -> Path:
-        """Where PNG files go; it exists."""
+        """The folder for PNG files; it exists."""
         return self.out / PLOTS_FOLDER
 
     def trace(self, name: str) -> str:

@@ -33,7 +33,7 @@ class RateSearch:
 
 @dataclass(frozen=True, slots=True)
 class SustainableRate:
-    """What a search found."""
+    """The highest rate found that meets the target, and everything that was tried."""
 
     scale: float | None
     """The highest scale tried that met the target, with a miss at most `tolerance` above it; None: even the lowest

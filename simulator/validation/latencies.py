@@ -11,7 +11,7 @@ METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_ms")
 
 @dataclass(frozen=True, slots=True)
 class MeanLatencies:
-    """Of one run, in ms."""
+    """Mean latencies of one run, in milliseconds."""
 
     ttft_ms: float
     tpot_ms: float

@@ -51,7 +51,6 @@ def _prompt_ms(cost: CostModel, tokens: int) -> float:
 
 
 def _token_ms(cost: CostModel, requests: int) -> float:
-    """In the middle of the answers."""
     context = _PROMPT_TOKENS + _ANSWER_TOKENS // 2
     contexts = np.full(requests, context, dtype=np.int64)
     return cost.step_ms(BatchShape(decode_context_tokens=contexts, decode_context_tokens_sum=context * requests))

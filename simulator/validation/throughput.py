@@ -31,7 +31,7 @@ _LONGEST_RUN_STEPS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRow:
-    """One published number."""
+    """One published throughput of TensorRT-LLM: a model on a device, with fixed input and output lengths."""
 
     model: str
     device: str
@@ -43,7 +43,7 @@ class ThroughputRow:
 
     @property
     def name(self) -> str:
-        """Of its case."""
+        """Name of the validation case."""
         return (
             f"tensorrt-llm/{self.model}/{self.device}/tp{self.tensor_parallel}/{self.precision}/"
             f"{self.input_tokens}-{self.output_tokens}"
@@ -51,14 +51,14 @@ class ThroughputRow:
 
     @property
     def requests(self) -> int:
-        """How many were queued."""
+        """Number of requests that were queued for the published run."""
         if self.input_tokens >= _LONG_TOKENS:
             return _LONG_REQUESTS
         return _REQUESTS.get((self.input_tokens, self.output_tokens), _OTHER_REQUESTS)
 
 
 def throughput_rows(folder: ProfileFolder) -> list[ThroughputRow]:
-    """All that were published."""
+    """All published rows, of the table `trtllm_v1.0_max_throughput`."""
     return [
         ThroughputRow(
             row["model"],

@@ -107,7 +107,6 @@ def _least_maximum(
     shares: Sequence[float],
     spent: "mathopt.LinearExpression",
 ) -> "Mapping[mathopt.Variable, float]":
-    """`spent`: of all GPUs."""
     bound = model.add_variable(lb=0.0, name="L")
     for table_s, variables in zip(tables_s, picked, strict=True):
         model.add_linear_constraint(_sum((table_s, 1.0, variables)) <= bound)

@@ -77,8 +77,6 @@ class PlanResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Best:
-    """Of the rounds so far."""
-
     thresholds: tuple[float, ...]
     routed: Routed
     deployment: Deployment

@@ -33,7 +33,7 @@ class WorkloadSummary:
 
 @dataclass(frozen=True, slots=True)
 class DriftSettings:
-    """How far is far."""
+    """How far a workload must differ from the planned one, and for how long, before the plan is made anew."""
 
     ratio: float = 1.3
     """Rates and lengths that differ by more than this factor, either way, have moved."""

@@ -11,7 +11,7 @@ PENALTY = 1e6
 
 
 class Objective(Protocol):
-    """J: lower is better."""
+    """Scores a routing, so that the search compares numbers: J, lower is better."""
 
     def score(self, latency_s: float, quality: float) -> float:
         """J of a routing with this latency (whichever the plan minimises) and this mean quality."""
@@ -20,7 +20,8 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MinimiseLatency:
-    """Least latency at a quality of at least q_min: J = L + mu max(0, (q_min - Q) / (z_1 - z_2))."""
+    """The `Objective` of a quality target: J = L + mu max(0, (q_min - Q) / (z_1 - z_2)), with the latency L in seconds
+    and the mean quality Q."""
 
     quality: float
     """q_min, 0 to 100."""
@@ -35,13 +36,12 @@ class MinimiseLatency:
             raise ConfigurationError(f"a quality target goes from 0 to 100, got {self.quality}")
 
     def score(self, latency_s: float, quality: float) -> float:
-        """See `Objective`."""
         return latency_s + self.penalty * max(0.0, self.quality - quality) / _span(self.utopia, self.nadir)
 
 
 @dataclass(frozen=True, slots=True)
 class MaximiseQuality:
-    """Highest quality at a latency of at most L_max: J = -Q + nu max(0, L - L_max) / (worst - best latency)."""
+    """The `Objective` of a latency budget: J = -Q + nu max(0, L - L_max) / (worst - best latency)."""
 
     latency_s: float
     """L_max."""
@@ -56,7 +56,6 @@ class MaximiseQuality:
             raise ConfigurationError(f"a latency budget is above 0 s, got {self.latency_s}")
 
     def score(self, latency_s: float, quality: float) -> float:
-        """See `Objective`."""
         return self.penalty * max(0.0, latency_s - self.latency_s) / _span(self.worst_s, self.best_s) - quality
 
 

@@ -41,7 +41,7 @@ class Capacity:
 
     @property
     def max_gpus(self) -> int:
-        """The largest f."""
+        """The largest number of GPUs f that the table has a row for."""
         return len(self.rates_per_s) - 1
 
     def latencies_s(self, rate_per_s: float) -> NDArray[np.float64]:

@@ -118,7 +118,7 @@ def cascade_plan(
     quality_target: float | None = None,
     latency_target_s: float | None = None,
 ) -> CascadePlan:
-    """What algorithm 1 found, for these models."""
+    """The result of algorithm 1 as a plan for these models, smallest first."""
     deployment, shares = planned.deployment, planned.routed.shares
     tiers = tuple(
         PlannedTier(
@@ -149,7 +149,7 @@ def cascade_plan(
 
 
 def encode_plan(plan: CascadePlan) -> bytes:
-    """JSON."""
+    """The plan as JSON, on one line; `decode_plan` reads it back."""
     return msgspec.json.encode(plan)
 
 

@@ -25,7 +25,7 @@ class ReplicaShape:
 
     @property
     def gpus(self) -> int:
-        """How many it takes."""
+        """GPUs of one replica: tensor times pipeline parallel degree."""
         return self.tp * self.pp
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class ReplicaCurve:
             raise ConfigurationError("a replica's curve needs latencies above 0")
 
     def latencies_s(self, statistic: Statistic) -> NDArray[np.float64]:
-        """As measured; shape as the rates."""
+        """The measured latencies in seconds, one for each rate."""
         return self.p95_s if statistic == "p95" else self.mean_s
 
     def sustained_rate_per_s(self, within_s: NDArray[np.float64], statistic: Statistic) -> NDArray[np.float64]:

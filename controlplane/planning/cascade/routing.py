@@ -16,7 +16,7 @@ ESCALATE_ALL = float(np.nextafter(MAX_SCORE, np.inf))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:
-    """What thresholds make of a sample."""
+    """A sample routed by thresholds: who answers which request, and how good the answers are."""
 
     reached: NDArray[np.bool_]
     """Shape (n, C): which requests each tier is given. None reaches a tier that accepts none; they go on to the

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierWork:
-    """Of each of a sample's n requests; shapes (n,)."""
+    """Seconds of prefill and of whole answers, and output tokens, for each of a sample's n requests on one tier; shapes
+    (n,)."""
 
     prefill_s: NDArray[np.float64]
     """Up to the first token."""
@@ -18,7 +19,7 @@ class TierWork:
     """Of the whole answers."""
 
     def only(self, requests: NDArray[np.intp]) -> "TierWork":
-        """Of these requests."""
+        """The work of these requests (indices) alone, in their order."""
         return TierWork(self.prefill_s[requests], self.whole_s[requests], self.output_tokens[requests])
 
     def seconds(self, output_tokens: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -26,7 +26,7 @@ MAX_SCORE_BOUNDS = 2_000_000
 
 
 class WorkloadHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the whole workload."""
+    """The first line of a workload: the models, and the rate of all requests, of which the lines below are a sample."""
 
     rate_per_s: float
     models: tuple[str, ...]
@@ -51,7 +51,7 @@ class WorkloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 
 @dataclass(frozen=True, slots=True)
 class WorkloadWindow:
-    """What was sampled of a while."""
+    """The requests that were sampled in one window; some tiers' answers may be missing."""
 
     models: tuple[str, ...]
     rate_per_s: float
@@ -108,7 +108,7 @@ def read_window(lines: Iterable[bytes]) -> WorkloadWindow:
 
 
 def write_workload(models: tuple[str, ...], sample: CascadeSample) -> list[bytes]:
-    """Its lines; `read_workload` reads them."""
+    """The sample as lines of JSON; `read_workload` reads them back."""
     requests = [
         WorkloadRequest(
             input_tokens=int(sample.input_tokens[row]),
@@ -123,7 +123,7 @@ def write_workload(models: tuple[str, ...], sample: CascadeSample) -> list[bytes
 
 
 def write_window(window: WorkloadWindow) -> list[bytes]:
-    """Its lines; `read_window` reads them."""
+    """The window as lines of JSON; `read_window` reads them back."""
     header = WorkloadHeader(window.rate_per_s, window.models)
     return [msgspec.json.encode(header), *map(msgspec.json.encode, window.requests)]
 

@@ -13,7 +13,8 @@ from controlplane.policies.selection import RoundRobinCounter, among_candidates,
 
 
 class Colocated:
-    """Least predicted prefill delay, then fewest running tokens; decoded where it is prefilled."""
+    """The `Policy` without disaggregation: least predicted prefill delay, then fewest running tokens. A request is
+    decoded where it is prefilled."""
 
     name: ClassVar[str] = "colocated"
     rule: ClassVar[str] = "least predicted prefill delay, then fewest running tokens; both phases there"
@@ -24,7 +25,6 @@ class Colocated:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         turn = self._turns.next(problem.request.model)
         snapshot = problem.snapshot
         delay_ms = self._queues.delays_ms(snapshot)

@@ -56,7 +56,7 @@ class ElasticInstances:
         self._queues.add(problem, row, int(uncached_tokens(problem)[row]))
 
     def pool(self, row: int) -> Pool:
-        """Where an instance is."""
+        """The pool of the instance in this row of the current snapshot."""
         return self.pools[self._id(row)]
 
     def rows_in(self, pool: Pool) -> NDArray[np.bool_]:
@@ -69,7 +69,7 @@ class ElasticInstances:
         return self.rows_in(Pool.DECODE) | self.rows_in(Pool.PREFILL_TO_DECODE)
 
     def pool_codes(self) -> NDArray[np.int64]:
-        """See `POOL_CODES`."""
+        """Each instance's pool as a number (`POOL_CODES`), for `explain`; shape (instances,)."""
         return self._codes.copy()
 
     def decode_load_is_low(self) -> bool:

@@ -25,12 +25,12 @@ class TtftParameters(PolicyParameters, frozen=True):
 
     @property
     def curve(self) -> TtftCurve:
-        """The three coefficients."""
+        """The TTFT predictor that these coefficients make (Arrow, section 5.3)."""
         return TtftCurve(self.prefill_fixed_ms, self.prefill_token_ms, self.prefill_token_squared_ms)
 
 
 class StaticParameters(TtftParameters, frozen=True):
-    """A fixed split."""
+    """Parameters of the policies that split the instances once, into prefill and decode."""
 
     prefill_instances: Annotated[int, msgspec.Meta(ge=0)] = 0
     """How many instances, the first ones by their ids, are for prefill; 0: half of them, rounded up. Instances that

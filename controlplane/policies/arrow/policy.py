@@ -72,7 +72,6 @@ class Arrow:
         self._models[snapshot.model][1].watch(instances, now_s)
 
     def pools(self, model: str) -> dict[str, str]:
-        """See `Pooled`."""
         known = self._models.get(model)
         return {} if known is None else {each: known[0].pools[each].value for each in known[0].pools}
 

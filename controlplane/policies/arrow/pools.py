@@ -108,7 +108,7 @@ class ElasticPools:
         self._pools[instance_id] = only or (Pool.PREFILL if self.prefilling <= self.decoding else Pool.DECODE)
 
     def leave(self, instance_id: str) -> None:
-        """The instance is gone."""
+        """Forget an instance. Raises `IllegalTransition` if it is in no pool."""
         if instance_id not in self._pools:
             raise IllegalTransition(f"instance {instance_id} leaves, but it is in no pool")
         del self._pools[instance_id]

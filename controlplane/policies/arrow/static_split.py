@@ -29,7 +29,8 @@ def prefill_rows(snapshot: Snapshot, prefill_instances: int) -> NDArray[np.bool_
 
 
 class StaticMinimalLoad:
-    """Arrow's requests scheduling without its instance scheduling: least prefill delay, fewest running tokens."""
+    """A `LateDecider`: Arrow's request scheduling (least prefill delay, fewest running tokens) without its instance
+    scheduling."""
 
     name: ClassVar[str] = "static_pd"
     rule: ClassVar[str] = "fixed split; prefill: least predicted prefill delay, decode: fewest running tokens"
@@ -40,7 +41,6 @@ class StaticMinimalLoad:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         turn = self._turns.next(problem.request.model)
         prefills = prefill_rows(problem.snapshot, self.parameters.prefill_instances)
         delay_ms = self._queues.delays_ms(problem.snapshot)
@@ -56,7 +56,6 @@ class StaticMinimalLoad:
         return Decision(row, scores, indicators, choice.row, choice.scores)
 
     def decide_decode(self, problem: PlacementProblem, prefill_row: int) -> DecodeChoice:
-        """See `LateDecider`."""
         rows = ~prefill_rows(problem.snapshot, self.parameters.prefill_instances)
         rows &= problem.candidates if problem.decode_candidates is None else problem.decode_candidates
         if not rows.any():
@@ -67,7 +66,7 @@ class StaticMinimalLoad:
 
 
 class StaticRoundRobin:
-    """Both halves of a request in turn over their instances."""
+    """A `LateDecider` that deals out prefills and decodes in turn, each over the instances set aside for it."""
 
     name: ClassVar[str] = "static_pd_round_robin"
     rule: ClassVar[str] = "fixed split; prefill and decode instances each in turn"
@@ -78,7 +77,6 @@ class StaticRoundRobin:
         self._decode_turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         prefills = prefill_rows(problem.snapshot, self.parameters.prefill_instances)
         if problem.request.is_decoding:
             return self._go_on(problem, ~prefills)
@@ -91,7 +89,6 @@ class StaticRoundRobin:
         return Decision(row, scores, {}, choice.row, choice.scores)
 
     def decide_decode(self, problem: PlacementProblem, prefill_row: int) -> DecodeChoice:
-        """See `LateDecider`."""
         rows = ~prefill_rows(problem.snapshot, self.parameters.prefill_instances)
         rows &= problem.candidates if problem.decode_candidates is None else problem.decode_candidates
         if not rows.any():

@@ -9,7 +9,8 @@ from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferSta
 
 
 class AgentProxy:
-    """An `AgentPort`. Every call raises what the agent raises, and `EngineFailed` if the core is dead."""
+    """The `KvTransferAgent` in the engine core's process, as an `AgentPort`. Every call raises what the agent raises,
+    and `EngineFailed` if the core is dead."""
 
     def __init__(self, channel: CoreChannel) -> None:
         self._channel = channel
@@ -17,14 +18,12 @@ class AgentProxy:
         """Where peers connect, as of the last answer."""
 
     async def describe(self) -> AgentDescription:
-        """See `KvTransferAgent.describe`."""
         answer = await self._channel.ask(Describe())
         assert isinstance(answer, Described)
         self.port = answer.agent.port
         return answer.agent
 
     async def status(self) -> AgentStatus:
-        """See `KvTransferAgent.status`."""
         answer = await self._channel.ask(AskStatus())
         assert isinstance(answer, Status)
         self.port = answer.agent.port

@@ -87,7 +87,7 @@ class BlockMap:
         return _change(changed, cleared)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all blocks: the engine has reset its prefix cache."""
         self._entries.clear()
         self._cached.clear()
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's JSON files say about its vocabulary."""
+"""The vocabulary of a checkpoint, read from its JSON files without loading a tokenizer."""
 
 import json
 from dataclasses import dataclass

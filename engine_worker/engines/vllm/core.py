@@ -64,7 +64,7 @@ class Core:
         self._processes = [child for child in multiprocessing.active_children() if child not in others]
 
     def limits(self) -> EngineLimits:
-        """What the engine holds."""
+        """The engine's limits as vLLM settled them at start, from its settings and the memory it found."""
         config = self._llm.vllm_config
         return EngineLimits(
             block_tokens=config.cache_config.block_size,

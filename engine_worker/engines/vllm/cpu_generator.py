@@ -13,11 +13,11 @@ class CpuGenerator(torch.Generator):
     """
 
     def get_offset(self) -> int:
-        """CPU generators have none."""
+        """Always 0: torch's CPU generators have no offset, and vLLM asks for one."""
         return 0
 
     def set_offset(self, offset: int) -> None:
-        """Stays where it is."""
+        """Ignored, for the same reason."""
 
 
 def use_cpu_generators() -> None:

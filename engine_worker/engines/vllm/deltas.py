@@ -10,7 +10,7 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "ab
 
 
 class Logprob(Protocol):
-    """`vllm.logprobs.Logprob`."""
+    """The fields that are read of `vllm.logprobs.Logprob`, so that this module needs no vLLM."""
 
     logprob: float
     rank: int | None

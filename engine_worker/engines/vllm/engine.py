@@ -114,7 +114,6 @@ class VllmEngine:
         self._begin(core, EngineRequestState(request, offset=len(request.emitted_token_ids)))
 
     def abort(self, request_id: str) -> None:
-        """See `Engine.abort`."""
         running = self._requests.get(request_id)
         if running is None or running.is_aborted or self._core is None:
             return
@@ -124,7 +123,6 @@ class VllmEngine:
             self._tasks.spawn(self._core.abort(request_id), name=f"abort {request_id}")
 
     async def outputs(self) -> AsyncIterator[StepOutput]:
-        """See `Engine.outputs`."""
         while (step := await self._buffer.take()) is not None:
             yield step
         if self._failure:
@@ -139,14 +137,12 @@ class VllmEngine:
         self._observe = observe
 
     async def kv_blocks(self) -> AsyncIterator[KvBlocks]:
-        """See `Engine.kv_blocks`."""
         if self._kv_events is None:
             raise EngineFailed("the engine is not running: start it first")
         async for change in self._kv_events.changes():
             yield change
 
     async def capture_hidden_states(self, every_steps: int) -> str:
-        """See `HiddenStateSource`."""
         core, directory = self._core, self._socket_dir
         if core is None or directory is None:
             raise EngineFailed("the engine is not running: start it first")
@@ -156,7 +152,7 @@ class VllmEngine:
         return await core.capture_hidden_states(endpoint, every_steps)
 
     async def hidden_states(self) -> AsyncIterator[HiddenStates]:
-        """See `HiddenStateSource`; capture first."""
+        """Yields captured states; call `capture_hidden_states` first."""
         if self._hidden_states is None:
             raise EngineFailed("no hidden states are captured: call capture_hidden_states first")
         async for states in self._hidden_states.states():
@@ -168,7 +164,6 @@ class VllmEngine:
         return "" if self._moves is None else self._moves.kv_address
 
     def kv_agent(self) -> AgentPort:
-        """See `MovableEngine.kv_agent`."""
         if self._moves is None:
             raise ConfigurationError("this engine has no KV transfer agent: requests cannot move to or from it")
         return self._moves.agent
@@ -179,14 +174,12 @@ class VllmEngine:
         return 0 if self._moves is None else self._moves.kv_block_bytes
 
     def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
-        """See `MovableEngine.export`."""
         running = self._requests.get(request_id)
         if running is None:
             raise RequestRefused(f"no request {request_id!r} runs here; it may have ended")
         self._movable.exports.export(running, migration_id, on_progress)
 
     async def pause(self, request_id: str) -> PausedRequest | None:
-        """See `MovableEngine.pause`."""
         running = self._requests.get(request_id)
         return None if running is None else await self._movable.exports.pause(running)
 
@@ -197,11 +190,9 @@ class VllmEngine:
             self._movable.exports.resume(running)
 
     def withdraw(self, request_id: str, migration_id: str) -> None:
-        """See `MovableEngine.withdraw`."""
         self._movable.exports.withdraw(migration_id)
 
     def release(self, request_id: str, migration_id: str) -> None:
-        """See `MovableEngine.release`."""
         running = self._requests.get(request_id)
         if running is None or not running.is_paused:
             return
@@ -210,7 +201,6 @@ class VllmEngine:
         self._movable.exports.release(running)
 
     async def reserve(self, migration_id: str, request: EngineRequest) -> None:
-        """See `MovableEngine.reserve`."""
         moves, limits = self._movable, self._limits
         if limits is None:
             raise EngineFailed("the engine is not running: start it first")
@@ -226,7 +216,6 @@ class VllmEngine:
         emitted_token_ids: tuple[int, ...],
         deadline_s: float,
     ) -> None:
-        """See `MovableEngine.pull`."""
         imports = self._movable.imports
         await imports.pull(migration_id, peer, first_block, peer_block_ids, emitted_token_ids, deadline_s)
 
@@ -247,11 +236,9 @@ class VllmEngine:
             raise
 
     def discard(self, migration_id: str) -> None:
-        """See `MovableEngine.discard`."""
         self._movable.imports.discard(migration_id)
 
     async def stop(self) -> None:
-        """See `Engine.stop`."""
         if self._is_stopped:
             return
         self._is_stopped = True

@@ -34,7 +34,7 @@ class _Export:
 
 
 class Exports:
-    """All requests of one engine that are about to leave."""
+    """The source's half of `MovableEngine` for vLLM: requests that are about to leave."""
 
     def __init__(
         self, channel: CoreChannel, core: "Core", block_tokens: int, go_on: Callable[[EngineRequestState], None]
@@ -49,13 +49,11 @@ class Exports:
     def export(
         self, running: EngineRequestState, migration_id: str, on_progress: Callable[[ExportProgress], None]
     ) -> None:
-        """See `MovableEngine.export`."""
         export = self._exports[migration_id] = _Export(running, on_progress)
         self._channel.send(Export(running.request_id, migration_id))
         self._tell(export)
 
     def withdraw(self, migration_id: str) -> None:
-        """See `MovableEngine.withdraw`."""
         if self._exports.pop(migration_id, None) is not None:
             self._channel.send(Withdraw(migration_id))
 
@@ -137,7 +135,6 @@ class Exports:
         running.pause = None
 
     def release(self, running: EngineRequestState) -> None:
-        """See `MovableEngine.release`."""
         self._withdraw_of(running)
         self._release(running)
 

@@ -37,7 +37,7 @@ class _Import:
 
 
 class Imports:
-    """All requests that are about to arrive at one engine."""
+    """The target's half of `MovableEngine` for vLLM: requests that are about to arrive."""
 
     def __init__(self, channel: CoreChannel, core: "Core", limits: EngineLimits) -> None:
         self._channel = channel
@@ -71,7 +71,6 @@ class Imports:
         emitted_token_ids: tuple[int, ...],
         deadline_s: float,
     ) -> None:
-        """See `MovableEngine.pull`."""
         arriving = self._imports.get(migration_id)
         if arriving is None:
             raise RequestRefused(f"nothing is reserved for migration {migration_id}")
@@ -103,7 +102,6 @@ class Imports:
         return replace(arriving.request, emitted_token_ids=emitted_token_ids), told
 
     def discard(self, migration_id: str) -> None:
-        """See `MovableEngine.discard`."""
         if self._imports.pop(migration_id, None) is not None:
             self._channel.send(Unstage(migration_id))
 

@@ -58,7 +58,7 @@ class KvEventStream:
                 yield change
 
     def close(self) -> None:
-        """Free the sockets."""
+        """End `changes` and close the sockets without waiting for messages under way."""
         self._is_closed = True
         self._context.destroy(linger=0)
 

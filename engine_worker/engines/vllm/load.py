@@ -27,7 +27,7 @@ from controlplane.model.token_intervals import TokenIntervals
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What vLLM says of one step."""
+    """The scheduler statistics that vLLM passes to stat loggers after a step."""
 
     running_requests: int
     kv_cache_usage: float
@@ -108,7 +108,7 @@ class LoadAccount:
         self._spread(stats.prefilled_tokens)
 
     def report(self) -> LoadReport:
-        """The load now."""
+        """The load by vLLM's last step and by what was submitted and delivered since."""
         requests = len(self._accounts)
         running = min(self._stats.running_requests, requests)
         usage = self._stats.kv_cache_usage if requests else 0.0

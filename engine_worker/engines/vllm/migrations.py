@@ -1,4 +1,4 @@
-"""How requests get in and out of one engine: the two halves and the channel that they share."""
+"""How requests migrate to and from one vLLM engine: exports, imports and the control channel that they share."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -41,7 +41,8 @@ class Migrations:
         self.kv_block_bytes = 0
 
     async def start(self, core: "Core", limits: EngineLimits) -> None:
-        """The engine core runs."""
+        """Ask the agent in the engine core for its layout. Call once the engine core runs; `exports` and `imports`
+        exist afterwards."""
         self.exports = Exports(self._channel, core, limits.block_tokens, self._go_on)
         self.imports = Imports(self._channel, core, limits)
         about = await self.agent.describe()
@@ -49,7 +50,7 @@ class Migrations:
 
     @property
     def kv_address(self) -> str:
-        """See `MovableEngine.kv_address`; after `start`."""
+        """host:port of the transfer agent in the engine core; known after `start`."""
         return f"{self._host}:{self.agent.port}"
 
     async def free_blocks(self) -> int:
@@ -77,7 +78,7 @@ class Migrations:
 
 
 def migration_obstacle(settings: VllmSettings, device: Device) -> str | None:
-    """None if requests can move."""
+    """Why requests cannot migrate to and from this engine; None if they can."""
     if not settings.movable:
         return "the settings say so"
     if find_spec("ucxx") is None:

@@ -35,16 +35,17 @@ class EngineRequestState:
 
     @property
     def request_id(self) -> str:
-        """The mesh's id."""
+        """The mesh's id of the request; vLLM's own has a suffix."""
         return self.request.request_id
 
     @property
     def is_paused(self) -> bool:
-        """Whether it stands still."""
+        """Whether it is out of the batch and nobody has resumed it since."""
         return self.pause is not None and self.pause.notice.done() and not self.pause.is_taken_back
 
     def expects(self) -> int:
-        """The offset at which a pause that has come about has seen all tokens."""
+        """The offset at which everything generated before the pause has been delivered. Call only once the pause has
+        come about."""
         assert self.pause is not None
         notice = self.pause.notice.result()
         return self.offset if notice is None else len(self.request.emitted_token_ids) + len(notice.generated_token_ids)

@@ -1,4 +1,4 @@
-"""What a vLLM engine is told."""
+"""Settings of a vLLM engine (`--engine-option`)."""
 
 from dataclasses import dataclass
 from typing import Literal

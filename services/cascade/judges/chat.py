@@ -36,10 +36,9 @@ class _Completion(msgspec.Struct):
 
 
 class ChatJudge:
-    """Asks for a one-token grade and reads the score from that token's probabilities.
+    """A `Judge` that asks a model for a one-token grade and reads the score from that token's probabilities.
 
     `find_url` gives the endpoint's base URL at the moment, ending in /v1 (frontends come and go); empty: there is none.
-    `http` carries the requests; None: TCP.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class ChatJudge:
         self._client = httpx.AsyncClient(timeout=deadline_s, headers=headers, transport=http)
 
     async def score(self, judged: JudgedAnswer) -> float:
-        """See `Judge`."""
         url = self._find_url()
         if not url:
             raise JudgeUnavailable(f"no frontend is there to reach the judge {self._model} through")
@@ -71,7 +69,6 @@ class ChatJudge:
         return score_of(_first_token(response.content))
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._client.aclose()
 
     def _body(self, judged: JudgedAnswer) -> dict[str, object]:

@@ -17,10 +17,9 @@ class ConfidenceJudge:
     name: Final = "confidence"
 
     async def score(self, judged: JudgedAnswer) -> float:
-        """See `Judge`."""
         if not judged.token_logprobs:
             raise JudgeUnavailable("the answer came without the log-probabilities of its tokens")
         return confidence_of(judged.token_logprobs).score
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Holds nothing that would have to be closed."""

@@ -16,11 +16,10 @@ class ExactJudge:
     name: Final = "exact"
 
     async def score(self, judged: JudgedAnswer) -> float:
-        """See `Judge`."""
         try:
             return float(score(judged.prompt.strip(), judged.answer))
         except UnknownTaskError as error:
             raise JudgeUnavailable(f"{error}; the exact judge knows the demo models' tasks only") from error
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Holds nothing that would have to be closed."""

@@ -17,7 +17,7 @@ INSTRUCTIONS = (
 
 
 def question(prompt: str, answer: str) -> str:
-    """What the judge is asked."""
+    """The prompt that asks a model to grade an answer with one digit."""
     return f"Question:\n{prompt}\n\nAnswer:\n{answer}\n\nGrade (0 to {TOP_GRADE}):"
 
 

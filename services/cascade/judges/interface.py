@@ -1,4 +1,4 @@
-"""What a judge is."""
+"""The interface of judges: an answer in, a score from 0 to 100 out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,18 +36,18 @@ class Judge(Protocol):
 
     @property
     def name(self) -> str:
-        """As operators chose it, with what stands behind the colon."""
+        """The text by which operators choose the judge, as in `penstock cascade set --judge`."""
 
     async def score(self, judged: JudgedAnswer) -> float:
         """0 to 100. Raises `JudgeUnavailable`."""
 
     async def close(self) -> None:
-        """Free what it holds."""
+        """Close connections. The judge is not asked any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeContext:
-    """What a judge may be made with."""
+    """What is handed to a judge's factory: how it reaches models, its deadline and keys."""
 
     find_frontend: Callable[[], str]
     """Base URL of a frontend of this mesh at the moment, ending in /v1; empty: there is none."""

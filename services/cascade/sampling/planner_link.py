@@ -40,7 +40,8 @@ class PlannerLink:
         self._metrics = metrics
 
     async def report(self, workload: SampledWorkload) -> None:
-        """Never raises."""
+        """Send one window's workload to the planner. A failure is counted and logged, never raised: the next window
+        comes soon."""
         outcome = "reported" if await self._reported(workload) else "lost"
         self._metrics.workloads.labels(workload.record.name, outcome).inc()
 

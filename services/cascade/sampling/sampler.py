@@ -37,7 +37,7 @@ class SampledWorkload:
 
     @property
     def rate_per_s(self) -> float:
-        """Of all that came."""
+        """Rate of all requests of the window, sampled or not."""
         return self.offered / self.window_s if self.window_s > 0 else 0.0
 
 

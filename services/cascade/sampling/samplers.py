@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """From the role's settings."""
+    """How often and how much is sampled, of the cascade router's settings."""
 
     window_s: float
     requests: int
@@ -72,7 +72,7 @@ class Samplers:
             )
 
     def end(self, name: str) -> None:
-        """A cascade is gone."""
+        """Stop sampling a cascade that was removed."""
         self._samplers.pop(name, None)
 
     def offer(self, record: CascadeRecord, request: cascade_pb2.JudgeRequest, judgement: Judgement | None) -> None:

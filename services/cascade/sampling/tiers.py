@@ -39,7 +39,7 @@ class SampledRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampledAnswer:
-    """What a tier says to it."""
+    """A tier's answer to a sampled request, with its lengths and token probabilities."""
 
     judged: JudgedAnswer
     input_tokens: int
@@ -122,7 +122,6 @@ class TierClient:
         return SampledAnswer(judged, answer.usage.prompt_tokens, max(1, answer.usage.completion_tokens))
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._client.aclose()
 
 

@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Window(Generic[Item]):
-    """A finished window."""
+    """What a finished sampling window has collected."""
 
     items: tuple[Item, ...]
     """A uniform sample of what could be taken."""
@@ -44,7 +44,7 @@ class SampleWindow(Generic[Item]):
         self._counted += 1
 
     def close(self, now_s: float) -> Window[Item]:
-        """What was taken; the next window begins now."""
+        """What the window has collected; the next window begins now."""
         window = Window(tuple(self._items), self._takeable + self._counted, now_s - self._began_s)
         self._began_s, self._items, self._takeable, self._counted = now_s, [], 0, 0
         return window

@@ -154,7 +154,6 @@ async def _disturb(
 
 
 def _fault(options: dict[str, Any], soak_s: float | None) -> tuple[Fault, int]:
-    """What was asked for, taken out of the options."""
     counts = {fault: options.pop(fault.replace("-", "_")) for fault in FAULTS}
     asked: list[tuple[Fault, int]] = [(fault, count) for fault, count in counts.items() if count is not None]
     if len(asked) > 1:

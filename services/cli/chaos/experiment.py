@@ -32,7 +32,7 @@ NEW_TOKENS = 60
 
 @dataclass(frozen=True, slots=True)
 class TrafficPlan:
-    """What is asked for while the mesh is disturbed."""
+    """The requests that are sent while the mesh is broken."""
 
     streams: int
     tokens: int
@@ -46,7 +46,7 @@ class TrafficPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """What to do."""
+    """One fault, how often or at how many processes, and the traffic under it."""
 
     fault: Fault
     count: int
@@ -56,7 +56,7 @@ class ChaosPlan:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A mesh with its questions, of which the right answers are known."""
+    """A mesh that is ready to be broken, with questions whose right answers are known."""
 
     target: TargetMesh
     client: Client
@@ -67,8 +67,7 @@ class _Body:
     def __init__(self) -> None:
         self.data = b""
 
-    def on_head(self, status: int, headers: object) -> None:
-        """Nothing to look at."""
+    def on_head(self, status: int, headers: object) -> None: ...
 
     def on_body(self, chunk: bytes) -> None:
         """A piece of the body."""
@@ -168,5 +167,5 @@ async def _recoveries_of(pool: ConnectionPool) -> int:
 
 
 def encode_report(report: msgspec.Struct) -> bytes:
-    """As JSON."""
+    """The report as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2)

@@ -1,4 +1,4 @@
-"""What is done to a mesh."""
+"""The faults of `penstock chaos`: how each is injected into a running mesh, and when the mesh counts as healed."""
 
 import asyncio
 import signal
@@ -33,7 +33,7 @@ COME_BACK: frozenset[Fault] = frozenset(("kill", "restart"))
 
 @dataclass(frozen=True)
 class TargetMesh:
-    """A mesh under attack."""
+    """The mesh that faults are injected into."""
 
     directory: Directory
     store: StateStore
@@ -42,7 +42,7 @@ class TargetMesh:
 
     @property
     def workers(self) -> list[Member]:
-        """Of the model whose streams run."""
+        """Live workers of the model that the streams ask for."""
         members = self.directory.members("worker")
         return [worker for worker in members if worker.attributes.get("model") == self.model]
 

@@ -45,7 +45,7 @@ class MemorySamples:
     _born_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def add(self, now_s: float, role: str, incarnation_id: str, resident_bytes: int) -> None:
-        """Of one process."""
+        """Add the resident memory of one process, descendants included, at `now_s`."""
         born_s = self._born_s.setdefault((role, incarnation_id), now_s)
         self._samples[role].append(_Sample(now_s, now_s - born_s, resident_bytes))
 

@@ -25,7 +25,7 @@ CHAOS_MODEL: Final = "demo-large"
 
 @dataclass(frozen=True, slots=True)
 class OwnMesh:
-    """What kind of a mesh."""
+    """Engine, processes and options of the mesh that `penstock chaos` brings up for itself."""
 
     engine: str
     workers: int

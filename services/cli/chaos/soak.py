@@ -29,7 +29,7 @@ MAX_LOG_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """What to do."""
+    """How long faults are injected, and the traffic under them."""
 
     duration_s: float
     traffic: TrafficPlan
@@ -69,8 +69,6 @@ class SoakReport(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Progress:
-    """What happened so far."""
-
     faults: Counter[Fault] = field(default_factory=Counter)
     unhealed: list[str] = field(default_factory=list)
     memory: MemorySamples = field(default_factory=MemorySamples)

@@ -45,7 +45,7 @@ class Stream:
         self._finish_reason = ""
 
     def answer(self) -> Answer:
-        """What has come so far."""
+        """The answer as far as it has come."""
         error = self.response.failure(self.failure)
         return Answer(
             "".join(self._text),
@@ -93,7 +93,6 @@ class Client:
             stream.failure = str(error)
 
     def close(self) -> None:
-        """Close the idle connections."""
         for pool in self.pools:
             pool.close()
 

@@ -15,7 +15,7 @@ PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for."""
+    """The questions that are asked while the mesh is broken, and how fast."""
 
     streams: tuple[Question, ...]
     """All at the same time, each again when it has ended."""
@@ -55,7 +55,7 @@ class Traffic:
 
     @property
     def chunks(self) -> int:
-        """Of all streams so far."""
+        """Chunks that all streams have brought so far, finished ones included."""
         return self._ended_chunks + sum(stream.chunks for stream in self._running.values())
 
     async def end_streams(self) -> None:
@@ -108,5 +108,5 @@ class Traffic:
 
 
 def sum_of_chunks(questions: Sequence[Question]) -> int:
-    """That the undisturbed answers came in."""
+    """Chunks of all undisturbed answers together."""
     return sum(question.expected.chunks for question in questions)

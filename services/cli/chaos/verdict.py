@@ -1,4 +1,4 @@
-"""What became of the requests (pure)."""
+"""Verdict of a chaos run: each answer against the undisturbed one (pure)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -46,7 +46,11 @@ class Answer:
 
 
 def outcome_of(answer: Answer, expected: Answer) -> Outcome:
-    """How an answer differs from the undisturbed one."""
+    """Compare an answer with the undisturbed one, by its text and its number of tokens.
+
+    "lost": text is missing and nothing else differs. "duplicated": there is more text, which contains the undisturbed
+    one. "wrong": any other difference.
+    """
     if answer.text == expected.text and answer.tokens == expected.tokens:
         return "right"
     if len(answer.text) < len(expected.text) and _is_subsequence(answer.text, expected.text):
@@ -70,7 +74,7 @@ class Tally:
     """One for each that went wrong, as long as they are few."""
 
     def add(self, name: str, answer: Answer, expected: Answer) -> None:
-        """Another one has ended, or was given up."""
+        """Count a request that has ended or was given up."""
         outcome = outcome_of(answer, expected)
         self.requests += 1
         self.finished += answer.finished
@@ -152,7 +156,7 @@ def judge(
 
 
 def failures_in(tallies: Sequence[Tally]) -> list[str]:
-    """Of all that went wrong."""
+    """A line for each failed or wrong request, at most `MAX_FAILURES` a tally."""
     return [failure for tally in tallies for failure in tally.failures]
 
 

@@ -1,1 +1,1 @@
-"""`penstock plan`."""
+"""The command `penstock plan`: cascade plans made offline, exported, applied and shown."""

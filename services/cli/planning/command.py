@@ -31,7 +31,7 @@ from simulator.cascade.curves import SimulatedCurves
 
 @click.group()
 def command() -> None:
-    """Plan a deployment."""
+    """Plan models, GPUs and thresholds of a cascade."""
 
 
 @command.command("cascade")

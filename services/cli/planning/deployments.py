@@ -51,14 +51,14 @@ def deployments_of(
 
 
 def deployment_lines(deployments: Sequence[dict[str, Any]]) -> list[str]:
-    """The same for people."""
+    """Deployments as lines of text: whether each supervisor runs the instances of the plan."""
     if not deployments:
         return ["nobody here starts and drains its instances: see penstock plan export"]
     return [line for deployment in deployments for line in lines_of_deployment(deployment)]
 
 
 def lines_of_deployment(deployment: dict[str, Any]) -> list[str]:
-    """Of one supervisor."""
+    """The same of one supervisor: what it lacks and why, and what is not planned and still runs."""
     where = f"instances of penstock up {deployment['supervisor']}"
     if deployment["is_reached"]:
         return [f"{where}: as planned"]

@@ -25,7 +25,7 @@ def plan_table(plan: CascadePlan) -> Table:
 
 
 def accepted_from(threshold: float) -> str:
-    """A threshold in words."""
+    """A threshold as a table cell: "skipped" for a tier that accepts nothing, "all" for 0."""
     if threshold > MAX_SCORE:
         return "skipped"
     return f"{threshold:.1f}" if threshold > 0 else "all"

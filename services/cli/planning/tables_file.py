@@ -13,7 +13,7 @@ TABLES_FORMAT = 2
 
 
 class TablesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file holds."""
+    """The content of a file of latency tables, which saves simulating them again."""
 
     format: int
     curves: tuple[StoredCurve, ...]

@@ -1,4 +1,4 @@
-"""--tier [NAME=]MODEL@DEVICE[:DTYPE] or NAME=profile:FILE[,FILE...]."""
+"""The option --tier: [NAME=]MODEL@DEVICE[:DTYPE], or NAME=profile:FILE[,FILE...]."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`penstock predictor collect`."""
+"""`penstock predictor collect`: hidden states and lengths of a model's own answers, as training data."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ REFRESH_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """What the command line asked for."""
+    """Options of `penstock predictor collect`."""
 
     model: str
     out: Path

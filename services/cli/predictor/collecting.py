@@ -21,7 +21,7 @@ _TICK_S: Final = 0.2
 
 @dataclass(slots=True)
 class CollectProgress:
-    """Told as it goes."""
+    """Counts of a running collection, updated in place for the progress line."""
 
     requests: int
     samples: int = 0

@@ -1,4 +1,4 @@
-"""`penstock predictor`."""
+"""The command group `penstock predictor`, whose subcommands are imported only when they are run."""
 
 import importlib
 
@@ -16,7 +16,7 @@ class StepGroup(click.Group):
     """Imports a step when it is called: training needs torch, collecting needs vLLM."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are used."""
+        """Subcommands in the order in which they are used, not by name."""
         return list(STEPS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -1,4 +1,4 @@
-"""`penstock predictor evaluate`."""
+"""`penstock predictor evaluate`: the error of a trained predictor on held-out requests, beside simpler methods."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def command(data: Path, folder: Path, as_json: bool, plots: Path | None) -> None
 
 
 def print_report(report: EvaluationReport, as_json: bool) -> None:
-    """As JSON, or as tables."""
+    """Print the report as JSON or as tables."""
     if as_json:
         click.echo(msgspec.json.encode(report))
         return

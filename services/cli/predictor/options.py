@@ -15,14 +15,14 @@ Command = Callable[..., Any]
 
 
 def data_option(command: Command) -> Command:
-    """--data."""
+    """Add the required --data, the folder of collected data."""
     return click.option(
         "--data", type=click.Path(path_type=Path), required=True, help="Folder that `collect` has filled."
     )(command)
 
 
 def output_options(command: Command) -> Command:
-    """--json and --plots."""
+    """Add --json, as `as_json`, and --plots, as `plots`."""
     command = click.option(
         "--plots", type=click.Path(path_type=Path), help="Folder for pictures: losses and errors as PNG."
     )(command)

@@ -1,4 +1,4 @@
-"""`penstock predictor serve`: the predictor's role, as `penstock serve predictor` runs it."""
+"""`penstock predictor serve`, another name of `penstock serve predictor`."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""`penstock predictor train`."""
+"""`penstock predictor train`: fit a length predictor to collected data and write it as an artefact."""
 
 import time
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ CHECKPOINT_FILE = ".training.pt"
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What the command line asked for."""
+    """Options of `penstock predictor train`."""
 
     data: Path
     out: Path

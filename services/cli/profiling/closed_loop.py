@@ -21,7 +21,7 @@ SETTLE_S = 0.3
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One configuration's samples."""
+    """All samples that one configuration gave."""
 
     configuration: Configuration
     steps: tuple[StepSample, ...]

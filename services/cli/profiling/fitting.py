@@ -1,4 +1,4 @@
-"""From samples to a profile. Pure."""
+"""Fits an instance profile to measured samples. Pure."""
 
 from collections.abc import Iterable, Sequence
 

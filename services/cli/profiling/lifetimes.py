@@ -21,7 +21,7 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """One request that has ended."""
+    """The samples that one finished request gives: the mean batch it ran in with its latency a token, and its TTFT."""
 
     qoe: QoeSample
     prompt_tokens: int
@@ -42,17 +42,17 @@ class Lifetimes:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Of the requests in flight."""
+        """Ids of the requests in flight."""
         return tuple(self._in_flight)
 
     def submitted(self, request_id: str, prompt_tokens: int, now_ms: float) -> None:
-        """A request joins."""
+        """A request with a prompt of this length joins the batch. Times must not go back between calls."""
         self._advance(now_ms)
         self._in_flight[request_id] = _InFlight(prompt_tokens, now_ms, self._integral.copy())
         self._features += (1, prompt_tokens, prompt_tokens**2, prompt_tokens)
 
     def produced(self, request_id: str, tokens: int, now_ms: float) -> None:
-        """It has more tokens."""
+        """The request has generated so many more tokens."""
         self._advance(now_ms)
         request = self._in_flight[request_id]
         if not request.answer_tokens:
@@ -61,7 +61,7 @@ class Lifetimes:
         self._features[3] += tokens
 
     def ended(self, request_id: str, now_ms: float) -> FinishedRequest | None:
-        """It leaves; None if it brought no token."""
+        """The request leaves the batch. Returns its sample; None if it generated nothing."""
         self._advance(now_ms)
         request = self._in_flight.pop(request_id)
         self._features -= (

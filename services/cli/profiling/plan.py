@@ -42,7 +42,7 @@ class Configuration(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of one request."""
+    """Prompt and answer length of one request."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -72,7 +72,8 @@ def configurations(bounds: ProfileBounds, sizes: InstanceSizes) -> tuple[Configu
 
 
 def draw_lengths(configuration: Configuration, bounds: ProfileBounds, rng: np.random.Generator) -> Lengths:
-    """Of the next request: its total anywhere in the bucket, a tenth to a half of it the answer, if not too long."""
+    """Draw a request of a configuration: its total length anywhere in the bucket, a tenth to a half of it the answer,
+    within the bounds."""
     total = int(rng.integers(configuration.shortest_tokens, configuration.below_tokens))
     answer = int(total * rng.uniform(0.1, 0.5))
     answer = min(max(2, answer), bounds.most_answer_tokens)

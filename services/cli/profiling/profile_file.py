@@ -11,12 +11,13 @@ from mesh.store.interface import StateStore
 
 
 async def store_profile(store: StateStore, profile: InstanceProfile) -> None:
-    """Put it where planners look. Raises `StoreError`."""
+    """Write the profile to the state store, where planners look for it. Raises `StoreError`."""
     await store.put(profile.key, msgspec.json.encode(profile))
 
 
 def decode_profile(encoded: bytes, where: str) -> InstanceProfile:
-    """Raises `ConfigurationError` for what is no profile."""
+    """Parse a profile; `where` names its source in errors. Raises `ConfigurationError` for anything but a profile of
+    this version."""
     try:
         profile = msgspec.json.decode(encoded, type=InstanceProfile)
     except msgspec.MsgspecError as error:
@@ -29,12 +30,12 @@ def decode_profile(encoded: bytes, where: str) -> InstanceProfile:
 
 
 def encode_profile(profile: InstanceProfile) -> bytes:
-    """As files hold it."""
+    """The profile as indented JSON, the form of profile files."""
     return msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
 
 
 def read_profile(path: Path) -> InstanceProfile:
-    """Raises `ConfigurationError`."""
+    """Read a profile file. Raises `ConfigurationError` if it cannot be read or holds no profile of this version."""
     try:
         return decode_profile(path.read_bytes(), str(path))
     except OSError as error:
@@ -42,7 +43,7 @@ def read_profile(path: Path) -> InstanceProfile:
 
 
 def profile_rows(profiles: Sequence[InstanceProfile]) -> list[tuple[str, ...]]:
-    """What `penstock profile show` says of each."""
+    """One row of cells for each profile, for the table of `penstock profile show`."""
     return [
         (
             profile.engine,

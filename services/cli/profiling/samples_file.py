@@ -12,7 +12,7 @@ from services.cli.profiling.plan import Configuration, ProfileBounds
 
 
 class ProfiledInstance(msgspec.Struct, frozen=True):
-    """Whose samples they are, and how they were taken."""
+    """The instance whose samples a file holds, and the bounds within which they were taken."""
 
     engine: str
     model: str
@@ -35,7 +35,7 @@ class SamplesFile:
         self._write_all(profiled)
 
     def add(self, measured: Measured) -> None:
-        """Keep one configuration's samples."""
+        """Keep one configuration's samples: append them to the file at once."""
         self.measured[measured.configuration] = measured
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(measured) + b"\n")

@@ -78,7 +78,7 @@ class WorkerSession:
         return deltas
 
     async def load(self) -> worker_pb2.LoadReport:
-        """The load now."""
+        """The worker's load at this moment. Raises `RpcError`."""
         try:
             answer = await self._stub.GetLoad(worker_pb2.GetLoadRequest(), timeout=CALL_DEADLINE_S)
         except grpc.aio.AioRpcError as error:

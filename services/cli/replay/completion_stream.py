@@ -24,7 +24,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What a chunk adds to an answer."""
+    """Text and finish reason that one chunk adds to an answer."""
 
     text: str = ""
     finish_reason: str | None = None

@@ -79,7 +79,6 @@ class _WholeBody:
         self.body = b""
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Status and headers."""
         self.status = status
 
     def on_body(self, chunk: bytes) -> None:

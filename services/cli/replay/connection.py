@@ -75,7 +75,6 @@ class HttpConnection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open."""
         # A cast, because uvloop's transports are no subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
@@ -109,7 +108,6 @@ class HttpConnection(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
         assert self._parser is not None
         assert self._sink is not None
         self._head_complete = True
@@ -121,7 +119,6 @@ class HttpConnection(asyncio.Protocol):
             self._sink.on_body(body)
 
     def on_message_complete(self) -> None:
-        """The response is complete."""
         assert self._parser is not None
         self._keep_alive = self._parser.should_keep_alive()
         self._finish()

@@ -1,4 +1,4 @@
-"""What a reader must know besides the figures before believing them."""
+"""What a reader should know before believing the figures of a replay: shortened requests, a late client, errors."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ MAX_ERROR_CHARS = 160
 
 
 def before_replay(survey: TraceSurvey, max_context_tokens: int | None) -> Iterator[str]:
-    """Known before the first request is sent."""
+    """Lines that are known before the first request is sent."""
     yield f"{survey.requests:,} requests within {survey.duration_s:,.1f} s"
     if beyond := survey.beyond(max_context_tokens):
         yield (
@@ -26,7 +26,7 @@ def before_replay(survey: TraceSurvey, max_context_tokens: int | None) -> Iterat
 
 
 def after_replay(log: ReplayLog, report: Report, concurrency_limit: int) -> Iterator[str]:
-    """Known at the end: how late the client was, what went wrong."""
+    """Lines that are known at the end: how late the client was, and what went wrong."""
     if log.lags_s:
         yield from _lateness(log, report, concurrency_limit)
     if log.other_lengths:

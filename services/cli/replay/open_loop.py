@@ -16,7 +16,7 @@ class Clock(Protocol):
     """Seconds since the start of the replay."""
 
     def now_s(self) -> float:
-        """The time."""
+        """Seconds since the replay began."""
 
     async def sleep_until(self, due_s: float) -> None:
         """Return at `due_s`, at once where that has passed."""
@@ -30,7 +30,6 @@ class LoopClock:
         self._zero_s = self._loop.time() + lead_s
 
     def now_s(self) -> float:
-        """The time."""
         return self._loop.time() - self._zero_s
 
     async def sleep_until(self, due_s: float) -> None:
@@ -55,7 +54,7 @@ class ReplayLog:
 
     @property
     def sent(self) -> int:
-        """Requests sent."""
+        """Number of requests sent so far."""
         return len(self.lags_s)
 
     @property

@@ -12,7 +12,7 @@ from services.cli.replay.connection import HttpConnection, ResponseSink
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an OpenAI-compatible API is served."""
+    """Host, port and path of an OpenAI-compatible API."""
 
     host: str
     port: int
@@ -68,7 +68,7 @@ class ConnectionPool:
         await self._exchange_over(await self._connect(), request, sink)
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections; those in use close when their exchange ends."""
         while self._idle:
             self._idle.pop().close()
 

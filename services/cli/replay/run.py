@@ -44,7 +44,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True, slots=True)
 class TraceSurvey:
-    """What a first pass over the trace finds."""
+    """Lengths and duration of a trace, found in a first pass over it."""
 
     duration_s: float
     total_tokens: tuple[int, ...]
@@ -52,7 +52,7 @@ class TraceSurvey:
 
     @property
     def requests(self) -> int:
-        """How many there are."""
+        """Number of requests of the trace."""
         return len(self.total_tokens)
 
     def beyond(self, max_context_tokens: int | None) -> int:

@@ -70,7 +70,7 @@ cost_options = (
 
 @dataclass(frozen=True, slots=True)
 class CostChoice:
-    """Where the costs of a simulated step come from."""
+    """The source of a simulation's step costs: a profile, tables, or the roofline model of a device."""
 
     model: str | None = None
     device: str | None = None
@@ -143,7 +143,7 @@ class CostChoice:
 
 
 def costs_of(options: dict[str, Any]) -> CostChoice:
-    """Raises `ConfigurationError`."""
+    """The cost model that a command's options choose. Raises `ConfigurationError` for a profile that cannot be read."""
     return CostChoice(
         options["model"],
         options["device"],

@@ -146,7 +146,8 @@ def _specs_of(options: dict[str, Any], instance: InstanceConfig) -> tuple[Instan
 
 
 def plan_of(options: dict[str, Any], policy: str, settings: Sequence[str] = ()) -> SimulationPlan:
-    """Raises `ConfigurationError`."""
+    """The simulation that a command's options describe, under `policy` with its `settings` (NAME=VALUE). Raises
+    `ConfigurationError`."""
     return SimulationPlan(
         recipe=recipe_of(options),
         max_requests=options["max_requests"],

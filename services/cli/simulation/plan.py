@@ -56,7 +56,7 @@ def planned_requests(plan: SimulationPlan) -> tuple[list[TraceRequest], int]:
 def simulate(
     plan: SimulationPlan, requests: list[TraceRequest], on_progress: Callable[[int], None] | None = None
 ) -> SimulationRun:
-    """Run it; see `ClusterSimulation.run`."""
+    """Replay `requests` through a simulated cluster. `on_progress` is called with the number of finished requests."""
     policy = create_policy(plan.policy.name, plan.policy.parameters)
     controllers = plan.rescheduler.controllers(plan.recipe.seed)
     simulation = ClusterSimulation(requests, plan.cluster, plan.costs.create(), policy, controllers, RECORDING)

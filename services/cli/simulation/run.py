@@ -40,7 +40,7 @@ class SimulationRun:
 
     @property
     def curve(self) -> LoadCurve:
-        """For the plot."""
+        """Running and queued requests over time, for plots."""
         series = self.series
         requests = (series.running_requests + series.queued_requests).sum(axis=1).astype(np.float64)
         return LoadCurve(series.times_s, requests, series.imbalance)
@@ -65,7 +65,7 @@ def run_of(simulation: ClusterSimulation, outcomes: list[RequestOutcome]) -> Sim
 
 
 def load_rows(load: LoadReport) -> dict[str, str]:
-    """For the table."""
+    """The load of a run as name and text, for the rows of a table."""
     rows = {
         "preemptions": f"{load.preemptions:,}",
         "imbalance of load": "-" if load.imbalance is None else f"{load.imbalance:.3f}",

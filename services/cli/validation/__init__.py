@@ -1,1 +1,1 @@
-"""Parts of `penstock validate`."""
+"""Parts of `penstock validate`, which compares the simulator with published and with live measurements."""

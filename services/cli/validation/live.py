@@ -59,7 +59,7 @@ _VOCABULARY = TokenRange(FIRST_TOKEN_ID, 500)
 
 @dataclass(frozen=True, slots=True)
 class LiveMesh:
-    """Where the mesh is."""
+    """How to reach the mesh that is measured: its endpoint, its state store and its name."""
 
     url: str
     store: str | None
@@ -68,7 +68,7 @@ class LiveMesh:
 
 @dataclass(frozen=True, slots=True)
 class LivePlan:
-    """What is profiled and what is replayed."""
+    """What is profiled and replayed on the live mesh."""
 
     recipe: TraceRecipe
     bounds: ProfileBounds
@@ -170,8 +170,6 @@ class LiveModel:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """What was measured while no clip was replayed."""
-
     profiled: ProfiledInstance
     measured: list[Measured]
     instances: int

@@ -38,7 +38,7 @@ class Deployment:
 
     @property
     def dtype(self) -> str:
-        """Of the weights."""
+        """Data type of the weights."""
         return self.weight_dtype or self.model.weight_dtype
 
     @property

@@ -18,7 +18,7 @@ from mesh.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over one axis."""
+    """A function of one variable, given at some points and linear in between."""
 
     points: tuple[float, ...]
     values: tuple[float, ...]

@@ -24,7 +24,7 @@ class AttentionTables:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What carries the collectives of an instance."""
+    """Bandwidths and latencies of the links between an instance's devices, over which collectives run."""
 
     devices: int
     """That share a layer, or its experts."""
@@ -47,18 +47,17 @@ class AllReduce(Protocol):
     """How long the devices of an instance take to sum what each has."""
 
     def all_reduce_ms(self, size_bytes: float) -> float:
-        """Of `size_bytes` on each device."""
+        """Duration of an all-reduce of `size_bytes` on each device."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAllReduce:
-    """By a table."""
+    """The `AllReduce` of a table of measured times."""
 
     time_ms: Curve
     """Over bytes."""
 
     def all_reduce_ms(self, size_bytes: float) -> float:
-        """See `AllReduce`."""
         return self.time_ms.at(size_bytes)
 
 

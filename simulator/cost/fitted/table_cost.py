@@ -41,7 +41,6 @@ class TableCost(CostModel):
         self._decode_rows: dict[int, Curve] = {}
 
     def step_ms(self, batch: BatchShape) -> float:
-        """Duration of one step."""
         sequences = batch.decode_requests + len(batch.prefill)
         return self._rest_ms(_tokens(batch), sequences) + self._attention_ms(batch)
 
@@ -69,7 +68,6 @@ class TableCost(CostModel):
         return run_ms
 
     def _attention_ms(self, batch: BatchShape) -> float:
-        """Of all layers."""
         layers, requests = self.tables.layers, batch.decode_requests
         if not requests:
             return layers * self._prefill_ms(batch.prefill)

@@ -33,7 +33,7 @@ class DecodeLengths:
 
     @staticmethod
     def of_step(contexts: NDArray[np.int64], total: int) -> "DecodeLengths":
-        """Of one step; `total` is the sum of `contexts`."""
+        """The lengths of one step's decodes, at least one; `total` is the sum of `contexts`."""
         return DecodeLengths(len(contexts), total, int(contexts.max()), int(contexts @ contexts), False)
 
     def run(self, steps: int) -> "DecodeLengths":

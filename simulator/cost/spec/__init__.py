@@ -1,1 +1,1 @@
-"""What cost models know of models and devices."""
+"""Specifications of models and devices that cost models compute from."""

@@ -34,7 +34,7 @@ class LatentAttention:
 
     @property
     def cached_elements(self) -> int:
-        """Of one token and one layer."""
+        """Elements that are cached per token and layer."""
         return self.kv_rank + self.rope_dim
 
 
@@ -49,7 +49,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only transformer."""
+    """The sizes of a decoder-only transformer, from which cost models derive its weights, KV and matrix products."""
 
     name: str
     layers: int
@@ -74,12 +74,12 @@ class ModelSpec:
 
     @property
     def expert_layers(self) -> int:
-        """Layers with routed experts."""
+        """Number of layers with routed experts."""
         return self.layers - self.dense_mlp_layers
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert."""
+        """Parameters of one expert of one layer: gate, up and down projection."""
         return 3 * self.hidden_size * self.experts.intermediate_size if self.experts else 0
 
     @property

@@ -40,7 +40,7 @@ HOST_STEP_MS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All raw results."""
+    """All results that Arrow's rows, tables and plots are made from."""
 
     prefill_tokens_s: Mapping[str, Mapping[str, float]]
     """What all instances of a system together can prefill of a trace's prompts, one by one, by trace."""
@@ -154,7 +154,7 @@ def _scaled(gpus: int, seed: int) -> dict[str, System]:
 
 
 def prefill_tokens_s(system: System, workload: Workload) -> float:
-    """See `Measured`."""
+    """Prompt tokens a second that all instances of a system prefill together, prompts one by one."""
     requests = requests_of(workload, system)
     prefill_ms = sum(setup.curve_of(system).prefill_ms(request.input_tokens) for request in requests)
     return 1000 * system.cluster.instances * sum(request.input_tokens for request in requests) / prefill_ms

@@ -69,7 +69,7 @@ def of_bound(measured: Measured, trace: Trace) -> str:
 
 
 def sustained_point(load: SustainedLoad) -> LoadPoint | None:
-    """What was measured at the sustainable rate."""
+    """The measured point at the sustainable rate."""
     return next((point for point in load.points if point.scale == load.found.scale), None)
 
 

@@ -1,4 +1,4 @@
-"""From the runs to rows, plots and page."""
+"""Runs Arrow's evaluation and turns the results into rows, plots and page."""
 
 from simulator.reproductions.arrow.experiment import run_all
 from simulator.reproductions.arrow.page_sections import sections_of
@@ -9,6 +9,6 @@ from simulator.reproductions.run import ReproductionRun
 
 
 def reproduce(run: ReproductionRun) -> Findings:
-    """See `registry.Paper`."""
+    """Run or read Arrow's experiments; returns rows, page sections and plots (`registry.Paper`)."""
     measured = run_all(run)
     return Findings(rows=rows_of(measured), sections=sections_of(measured, run), plots=draw(run.plots, measured))

@@ -31,7 +31,7 @@ def rows_of(measured: Measured) -> tuple[ReportRow, ...]:
 
 
 def _comparisons(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
-    """Figure 7."""
+    """Rows of figure 7."""
     rates = measured.rates[trace.name]
     yield ReportRow(
         claim=f"{trace.name}: Arrow's sustainable rate", paper=None, ours=rates[ARROW].req_s, unit="requests/s"
@@ -60,7 +60,7 @@ def _comparisons(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
 
 
 def _strategies(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
-    """Figure 8."""
+    """Rows of figure 8."""
     rates, sweeps = measured.rates[trace.name], measured.sweeps[trace.name]
     for rival, published in ((MINIMAL_LOAD, trace.over_minimal_load), (ROUND_ROBIN, None)):
         ours = ratio(rates[ARROW], rates[rival])
@@ -85,7 +85,7 @@ def _strategies(measured: Measured, trace: Trace) -> Iterator[ReportRow]:
 
 
 def _scaling(measured: Measured) -> Iterator[ReportRow]:
-    """Figure 9."""
+    """Rows of figure 9."""
     few, many = (measured.scaled_rates[gpus] for gpus in SCALED)
     yield ReportRow(
         claim=f"{SCALING_TRACE.name}: Arrow's sustainable rate with {SCALED[1]} GPUs over {SCALED[0]} GPUs",

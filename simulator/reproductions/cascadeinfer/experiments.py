@@ -47,7 +47,7 @@ BALANCING = {
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured."""
+    """The rates and durations of all experiments, full or quick."""
 
     duration_s: float
     small_rates: tuple[float, ...]
@@ -103,7 +103,7 @@ def settings(data: Path, seed: int) -> dict[str, Setting]:
 
 
 def profile_jobs(made: dict[str, Setting], scale: Scale) -> dict[str, Callable[[], ProfileResult]]:
-    """One for each setting."""
+    """The profiling runs, one for each setting, by name."""
     return {f"profile {name}": partial(profile_setting, setting, scale.profile) for name, setting in made.items()}
 
 
@@ -136,5 +136,5 @@ def run_jobs(made: dict[str, Setting], scale: Scale) -> Jobs:
 
 
 def job_name(part: str, variant: str, rate_req_s: float) -> str:
-    """By which a result is found."""
+    """The key under which a run's result is found."""
     return f"{part}: {variant} at {rate_req_s:g}/s"

@@ -105,7 +105,6 @@ def diagnose(setting: Setting, seed: int) -> Diagnosis:
 
 
 def _prefill_ms(tokens: int, config: InstanceConfig, cost: CostModel) -> float:
-    """In chunks of the step's budget, beside nothing else."""
     chunks = range(0, tokens, config.max_step_tokens)
     return sum(
         cost.step_ms(BatchShape(prefill=(PrefillChunk(min(config.max_step_tokens, tokens - done), done),)))
@@ -132,7 +131,7 @@ def percent(part: float) -> float:
 
 
 def accuracy_rows(profile: ProfileResult) -> tuple[ReportRow, ...]:
-    """Figure 13."""
+    """Accuracy of the QoE model beside figure 13's."""
     return (
         ReportRow(
             claim="QoE model, mean relative error on the held-out half",
@@ -155,7 +154,7 @@ def accuracy_rows(profile: ProfileResult) -> tuple[ReportRow, ...]:
 
 
 def throughput_rows(results: Results, scale: Scale, diagnosis: Diagnosis) -> tuple[ReportRow, ...]:
-    """Figure 10, heavy load."""
+    """Throughput under heavy load beside figure 10's."""
     why = (
         f"Decode steps of mixed lengths take {diagnosis.stretch:.2f}x those of equal ones here (batch of "
         f"{FIGURE_2_BATCH}; the paper measures 1.1x to 2.1x for attention kernels), and "
@@ -213,7 +212,7 @@ def latency_rows(results: Results, scale: Scale, diagnosis: Diagnosis) -> tuple[
 
 
 def slo_rows(results: Results, scale: Scale) -> tuple[ReportRow, ...]:
-    """Figure 12."""
+    """SLO attainment beside figure 12's."""
     idle = results[job_name("idle", "idle", IDLE_RATE)]
     rates = (scale.busy_rate, *scale.heavy_rates)
     rows = []
@@ -287,7 +286,7 @@ def ablation_rows(results: Results, scale: Scale, diagnosis: Diagnosis) -> tuple
 
 
 def layout_rows(results: Results, scale: Scale) -> tuple[ReportRow, ...]:
-    """Figure 14."""
+    """The stage layouts of figure 14 against each other."""
     published = {"chain": (-30.0, 7.1), "no pipeline": (None, None), "two-phase heuristic": (None, None)}
     rows = []
     for name in LAYOUTS:
@@ -319,7 +318,7 @@ def layout_rows(results: Results, scale: Scale) -> tuple[ReportRow, ...]:
 
 
 def refinement_rows(results: Results, scale: Scale) -> tuple[ReportRow, ...]:
-    """Figure 15."""
+    """The boundary refinements of figure 15 against each other."""
     published = {"memory": (-21.0, 12.0), "quantity": (None, None), "frozen": (None, None)}
     why = (
         "All begin at the same planned boundaries and refine every 5 s with a weight of 0.2 (the paper gives neither), "
@@ -348,7 +347,7 @@ def refinement_rows(results: Results, scale: Scale) -> tuple[ReportRow, ...]:
 
 
 def balancing_rows(results: Results, scale: Scale) -> tuple[ReportRow, ...]:
-    """Figure 16."""
+    """Imbalance within stages under the balancing schemes of figure 16."""
     rate = scale.busy_rate
     cv = {name: float(np.mean(results[job_name("balancing", name, rate)].output_cv)) for name in BALANCING}
     why = (

@@ -22,7 +22,7 @@ LEAST_STEPS = 3.0
 
 
 class FreenessDispatch:
-    """The instance with the highest freeness."""
+    """The `Policy` of Llumnix: the instance with the highest freeness."""
 
     name: ClassVar[str] = "llumnix"
     rule: ClassVar[str] = "score = -(KV tokens - tokens of running and waiting requests) / requests"
@@ -32,7 +32,6 @@ class FreenessDispatch:
         self._turn = 0
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`."""
         snapshot = problem.snapshot
         capacity = snapshot.kv_blocks_total * snapshot.block_tokens
         freeness = (capacity - total_tokens(problem)) / np.maximum(snapshot.batch_requests, 1)
@@ -50,13 +49,12 @@ class LoadMigration:
         self.ordered = 0
 
     def attached(self, cluster: Cluster) -> None:
-        """See `Controller`."""
+        """Part of `Controller`; needs nothing of the simulation in advance."""
 
     def on_event(self, event: ClusterEvent, now_ms: float) -> None:
-        """See `Controller`."""
+        """Part of `Controller`; acts by the clock, not by events."""
 
     def act(self, cluster: Cluster, now_ms: float) -> Sequence[MigrationOrder]:
-        """See `Controller`."""
         steps = {instance_id: _freeness(cluster, instance_id) for instance_id in cluster.instance_ids()}
         ordered = sorted(steps, key=lambda instance_id: steps[instance_id])
         orders = []

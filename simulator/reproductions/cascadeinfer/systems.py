@@ -53,7 +53,7 @@ MODEL_NAME = "m"
 
 
 class SystemKind(StrEnum):
-    """What is compared."""
+    """CascadeInfer and the systems that it is compared with."""
 
     VLLM = "vLLM, round robin"
     SGLANG = "SGLang-like, round robin"
@@ -142,13 +142,12 @@ class OutputTokens:
         self._until_ms = 1000 * until_s
 
     def attached(self, cluster: Cluster) -> None:
-        """See `Controller`."""
+        """Part of `Controller`; needs nothing of the simulation in advance."""
 
     def on_event(self, event: ClusterEvent, now_ms: float) -> None:
-        """See `Controller`."""
+        """Part of `Controller`; counts by the clock, not by events."""
 
     def act(self, cluster: Cluster, now_ms: float) -> Sequence[MigrationOrder]:
-        """See `Controller`."""
         if now_ms <= self._until_ms:
             self.by_instance = {each: cluster.load(each).generated_tokens_total for each in cluster.instance_ids()}
         return ()
@@ -156,14 +155,14 @@ class OutputTokens:
 
 @lru_cache(maxsize=4)
 def lengths_of(setting: Setting) -> Lengths:
-    """The data set."""
+    """The prompt and answer lengths of the setting's data set."""
     if setting.lengths == "sharegpt":
         return read_sharegpt(setting.data / "lengths" / "sharegpt_8k_llama2.csv.gz")
     return read_mooncake(setting.data / "traces" / "mooncake_conversation.jsonl.gz", CONTEXT_TOKENS)
 
 
 def profile_setting(setting: Setting, bounds: ProfileBounds) -> ProfileResult:
-    """Of the setting's own instance and lengths."""
+    """Profile the setting's own instance with lengths of its own data set."""
     config, cost = setting.instance(SystemKind.CASCADE)
     return fit_on_halves(lengths_of(setting), config, cost, bounds, np.random.default_rng(setting.seed))
 

@@ -37,7 +37,7 @@ BURST = 192
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Of one strategy."""
+    """Saturated throughput of one parallelism strategy for one model."""
 
     model: str
     strategy: Strategy
@@ -52,7 +52,7 @@ def table_1() -> tuple[Throughput, ...]:
 
 
 def figure_2() -> tuple[Throughput, ...]:
-    """The figure's strategies, saturated."""
+    """Saturated throughput of the strategies that Cascadia's figure 2 compares."""
     return tuple(
         _throughput(model, strategy, FIGURE_2_INPUT, output)
         for model, strategies in FIGURE_2.items()

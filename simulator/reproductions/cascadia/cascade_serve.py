@@ -23,7 +23,8 @@ from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 
 
 def cascade_serve(problem: PlanningProblem, quality: float) -> Deployed:
-    """See the module."""
+    """CascadeServe's plan for a mean quality of at least `quality`, by the rules in the module's docstring. Raises
+    `PlanInfeasible`."""
     cost = [min(curve.shape.gpus / curve.rates_per_s[-1] for curve in curves) for curves in problem.by_load]
     thresholds, routed = _cheapest(problem.sample, quality, cost)
     rates = [problem.sample.rate_per_s * share for share in routed.shares]

@@ -48,12 +48,12 @@ class Workload:
     """In one run."""
 
     def problem(self) -> PlanningProblem:
-        """At the trace's own rate."""
+        """The planning problem at the trace's own rate."""
         problem = self.problem_of(self.answers.sample(1.0))
         return problem.at(self.load * _largest_holds_per_s(problem))
 
     def problem_of(self, sample: CascadeSample) -> PlanningProblem:
-        """Of other requests on the same cascade."""
+        """The same problem for other requests."""
         tiers = tiers_of(self.models, self.size.is_quick)
         source = ScaledCurves(self.everything.sample(1.0), sample, tiers, self.curves, self.seed)
         by_load = tuple(source.of_everything(tier) for tier in range(sample.tiers))
@@ -148,8 +148,8 @@ def _measure(workload: Workload, problem: PlanningProblem, quality: float) -> Ca
 
 
 def _largest_holds_per_s(problem: PlanningProblem) -> float:
-    """By the tables."""
-    _sample, largest = problem.sample, problem.sample.tiers - 1
+    """Requests a second that all GPUs hold with the largest tier alone, by its tables."""
+    largest = problem.sample.tiers - 1
     curves = problem.source.curves(
         largest, np.arange(problem.sample.requests), problem.sample.output_tokens[:, largest]
     )

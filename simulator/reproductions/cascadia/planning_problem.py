@@ -12,7 +12,7 @@ from simulator.reproductions.cascadia.end_to_end import Deployed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanningProblem:
-    """What every system is given."""
+    """The workload, tiers and GPUs that every compared system is given."""
 
     sample: CascadeSample
     """At the rate to plan for."""

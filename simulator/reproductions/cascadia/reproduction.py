@@ -1,4 +1,4 @@
-"""From the runs to rows, plots and page."""
+"""Runs Cascadia's evaluation and turns the results into rows, plots and page."""
 
 from simulator.reproductions.cascadia.experiment import run_all
 from simulator.reproductions.cascadia.plots import draw
@@ -9,6 +9,6 @@ from simulator.reproductions.run import ReproductionRun
 
 
 def reproduce(run: ReproductionRun) -> Findings:
-    """See `registry.Paper`."""
+    """Run or read Cascadia's experiments; returns rows, page sections and plots (`registry.Paper`)."""
     measured = run_all(run)
     return Findings(rows=rows_of(measured), sections=sections_of(measured, run), plots=draw(run.plots, measured))

@@ -1,4 +1,4 @@
-"""What came out, beside what the paper says."""
+"""Compares Cascadia's published figures with ours, a row for each claim."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -20,7 +20,7 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """What came of it."""
+    """What one deployment reached under its arrivals."""
 
     deployed: Deployed
     p95_s: float
@@ -32,7 +32,7 @@ class Run:
 
     @classmethod
     def of(cls, deployed: Deployed, served: Served) -> "Run":
-        """Of a deployment that has served."""
+        """Measure a deployment that has served its arrivals."""
         quality = float(served.scores.mean())
         return cls(deployed, served.p95_s, quality, served.tier_p95_s, np.sort(served.latencies_s))
 

@@ -50,11 +50,11 @@ class Answers:
     """Where each stands among all of its workload."""
 
     def sample(self, rate_per_s: float) -> CascadeSample:
-        """As the planner takes it."""
+        """The answers as the planner's sample."""
         return CascadeSample(self.scores, self.input_tokens, self.output_tokens, rate_per_s)
 
     def only(self, rows: NDArray[np.intp]) -> "Answers":
-        """Some of the questions."""
+        """The answers to these questions (indices) alone, in their order."""
         return Answers(
             self.scores[rows], self.input_tokens[rows], self.output_tokens[rows], self.stand_ins, self.questions[rows]
         )
@@ -144,7 +144,7 @@ def nearest(means: dict[str, float], wanted: tuple[float, ...]) -> tuple[str, ..
 
 
 def rescaled(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1..10 to 0..100."""
+    """Scores of 1 to 10 on the scale of 0 to 100."""
     return (scores - 1) * (100 / 9)
 
 

@@ -18,7 +18,7 @@ UNIFORM_GPUS = (10, 10, 12)
 
 @dataclass(frozen=True, slots=True)
 class FewShapes:
-    """A tier in some of its shapes only, for quick runs."""
+    """A `Tier` in some of its shapes only, for quick runs."""
 
     tier: TierModel
     shapes: tuple[ReplicaShape, ...]
@@ -29,7 +29,6 @@ class FewShapes:
         return self.tier.key
 
     def replicas(self) -> tuple[ReplicaModel, ...]:
-        """See `Tier`."""
         return tuple(replica for replica in self.tier.replicas() if replica.shape in self.shapes)
 
 
@@ -57,7 +56,7 @@ def tiers_of(models: tuple[TierModel, ...], quick: bool) -> tuple[Tier, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is simulated."""
+    """How many targets, requests and seconds the experiments simulate, full or quick."""
 
     seconds: float
     """Of arrivals in each run."""

@@ -29,7 +29,7 @@ SERVER_GPUS = 8
 
 
 def cascadia(problem: PlanningProblem, quality: float, minimise: Minimise = "slowest_tier") -> Deployed:
-    """Algorithm 1."""
+    """Cascadia's own plan, by algorithm 1."""
     request = PlanRequest(gpus=problem.gpus, quality=quality, judge_s=problem.judge_s, minimise=minimise)
     planned = plan(problem.sample, problem.source, request)
     return Deployed(planned.thresholds, planned.deployment.mixes, planned.routed.quality, planned.routed.shares)

@@ -34,17 +34,15 @@ class ScaledCurves:
         self._sample = SimulatedCurves(sample, tiers, seed=seed)
 
     def work(self, tier: int) -> TierWork:
-        """See `CurveSource`."""
         return self._sample.work(tier)
 
     def of_everything(self, tier: int) -> tuple[ReplicaCurve, ...]:
-        """Unscaled."""
+        """Curves for the whole workload, without scaling."""
         return self._everything.curves(tier, self._all, self._all_tokens[:, tier])
 
     def curves(
         self, tier: int, requests: NDArray[np.intp], output_tokens: NDArray[np.int64]
     ) -> tuple[ReplicaCurve, ...]:
-        """See `CurveSource`."""
         of_all = self._everything.work(tier).whole_s
         of_these = self._sample.work(tier).only(requests).seconds(output_tokens)
         work = float(of_these.mean() / of_all.mean())

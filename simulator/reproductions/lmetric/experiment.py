@@ -1,4 +1,4 @@
-"""What is run."""
+"""LMetric's experiments: the runs, and the results that rows and tables are made from."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ HALF = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One run."""
+    """Results of one policy under one load."""
 
     report: Report
     imbalance_tokens: float
@@ -68,7 +68,7 @@ class OnLoad:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything."""
+    """Results of all runs: the loads by name, and the hotspot by policy."""
 
     loads: Mapping[str, OnLoad]
     hotspot: Mapping[str, HotspotResult]
@@ -141,7 +141,7 @@ def _place(workload: Workload, load: setup.Load, contender: setup.Contender, sca
 
 
 def placed(outcomes: list[RequestOutcome], slo: Slo, policy: str, seed: int) -> Placed:
-    """What is kept of a run."""
+    """The results that are kept of a run."""
     report = summarise(outcomes, slo, policy=policy, seed=seed)
     ttft_ms = [outcome.ttft_ms for outcome in outcomes if outcome.ttft_ms is not None] or [0.0]
     p50, p95 = np.quantile(ttft_ms, (0.5, 0.95)).tolist()

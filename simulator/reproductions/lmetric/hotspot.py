@@ -40,7 +40,7 @@ _PREFIX_BLOCK_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class HotspotResult:
-    """What came of it."""
+    """Latencies and placement of the hot class under one policy."""
 
     ttft_ms: Latencies
     tpot_ms: Latencies

@@ -1,4 +1,4 @@
-"""LMetric's evaluation, measured again."""
+"""Runs LMetric's evaluation and writes it up beside the paper's figures."""
 
 from simulator.reproductions.lmetric.experiment import run_all
 from simulator.reproductions.lmetric.rows import rows_of

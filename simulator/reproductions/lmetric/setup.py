@@ -37,7 +37,7 @@ class Contender:
     parameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __reduce__(self) -> "tuple[type[Contender], tuple[str, dict[str, float]]]":
-        """Travels to other processes."""
+        """Pickled by its fields, because mappings that cannot be changed (`MappingProxyType`) cannot be pickled."""
         return Contender, (self.policy, dict(self.parameters))
 
 

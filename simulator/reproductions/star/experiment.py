@@ -106,16 +106,14 @@ class PredictingCost(CostModel):
         self._share_ms = step_share_ms
 
     def step_ms(self, batch: BatchShape) -> float:
-        """See `CostModel`."""
         return self._inner.step_ms(batch) + (self._share_ms if batch.decode_requests else 0.0)
 
     def decode_run_ms(self, batch: BatchShape, steps: int) -> NDArray[np.float64]:
-        """See `CostModel`."""
         return self._inner.decode_run_ms(batch, steps) + self._share_ms
 
 
 def run(experiment: Experiment) -> Result:
-    """Simulate it."""
+    """Simulate one experiment to its end."""
     started_s = time.process_time()
     config, cost = _cluster(experiment)
     controller = _controller(experiment)

@@ -116,5 +116,5 @@ def large_key(system: Reschedules, rate: float) -> str:
 
 
 def scale_key(system: Reschedules, instances: int) -> str:
-    """Figure 13."""
+    """Key of a run on so many instances, for figure 13."""
     return f"scale {instances} {system}"

@@ -18,7 +18,7 @@ class Quantiles:
     knots: tuple[tuple[float, float], ...]
 
     def at(self, shares: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The quantile function."""
+        """Lengths in tokens at these shares (0 to 1) of the distribution, log-linear between the knots; at least 1."""
         known, tokens = zip(*self.knots, strict=True)
         lengths: NDArray[np.int64] = np.rint(np.exp(np.interp(shares, known, np.log(tokens)))).astype(np.int64)
         return np.maximum(lengths, 1)

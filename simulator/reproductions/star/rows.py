@@ -1,4 +1,4 @@
-"""STAR's figures beside ours."""
+"""Compares STAR's published figures with ours, a row for each claim."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ VLLM, CURRENT, PREDICTED, ORACLE = Reschedules
 
 
 def all_rows(results: Results, plan: Plan) -> tuple[ReportRow, ...]:
-    """In the order of the paper."""
+    """All rows, in the order of the paper."""
     return (
         *_lengths(),
         *_predictor(),

@@ -44,7 +44,7 @@ def scaled(instances: int) -> Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is simulated."""
+    """How long and at which sizes and rates the experiments run, full or quick."""
 
     seconds: float
     scale_seconds: float

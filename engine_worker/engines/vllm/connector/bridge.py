@@ -1,4 +1,4 @@
-"""Where the two sides of the connector, the transfer agent and the worker's process meet: one per engine core.
+"""The bridge in the engine core between vLLM's two connector sides, the transfer agent and the worker's process.
 
 The agent and the control socket live on an event loop of their own thread. vLLM's engine loop never waits for it,
 except before it overwrites blocks that a peer may be reading (`withdraw_now`).
@@ -89,7 +89,8 @@ InboxEvent: TypeAlias = Exported | Unexported | Sent | Received
 
 
 class CoreBridge:
-    """Methods without `async` are called from vLLM's engine loop, those with it run on the bridge's."""
+    """One for each engine core. Methods without `async` are called from vLLM's engine loop, those with it run on the
+    bridge's own."""
 
     def __init__(self, endpoint: str) -> None:
         self.inbox: deque[InboxEvent] = deque()

@@ -63,7 +63,7 @@ class PenstockConnector(KVConnectorBase_V1):
         """Peers read the blocks themselves."""
 
     def wait_for_save(self) -> None:
-        """Nothing is saved."""
+        """Required by vLLM. Returns at once: peers pull blocks themselves, so no step saves any."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         orders: Any = self._get_connector_metadata()

@@ -44,7 +44,6 @@ class EngineMemory:
 
     @property
     def layout(self) -> KvLayout:
-        """See `KvMemory.layout`."""
         return self._engine.layout
 
     def fill(self, staging_ids: Sequence[int], block_ids: Sequence[int]) -> None:
@@ -58,30 +57,24 @@ class EngineMemory:
             region[targets] = staged[rows]
 
     def view(self, region: int, first_block: int, count: int) -> Buffer | None:
-        """See `KvMemory.view`."""
         memory, first = self._of(first_block)
         return memory.view(region, first, count)
 
     def staging(self, nbytes: int) -> Buffer:
-        """See `KvMemory.staging`."""
         return self._engine.staging(nbytes)
 
     def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        """See `KvMemory.read`."""
         memory, first = self._of(first_block)
         memory.read(region, first, count, into)
 
     def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
-        """See `KvMemory.write`."""
         memory, first = self._of(first_block)
         memory.write(region, first, count, content)
 
     def settle(self) -> None:
-        """See `KvMemory.settle`."""
         self._engine.settle()
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
-        """See `KvMemory.host_bytes`."""
         return self._engine.host_bytes(buffer)
 
     def _of(self, block: int) -> tuple[RegionMemory, int]:

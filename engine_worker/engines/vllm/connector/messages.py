@@ -17,7 +17,7 @@ class Describe(_Message, frozen=True):
 
 
 class AskStatus(_Message, frozen=True):
-    """Answered with `Status`."""
+    """Asks what the transfer agent is doing; the answer is a `Status`."""
 
 
 class OrderPull(_Message, frozen=True):
@@ -107,19 +107,19 @@ class Call(_Message, frozen=True):
 
 
 class Described(_Message, frozen=True):
-    """What the agent is."""
+    """Answer to `Describe`."""
 
     agent: AgentDescription
 
 
 class Status(_Message, frozen=True):
-    """What the agent does."""
+    """Answer to `AskStatus`: the agent's running transfers and totals."""
 
     agent: AgentStatus
 
 
 class Pulled(_Message, frozen=True):
-    """What an ordered pull moved."""
+    """Answer to `OrderPull`: how much came, and how long it took."""
 
     stats: TransferStats
 
@@ -128,7 +128,7 @@ Value: TypeAlias = int | str | Described | Status | Pulled
 
 
 class Answer(_Message, frozen=True):
-    """To a call. `error` names a class of `mesh.errors`."""
+    """Answer to a `Call`, by its number. `error` is the name of a class of `mesh.errors`; empty for success."""
 
     number: int
     value: Value = 0

@@ -1,4 +1,4 @@
-"""What the connector's scheduler side tells its worker side with a step. Imports vLLM."""
+"""What the connector's scheduler side passes to its worker side with each step: vLLM's connector metadata."""
 
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ class StagingCopy:
 
 @dataclass
 class ConnectorMetadata(KVConnectorMetadata):
-    """Empty in nearly all steps."""
+    """KV work of one step. Empty, and then false, in nearly all steps."""
 
     loads: list[Load] = field(default_factory=list)
     fills: list[StagingCopy] = field(default_factory=list)

@@ -40,7 +40,7 @@ class SchedulerSide:
         bridge.free_blocks = self.free_blocks
 
     def bind(self, kv_cache_manager: Any) -> None:
-        """Once, at the start."""
+        """vLLM's KV cache manager, which knows the blocks of each request. Called once, before the first step."""
         self._kv_cache_manager = kv_cache_manager
 
     def internal_id(self, request_id: str) -> str:
@@ -53,7 +53,7 @@ class SchedulerSide:
         return int(self._kv_cache_manager.block_pool.get_num_free_blocks())
 
     def on_new_request(self, request: Any) -> None:
-        """The request was queued."""
+        """Remember vLLM's request under the mesh's id. Called when the request enters vLLM's waiting queue."""
         request_id = _parameters(request).get("request_id")
         if request_id is not None:
             self._requests[request_id] = request

@@ -33,7 +33,7 @@ class StagingTable:
         return tuple(taken)
 
     def filled(self, migration_id: str) -> None:
-        """What was taken has been pulled."""
+        """The blocks that the migration took hold their content now."""
         self._filled[migration_id] = tuple(self._held[migration_id])
 
     def free(self, migration_id: str) -> None:

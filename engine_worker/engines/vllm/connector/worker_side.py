@@ -44,5 +44,5 @@ class WorkerSide:
             self._bridge.load(load)
 
     def stop(self) -> None:
-        """The engine core leaves."""
+        """End the transfer agent and its thread. Called when the engine core shuts down."""
         self._bridge.stop()

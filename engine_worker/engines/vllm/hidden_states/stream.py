@@ -25,7 +25,7 @@ class HiddenStateStream:
         self._is_closed = False
 
     async def states(self) -> AsyncIterator[HiddenStates]:
-        """What was captured; ends when the stream is closed."""
+        """Yields captured states until the stream is closed."""
         while not self._is_closed:
             try:
                 captured = self._decoder.decode(await self._socket.recv())
@@ -43,6 +43,6 @@ class HiddenStateStream:
             )
 
     def close(self) -> None:
-        """Free the socket."""
+        """End `states` and close the socket without waiting for messages under way."""
         self._is_closed = True
         self._context.destroy(linger=0)
