@@ -1,6 +1,6 @@
 """All choices of one generation as the client is to see them, step by step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from prometheus_client import Histogram
 
@@ -44,9 +44,13 @@ class AnswerReader:
         """Whether all choices have ended."""
         return self._unfinished == 0
 
-    async def next(self) -> list[ChoicePiece]:
+    def wait(self) -> Awaitable[None]:
+        """Done once there is something to `read`."""
+        return self._generation.mailbox.wait()
+
+    def read(self) -> list[ChoicePiece]:
         """What has become visible; may be empty. Raises ApiError if the generation failed."""
-        pieces = await self._generation.mailbox.take()
+        pieces = self._generation.mailbox.take()
         now_s = self._clock()
         shown: list[ChoicePiece] = []
         for piece in pieces:

@@ -1,6 +1,6 @@
 """An answer onto the wire, as ASGI messages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from starlette.types import Send
@@ -22,7 +22,10 @@ class PieceSource(Protocol):
     def done(self) -> bool:
         """Whether it has ended."""
 
-    async def next(self) -> Sequence[ChoicePiece]:
+    def wait(self) -> Awaitable[None]:
+        """Done once there is something to `read`."""
+
+    def read(self) -> Sequence[ChoicePiece]:
         """What has become visible; may be empty. Raises ApiError if the generation failed."""
 
 
@@ -51,7 +54,8 @@ class AnswerSender:
         `usage`: of the whole stream, asked for at its end; None: the client does not want it, or has it. `ids`: by
         which the stream can be resumed; `heads_had`: of the events before the first token, None: all.
         """
-        pieces = await reader.next()
+        await reader.wait()
+        pieces = reader.read()
         await self._start_events()
         body = form.first_events()
         if ids is not None:
@@ -66,7 +70,8 @@ class AnswerSender:
             if body:
                 await self._send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
-            pieces = await reader.next()
+            await reader.wait()
+            pieces = reader.read()
         if usage is not None:
             if ids is not None:
                 body += ids.with_usage()
@@ -79,7 +84,8 @@ class AnswerSender:
         positions: list[list[TokenPosition]] = [[] for _ in range(choices)]
         finishes: dict[int, Finish] = {}
         while not reader.done:
-            for piece in await reader.next():
+            await reader.wait()
+            for piece in reader.read():
                 texts[piece.index].append(piece.text)
                 positions[piece.index] += piece.positions
                 if piece.finish is not None:

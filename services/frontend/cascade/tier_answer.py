@@ -1,5 +1,6 @@
 """One tier's answer, read as it comes."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -93,13 +94,22 @@ class TierReader:
         return self._confidence.score
 
     async def begin(self) -> None:
-        """Wait until there is something to show, which `next` then brings. Raises ApiError if nothing ever is."""
+        """Wait until there is something to show, which `read` then brings. Raises ApiError if nothing ever is."""
         while not self._waiting:
-            self._waiting = await self._read()
+            await self._reader.wait()
+            self._waiting = self._read()
 
-    async def next(self) -> list[ChoicePiece]:
+    def wait(self) -> Awaitable[None]:
         """See `PieceSource`."""
-        shown, self._waiting = self._waiting or await self._read(), []
+        if not self._waiting:
+            return self._reader.wait()
+        ready = asyncio.get_running_loop().create_future()
+        ready.set_result(None)
+        return ready
+
+    def read(self) -> list[ChoicePiece]:
+        """See `PieceSource`."""
+        shown, self._waiting = self._waiting or self._read(), []
         return shown
 
     def usage(self) -> Usage:
@@ -120,8 +130,8 @@ class TierReader:
             confidence=self._confidence.score,
         )
 
-    async def _read(self) -> list[ChoicePiece]:
-        shown = await self._reader.next()
+    def _read(self) -> list[ChoicePiece]:
+        shown = self._reader.read()
         self._last_s = self._clock()
         for position in (position for piece in shown for position in piece.positions):
             self._confidence.add(position.logprobs.chosen.logprob)
@@ -138,7 +148,8 @@ def read_until(give_up_below: float) -> Read:
     async def read(reader: TierReader) -> None:
         await reader.begin()
         while not reader.done and reader.confidence >= give_up_below:
-            await reader.next()
+            await reader.wait()
+            reader.read()
 
     return read
 

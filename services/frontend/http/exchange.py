@@ -6,6 +6,7 @@ Raw ASGI because whatever wraps a response costs per chunk: one middleware doubl
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -15,8 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.answers.choice import ChoiceText
 from services.frontend.answers.event_ids import Covered, EventIds
-from services.frontend.answers.formats import AnswerFormat, AnswerHeader, answer_format
+from services.frontend.answers.formats import AnswerHeader, answer_format
 from services.frontend.answers.reader import AnswerReader
+from services.frontend.answers.schema import Usage
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.errors import ApiError, internal_error
 from services.frontend.http.errors import error_body, error_response
@@ -91,7 +93,10 @@ class Exchange(Response, ABC):
         sender = AnswerSender(send)
         sender.headers[REQUEST_ID_HEADER] = self._request_id
         try:
-            await self._admit_and_generate(sender, scope)
+            service = self._service
+            with service.counted(self._key):
+                async with service.gate.admitted(self, self._request.priority or 0, self._left_s()):
+                    await self._generate(sender, scope)
             return 200
         except ApiError as error:
             failure = error
@@ -105,15 +110,6 @@ class Exchange(Response, ABC):
             failure.headers = {**failure.headers, **sender.headers}
             await error_response(failure)(scope, receive, send)
         return failure.status
-
-    async def _admit_and_generate(self, sender: AnswerSender, scope: Scope) -> None:
-        service = self._service
-        service.enter(self._key)
-        try:
-            async with service.gate.admitted(self, self._request.priority or 0, self._left_s()):
-                await self._generate(sender, scope)
-        finally:
-            service.leave(self._key)
 
     @abstractmethod
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
@@ -192,26 +188,26 @@ class ModelExchange(Exchange):
         form = answer_format(self._request, self._header(generation.plan), generation.plan)
         try:
             if self._request.stream:
-                await self._stream(sender, reader, form, generation.plan, covered)
+                ids, usage = self._event_ids(generation.plan, covered), self._usage_wanted(reader, covered)
+                await sender.stream(reader, form, usage, ids, heads_had=0 if covered is None else covered.heads)
             else:
                 await sender.whole(reader, form, len(texts))
         finally:
             self._count_tokens(reader, 0 if covered is None else sum(covered.tokens))
 
-    async def _stream(
-        self,
-        sender: AnswerSender,
-        reader: AnswerReader,
-        form: AnswerFormat,
-        plan: GenerationPlan,
-        covered: Covered | None,
-    ) -> None:
-        ids = EventIds(len(plan.prompts) * plan.n) if plan.ticket else None
-        if ids is not None and covered is not None:
+    def _event_ids(self, plan: GenerationPlan, covered: Covered | None) -> EventIds | None:
+        """By which the stream can be resumed; None if it cannot be."""
+        if not plan.ticket:
+            return None
+        ids = EventIds(len(plan.prompts) * plan.n)
+        if covered is not None:
             ids.start(covered)
-        wants_usage = self._include_usage and not (covered is not None and covered.usage)
-        usage = reader.usage if wants_usage else None
-        await sender.stream(reader, form, usage, ids, heads_had=0 if covered is None else covered.heads)
+        return ids
+
+    def _usage_wanted(self, reader: AnswerReader, covered: Covered | None) -> Callable[[], Usage] | None:
+        """None where the client does not want the usage, or has it."""
+        has_it = covered is not None and covered.usage
+        return reader.usage if self._include_usage and not has_it else None
 
     def _header(self, plan: GenerationPlan) -> AnswerHeader:
         return AnswerHeader(

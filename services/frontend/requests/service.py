@@ -1,6 +1,7 @@
 """Everything that serving a request needs, in one place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -63,15 +64,21 @@ class FrontendService:
             raise invalid_api_key()
         return key
 
-    def enter(self, key: ApiKey | None) -> None:
-        """Count a request against its key. Raises ApiError (429)."""
+    @contextmanager
+    def counted(self, key: ApiKey | None) -> Iterator[None]:
+        """Inside, a request counts against its key. Raises ApiError (429) if one of the key's limits is reached."""
         if key is None:
+            yield
             return
         reached = self.key_limits.enter(key, self.clock())
         if reached is not None:
             raise too_many_requests(
                 f"Rate limit of this key reached: {reached.limit}.", "rate_limit_exceeded", reached.retry_after_s
             )
+        try:
+            yield
+        finally:
+            self.key_limits.leave(key)
 
     def end_all(self) -> None:
         """End every running request with an error that says why: the process stops."""
@@ -79,8 +86,3 @@ class FrontendService:
         self.pool.wake()
         for request in self.running.values():
             request.mailbox.fail(stopped())
-
-    def leave(self, key: ApiKey | None) -> None:
-        """The end of a request that had entered."""
-        if key is not None:
-            self.key_limits.leave(key)

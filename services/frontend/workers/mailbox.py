@@ -1,7 +1,7 @@
 """What workers send and a client has not taken yet: bounded, many writers, one reader."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.v1 import request_pb2
@@ -69,17 +69,21 @@ class Mailbox:
         """Why it ended, if it has."""
         return self._error
 
-    async def take(self) -> list[Piece]:
-        """All pieces that wait, at least one. Raises the ApiError it was failed with."""
-        if not self._pieces:
-            if self._error is None:
-                self._waiter = asyncio.get_running_loop().create_future()
-                try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
-            if not self._pieces and self._error is not None:
-                raise self._error
+    def wait(self) -> Awaitable[None]:
+        """Done once `take` has something to return or to raise. A future rather than a coroutine, so that a token
+        resumes nothing between the mailbox and whoever sends it on."""
+        waiter = asyncio.get_running_loop().create_future()
+        if self._pieces or self._error is not None:
+            waiter.set_result(None)
+        else:
+            self._waiter = waiter
+        return waiter
+
+    def take(self) -> list[Piece]:
+        """All pieces that have come. Raises the ApiError it was failed with once those before it were taken."""
+        self._waiter = None
+        if not self._pieces and self._error is not None:
+            raise self._error
         pieces, self._pieces, self._pending_tokens = self._pieces, [], 0
         return pieces
 

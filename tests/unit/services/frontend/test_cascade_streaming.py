@@ -129,10 +129,10 @@ async def test_the_text_and_usage_are_those_of_the_answer_that_is_not_streamed(
 async def test_after_an_escalation_the_last_tier_streams_and_usage_counts_every_tier(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keep_alives, "KEEP_ALIVE_S", 0.02)
     async with cascade(model_path, lambda _: 10.0, large_step_s=0.03) as both:
         mesh = both.mesh
         quick = await all_events(both)
+        monkeypatch.setattr(keep_alives, "KEEP_ALIVE_S", 0.02)
         mesh.worker.step_s = 0.05
         async with streaming(both) as (response, events):
             slow = [event async for event in events]

@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -61,18 +59,19 @@ async def test_what_came_before_an_error_is_still_delivered() -> None:
     relay.accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=[7]), 0.0)
     relay.fail(unavailable("gone"))
     relay.fail(unavailable("later"))
-    assert [piece.token_ids for piece in await box.take()] == [[7]]
+    assert [piece.token_ids for piece in box.take()] == [[7]]
     with pytest.raises(ApiError, match="gone"):
-        await box.take()
+        box.take()
 
 
 async def test_a_waiting_reader_gets_what_comes() -> None:
     box = mailbox()
-    reader = asyncio.create_task(box.take())
-    await asyncio.sleep(0)
+    waiting = box.wait()
     assert box.is_awaited
     relay_into(box).accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=[7], cached_tokens=0), 0.0)
-    (piece,) = await reader
+    await waiting
+    (piece,) = box.take()
+    assert not box.is_awaited
     assert (piece.token_ids, piece.cached_tokens, piece.finish_reason) == ([7], 0, 0)
 
 
@@ -93,7 +92,7 @@ async def test_a_request_that_has_all_its_tokens_needs_no_other_worker() -> None
     relay.accept(WORKER, request_pb2.TokenDelta(offset=0, token_ids=range(9)), 0.0)
     relay.lost(WORKER, Loss("worker_lost", "worker-0", unavailable("gone")))
     assert relay.finished
-    assert (await box.take())[-1].finish_reason == request_pb2.FINISH_REASON_LENGTH
+    assert box.take()[-1].finish_reason == request_pb2.FINISH_REASON_LENGTH
 
 
 def test_a_lost_request_is_placed_again_under_a_higher_epoch() -> None:
