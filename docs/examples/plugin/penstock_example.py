@@ -9,7 +9,7 @@ import msgspec
 from controlplane.model.placement import Decision, PlacementProblem
 from controlplane.policies.interface import PolicyFactory
 from controlplane.policies.parameters import PolicyParameters
-from controlplane.policies.selection import Turns, among_candidates, lowest
+from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 from engine_worker.engines.interface import Engine, EngineContext, EngineFactory
 from engine_worker.engines.simulated import SimulatedEngine
 from engine_worker.vocabulary import read_vocabulary
@@ -33,7 +33,7 @@ class FewestTokens:
 
     def __init__(self, parameters: FewestTokensParameters) -> None:
         self.parameters = parameters
-        self._turns = Turns()
+        self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
         """See `Policy`."""
