@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -161,7 +162,7 @@ def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
     """The outcomes as they come, in any order; each in one of `jobs` processes, which are replaced now and then."""
     waiting = iter(seeds)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=SEEDS_PER_PROCESS) as pool:
+    with ProcessPoolExecutor(jobs, context, _ignore_interrupts, max_tasks_per_child=SEEDS_PER_PROCESS) as pool:
         running: set[Future[Outcome]] = set()
         try:
             while True:
@@ -173,6 +174,11 @@ def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
                 yield from (future.result() for future in done)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches all processes of a terminal. Those that simulate finish what they are at."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run_far(seed: int) -> Outcome:

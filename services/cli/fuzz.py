@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from services.cli.report_output import STDOUT, check_writable
 from services.cli.simulation.progress import progress_bars
 
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 MOST_SHRUNK = 5
 """Failures of other kinds than those before that are shrunk in one call."""
 
@@ -58,7 +60,7 @@ class SeedRange(click.ParamType[range]):
     "--save",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Write the timelines of failures to this folder.",
+    help="Write the timelines of failures to this folder, each as soon as it is found.",
 )
 @click.pass_context
 def command(
@@ -76,7 +78,8 @@ def command(
     """Simulate whole meshes on virtual time while processes die, links break and clients leave, and check every answer.
 
     A failing seed is made as small as possible and told. The JSON form is {"seeds", "failed": [{"seed", "violations"}],
-    "virtual_s", "cpu_s"}. Exit status: 0 nothing failed, 1 something did, 2 used wrongly.
+    "virtual_s", "cpu_s"}. Ctrl-C ends --seeds with what is known by then. Exit status: 0 nothing failed, 1 something
+    did, 2 used wrongly, 130 interrupted before anything failed.
     """
     if sum(given is not None for given in (seeds, seed, timeline_path)) != 1:
         raise click.UsageError("give one of --seeds, --seed and --timeline")
@@ -84,38 +87,51 @@ def command(
         raise click.UsageError("--story tells one simulation: give --seed or --timeline")
     if json_path not in (None, STDOUT):
         check_writable(Path(json_path))
+    is_complete = True
     if seeds is not None:
-        outcomes, failed = _many(seeds, jobs, quiet=json_path == STDOUT)
+        outcomes, failed = _many(seeds, jobs, folder, quiet=json_path == STDOUT)
+        is_complete = len(outcomes) == len(seeds)
         timelines = [(draw(outcome.seed), outcome) for outcome in failed]
     else:
         timeline = _timeline(timeline_path) if timeline_path is not None else draw(seed or 0)
         outcome = run_timeline(timeline)
         outcomes, failed = [outcome], [outcome] if outcome.violations else []
         timelines = [(timeline, outcome)] if failed and not story else []
+        _save(folder, failed, timeline)
         if story:
             click.echo(tell(timeline, every_message=True))
     if json_path is not None:
         _write(json_path, outcomes, failed)
     if json_path != STDOUT:
-        _explain(timelines, no_shrink=no_shrink, folder=folder)
+        _explain(timelines, no_shrink=no_shrink or not is_complete, folder=folder)
         click.echo(_summary(outcomes, failed))
-    ctx.exit(EXIT_FAILED if failed else 0)
+    if not is_complete:
+        click.echo(f"interrupted: {len(seeds or ()) - len(outcomes):,} seeds are left out", err=True)
+    ctx.exit(EXIT_FAILED if failed else 0 if is_complete else EXIT_INTERRUPTED)
 
 
-def _many(seeds: range, jobs: int, *, quiet: bool) -> tuple[list[Outcome], list[Outcome]]:
+def _many(seeds: range, jobs: int, folder: Path | None, *, quiet: bool) -> tuple[list[Outcome], list[Outcome]]:
+    """All outcomes, or those until Ctrl-C; and those that failed."""
     outcomes: list[Outcome] = []
     failed: list[Outcome] = []
-    with progress_bars(("seeds",), len(seeds)) as show:
+    with progress_bars(("seeds",), len(seeds)) as show, suppress(KeyboardInterrupt):
         for outcome in run_seeds(seeds, jobs):
             outcomes.append(outcome)
             if outcome.violations:
                 failed.append(outcome)
+                _save(folder, [outcome], draw(outcome.seed))
                 if not quiet:
                     click.echo(
                         "".join(f"seed {outcome.seed}: {violation}\n" for violation in outcome.violations), nl=False
                     )
             show("seeds", len(outcomes))
     return outcomes, sorted(failed, key=lambda outcome: outcome.seed)
+
+
+def _save(folder: Path | None, failed: list[Outcome], timeline: Timeline) -> None:
+    for outcome in failed:
+        if folder is not None:
+            (folder / f"seed_{outcome.seed}.json").write_text(timeline.to_json())
 
 
 def _timeline(path: Path) -> Timeline:
@@ -129,8 +145,6 @@ def _explain(timelines: list[tuple[Timeline, Outcome]], *, no_shrink: bool, fold
     """One failure of each kind."""
     told: set[frozenset[str]] = set()
     for timeline, outcome in timelines:
-        if folder is not None:
-            (folder / f"seed_{outcome.seed}.json").write_text(timeline.to_json())
         if no_shrink or outcome.kinds in told or len(told) >= MOST_SHRUNK:
             continue
         told.add(outcome.kinds)
