@@ -28,6 +28,8 @@ KEPT_TASKS: Final = frozenset(
         "worker Call.code",
         "worker Connection.listen",
         "worker Coordinator._run_link",
+        "worker StageLinks._run",
+        "worker _write",
         "worker TargetLink._write",
         "worker TargetLink._read",
     }

@@ -30,6 +30,7 @@ from fault_simulation.timeline import (
     LAST_REQUEST_S,
     MODEL,
     STORE,
+    BreakEngine,
     Compact,
     Cut,
     DeleteKeys,
@@ -68,6 +69,7 @@ def draw(seed: int) -> Timeline:
     operations: list[Operation] = []
     if is_operated:
         faults = [fault for fault in faults if not topology.supervised or _leaves_time(fault)]
+        faults += _draw_broken_engine(random.Random(f"{seed}/engine"), topology)
         requests = [_of_models(random.Random(f"{seed}/model/{one.number}"), one, topology) for one in requests]
         numbers = range(random.Random(f"{seed}/operations").randint(2, 7))
         operations = [_draw_operation(random.Random(f"{seed}/operation/{number}"), topology) for number in numbers]
@@ -250,6 +252,13 @@ def _of_models(rng: random.Random, request: Request, topology: Topology) -> Requ
         body["penstock"] = rng.choice(({"max_tier": MODEL}, {"max_tier": LARGE}, {"quality": 0.0}, {"quality": 100.0}))
     behaviour = "reads" if request.behaviour == "returns" else request.behaviour  # the rest of it cannot be had
     return msgspec.structs.replace(request, body=body, behaviour=behaviour)
+
+
+def _draw_broken_engine(rng: random.Random, topology: Topology) -> list[Fault]:
+    if rng.random() >= 0.2:
+        return []
+    at_s = round(rng.uniform(FIRST_FAULT_S, HEALED_S - 6.0), 3)
+    return [BreakEngine(at_s, rng.choice(topology.worker_ids), round(rng.uniform(2.0, 6.0), 3))]
 
 
 def _draw_operation(rng: random.Random, topology: Topology) -> Operation:

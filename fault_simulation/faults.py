@@ -11,6 +11,7 @@ from fault_simulation.node import NodeTask
 from fault_simulation.nodes import STORE, Life, SimulatedMesh
 from fault_simulation.timeline import (
     HEALED_S,
+    BreakEngine,
     Compact,
     Cut,
     DeleteKeys,
@@ -85,6 +86,9 @@ class Breaker:
             case FullDisk(for_s=for_s):
                 mesh.machines[STORE].disk.is_full = True
                 loop.call_in(loop.world, for_s, self._empty_disk)
+            case BreakEngine(name=name, for_s=for_s):
+                mesh.machines[name].is_engine_broken = True
+                loop.call_in(loop.world, for_s, self._mend_engine, name)
             case StepClock(name=name, by_s=by_s):
                 mesh.machines[name].wall.step_s += by_s
             case Compact() | DeleteKeys():
@@ -111,6 +115,9 @@ class Breaker:
         if self._mesh.loop.now_s >= self._paused.get(life, 0.0) - 1e-6:
             self._mesh.loop.resume(life.node)
 
+    def _mend_engine(self, name: str) -> None:
+        self._mesh.machines[name].is_engine_broken = False
+
     def _empty_disk(self) -> None:
         self._mesh.machines[STORE].disk.is_full = False
 
@@ -123,6 +130,8 @@ class Breaker:
         self._down_until_s.clear()
         self._mesh.network.heal_all()
         self._empty_disk()
+        for name in self._mesh.machines:
+            self._mend_engine(name)
         for life in self._paused:
             self._mesh.loop.resume(life.node)
 

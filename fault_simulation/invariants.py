@@ -39,7 +39,9 @@ from services.frontend.role import FrontendRole
 CONNECTED_S: Final = 2.0
 """Within so long a frontend is to have made use of a worker."""
 RESUMED_S: Final = 6.0
-"""A worker keeps a stream without a frontend for longer (`orphan_s`)."""
+"""Whoever asks for the rest of a stream within so long gets it: a worker keeps it for longer (`orphan_s`)."""
+FOUND_S: Final = 1.0
+"""A frontend that looks for a stream asks each worker within so long after it is connected to it."""
 NEAR_STORE_S: Final = 12.0
 """A member that was within reach of the store for so long is announced there, and nobody takes it for gone."""
 SAMPLED_EVERY_S: Final = 0.1
@@ -186,21 +188,21 @@ class Watch:
             if isinstance(life.role, WorkerRole) and last_s > began_s - CONNECTED_S
         }
         return (
-            self._mesh.loop.now_s - broken_s < RESUMED_S
+            asked.attempts[-1].began_s - broken_s < RESUMED_S
             and all(first_s < began_s for first_s in workers.values())
-            and len(workers) == len(self._serving(frontend, self._models))
+            and len(workers) == len(self._serving(frontend, self._models, FOUND_S))
             and not any(choice.finish for choice in asked.attempts[-1].answer.choices.values())
         )
 
-    def _serving(self, frontend: Life, models: Sequence[str]) -> list[tuple[str, float]]:
-        """Workers of some models that a frontend could have used, and for how long."""
+    def _serving(self, frontend: Life, models: Sequence[str], within_s: float = CONNECTED_S) -> list[tuple[str, float]]:
+        """Workers of some models that a frontend could have used, and for how long, if for so long."""
         now_s = self._mesh.loop.now_s
         return [
             (worker.machine.name, now_s - since_s)
             for (life, worker, model), since_s in self._connected_s.items()
             if life is frontend
             and model in models
-            and now_s - since_s >= CONNECTED_S
+            and now_s - since_s >= within_s
             and self._is_of_use(frontend, worker)
         ]
 

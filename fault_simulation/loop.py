@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from fault_simulation.node import Finding, Handle, Node, NodeFuture, NodeState, NodeTask, current_node
+from fault_simulation.node import Finding, Handle, InjectedError, Node, NodeFuture, NodeState, NodeTask, current_node
 
 Result = TypeVar("Result")
 
@@ -279,7 +279,7 @@ class FindingsHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging."""
-        if record.exc_info and record.exc_info[1] is not None:
+        if record.exc_info and record.exc_info[1] is not None and not isinstance(record.exc_info[1], InjectedError):
             self._loop.report(f"logged an error: {record.getMessage()}", _told(record.exc_info[1]))
 
 

@@ -119,6 +119,10 @@ class NodeFuture(asyncio.Future[Any]):
         return self._number
 
 
+class InjectedError(Exception):
+    """Raised on purpose. That somebody logs it with a traceback is no finding."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that must not happen, whatever the faults."""

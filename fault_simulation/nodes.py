@@ -59,6 +59,8 @@ class Machine:
         self.clock_offset_s = rng.uniform(0.0, LONGEST_CLOCK_OFFSET_S)
         self.is_supervised = False
         """Whether a supervisor starts what ends there; otherwise it is a container that restarts on failure."""
+        self.is_engine_broken = False
+        """Of a worker: its engine runs nothing that moves to it."""
         self.lives = 0
         self.life: Life | None = None
 

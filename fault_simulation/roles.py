@@ -7,18 +7,35 @@ from controlplane.monitor.role import MonitorRole
 from controlplane.planner.role import PlannerRole
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engine_choice import make_simulated
+from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
+from engine_worker.settings import WorkerSettings
 from fault_simulation.http import SimulatedHttpServer
 from fault_simulation.http_transport import SimulatedHttpTransport
 from fault_simulation.kv_fabric import SimulatedKvFabric
+from fault_simulation.node import InjectedError
 from fault_simulation.plan_maker import SimulatedPlanMaker
 from mesh.role import Role
+from mesh.runtime import Clock
 from services.cascade.role import CascadeRole
 from services.frontend.role import FrontendRole
 from services.predictor.role import PredictorRole
 
 if TYPE_CHECKING:
     from fault_simulation.nodes import Life
+
+
+def _breakable(engine: MovableSimulatedEngine, life: "Life") -> MovableSimulatedEngine:
+    """The same engine, which cannot run what moves to it while its machine says so."""
+    activate = engine.activate
+
+    def activate_or_raise(migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int) -> None:
+        if life.machine.is_engine_broken:
+            raise InjectedError("the engine cannot run it")
+        activate(migration_id, emitted_token_ids, computed_tokens)
+
+    engine.activate = activate_or_raise  # type: ignore[method-assign]
+    return engine
 
 
 def make_role(life: "Life", role: str, settings: Any) -> Role:
@@ -36,7 +53,12 @@ def make_role(life: "Life", role: str, settings: Any) -> Role:
             def fabric(_: object) -> SimulatedKvFabric:
                 return SimulatedKvFabric(network, node, node.name)
 
-            return WorkerRole(settings, lambda told, seed, clock: make_simulated(told, clock, fabric))
+            def engine(told: WorkerSettings, seed: int, clock: Clock) -> MovableSimulatedEngine:
+                made = make_simulated(told, clock, fabric)
+                assert isinstance(made, MovableSimulatedEngine)
+                return _breakable(made, life)
+
+            return WorkerRole(settings, engine)
         case "predictor":
             return PredictorRole(settings)
         case "cascade":

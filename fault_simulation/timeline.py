@@ -220,7 +220,17 @@ class StepClock(msgspec.Struct, frozen=True, tag=True):
     by_s: float
 
 
-Fault: TypeAlias = Kill | Terminate | Pause | Cut | Slow | Compact | Wipe | DeleteKeys | FullDisk | StepClock
+class BreakEngine(msgspec.Struct, frozen=True, tag=True):
+    """The engine of a worker raises where it is to run a request that has moved to it."""
+
+    at_s: float
+    name: str
+    for_s: float
+
+
+Fault: TypeAlias = (
+    Kill | Terminate | Pause | Cut | Slow | Compact | Wipe | DeleteKeys | FullDisk | StepClock | BreakEngine
+)
 
 
 class Operation(msgspec.Struct, frozen=True):

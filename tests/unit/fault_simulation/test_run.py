@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from fault_simulation.actions import OperatorAction
+from fault_simulation.actions import Migrate, OperatorAction
 from fault_simulation.draws import draw
-from fault_simulation.oracle import CHAT_PATH
-from fault_simulation.run import run_seed, run_timeline
-from fault_simulation.timeline import CASCADE, MODEL, Kill, Request, Timeline, Topology, read_timeline
+from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH
+from fault_simulation.run import build, run_seed, run_timeline
+from fault_simulation.timeline import CASCADE, MODEL, BreakEngine, Kill, Operation, Request, Timeline, Topology, read_timeline
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN, OPERATED = 6, 11
@@ -47,6 +47,17 @@ def test_some_seeds_are_of_meshes_with_all_roles_and_operators() -> None:
     assert actions == set(get_args(OperatorAction))
     assert {timeline.topology.supervised for timeline in operated} == {True, False}
     assert any(request.body["model"] == CASCADE for timeline in operated for request in timeline.requests)
+
+
+def test_what_an_engine_cannot_run_after_it_has_moved_there_is_answered_all_the_same() -> None:
+    body = {"model": MODEL, "prompt": "Go on.", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    orders = [Operation(7.0, Migrate(0, name)) for name in Topology().worker_ids]
+    broken = [BreakEngine(6.0, name, 3.0) for name in Topology().worker_ids]
+    timeline = Timeline(1, Topology(), (Request(0, 6.0, COMPLETIONS_PATH, body),), tuple(broken), tuple(orders))
+    mesh = build(timeline)
+    assert run_timeline(timeline, mesh).violations == ()
+    assert sum(outcome.what.endswith("blocks") for outcome in mesh.operator.outcomes) == 1, mesh.operator.outcomes
+    assert mesh.metric("frontend-0", "penstock_frontend_recoveries_total") > 0
 
 
 def test_a_client_gets_the_rest_of_its_stream_from_another_frontend() -> None:
