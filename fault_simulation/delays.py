@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from controlplane.model.instance import InstanceState
 from controlplane.scheduler.role import SchedulerRole
+from engine_worker.instance import Instance
+from engine_worker.role import WorkerRole
 from fault_simulation.nodes import Life
 from services.frontend.role import FrontendRole
 
@@ -18,6 +21,10 @@ WAITING_S: Final = 4.0
 LOST_S: Final = 5.0
 """Requests are taken from a worker that is frozen or cannot be reached. Without heartbeats it would be the 13 s of a
 connection's keep-alive."""
+
+
+DRAINED_S: Final = 8.0
+"""A draining worker offers its requests again, at the latest five seconds after nobody would have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,29 @@ class Schedulers:
         for incarnation_id in sorted(known - there.keys()):
             what = f"it has forgotten {incarnation_id}, to which a frontend is connected"
             yield Delay("forgotten instance", scheduler.machine.name, what, FORGOTTEN_S)
+
+
+def delays_of_drain(worker: Life, others: Iterable[Life]) -> Iterator[Delay]:
+    """`others`: workers that it reaches and that reach it."""
+    assert isinstance(worker.role, WorkerRole)
+    instance = worker.role.instance
+    if instance is None or worker.context is None or instance.state is not InstanceState.DRAINING:
+        return
+    known = {each.incarnation_id for each in worker.context.directory.members("worker")}
+    if any(tracked.state == "running" for tracked in instance.table.live()) and any(
+        other.context is not None and other.context.incarnation_id in known and _could_take_from(other, instance)
+        for other in others
+    ):
+        yield Delay("drain stands still", worker.machine.name, "requests stay, and another has none", DRAINED_S)
+
+
+def _could_take_from(other: Life, instance: Instance) -> bool:
+    assert isinstance(other.role, WorkerRole)
+    there = other.role.instance
+    if there is None or there.state is not InstanceState.READY or len(there.table) or there.transfer_obstacle:
+        return False
+    described, here = there.description, instance.description
+    return described.model == here.model and described.phase.decodes and not other.machine.is_engine_broken
 
 
 def delays_of(frontend: Life, serves: bool, is_lost: Callable[[str], bool]) -> Iterator[Delay]:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from fault_simulation.client import ReceivedAnswer
@@ -132,6 +133,20 @@ def test_an_invariant_can_fail(at_s: float, spoil: Callable[[SimulatedMesh], Non
     mesh = build(timeline)
     mesh.loop.call_in_at(mesh.loop.world, at_s, spoil, mesh)
     assert kind in run_timeline(timeline, mesh).kinds
+
+
+def test_a_drain_may_not_stand_still() -> None:
+    only = peaceful().requests[0]
+    request = msgspec.structs.replace(only, body={**only.body, "max_tokens": 400})
+    timeline = Timeline(1, Topology(), (request,), ())
+    mesh = build(timeline)
+
+    def drain_without_moving() -> None:
+        instances = [role(mesh, name).instance for name in ("worker-0", "worker-1")]
+        next(instance for instance in instances if len(instance.table)).start_draining()
+
+    mesh.loop.call_in_at(mesh.loop.world, 6.5, drain_without_moving)
+    assert "drain stands still" in run_timeline(timeline, mesh).kinds
 
 
 def test_a_mesh_in_peace_violates_nothing() -> None:

@@ -12,7 +12,17 @@ from fault_simulation.actions import Migrate, OperatorAction
 from fault_simulation.draws import draw
 from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH
 from fault_simulation.run import build, run_seed, run_timeline
-from fault_simulation.timeline import CASCADE, MODEL, BreakEngine, Kill, Operation, Request, Timeline, Topology, read_timeline
+from fault_simulation.timeline import (
+    CASCADE,
+    MODEL,
+    BreakEngine,
+    Kill,
+    Operation,
+    Request,
+    Timeline,
+    Topology,
+    read_timeline,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN, OPERATED = 6, 11
