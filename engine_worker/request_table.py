@@ -15,6 +15,7 @@ from controlplane.model.request import EngineRequest, FinishReason, StepOutput, 
 from engine_worker.deltas import Delta, Failure, FailureCode
 from engine_worker.finished_tails import FinishedTail, FinishedTails
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 State = Literal["running", "aborting", "discarded"]
 
@@ -343,6 +344,24 @@ class RequestTable:
         for tracked in self.live():
             self._fail(tracked, code, message, instructions)
         return instructions
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert len(self.orphans) <= self._max_orphans, "requests without a frontend are bounded"
+        assert len(self._requests) <= self.admissions_total, "what is here was admitted"
+        for request_id, tracked in self._requests.items():
+            brought = list(tracked.request.emitted_token_ids)
+            assert request_id == tracked.request.request_id, "each request by its own id"
+            assert tracked.epoch >= 0, "epochs count from 0"
+            assert tracked.emitted_token_ids[: len(brought)] == brought, f"{request_id} keeps the tokens it came with"
+            if tracked.state == "discarded":
+                continue
+            is_orphan = tracked.stream_id == NO_STREAM
+            assert is_orphan == (tracked.orphaned_until_s is not None), f"{request_id} waits for a frontend, or has one"
+            if is_orphan:
+                assert tracked.state == "running", f"{request_id} has nobody who could take it back"
+                assert tracked.request.resume is not None, f"{request_id} cannot be resumed, and waits to be"
 
     def _end_broken(self, tracked: TrackedRequest, delta: TokenDelta, instructions: Instructions) -> None:
         expected = len(tracked.emitted_token_ids)

@@ -80,7 +80,9 @@ class WorkerRole:
         return self._mover
 
     def validate(self) -> None:
-        """Check what must hold of whatever moves requests, between two events. Raises AssertionError."""
+        """Check what must hold of its state between two events. Raises `InvariantBroken`."""
+        if self.instance is not None:
+            self.instance.table.validate()
         if self._mover is not None:
             self._mover.validate()
 

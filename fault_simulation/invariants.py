@@ -13,6 +13,8 @@ only where it must:
 - The rest of a stream that broke off is to be had while the workers that were there when it was asked for live on, are
   connected to the frontend that is asked, and are asked soon enough.
 - A connection that is refused is wrong if the frontend's port was open before and its process was not told to end.
+
+Of the processes: the state of each is whole, by its role's `validate` and by its engine's.
 """
 
 import errno
@@ -67,7 +69,7 @@ class Validated(Protocol):
     """A role with managers that can tell whether their state makes sense."""
 
     def validate(self) -> None:
-        """Raises AssertionError where it does not."""
+        """Raises `InvariantBroken` where it does not."""
 
 
 class Watch:
@@ -134,8 +136,6 @@ class Watch:
         if self._samples % VALIDATED_EVERY == 0:
             for life in running:
                 self._validate(life)
-            for life in frontends:
-                self._validate_requests(life)
 
     def attempt_ended(self, asked: Asked, attempt: Attempt) -> None:
         """Called at the moment that a client has its answer or knows that it gets none."""
@@ -355,16 +355,6 @@ class Watch:
         for what, (size, most) in bounded.items():
             if size > most:
                 self.violated("out of bounds", life.machine.name, f"{what}: {size}, and at most {most}")
-
-    def _validate_requests(self, life: Life) -> None:
-        assert isinstance(life.role, FrontendRole)
-        if life.role.service is None:
-            return
-        for request_id, generation in life.role.service.running.items():
-            try:
-                generation.validate()
-            except AssertionError as error:
-                self.violated("broken request", life.machine.name, f"{request_id}: {error}")
 
     def _validate(self, life: Life) -> None:
         engine = life.role.engine if isinstance(life.role, WorkerRole) else None

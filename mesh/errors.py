@@ -24,6 +24,7 @@ PenstockError
 +-- PlanInfeasible          no plan meets what was asked; the one in force stays
 +-- TraceError              a trace of requests cannot be read
 +-- IllegalTransition       a state machine was asked for a step it does not have (a bug; tells the story)
++-- InvariantBroken         what must always hold of an object does not (a bug; tells its state)
 """
 
 
@@ -129,3 +130,7 @@ class TraceError(PenstockError):
 
 class IllegalTransition(PenstockError):
     """A state machine was asked for a step it does not have (a bug; tells the story)."""
+
+
+class InvariantBroken(PenstockError):
+    """What must always hold of an object does not (a bug; tells its state)."""

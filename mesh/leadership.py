@@ -74,7 +74,7 @@ class Leadership:
         self._clock = clock
         self._metrics = metrics
         self._on_change = on_change
-        self._candidate = Candidate(me.duty, me.incarnation_id, me.member_id)
+        self.candidate = Candidate(me.duty, me.incarnation_id, me.member_id)
         self._lease: Lease | None = None
         self._lock_revision = 0
         self._led = False
@@ -93,37 +93,37 @@ class Leadership:
     def is_leading(self) -> bool:
         """Whether this process may act now."""
         if self._lease is not None:
-            self._candidate.renewed(self._lease.held_until_s)
-        return self._candidate.leads(self._clock.now_s())
+            self.candidate.renewed(self._lease.held_until_s)
+        return self.candidate.leads(self._clock.now_s())
 
     @property
     def epoch(self) -> int:
         """Epoch of this process's latest leadership; 0 before it ever led."""
-        return self._candidate.epoch
+        return self.candidate.epoch
 
     @property
     def leader(self) -> LeaderRecord | None:
         """Name of who leads, as last heard; None while nobody does."""
         if self.is_leading:
             return msgspec.structs.replace(self._me, epoch=self.epoch)
-        holder = self._candidate.holder
+        holder = self.candidate.holder
         return holder if holder is not None and holder.epoch else None
 
     def refused(self, epoch: int) -> None:
         """An order was refused by somebody who has seen this epoch."""
         log.error("an order was refused: somebody has seen a higher epoch", extra={"duty": self.duty, "epoch": epoch})
-        self._carry_out(self._candidate.refused(epoch))
+        self._carry_out(self.candidate.refused(epoch))
 
     async def run(self) -> None:
         """Be a candidate, and lead when there is no other leader, until cancelled."""
         self._tasks.spawn(self._records.follow(), name="watch")
         while True:
-            self._carry_out(self._candidate.retry())
+            self._carry_out(self.candidate.retry())
             await self._clock.sleep(RETRY_S)
 
     async def resign(self) -> None:
         """Lead no more, for good; whoever is next need not wait for the lease to run out."""
-        self._candidate.resign()
+        self.candidate.resign()
         lease, self._lease = self._lease, None
         self._note()
         await self._tasks.cancel()
@@ -132,7 +132,7 @@ class Leadership:
 
     def _changed(self, key: str, record: LeaderRecord | None) -> None:
         if key == self._key:
-            self._carry_out(self._candidate.heard(record))
+            self._carry_out(self.candidate.heard(record))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -161,7 +161,7 @@ class Leadership:
             instructions = await step()
         except StoreError as error:
             log.warning("no leader can be chosen now", extra={"duty": self.duty, "error": str(error)})
-            instructions = self._candidate.failed(attempt)
+            instructions = self.candidate.failed(attempt)
         self._carry_out(instructions)
 
     async def _lock(self, attempt: int) -> list[Instruction]:
@@ -174,10 +174,10 @@ class Leadership:
             if revision is None:
                 await _revoke(lease)
         if revision is None:
-            return self._candidate.locked(attempt, None)
+            return self.candidate.locked(attempt, None)
         self._lease, self._lock_revision = lease, revision
         self._tasks.spawn(self._watch_lease(lease, attempt), name="lease")
-        return self._candidate.locked(attempt, lease.held_until_s)
+        return self.candidate.locked(attempt, lease.held_until_s)
 
     async def _former_life(self) -> int:
         """Revision of the key if this member's former incarnation holds it, so that a restart need not wait for the
@@ -189,12 +189,12 @@ class Leadership:
     async def _read_epoch(self, attempt: int) -> list[Instruction]:
         entry = await self._store.get(EPOCHS_PREFIX + self.duty)
         epoch, revision = (0, 0) if entry is None else (_epoch_of(entry.value), entry.mod_revision)
-        return self._candidate.read(attempt, epoch, revision, int(1000 * self._clock.unix_s()))
+        return self.candidate.read(attempt, epoch, revision, int(1000 * self._clock.unix_s()))
 
     async def _write_epoch(self, step: WriteEpoch) -> list[Instruction]:
         value = msgspec.json.encode(EpochRecord(step.epoch))
         revision = await self._store.compare_and_swap(EPOCHS_PREFIX + self.duty, step.expected_revision, value)
-        return self._candidate.fenced(step.attempt, revision is not None)
+        return self.candidate.fenced(step.attempt, revision is not None)
 
     async def _announce(self, step: Announce) -> list[Instruction]:
         since_ms = int(1000 * self._clock.unix_s())
@@ -202,15 +202,15 @@ class Leadership:
         revision = await self._store.compare_and_swap(
             self._key, self._lock_revision, msgspec.json.encode(record), lease=self._lease
         )
-        return self._candidate.announced(step.attempt, revision is not None)
+        return self.candidate.announced(step.attempt, revision is not None)
 
     async def _verify(self, attempt: int) -> list[Instruction]:
         entry = await self._store.get(self._key)
-        return self._candidate.verified(attempt, None if entry is None else _record_of(entry.value))
+        return self.candidate.verified(attempt, None if entry is None else _record_of(entry.value))
 
     async def _watch_lease(self, lease: Lease, attempt: int) -> None:
         await lease.wait_lost()
-        self._carry_out(self._candidate.lease_lost(attempt))
+        self._carry_out(self.candidate.lease_lost(attempt))
 
     def _unlock(self) -> None:
         lease, self._lease = self._lease, None

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from mesh.errors import IllegalTransition, StaleLeader
+from mesh.invariants import invariants
 
 
 class LeaderRecord(msgspec.Struct, frozen=True):
@@ -244,6 +245,17 @@ class Candidate:
         """Lead no more, for good."""
         self._move(Step.RESIGN)
         return [Unlock()]
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        if self.phase in (Phase.FENCING, Phase.ANNOUNCING, Phase.LEADING):
+            assert self.epoch > 0, "who writes an epoch has one"
+        if self.phase in (Phase.ANNOUNCING, Phase.LEADING):
+            assert self.epoch <= self._highest, "its own epoch was heard of"
+        if self.phase not in (Phase.WATCHING, Phase.LOCKING, Phase.RESIGNED):
+            assert self._held_until_s > -float("inf"), "who goes on has the lock under a lease"
+        assert self._attempt > 0 or self.phase in (Phase.WATCHING, Phase.RESIGNED), "each attempt has a number"
 
     def _give_up(self) -> list[Instruction]:
         if self.phase in (Phase.WATCHING, Phase.RESIGNED):

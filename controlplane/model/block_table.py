@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mesh.invariants import invariants
+
 BUCKET_KEYS = 8
 ABSENT = 0
 """Value of a block that is not in the table; also the key of an unused place."""
@@ -112,6 +114,25 @@ class BlockTable:
     def overflowing(self) -> list[int]:
         """Blocks that stand outside the buckets."""
         return list(self._overflow)
+
+    def blocks_by_value(self) -> dict[int, int]:
+        """How many blocks have each value. Looks at the whole table."""
+        values, counts = np.unique(self._values[self._values != ABSENT], return_counts=True)
+        found = dict(zip(values.tolist(), counts.tolist(), strict=True))
+        for value in self._overflow.values():
+            found[value] = found.get(value, 0) + 1
+        return found
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`. Looks at the whole table."""
+        assert len(self) <= self.max_blocks, "blocks are bounded"
+        used = np.flatnonzero(self._keys)
+        assert np.array_equal(used, np.flatnonzero(self._values)), "a place has a key and a value, or neither"
+        assert len(used) == self._in_buckets == len(np.unique(self._keys[used])), "each block stands at one place"
+        buckets = (self._keys[used] >> np.uint64(self._shift)).astype(np.int64)
+        assert np.array_equal(buckets, used // BUCKET_KEYS), "each block stands in its bucket"
+        assert all(self._find(block) is None for block in self._overflow), "what overflows is in no bucket, too"
 
     def _find(self, block: int) -> int | None:
         """The block's place in its bucket, None if it is not there."""

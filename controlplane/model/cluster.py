@@ -12,6 +12,7 @@ from controlplane.model.shared_event import PLACED_KINDS, SharedEvent, SharedKin
 from controlplane.model.snapshot import Integers, Snapshot
 from controlplane.model.unreported import UnreportedRequest, UnreportedRequests
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,42 @@ class ClusterTable:
     def unreported_requests(self) -> int:
         """Requests placed that no report counts yet."""
         return len(self._unreported)
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`. Looks at all but the prefix index, whose own `validate` takes long."""
+        known = self._instances.keys()
+        assert self._loads.keys() == known, "each instance has a load"
+        assert self.immovable <= known, "nothing is kept of an instance that has gone"
+        assert self._unmonitored <= known, "nothing is kept of an instance that has gone"
+        assert len(self._admitted) <= self.limits.max_admitted, "admissions that are remembered are bounded"
+        assert self.index.live_slots == sum(fleet.slots_mask for fleet in self._fleets.values()), "slots are instances'"
+        expected = {instance_id: [0, 0, 0, 0] for instance_id in known}
+        for ledger, columns in ((self._unreported, (0, 1)), (self._decodes, (2, 3)), (self._arriving, (2, 3))):
+            ledger.validate()
+            for request in ledger:
+                assert request.instance_id in known, f"{request} is to come to an instance that is not there"
+                requests, tokens = columns
+                expected[request.instance_id][requests] += 1
+                expected[request.instance_id][tokens] += request.tokens
+        for model, fleet in self._fleets.items():
+            fleet.validate()
+            view = fleet.snapshot()
+            for row, instance in enumerate(view.instances):
+                assert instance is self._instances[instance.instance_id], "fleets are made of the instances"
+                assert instance.model == model, "a fleet serves one model"
+                counted = [
+                    int(column[row])
+                    for column in (
+                        view.unreported_requests,
+                        view.unreported_prefill_tokens,
+                        view.unreported_decodes,
+                        view.unreported_decode_tokens,
+                    )
+                ]
+                to_come = expected[instance.instance_id]
+                assert counted == to_come, f"{to_come} are to come to {instance.instance_id}, counted are {counted}"
+        assert sum(len(fleet.snapshot()) for fleet in self._fleets.values()) == len(known), "each is in one fleet"
 
     # -- inside
 

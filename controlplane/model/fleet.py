@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState, LoadReport
 from controlplane.model.snapshot import INSTANCE_STATES, Column, Integers, Snapshot
+from mesh.invariants import invariants
 
 STATE_CODES = {state: code for code, state in enumerate(INSTANCE_STATES)}
 READY_CODE = STATE_CODES[InstanceState.READY]
@@ -129,6 +130,23 @@ class Fleet:
         self._table[Column.UNREPORTED_DECODES, row] += requests
         self._table[Column.UNREPORTED_DECODE_TOKENS, row] += context_tokens
         self._changed()
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        table = self._table
+        assert self._ids == sorted(set(self._ids)), "rows are in the order of ids"
+        assert self._ids == [each.instance_id for each in self._instances] == list(self._rows), "rows are instances"
+        assert table.shape == (Column.COUNT, len(self._ids)), "a column for each instance"
+        assert self.slots_mask == sum(1 << slot for slot in table[Column.SLOT].tolist()), "a slot for each instance"
+        batch = table[Column.RUNNING_REQUESTS] + table[Column.QUEUED_REQUESTS] + table[Column.UNREPORTED_REQUESTS]
+        assert np.array_equal(table[Column.BATCH_REQUESTS], batch), "a batch is what runs, waits and comes"
+        pending = table[Column.QUEUED_PREFILL_TOKENS] + table[Column.UNREPORTED_PREFILL_TOKENS]
+        assert np.array_equal(table[Column.PENDING_PREFILL_TOKENS], pending), "prefills are those that wait and come"
+        assert not (table < 0).any(), "nothing is counted that is not there"
+        placeable = (table[Column.STATE] == READY_CODE) & (table[Column.STALE] == 0)
+        assert np.array_equal(self._placeable, placeable), "placeable is who is ready and heard"
+        assert self.placeable_instances == placeable.sum(), "placeable instances are counted"
 
     def _add_up(self, row: int) -> None:
         """Sums that every decision would otherwise compute for every instance."""

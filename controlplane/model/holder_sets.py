@@ -1,5 +1,7 @@
 """Sets of instances, each stored once: bit masks with small ids and the number of blocks that name them."""
 
+from mesh.invariants import invariants
+
 
 class HolderSets:
     """Id 0 is the empty set. A set lives as long as a block names it; ids are then handed out again."""
@@ -33,6 +35,19 @@ class HolderSets:
         self._blocks[after] += blocks
         self._blocks[before] -= blocks
         self.discard_unused(before)
+
+    def blocks_of(self, set_id: int) -> int:
+        """How many blocks name the set."""
+        return self._blocks[set_id]
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`. Holds between the calls of whoever uses the sets, not while blocks are moved."""
+        assert all(self.masks[set_id] == mask for mask, set_id in self._ids.items()), "each set is found by its mask"
+        assert len(self._ids) + len(self._free) == len(self.masks) == len(self._blocks), "an id is in use or free"
+        assert not any(self.masks[set_id] or self._blocks[set_id] for set_id in self._free), "nothing names a free id"
+        named = [set_id for set_id in self._ids.values() if set_id]
+        assert all(self._blocks[set_id] > 0 for set_id in named), "a set lives while blocks name it, and no longer"
 
     def discard_unused(self, set_id: int) -> None:
         """Forget the set if no block names it."""

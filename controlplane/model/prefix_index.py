@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from controlplane.model.block_table import BlockTable
 from controlplane.model.holder_sets import HolderSets
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 
 class PrefixIndex:
@@ -66,6 +67,11 @@ class PrefixIndex:
             self._retired |= 1 << slot
         else:
             self._free.add(slot)
+
+    @property
+    def live_slots(self) -> int:
+        """The slots in use, as a bit mask."""
+        return self._live
 
     def held_blocks(self, slot: int) -> int:
         """Blocks indexed for this instance."""
@@ -130,6 +136,25 @@ class PrefixIndex:
             self._free.update(slot for slot in range(len(self._held_blocks)) if self._doomed >> slot & 1)
             self._doomed = 0
         return bool(self._doomed or self._retired)
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`. Looks at the whole table."""
+        self._table.validate()
+        self._sets.validate()
+        free = sum(1 << slot for slot in self._free)
+        groups = (self._live, free, self._retired | self._doomed)
+        assert sum(groups) == (1 << len(self._held_blocks)) - 1, "a slot is in use, free or to be swept"
+        assert not self._retired & self._doomed, "a slot is swept once"
+        held = [0] * len(self._held_blocks)
+        for set_id, blocks in self._table.blocks_by_value().items():
+            mask = self._sets.masks[set_id]
+            assert self._sets.blocks_of(set_id) == blocks, f"{blocks} blocks name set {set_id}"
+            assert not mask & free, "a free slot holds nothing"
+            for slot in range(len(held)):
+                held[slot] += blocks * (mask >> slot & 1)
+        in_use = [count if self._live >> slot & 1 else 0 for slot, count in enumerate(held)]
+        assert self._held_blocks == in_use, f"slots hold {in_use} blocks"
 
     def _without_doomed(self, mask: int) -> int:
         return mask & ~self._doomed

@@ -4,6 +4,8 @@ from collections.abc import Container, Iterator
 
 import msgspec
 
+from mesh.invariants import invariants
+
 
 class UnreportedRequest(msgspec.Struct, frozen=True):
     """What a placement adds to an instance's load until the instance reports it itself: tokens to prefill there, or,
@@ -63,6 +65,12 @@ class UnreportedRequests:
         """The instance is gone and takes its corrections with it."""
         for request in self.of(instance_id):
             del self._open[request.request_id]
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert len(self._open) <= self._max_requests, "open placements are bounded"
+        assert all(request_id == request.request_id for request_id, request in self._open.items()), "each by its own id"
 
     def close_older(self, placed_before_s: float, kept: Container[str] = ()) -> list[UnreportedRequest]:
         """Close what was placed before that moment, but on the instances of `kept`."""

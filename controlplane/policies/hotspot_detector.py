@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from controlplane.policies.sliding_count import SlidingCount
+from mesh.invariants import invariants
 
 
 class ClassSighting(msgspec.Struct, frozen=True):
@@ -77,6 +78,16 @@ class HotspotDetector:
         """Keep the class's requests away from these instances from now on."""
         hot.filtered_ids = holder_ids
         hot.lower_in_a_row = 0
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert len(self._classes) <= 2 * self._max_classes, "classes are bounded"
+        self._requests.validate()
+        for known in self._classes.values():
+            known.requests.validate()
+            assert known.lower_in_a_row >= 0, "what is counted in a row"
+            assert known.filtered_ids or known.benign_since_s is None, "only a filter awaits its end"
 
     def _alarms(self, now_s: float, seen: RequestClass, sighting: ClassSighting) -> bool:
         """x / (1 - x) > |M| / |M-bar|, multiplied out."""

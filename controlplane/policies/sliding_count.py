@@ -1,5 +1,7 @@
 """How many events fell into the last window of time, in constant memory."""
 
+from mesh.invariants import invariants
+
 SLICES = 12
 
 
@@ -27,6 +29,12 @@ class SlidingCount:
         """Events in the window that ends at `now_s`."""
         self._forget_before(now_s)
         return self._total
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert all(count >= 0 for count in self._counts), "slices count events"
+        assert self._total == sum(self._counts), "the total is that of the slices"
 
     def _forget_before(self, now_s: float) -> None:
         slice_number = int(now_s // self._slice_s)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 
 class BreakerState(StrEnum):
@@ -110,6 +111,18 @@ class CircuitBreaker:
             self._closed_s = now_s
         else:
             self._pause(now_s)
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        limits = self._limits
+        assert limits.first_pause_s <= self._pause_s <= limits.longest_pause_s, "pauses stay within their limits"
+        if self.state is BreakerState.OPEN:
+            assert self.probe_due_s < float("inf"), "an open breaker is probed some time"
+        else:
+            assert self._probed_s > -float("inf"), "nothing but a probe closes it"
+        if self.is_closed:
+            assert self._closed_s >= self._probed_s, "it was closed by the probe that went out last"
 
     def _pause(self, now_s: float) -> None:
         self.probe_due_s = now_s + self._pause_s

@@ -13,6 +13,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from controlplane.model.incarnation import Incarnation
 from mesh.errors import IllegalTransition, RpcError
+from mesh.invariants import invariants
 
 HOLD_S: Final = 1.0
 MAX_HELD_DELTAS: Final = 256
@@ -197,6 +198,19 @@ class TokenStream(Ownership, Generic[D]):
             passed.append(delta)
         return passed
 
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert self.epoch >= 0, "epochs count from 0"
+        assert bool(self._held) == (self._deadline_s is not None), "what is held has a deadline, and nothing else has"
+        assert len(self._held) <= MAX_HELD_DELTAS, "what is held is bounded"
+        order = [(delta.epoch, delta.offset) for delta in self._held]
+        assert order == sorted(order), "what is held is passed on in the order of epochs and offsets"
+        assert all(epoch <= self.epoch for epoch, _ in order), "nothing is held of an owner to come"
+        if self.owner is None:
+            assert not self._formers, "a request that nobody owns has been taken back from all former owners"
+            assert not self._held, "nothing is held for a request that nobody owns"
+
     def _handed_over(self, sender: Incarnation, delta: D, now_s: float) -> Sequence[D | Filled] | None:
         account = list(delta.emitted_token_ids)
         former = self.owner
@@ -243,14 +257,6 @@ class TokenStream(Ownership, Generic[D]):
             return ()
         self._told.add(sender)
         return None
-
-    def validate(self) -> None:
-        """Raises AssertionError where what is kept contradicts itself."""
-        story = f"epoch {self.epoch} of {self.owner}, {len(self._held)} deltas held for {self._formers}"
-        assert self.epoch >= 0, story
-        assert len(self._held) <= MAX_HELD_DELTAS, story
-        assert bool(self._held) == (self._deadline_s is not None), story
-        assert self.owner is not None or not (self._held or self._formers), story
 
     def _forget_formers(self) -> None:
         self._formers.clear()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 MAX_ASKED: Final = 3
 """Schedulers that one placement is asked of; then the fallback places."""
@@ -110,6 +111,16 @@ class PlacementAttempt:
             return []
         self.decided = True
         return self._retract()
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert len(set(self._asked)) == len(self._asked) <= MAX_ASKED, "nobody is asked twice, and not all are"
+        assert set(self._waiting) <= set(self._asked), "only those that were asked may answer"
+        if self._asked:
+            assert self.decided is not bool(self._waiting), (
+                "it is waited for answers until it is decided, and not after"
+            )
 
     def _ask_another(self) -> list[Instruction]:
         if len(self._asked) >= MAX_ASKED:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 MAX_CHOICES: Final = 3
 """Instances that are tried in turn, since a chosen one may turn out not to be connected; then the request waits."""
@@ -315,8 +316,9 @@ class RecoveryManager:
                     patience.retry_s = FIRST_RETRY_S if has_news else min(LONGEST_RETRY_S, 2 * patience.retry_s)
                 return self._choose(now_s)
 
+    @invariants
     def validate(self) -> None:
-        """Raises AssertionError where what is kept contradicts itself."""
+        """Raises `InvariantBroken`."""
         assert self._choices <= MAX_CHOICES, self._story()
         assert len(self._excluded) <= MAX_CHOICES + 1, self._story()
         assert self.budget.losses >= 0, self._story()

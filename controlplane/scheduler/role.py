@@ -56,9 +56,13 @@ class SchedulerRole:
         return self._leaderships
 
     def validate(self) -> None:
-        """Check what must hold of its managers, between two events. Raises AssertionError."""
+        """Check what must hold of its state between two events. Raises `InvariantBroken`."""
+        if self.desk is not None:
+            self.desk.feed.table.validate()
         if self._rescheduling is not None:
             self._rescheduling.manager.validate()
+        for leadership in self._leaderships:
+            leadership.candidate.validate()
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve placements. Raises `ConfigurationError` for an unknown policy."""

@@ -84,7 +84,7 @@ class Mover:
         self.stages.tick()
 
     def validate(self) -> None:
-        """Check what must hold between two events. Raises AssertionError."""
+        """Check what must hold between two events. Raises `InvariantBroken`."""
         self.stages.manager.validate()
 
     async def stop(self) -> None:

@@ -13,6 +13,7 @@ from engine_worker.kv.messages import Cancel, Failed, Grant, Pull
 from engine_worker.kv.plan import Extent, Message, Run, extents, plan_messages
 from engine_worker.kv.staging import StagingRing, place, scatter
 from mesh.errors import KvBlockCorrupt, KvTransferFailed, KvTransferRefused, PenstockError
+from mesh.invariants import invariants
 
 
 class _Receiving:
@@ -122,6 +123,14 @@ class RunningPull:
     def lost(self) -> None:
         """The connection was cut: `run` raises `PeerUnavailable`."""
         self._decide(self._connection.lost())
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert 0 <= self._granted <= self._posted, "nothing is granted that nobody would receive"
+        assert self.messages + len(self._receiving) <= self._posted, "what comes was asked for"
+        assert len(self._digests) <= self.messages, "a checksum for each message, where there are any"
+        assert not self._is_cancelled or self._granted == self._posted, "what was posted is granted when it is stopped"
 
     def _cancel(self) -> None:
         if not self._is_cancelled:

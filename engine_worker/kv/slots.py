@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from engine_worker.kv.staging import StagingRing
 from mesh.errors import KvTransferRefused
+from mesh.invariants import invariants
 
 
 class TransferSlots:
@@ -36,6 +37,13 @@ class TransferSlots:
             yield ring
         finally:
             self._give(ring)
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert len({id(ring) for ring in self._rings}) == len(self._rings) <= self._parallel, "each slot is free once"
+        assert len(self._waiting) <= self._max_queued, "those that wait are bounded"
+        assert not self._rings or all(turn.done() for turn in self._waiting), "nobody waits while a slot is free"
 
     async def _next(self) -> StagingRing:
         if self._rings:

@@ -51,6 +51,14 @@ class FrontendRole:
         self._http_address = ""
         self._unsubscribe: list[Callable[[], None]] = []
 
+    def validate(self) -> None:
+        """Check what must hold of its state between two events. Raises `InvariantBroken`."""
+        if self.service is not None:
+            for link in self.service.placement.links():
+                link.breaker.validate()
+            for generation in self.service.running.values():
+                generation.validate()
+
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve HTTP; returns the address to announce. Raises ConfigurationError for a taken port or a bad key
         file."""

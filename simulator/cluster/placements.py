@@ -79,7 +79,7 @@ class Placements:
         entry.recovery.handle(Ended(), now_ms / 1000)
 
     def validate(self) -> None:
-        """Raises AssertionError where what is kept contradicts itself."""
+        """Raises `InvariantBroken` where what is kept contradicts itself."""
         assert self._waiting.keys() <= self._alarms.keys() <= self._ledger.open.keys()
         for request_id, entry in self._ledger.open.items():
             entry.recovery.validate()

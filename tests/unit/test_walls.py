@@ -33,7 +33,13 @@ PURE = (
 )
 """Decide here: events in, decisions out; time and randomness are arguments."""
 
-PURE_MODULES = ("mesh.errors", "mesh.plugins", "simulator.report.outcome", "simulator.traces.request")
+PURE_MODULES = (
+    "mesh.errors",
+    "mesh.invariants",
+    "mesh.plugins",
+    "simulator.report.outcome",
+    "simulator.traces.request",
+)
 """What pure code shares with folders which also hold I/O: values, and the look-up of installed plugins, which is no
 more I/O than an import is."""
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 
 class Pool(StrEnum):
@@ -142,6 +143,13 @@ class ElasticPools:
         if pool is Pool.DECODE_TO_PREFILL and not is_decoding:
             return self._move(instance_id, PoolEvent.DECODE_DONE)
         return pool
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert self._pinned <= self._pools.keys(), "who is set aside is in a pool"
+        between = (Pool.PREFILL_TO_DECODE, Pool.DECODE_TO_PREFILL)
+        assert all(self._pools[each] not in between for each in self._pinned), "who is set aside never changes pools"
 
     def _move(self, instance_id: str, event: PoolEvent) -> Pool:
         pool = self._pools.get(instance_id)

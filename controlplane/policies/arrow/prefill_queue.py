@@ -2,8 +2,10 @@
 
 from collections import deque
 from dataclasses import dataclass
+from math import isclose
 
 from controlplane.prediction.ttft import TtftCurve
+from mesh.invariants import invariants
 
 MAX_ENTRIES = 16_384
 """More prompts than that are not remembered one by one; their tokens still count."""
@@ -59,6 +61,15 @@ class PrefillQueue:
         first = self._prompts[0]
         has_run_ms = self._curve.part_ms(self._tokens - pending_tokens, first.cached_tokens)
         return max(self._prefill_ms - has_run_ms, 0.0)
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        assert len(self._prompts) <= MAX_ENTRIES, "the queue is bounded"
+        if self._prompts:
+            assert self._tokens == sum(prompt.new_tokens for prompt in self._prompts), "all prompts' tokens count"
+            expected_ms = sum(prompt.prefill_ms for prompt in self._prompts)
+            assert isclose(self._prefill_ms, expected_ms, rel_tol=1e-6, abs_tol=1e-3), f"{expected_ms} ms are queued"
 
     def _drop_first(self) -> None:
         first = self._prompts.popleft()

@@ -18,6 +18,7 @@ from controlplane.policies.rescheduling.problem import Balance, DecodeInstance, 
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
 from controlplane.policies.rescheduling.switch import Fallback, ReschedulerSwitch
 from controlplane.policies.rescheduling.view import DecodeView, ModelReport, decode_view
+from mesh.invariants import invariants
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,9 @@ class ReschedulingManager:
                 self.migrations.end(ordered, moved=moved, message=message, paused_ms=paused_ms, now_s=now_s)
                 return ()
 
+    @invariants
     def validate(self) -> None:
-        """Check what must hold between two events. Raises AssertionError."""
+        """Check what must hold between two events. Raises `InvariantBroken`."""
         self.migrations.validate()
         models = list(self._deciding.values())
         assert len(set(models)) == len(models), f"one decision at a time for each model, {models} are awaited"

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from controlplane.model.migration_order import MigrationOrder
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 FIRST_HOLD_S = 2.0
 LONGEST_HOLD_S = 120.0
@@ -72,8 +73,9 @@ class Migrations:
         """Further orders that may be given now."""
         return self._max_in_flight - self.in_flight
 
+    @invariants
     def validate(self) -> None:
-        """Check what must hold between two calls. Raises AssertionError."""
+        """Check what must hold between two calls. Raises `InvariantBroken`."""
         under_way = sum(each.outcome is OrderOutcome.UNDER_WAY for each in self._unsettled.values())
         assert self.in_flight == under_way, f"{self.in_flight} orders are counted as under way, {under_way} are"
         assert 0 <= self.in_flight <= self._max_in_flight, f"{self.in_flight} orders, {self._max_in_flight} at most"

@@ -23,6 +23,7 @@ from controlplane.protocols.bid_ask.limits import BidAskLimits
 from controlplane.protocols.bid_ask.messages import Ask, Award, Begun, Busy, Done, Message, Withdrawn
 from controlplane.protocols.bid_ask.receiver import Capacity, Receiver
 from controlplane.protocols.bid_ask.sender import Closed, Migrate, Sender
+from mesh.invariants import invariants
 
 
 class HandOver(StrEnum):
@@ -189,8 +190,9 @@ class StageAgent:
             instructions += self._rebalance(self.layout, stage, now_ms)
         return tuple(instructions)
 
+    @invariants
     def validate(self) -> None:
-        """Check what must hold between two calls. Raises AssertionError."""
+        """Check what must hold between two calls. Raises `InvariantBroken`."""
         self.sender.validate()
         self.receiver.validate()
         stage = self.stage

@@ -19,6 +19,7 @@ from controlplane.protocols.bid_ask.messages import Message
 from controlplane.protocols.bid_ask.receiver import Capacity
 from controlplane.protocols.bid_ask.sender import Closed, Migrate
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 TICK_MS: Final = 50.0
 """Between two `Tick` events, live and simulated: a third of the time that bids are waited for."""
@@ -144,8 +145,9 @@ class StageManager:
             self.agent = None
             return (StartedOver(str(error)), *self._use_layout(now_ms))
 
+    @invariants
     def validate(self) -> None:
-        """Check what must hold between two events. Raises AssertionError."""
+        """Check what must hold between two events. Raises `InvariantBroken`."""
         assert self._instance_id in self._alive, "an instance that decides is alive"
         assert self.agent is not None or self._plan is None, "a plan has an agent"
         assert self.agent is None or self.stage == self.agent.stage, "every change of the stage was told"

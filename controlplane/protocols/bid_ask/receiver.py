@@ -23,6 +23,7 @@ from controlplane.protocols.bid_ask.messages import (
     Withdrawn,
 )
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 THROUGHPUT_WEIGHT = 0.3
 """Of the newest transfer in the moving average."""
@@ -269,8 +270,9 @@ class Receiver:
             return f"no idle cache: {context_tokens} tokens needed, {capacity.idle_tokens - reserved_tokens} idle"
         return ""
 
+    @invariants
     def validate(self) -> None:
-        """Check what must hold between two calls. Raises AssertionError."""
+        """Check what must hold between two calls. Raises `InvariantBroken`."""
         assert len(self._entries) <= self._limits.queued, (
             f"{len(self._entries)} promises, {self._limits.queued} at most"
         )

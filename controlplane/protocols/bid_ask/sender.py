@@ -26,6 +26,7 @@ from controlplane.protocols.bid_ask.messages import (
     Withdrawn,
 )
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 
 class DealState(StrEnum):
@@ -361,8 +362,9 @@ class Sender:
             instructions.insert(0, Send(deal.receiver, Withdrawn(deal.ask_id, reason)))
         return (*instructions, *self._begin_next(now_ms))
 
+    @invariants
     def validate(self) -> None:
-        """Check what must hold between two calls. Raises AssertionError."""
+        """Check what must hold between two calls. Raises `InvariantBroken`."""
         limits = self._limits
         assert len(self._deals) <= limits.deals, f"{len(self._deals)} deals are open, {limits.deals} at most"
         assert self.moving <= limits.outgoing, f"{self.moving} transfers run, {limits.outgoing} at most"

@@ -20,6 +20,7 @@ from typing import TypeAlias
 from controlplane.model.cascade_record import MAX_SCORE
 from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 
 class WalkState(StrEnum):
@@ -215,6 +216,26 @@ class CascadeWalk:
         if not self._answered or self.state in (WalkState.DONE, WalkState.FAILED):
             return None
         return self._accept(self._best(), Because.DEADLINE)
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        tiers = (*self._answered, *self._given_up, *self.scores, self.tier)
+        assert all(0 <= tier <= self.terms.last_tier for tier in tiers), "no tier but those that may be asked"
+        assert all(0 <= score <= MAX_SCORE for score in self.scores.values()), "scores go from 0 to 100"
+        once = (*self._answered, *self._given_up)
+        assert len(set(once)) == len(once), "a tier answers once, or is given up"
+        if self.state is WalkState.JUDGING:
+            assert self._answered[-1] == self.tier, "the answer that is judged is the last one"
+        if self.state is WalkState.DONE:
+            assert self._answered, "what is accepted is somebody's answer"
+        if self.state is WalkState.FAILED:
+            left = (*self._answered, *self._given_up, *self._left_out)
+            assert not left, "it fails when nobody is left to ask"
+        if self._given_up:
+            assert self.terms.deadline_s is None, "with a deadline no answer is given up"
+        if self._is_falling_back and self.state is not WalkState.DONE:
+            assert not self._answered, "what was given up is asked again where there is no answer"
 
     @property
     def _unjudged(self) -> Because | None:

@@ -108,7 +108,7 @@ class Placer:
             self.ended(request_id, ok, reason)
 
     def validate(self) -> None:
-        """Raises AssertionError where what is kept contradicts itself."""
+        """Raises `InvariantBroken` where what is kept contradicts itself."""
         for manager in self._managers.values():
             manager.validate()
 

@@ -108,7 +108,7 @@ class Generation:
         self._placer.close(ok, reason)
 
     def validate(self) -> None:
-        """Raises AssertionError where what is kept of a choice contradicts itself."""
+        """Raises `InvariantBroken` where what is kept of a choice contradicts itself."""
         self._placer.validate()
         for relay in self.relays:
             relay.ownership.validate()

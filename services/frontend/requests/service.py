@@ -28,7 +28,7 @@ class RunningRequest(Protocol):
     """Its choices."""
 
     def validate(self) -> None:
-        """Raises AssertionError where what is kept of a choice contradicts itself."""
+        """Raises `InvariantBroken` where what is kept of a choice contradicts itself."""
 
 
 @dataclass(slots=True)

@@ -62,8 +62,8 @@ def lead_twice(mesh: SimulatedMesh) -> None:
     duties = [role(mesh, name).leaderships[0] for name in ("scheduler-0", "scheduler-1")]
     leading = next(duty for duty in duties if duty.is_leading)
     for duty in duties:
-        duty._candidate.phase, duty._candidate.epoch = Phase.LEADING, leading.epoch
-        duty._candidate._held_until_s = 1e9
+        duty.candidate.phase, duty.candidate.epoch = Phase.LEADING, leading.epoch
+        duty.candidate._held_until_s = 1e9
         duty._lease = None
 
 
@@ -105,6 +105,21 @@ def keep_export(mesh: SimulatedMesh) -> None:
     role(mesh, "worker-0").engine.kv_agent().export("kept", [1])
 
 
+def forget_epoch(mesh: SimulatedMesh) -> None:
+    for name in ("worker-0", "worker-1"):
+        for tracked in role(mesh, name).instance.table:
+            tracked.epoch = -1
+
+
+def remember_the_gone(mesh: SimulatedMesh) -> None:
+    role(mesh, "scheduler-0").desk.feed.table.immovable.add("gone")
+
+
+def never_probe(mesh: SimulatedMesh) -> None:
+    for link in role(mesh, "frontend-0").service.placement.links():
+        link.breaker._pause_s = 1e9
+
+
 def stay_away(mesh: SimulatedMesh) -> None:
     mesh.pause("frontend-0")
 
@@ -121,6 +136,9 @@ def stay_away(mesh: SimulatedMesh) -> None:
         (DURING_S, end, "process ended"),
         (DURING_S, log_error, "finding: logged an error: a bug"),
         (DURING_S, stay_away, "endless request"),
+        (DURING_S, forget_epoch, "broken state"),
+        (DURING_S, remember_the_gone, "broken state"),
+        (DURING_S, never_probe, "broken state"),
         (AFTER_S, forget_member, "missing member"),
         (AFTER_S, keep_request, "left on a frontend"),
         (AFTER_S, keep_export, "left on a worker"),

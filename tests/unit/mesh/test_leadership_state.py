@@ -193,6 +193,11 @@ class ManyCandidates(RuleBasedStateMachine):
     # -- what must hold
 
     @invariant()
+    def all_are_valid(self) -> None:
+        for each in self.processes:
+            each.candidate.validate()
+
+    @invariant()
     def at_most_one_acts(self) -> None:
         acting = [each for each in self.processes if each.candidate.leads(each.now_s(self.true_s))]
         if not self.is_wiped:

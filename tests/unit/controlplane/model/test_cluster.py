@@ -232,6 +232,7 @@ class CorrectionsMachine(RuleBasedStateMachine):
 
     @invariant()
     def sums_agree(self) -> None:
+        self.table.validate()
         view = snapshot(self.table)
         for row, where in enumerate("ab"):
             tokens = [tokens for at, tokens in self.open.values() if at == where]

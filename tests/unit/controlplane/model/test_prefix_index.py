@@ -86,6 +86,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def sizes_agree(self) -> None:
+        self.index.validate()
         assert {slot: self.index.held_blocks(slot) for slot in self.held} == {
             slot: len(held) for slot, held in self.held.items()
         }

@@ -148,6 +148,7 @@ class TwoSchedulers(RuleBasedStateMachine):
     @invariant()
     def nothing_counts_less_than_nothing(self) -> None:
         for table in self.tables:
+            table.validate()
             snapshot = table.snapshot("m")
             assert snapshot is not None
             assert np.all(snapshot.unreported_requests >= 0)

@@ -22,6 +22,7 @@ def test_a_sliding_count_knows_the_last_window_to_a_slice(times: list[float], la
     count, now_s = SlidingCount(60.0), max(times) + later_s
     for time_s in sorted(times):
         count.add(time_s)
+        count.validate()
     oldest = now_s // 5 - SLICES
     assert count.total(now_s) == sum(time_s // 5 > oldest for time_s in times)
 
@@ -68,6 +69,7 @@ def test_a_relapse_starts_the_wait_again() -> None:
     for now_s, others in ((10.0, 9), (100.0, 0), (110.0, 9), (165.0, 9)):
         for _ in range(others):
             detector.missed(now_s)
+        detector.validate()
         assert detector.seen(now_s, ON_ONE_OF_FOUR)[0].filtered_ids == {"a"}
 
 
@@ -77,6 +79,7 @@ def test_memory_is_bounded_and_the_frequent_class_stays() -> None:
         detector.seen(number / 100, ClassSighting(class_hash=number + 10, holders=1, others=3, lower_on_holders=True))
         frequent, _ = detector.seen(number / 100, ON_ONE_OF_FOUR)
         assert len(detector) <= 8
+        detector.validate()
     assert frequent.requests.total(10.0) == 1000
 
 

@@ -282,6 +282,7 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
             assert 0 < terms.thresholds[action.tier] <= 100
             judged = what == "well"
             action = walk.judged(action.tier, score, now_s) if judged else walk.not_judged(action.tier, now_s)
+        walk.validate()
         assert walk.state is before or walk.state in TRANSITIONS[before]
         if isinstance(action, Accept | Fail):
             break

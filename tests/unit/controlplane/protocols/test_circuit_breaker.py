@@ -54,6 +54,10 @@ class BreakerUnderFire(RuleBasedStateMachine):
         assert self.breaker.is_closed == ok
 
     @invariant()
+    def it_is_valid(self) -> None:
+        self.breaker.validate()
+
+    @invariant()
     def an_open_breaker_is_probed_within_the_longest_pause(self) -> None:
         if self.breaker.state is BreakerState.OPEN:
             assert self.breaker.probe_due_s <= self.now_s + LIMITS.longest_pause_s + EPSILON_S

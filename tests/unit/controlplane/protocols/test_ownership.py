@@ -149,6 +149,7 @@ def test_two_senders_in_any_order_with_loss_and_death(events: list[str], hand_ov
         elif event == "a ends" and ownership.owner == B:
             by_a = []
             passed += tokens_of(ownership.silenced(A))
+        ownership.validate()
         assert passed == ownership.token_ids == TRUTH[: len(passed)]
     assert ownership.owner == B
     assert passed == TRUTH[: hand_over + 5]
@@ -175,4 +176,5 @@ def test_recoveries_between_two_workers_lose_and_double_nothing(events: list[str
         elif at:
             with pytest.raises(TokenGap):
                 ownership.receive(owner, Step(ownership.epoch, at - 1, truth[at - 1 : at]), 0)
+        ownership.validate()
         assert passed == ownership.token_ids == truth[: len(passed)]

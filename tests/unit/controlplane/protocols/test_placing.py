@@ -37,6 +37,7 @@ def run(schedulers: int, events: list[tuple[str, int]]) -> list[Instruction]:
                 done += attempt.slow()
             case _:
                 done += attempt.abandon()
+        attempt.validate()
     return done
 
 

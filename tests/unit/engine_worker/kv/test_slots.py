@@ -66,6 +66,7 @@ def test_never_more_than_allowed_and_in_order(parallel: int, queued: int, steps:
                     transfer.task.cancel()
                 await turn()
                 assert transfer.task.done()
+            slots.validate()
             holding = [transfer for transfer in live if transfer.ring is not None]
             assert len(holding) == slots.running == min(parallel, len(live))
             assert slots.queued == len(live) - len(holding) <= queued

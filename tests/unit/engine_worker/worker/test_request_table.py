@@ -153,6 +153,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def table_and_engine_agree(self) -> None:
+        self.table.validate()
         assert {tracked.request.request_id for tracked in self.table} == set(self.engine)
         for tracked in self.table:
             request_id = tracked.request.request_id

@@ -39,6 +39,7 @@ def test_a_refused_event_changes_nothing_and_no_move_takes_the_last_of_a_kind(
 ) -> None:
     pools = ElasticPools()
     for event in events:
+        pools.validate()
         before = {instance_id: pools[instance_id] for instance_id in pools}
         prefilling, decoding = pools.prefilling, pools.decoding
         try:
@@ -102,6 +103,8 @@ def test_an_instance_set_aside_stays_where_it_is() -> None:
     with pytest.raises(IllegalTransition, match="set aside"):
         pools.assign_prefill("a", is_decoding=False)
     assert [each for each in pools if pools.is_elastic(each)] == ["d"]
+    pools.leave("b")
+    pools.validate()
 
 
 def test_errors_tell_the_story() -> None:

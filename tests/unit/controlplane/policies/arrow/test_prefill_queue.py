@@ -28,6 +28,7 @@ def test_what_has_run_is_taken_off_from_the_front(prompts: list[tuple[int, int]]
     for share in shares:
         pending = int(pending * share)
         delay_ms = queue.delay_ms(pending)
+        queue.validate()
         assert 0 <= delay_ms <= last_ms + 1e-6
         last_ms = delay_ms
     assert queue.delay_ms(0) == 0
@@ -55,3 +56,4 @@ def test_the_memory_is_bounded() -> None:
     for _ in range(MAX_ENTRIES + 10):
         queue.add(1, 0)
     assert len(queue) == MAX_ENTRIES
+    queue.validate()
