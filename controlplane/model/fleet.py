@@ -84,7 +84,8 @@ class Fleet:
 
     def move_slot(self, instance_id: str, slot: int) -> None:
         """The instance stands at another slot of the prefix index from now on."""
-        self.slots_mask ^= 1 << self.slot(instance_id) | 1 << slot
+        self.slots_mask &= ~(1 << self.slot(instance_id))
+        self.slots_mask |= 1 << slot
         self._table[Column.SLOT, self._rows[instance_id]] = slot
         self._changed()
 

@@ -173,6 +173,16 @@ def test_cached_tokens_follow_stores_removals_and_clears() -> None:
     assert table.cached_tokens(snapshot(table), [1, 2, 3]).tolist() == [0, 16]
 
 
+def test_a_cache_that_is_cleared_while_it_is_empty_is_still_looked_at() -> None:
+    table = cluster("a", "b")
+    table.cached("a", "1", KvBlocks(cleared=True))
+    table.validate()
+    cache(table, "a", 1, 2)
+    assert table.cached_tokens(snapshot(table), [1, 2]).tolist() == [32, 0]
+    table.lost("a", "1")
+    table.validate()
+
+
 def test_models_are_apart() -> None:
     table = cluster("a")
     table.joined(instance("z", model="other"))
