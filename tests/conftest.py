@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.examples import QUICK_EXAMPLES
 
 settings.register_profile("quick", max_examples=QUICK_EXAMPLES, deadline=None)  # a busy machine is no failure
+settings.register_profile(  # the same examples for every mutant; that one fails is enough, which is the simplest is not
+    "mutants", max_examples=15, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("process", "slow", "vllm", "etcd", "docker", "data")
