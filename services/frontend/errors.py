@@ -1,6 +1,20 @@
 """What a client is told instead of an answer: one error type, and a function for each reason.
 
 Any part of the frontend may raise them; `http.errors` writes them as OpenAI's clients expect them.
+
+400  bad_request           the request can never be served as it is; `param` names the culprit
+     context_too_long      prompt and answer do not fit the model
+401  invalid_api_key
+404  model_not_found
+408  body_timeout          the client takes too long to send its request
+409  adopted_elsewhere     the client gets this stream over another connection
+413  body_too_large
+429  too_many_requests     the queue, the waiting room or a key's limit; with the seconds until another try
+500  internal_error        a bug of ours
+502  upstream_failed       the worker that had the request failed
+503  unavailable           for a reason that passes
+     stopped               this frontend ends
+504  deadline_exceeded
 """
 
 from collections.abc import Mapping
@@ -68,8 +82,13 @@ def too_many_requests(message: str, code: str, retry_after_s: float) -> ApiError
     return ApiError(429, message, "rate_limit_error", code=code, headers={"retry-after": str(seconds)})
 
 
+def body_timeout() -> ApiError:
+    """408: the body did not arrive in time."""
+    return ApiError(408, "The request's body did not arrive in time.", code="request_timeout")
+
+
 def body_too_large(limit_bytes: int) -> ApiError:
-    """413."""
+    """413: the body is not read any further."""
     return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="request_too_large")
 
 
@@ -94,7 +113,7 @@ def deadline_exceeded(deadline_s: float) -> ApiError:
 
 
 def adopted_elsewhere() -> ApiError:
-    """409: the client has come back and gets its stream over another connection."""
+    """409: the client has come back and gets its stream over another connection; this one ends."""
     return ApiError(409, "This stream was resumed over another connection.", code=ADOPTED)
 
 

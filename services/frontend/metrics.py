@@ -1,4 +1,4 @@
-"""What the frontend counts."""
+"""Every metric of the frontend, by name, with its help text and labels."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

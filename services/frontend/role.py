@@ -98,7 +98,7 @@ class FrontendRole:
             await self._http.drain()
 
     async def stop(self) -> None:
-        """Close every connection."""
+        """End what still runs with an error that says why, and close every connection."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe.clear()

@@ -9,7 +9,7 @@ from services.frontend.workers.link import WorkerLink
 
 
 class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
-    """penstock.v1.Frontend"""
+    """Implements `penstock.v1.Frontend`, which `penstock status` asks."""
 
     def __init__(self, service: FrontendService, http_address: Callable[[], str]) -> None:
         self._service = service
@@ -18,7 +18,7 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
     async def GetStatus(
         self, request: frontend_pb2.GetFrontendStatusRequest, context: object
     ) -> frontend_pb2.GetFrontendStatusResponse:
-        """Counters and connections."""
+        """Requests by state, connections to workers and schedulers, and the fallback in force, if any."""
         service = self._service
         return frontend_pb2.GetFrontendStatusResponse(
             http_address=self._http_address(),

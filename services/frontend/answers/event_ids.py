@@ -21,10 +21,10 @@ _ID: Final = re.compile(r"\d{1,9}e?(?:\.\d{1,9}e?)*(?:\.u)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """What a client has of a stream."""
+    """What a client has of a stream, read from the last event id that it saw."""
 
     tokens: tuple[int, ...]
-    """Of each choice."""
+    """How many tokens of each choice the client has seen the text of, by choice index."""
     ended: tuple[bool, ...]
     usage: bool = False
     heads: int | None = None
@@ -53,7 +53,7 @@ class Covered:
 
 
 class EventIds:
-    """Of one stream, as its events are sent."""
+    """Writes the ids of one stream, in the order in which its events are sent."""
 
     def __init__(self, choices: int) -> None:
         self._parts = ["0"] * choices
@@ -71,10 +71,10 @@ class EventIds:
         return b"".join(b"id: h%d\n%s%s" % (n, head, _EVENT_END) for n, head in enumerate(heads, 1) if n > had)
 
     def after(self, piece: ChoicePiece) -> bytes:
-        """Of an event that shows a piece."""
+        """The `id:` line of the event that shows this piece. Call it in the order in which events are sent."""
         self._parts[piece.index] = str(piece.tokens) if piece.finish is None else f"{piece.tokens}e"
         return b"id: %s\n" % ".".join(self._parts).encode()
 
     def with_usage(self) -> bytes:
-        """Of the last chunk."""
+        """The `id:` line of the last chunk: the client has everything, the usage included."""
         return b"id: %s.u\n" % ".".join(self._parts).encode()

@@ -52,7 +52,7 @@ class AnswerHeader:
 
 @dataclass(frozen=True, slots=True)
 class WholeChoice:
-    """A finished choice."""
+    """A choice that has ended, for an answer that is not streamed."""
 
     index: int
     text: str
@@ -71,20 +71,20 @@ class WholeAnswer:
 
 
 class StreamFormat(Protocol):
-    """Of one streamed answer."""
+    """Encodes the events of one streamed answer: call the methods in the order in which they stand here."""
 
     def first_events(self) -> bytes:
-        """What a stream begins with, before any token."""
+        """What a stream begins with, before any token; may be empty."""
 
     def event(self, piece: ChoicePiece) -> bytes:
-        """A chunk of a stream."""
+        """The chunk that brings a piece."""
 
     def usage_event(self, usage: Usage) -> bytes:
         """The last chunk, where the client asked for it."""
 
 
 class AnswerFormat(StreamFormat, Protocol):
-    """Of one request."""
+    """Encodes the answer to one request, streamed or whole."""
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""
@@ -101,7 +101,7 @@ def answer_format(
 
 
 class ChatFormat:
-    """See `AnswerFormat`."""
+    """The `AnswerFormat` of /v1/chat/completions."""
 
     def __init__(self, header: AnswerHeader, choices: int) -> None:
         self._header = header
@@ -114,13 +114,13 @@ class ChatFormat:
         self._envelope = ChunkEnvelope(self._chunk, choices, b'"delta":{"content":', b"},")
 
     def first_events(self) -> bytes:
-        """Each choice's role."""
+        """One chunk for each choice that says its role, as OpenAI sends before any text."""
         delta = ChatDelta(role="assistant", content="")
         roles = (ChatChunkChoice(index, delta, None, None) for index in range(self._choices))
         return b"".join([self._envelope.choice_event(role) for role in roles])
 
     def event(self, piece: ChoicePiece) -> bytes:
-        """Text, logprobs and finish reason of a choice."""
+        """The chunk for one piece; without logprobs and finish reason it is put together from encoded parts."""
         if piece.finish is None and not self._header.logprobs:
             return self._envelope.text_event(piece.index, piece.text)
         delta = ChatDelta(content=piece.text or None)
@@ -128,11 +128,11 @@ class ChatFormat:
         return self._envelope.choice_event(choice)
 
     def usage_event(self, usage: Usage) -> bytes:
-        """The last chunk."""
+        """The chunk without choices that `stream_options.include_usage` asks for."""
         return event(encode(msgspec.structs.replace(self._chunk, usage=usage)))
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        """A chat.completion."""
+        """The `chat.completion` object."""
         header = self._header
         listed = [
             ChatChoice(choice.index, ChatMessage(choice.text), self._logprobs(choice.positions), choice.finish)
@@ -149,7 +149,7 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """See `AnswerFormat`."""
+    """The `AnswerFormat` of /v1/completions."""
 
     def __init__(self, header: AnswerHeader, echoes: Sequence[str]) -> None:
         """`echoes`: what the text of each choice begins with."""
@@ -161,22 +161,22 @@ class CompletionFormat:
         self._envelope = ChunkEnvelope(self._chunk, len(echoes), b'"text":', b",")
 
     def first_events(self) -> bytes:
-        """The echoed prompts."""
+        """The prompts that the client asked to have echoed, one chunk for each choice; empty without `echo`."""
         echoed = ((index, echo) for index, echo in enumerate(self._echoes) if echo)
         return b"".join([self._envelope.text_event(index, echo) for index, echo in echoed])
 
     def event(self, piece: ChoicePiece) -> bytes:
-        """Text, logprobs and finish reason of a choice."""
+        """The chunk for one piece; without logprobs and finish reason it is put together from encoded parts."""
         if piece.finish is None and not self._header.logprobs:
             return self._envelope.text_event(piece.index, piece.text)
         return self._envelope.choice_event(self._choice(piece.index, piece.text, piece.positions, piece.finish))
 
     def usage_event(self, usage: Usage) -> bytes:
-        """The last chunk."""
+        """The chunk without choices that `stream_options.include_usage` asks for."""
         return event(encode(msgspec.structs.replace(self._chunk, usage=usage)))
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        """A text_completion."""
+        """The `text_completion` object, each echoed prompt in front of its text."""
         listed = [
             self._choice(choice.index, self._echoes[choice.index] + choice.text, choice.positions, choice.finish)
             for choice in choices
@@ -191,12 +191,12 @@ class CompletionFormat:
 
 
 def chat_logprobs(positions: Sequence[TokenPosition], text: ModelText) -> ChatLogprobs:
-    """`choices[].logprobs` of a chat completion."""
+    """`choices[].logprobs` of a chat completion, with the UTF-8 bytes of every token."""
     return ChatLogprobs([_chat_entry(position.logprobs, text) for position in positions])
 
 
 def completion_logprobs(positions: Sequence[TokenPosition], text: ModelText) -> CompletionLogprobs:
-    """`choices[].logprobs` of a completion."""
+    """`choices[].logprobs` of a completion; `text_offset` counts characters from the answer's start."""
     return CompletionLogprobs(
         tokens=[text.token_text(position.logprobs.chosen.token_id)[0] for position in positions],
         token_logprobs=[_finite(position.logprobs.chosen.logprob) for position in positions],

@@ -41,7 +41,7 @@ class AnswerReader:
 
     @property
     def done(self) -> bool:
-        """Whether all choices have ended."""
+        """Whether all choices have ended: nothing is left to wait for."""
         return self._unfinished == 0
 
     def wait(self) -> Awaitable[None]:
@@ -82,7 +82,7 @@ class AnswerReader:
         return ((head, False), (tail, True))
 
     def usage(self) -> Usage:
-        """So far."""
+        """Tokens of all prompts and of all choices up to now."""
         plan = self._generation.plan
         completion_tokens = sum(text.tokens for text in self._texts)
         # The choices of a prompt share its blocks: only the first one says what was there before this request.

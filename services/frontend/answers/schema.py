@@ -48,7 +48,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """The answer's message."""
+    """The message that the model wrote."""
 
     content: str
     role: Literal["assistant"] = "assistant"
@@ -56,7 +56,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """One answer."""
+    """One of the `n` answers to a conversation."""
 
     index: int
     message: ChatMessage
@@ -88,7 +88,7 @@ class CascadeFacts(msgspec.Struct):
     """How a cascade came to its answer."""
 
     tier: str
-    """Whose answer this is."""
+    """The model whose answer this is."""
     because: str
     """score, accepts_all, last_tier, deadline, judge_down or tier_failed."""
     compromise: bool
@@ -109,7 +109,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
-    """Only of a cascade."""
+    """How a cascade came to the answer; left out where a model was asked."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -170,7 +170,7 @@ class Completion(msgspec.Struct):
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
-    """Only of a cascade."""
+    """How a cascade came to the answer; left out where a model was asked."""
 
 
 class ModelFacts(msgspec.Struct):
@@ -202,7 +202,7 @@ class ModelList(msgspec.Struct):
 
 
 class ErrorObject(msgspec.Struct):
-    """What went wrong."""
+    """What went wrong, in OpenAI's form. `param` names the culprit in the body; programs go by `code`."""
 
     message: str
     type: str

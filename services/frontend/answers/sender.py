@@ -20,7 +20,7 @@ class PieceSource(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the answer has ended: nothing is left to wait for."""
 
     def wait(self) -> Awaitable[None]:
         """Done once there is something to `read`."""

@@ -43,5 +43,5 @@ class ChunkEnvelope:
         return self._heads[index] + encode(text) + self._plain_tail
 
     def choice_event(self, choice: msgspec.Struct) -> bytes:
-        """Any other chunk."""
+        """A chunk with logprobs, a role or a finish reason."""
         return self._before + encode(choice) + self._tail

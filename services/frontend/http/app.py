@@ -1,4 +1,4 @@
-"""The OpenAI-compatible application."""
+"""The OpenAI-compatible ASGI application: routes, and how errors outside of a generation are answered and counted."""
 
 from functools import partial
 
@@ -37,7 +37,7 @@ def create_app(service: CascadeService, registry: CollectorRegistry) -> FastAPI:
         return error_response(error)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
-        """Unknown paths and methods."""
+        """Unknown paths and methods, in OpenAI's form like any other error."""
         assert isinstance(error, HTTPException)
         count(request, error.status_code)
         message = f"{error.detail}: {request.method} {request.url.path}"

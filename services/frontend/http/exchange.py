@@ -65,7 +65,7 @@ class Exchange(Response, ABC):
         """The client has said that it comes back for the rest if its connection ends."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Answer, and count the request under the status that its answer ended with."""
         task = asyncio.current_task()
         assert task is not None
         watch = asyncio.ensure_future(self._watch(receive, task))
@@ -125,7 +125,7 @@ class Exchange(Response, ABC):
         return Client(self._left_s, partial(abort_connection, scope), self.may_return)
 
     def _endpoint(self, scope: Scope) -> str:
-        """For the metrics."""
+        """The label of the requests metric: a path without ids, so that there are few."""
         path: str = scope["path"]
         return path
 

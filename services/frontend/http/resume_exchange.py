@@ -43,7 +43,7 @@ class ResumeExchange(ModelExchange):
         self.may_return = True  # who has come back once may do so again
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Answer; what was adopted and is not looked after goes back to its worker, whatever happens."""
         try:
             await super().__call__(scope, receive, send)
         finally:

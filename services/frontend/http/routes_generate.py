@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions"""
+"""POST /v1/chat/completions, /v1/completions, and the route by which a lost stream is resumed."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.cascade.service import CascadeService
-from services.frontend.errors import ApiError, bad_request, model_not_found
+from services.frontend.errors import ApiError, bad_request, body_timeout, model_not_found
 from services.frontend.http.body import decode_body, read_body
 from services.frontend.http.cascade_exchange import CascadeExchange
 from services.frontend.http.exchange import REQUEST_ID_HEADER, Exchange, ModelExchange
@@ -35,7 +35,7 @@ class RawRoute(APIRoute):
     stays in the OpenAPI document."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The endpoint itself."""
+        """The endpoint itself, without what FastAPI puts around it."""
         endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
         return endpoint
 
@@ -47,7 +47,7 @@ def generation_routes(service: CascadeService) -> APIRouter:
 
     @router.post("/v1/chat/completions", **generation_docs("ChatCompletionRequest", "ChatCompletion"))
     async def create_chat_completion(request: Request) -> Response:
-        """Answer a conversation."""
+        """Answer a conversation, by a model or a cascade of models."""
         return await _accept(service, request, ChatCompletionRequest, "chatcmpl")
 
     @router.post("/v1/completions", **generation_docs("CompletionRequest", "Completion"))
@@ -110,4 +110,4 @@ async def _body(service: FrontendService, http: Request) -> bytes:
         async with asyncio.timeout(BODY_DEADLINE_S):
             return await read_body(http, service.settings.max_body_bytes)
     except TimeoutError as error:
-        raise ApiError(408, "The request's body did not arrive in time.", code="request_timeout") from error
+        raise body_timeout() from error

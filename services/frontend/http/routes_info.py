@@ -15,19 +15,19 @@ from services.frontend.requests.models import ServedModel
 
 
 def info_routes(service: CascadeService, registry: CollectorRegistry) -> APIRouter:
-    """The endpoints that tell."""
+    """The endpoints that generate nothing. /health and /metrics need no key."""
     frontend = service.frontend
     router = APIRouter(tags=["information"])
 
     @router.get("/v1/models", **answer_docs("ModelList", "The models that have a worker now", 401))
     async def list_models(request: Request) -> Response:
-        """Models that can be asked for."""
+        """Models and cascades that can be asked for now."""
         frontend.authenticate(request.headers.get("authorization"))
         return _json(encode(ModelList(_models(service))))
 
     @router.get("/v1/models/{model:path}", **answer_docs("Model", "The model", 401, 404))
     async def retrieve_model(model: str, request: Request) -> Response:
-        """One of them."""
+        """One model, by its id; 404 if no worker serves it now."""
         frontend.authenticate(request.headers.get("authorization"))
         for served in _models(service):
             if served.id == model:

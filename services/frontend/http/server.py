@@ -52,7 +52,7 @@ class AbortableProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """The connection has ended; a drain that waits for the last one looks again."""
         super().connection_lost(exc)
         self._state.has_lost_connection.set()
 
@@ -154,7 +154,7 @@ class _Uvicorn(uvicorn.Server):
         return [each for each in self._state.connections if isinstance(each, AbortableProtocol)]
 
     def end(self) -> None:
-        """Leave the main loop."""
+        """Leave the main loop, upon which uvicorn shuts down within its graceful timeout."""
         self.should_exit = True
         self._end.set()
 

@@ -22,10 +22,10 @@ class PriorityClass(IntEnum):
     """By the request's priority, lower first as everywhere in the mesh."""
 
     URGENT = 0
-    """Priority below 0."""
+    """Of a request whose priority is below 0."""
     NORMAL = 1
     DEFERRABLE = 2
-    """Priority above 0."""
+    """Of a request whose priority is above 0."""
 
 
 def class_of(priority: int) -> PriorityClass:
@@ -41,7 +41,7 @@ class AlreadyKnown(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Go on."""
+    """The request counts as running from now on; `release` it when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The queue is full."""
+    """The queue of its class is full; the request is not known any more."""
 
     retry_after_s: float
-    """When its present length will have drained, at the rate of late."""
+    """When those that wait ahead will have been admitted, at the rate at which the last requests ended."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class AdmissionQueue:
 
     max_running: int
     max_queued: int
-    """In each class."""
+    """Tickets that may wait in each class."""
     _running: set[Hashable] = field(default_factory=set)
     _queues: dict[PriorityClass, deque[Hashable]] = field(
         default_factory=lambda: {priority_class: deque() for priority_class in PriorityClass}
@@ -74,12 +74,12 @@ class AdmissionQueue:
 
     @property
     def running(self) -> int:
-        """Requests that are in."""
+        """Requests that were admitted and have not been released."""
         return len(self._running)
 
     @property
     def queued(self) -> int:
-        """Requests that wait."""
+        """Requests that wait, of all classes together."""
         return sum(map(len, self._queues.values()))
 
     def is_running(self, ticket: Hashable) -> bool:
@@ -87,7 +87,7 @@ class AdmissionQueue:
         return ticket in self._running
 
     def offer(self, ticket: Hashable, priority: int, now_s: float) -> Admitted | Queued | Refused:
-        """A request arrives."""
+        """A request arrives. Raises AlreadyKnown for a ticket that runs or waits."""
         if ticket in self._running or any(ticket in queue for queue in self._queues.values()):
             raise AlreadyKnown(f"{ticket!r} was offered before and has not been released")
         if len(self._running) < self.max_running:
@@ -111,7 +111,7 @@ class AdmissionQueue:
         return None
 
     def withdraw(self, ticket: Hashable) -> None:
-        """A request that waits goes away."""
+        """A request that waits goes away. Raises KeyError if it does not wait."""
         for queue in self._queues.values():
             if ticket in queue:
                 queue.remove(ticket)

@@ -138,9 +138,10 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class LimitReached:
-    """Not now."""
+    """A limit of the key forbids the request now."""
 
     limit: str
+    """In words, for the client."""
     retry_after_s: float
 
 
@@ -165,5 +166,5 @@ class KeyLimits:
         return None
 
     def leave(self, key: ApiKey) -> None:
-        """A request that had entered is over."""
+        """A request that `enter` let in is over."""
         self._running[key.name] -= 1

@@ -135,7 +135,7 @@ class Client:
     """Who waits for the answer."""
 
     left_s: Callable[[], float]
-    """Until its request's deadline."""
+    """Seconds until its request's deadline; below 0 behind it."""
     cut: Callable[[], None]
     """Close its connection: it takes nothing, not even an error."""
     may_return: bool = False
@@ -144,7 +144,7 @@ class Client:
 
 @dataclass(slots=True)
 class Run:
-    """A generation under way."""
+    """A generation while it is read."""
 
     generation: Generation
     ends_as: str = "finished"

@@ -52,7 +52,7 @@ class GenerationPlan:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts."""
+        """Tokens of all prompts together."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     @property
@@ -80,7 +80,7 @@ async def plan_request(
     max_choices: int,
     threads: Threads,
 ) -> GenerationPlan:
-    """Raises ApiError (400) for what this model cannot serve."""
+    """Render, tokenise and check. Raises ApiError (400, `param` set) for what this model cannot serve."""
     if isinstance(request, ChatCompletionRequest):
         return await plan_chat(request, request_id, model, threads)
     return await plan_completion(request, request_id, model, max_choices, threads)

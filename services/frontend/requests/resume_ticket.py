@@ -30,7 +30,7 @@ class ResumeTicket(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def choices(self) -> int:
-        """How many there are."""
+        """How many choices the request has, of all its prompts together."""
         return self.n * len(self.echoes)
 
     @property

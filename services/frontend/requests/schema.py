@@ -38,7 +38,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
     """Accepted; this server does not pad its chunks."""
     continuous_usage_stats: bool | None = None
-    """Accepted only if false."""
+    """Accepted only if false: the usage comes once, at the end."""
 
 
 _ROLES_THAT_SPEAK = frozenset({"system", "developer", "user"})

@@ -25,7 +25,7 @@ class RunningRequest(Protocol):
     started_s: float
     mailbox: Mailbox
     relays: list[Relay]
-    """Its choices."""
+    """One for each of its choices."""
 
     def validate(self) -> None:
         """Raises `InvariantBroken` where what is kept of a choice contradicts itself."""
@@ -45,7 +45,7 @@ class FrontendService:
     keys: KeyRing | None
     """None: no key is asked for."""
     clock: Callable[[], float]
-    """Monotonic, in seconds."""
+    """Monotonic time in seconds; all `_s` values that are points in time are on it."""
     unix_time: Callable[[], float]
     entropy: Entropy
     threads: Threads

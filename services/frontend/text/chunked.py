@@ -1,8 +1,8 @@
 """Tokenisation that does not repeat itself: prompts share long prefixes, so their pieces are remembered.
 
-A text is cut at special tokens and, within the segments between them, into chunks at safe borders (see `borders`).
-The cuts are a function of the text from the segment's start on, so equal prefixes give equal chunks. What is new is
-tokenised word by word (see `words`).
+A text is cut at special tokens and, within the segments between them, into chunks at safe split points (see
+`split_points`). The cuts are a function of the text from the segment's start on, so equal prefixes give equal chunks.
+What is new is tokenised word by word (see `words`).
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import Final
 from tokenizers import Tokenizer
 
 from mesh.runtime import Threads
-from services.frontend.text.split_points import BORDER, are_safe, special_tokens
+from services.frontend.text.split_points import SPLIT_POINT, are_safe, special_tokens
 from services.frontend.text.words import WordTokenizer
 
 TARGET_CHARACTERS: Final = 512
-"""A chunk ends at the first border this far from its start; half of this is tokenised anew, on average, where a prompt
-leaves what was seen before."""
+"""A chunk ends at the first split point this far from its start; half of this is tokenised anew, on average, where a
+prompt leaves what was seen before."""
 MAX_CHUNK_CHARACTERS: Final = 16 * TARGET_CHARACTERS
 """Longer ones (text without spaces) are not worth remembering."""
 
@@ -36,7 +36,7 @@ class ChunkCache:
         self._entries: OrderedDict[str, list[int]] = OrderedDict()
         self._max_characters = max_characters
         self.characters = 0
-        """Held now."""
+        """Characters of the chunks held now."""
         self.hits = 0
         self.misses = 0
 
@@ -51,7 +51,7 @@ class ChunkCache:
         return ids
 
     def put(self, chunk: str, ids: list[int]) -> None:
-        """Remember a chunk's ids."""
+        """Remember a chunk's ids; the chunks that were not used for longest are forgotten to make room."""
         if chunk in self._entries:
             return
         self._entries[chunk] = ids
@@ -68,7 +68,7 @@ class LookedUp:
     chunks: list[str]
     known: list[list[int] | None]
     unseen: list[str]
-    """Those without, each once."""
+    """The chunks whose ids are not known, each once."""
 
     @property
     def unseen_characters(self) -> int:
@@ -86,7 +86,7 @@ class ChunkedTokenizer:
         safe = are_safe(tokenizer)
         self._special: re.Pattern[str] | None = special_tokens(tokenizer) if safe else None
         self.chunked = safe
-        """False: this tokenizer's borders are not known to be safe, so every text is tokenised as a whole."""
+        """False: this tokenizer's split points are not known to be safe, so every text is tokenised as a whole."""
 
     @property
     def cache(self) -> ChunkCache:
@@ -131,7 +131,7 @@ class ChunkedTokenizer:
         return result
 
     def chunks(self, text: str) -> list[str]:
-        """`text` cut at special tokens and safe borders; joined they are `text` again."""
+        """`text` cut at special tokens and safe split points; joined they are `text` again."""
         chunks: list[str] = []
         start = 0
         if self._special is not None:
@@ -145,10 +145,10 @@ class ChunkedTokenizer:
 
 def _cut_segment(text: str, start: int, end: int, chunks: list[str]) -> None:
     while end - start > TARGET_CHARACTERS:
-        border = BORDER.search(text, start + TARGET_CHARACTERS, end)
-        if border is None:
+        split_point = SPLIT_POINT.search(text, start + TARGET_CHARACTERS, end)
+        if split_point is None:
             break
-        chunks.append(text[start : border.start()])
-        start = border.start()
+        chunks.append(text[start : split_point.start()])
+        start = split_point.start()
     if start < end:
         chunks.append(text[start:end])

@@ -38,7 +38,7 @@ def token_bytes(token: str) -> bytes:
 
 
 class Detokenizer(Protocol):
-    """Stateful, one per answer."""
+    """Turns one answer's tokens into text as they come. Keeps state: use one per answer."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 # The space comes first so that the search for it is a memchr. Python's \s holds every blank that the tokenizers' \s
 # holds, and four control characters more, at which there is merely no cut.
-BORDER = re.compile(r" (?<=\S )(?=\S)")
+SPLIT_POINT = re.compile(r" (?<=\S )(?=\S)")
 
 _SAMPLES = (
     "",
@@ -33,25 +33,25 @@ _SAMPLES = (
 
 
 def cut(text: str) -> list[str]:
-    """`text` at every border; joined it is `text` again."""
-    starts = [0, *(match.start() for match in BORDER.finditer(text)), len(text)]
+    """`text` at every split point; joined it is `text` again."""
+    starts = [0, *(match.start() for match in SPLIT_POINT.finditer(text)), len(text)]
     return [text[start:end] for start, end in pairwise(starts) if start < end]
 
 
 def special_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Matches the added tokens as the tokenizer finds them (leftmost, longest); None if some are found in another way
-    (blanks around them swallowed, whole words only, after normalisation) or a border may lie inside one."""
+    (blanks around them swallowed, whole words only, after normalisation) or a split point may lie inside one."""
     added = list(tokenizer.get_added_tokens_decoder().values())
     if any(token.lstrip or token.rstrip or token.single_word or token.normalized for token in added):
         return None
     contents = sorted((token.content for token in added), key=len, reverse=True)
-    if any(BORDER.search(content) for content in contents):
+    if any(SPLIT_POINT.search(content) for content in contents):
         return None
     return re.compile("|".join(map(re.escape, contents)) if contents else r"(?!)")
 
 
 def are_safe(tokenizer: Tokenizer) -> bool:
-    """Whether the borders are safe for this tokenizer: known by its structure, and confirmed on samples."""
+    """Whether the split points are safe for this tokenizer: known by its structure, and confirmed on samples."""
     if special_tokens(tokenizer) is None or not _cuts_at_spaces(tokenizer):
         return False
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()][:8]

@@ -1,4 +1,4 @@
-"""Stop strings: an answer ends where one of them would begin, wherever token borders fall."""
+"""Stop strings: an answer ends where one of them would begin, wherever one token ends and the next begins."""
 
 from collections.abc import Sequence
 

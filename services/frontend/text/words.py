@@ -18,7 +18,7 @@ LEARNED_AT_ONCE: Final = 16
 
 
 class WordTokenizer:
-    """For tokenizers whose borders are safe. May be used from several threads at once: what they share is one
+    """For tokenizers whose split points are safe. May be used from several threads at once: what they share is one
     dictionary, of which each step is atomic."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -26,11 +26,11 @@ class WordTokenizer:
         self._ids_of_word: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
-        """Words known."""
+        """How many words are known."""
         return len(self._ids_of_word)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`."""
+        """The ids of `text`: exactly those that the tokenizer gives for it as a whole."""
         words = cut(text)
         known = self._ids_of_word.get
         found = [known(word) for word in words]

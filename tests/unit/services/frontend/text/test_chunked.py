@@ -32,7 +32,7 @@ def test_the_ids_are_those_of_the_whole_text(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_tokenizers_with_safe_borders_are_chunked(kind: str) -> None:
+def test_only_tokenizers_with_safe_split_points_are_chunked(kind: str) -> None:
     assert tokenizer_of(kind).chunked == (kind in CHUNKED)
 
 
