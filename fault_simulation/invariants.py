@@ -135,7 +135,8 @@ class Watch:
         self._check_owners(workers)
         if self._samples % VALIDATED_EVERY == 0:
             for life in running:
-                self._validate(life)
+                self._validate(life.machine.name, life.role)
+            self._validate(STORE, self._mesh.up)
 
     def attempt_ended(self, asked: Asked, attempt: Attempt) -> None:
         """Called at the moment that a client has its answer or knows that it gets none."""
@@ -356,16 +357,16 @@ class Watch:
             if size > most:
                 self.violated("out of bounds", life.machine.name, f"{what}: {size}, and at most {most}")
 
-    def _validate(self, life: Life) -> None:
-        engine = life.role.engine if isinstance(life.role, WorkerRole) else None
+    def _validate(self, name: str, role: object) -> None:
+        engine = role.engine if isinstance(role, WorkerRole) else None
         try:
             if isinstance(engine, MovableSimulatedEngine):
                 engine.instance.validate()
-            if isinstance(life.role, Validated):
-                life.role.validate()
+            if isinstance(role, Validated):
+                role.validate()
         # Whatever is wrong with it is to be told, not to end the simulation.
         except Exception as error:  # noqa: BLE001
-            self.violated("broken state", life.machine.name, f"{type(error).__name__}: {error}")
+            self.violated("broken state", name, f"{type(error).__name__}: {error}")
 
 
 def _in_order(some: Sequence[str], of: Iterable[str]) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from controlplane.deployment.gpus import GpuPool
+from controlplane.deployment.manager import DeploymentManager
 from engine_worker.settings import WorkerSettings
 from fault_simulation.node import NodeState
 from fault_simulation.roles import make_role
@@ -21,11 +23,10 @@ from mesh.role import RoleSettings
 from mesh.shutdown import ExitStatus
 from mesh.store import open_store
 from services.cli import serve
-from services.cli.supervisor.fleet import Patience
-from services.cli.supervisor.gpus import GpuPool
+from services.cli.supervisor.deployer import Patience
 from services.cli.supervisor.launcher import ProcessSpec
 from services.cli.supervisor.local_mesh import LocalMesh
-from services.cli.supervisor.planned_run import run_as_planned, start_processes, write_first_settings
+from services.cli.supervisor.planned_run import deployment_of, run_as_planned, start_processes, write_first_settings
 from services.cli.supervisor.state_server import StateServer
 from services.cli.supervisor.supervisor import Supervisor
 from services.frontend.settings import FrontendSettings
@@ -70,6 +71,13 @@ class Up:
         self._port = port
         self._launcher = SimulatedLauncher(life, settings, http_port)
         self.supervisor = Supervisor(self._launcher, self._say)
+        self.deployment: DeploymentManager | None = None
+        """Once all that it begins with is started."""
+
+    def validate(self) -> None:
+        """See `DeploymentManager.validate`."""
+        if self.deployment is not None:
+            self.deployment.validate()
 
     async def run(self) -> ExitStatus:
         """Until SIGTERM."""
@@ -85,12 +93,12 @@ class Up:
             gpus = GpuPool(0)
             await start_processes(mesh, self.supervisor, gpus)
             patience = Patience(settings.ready_timeout_s, mesh.drain_s)
+            self.deployment = deployment_of("default", mesh, gpus, patience)
             await run_as_planned(
-                "default",
+                self.deployment,
                 store,
                 mesh,
                 self.supervisor,
-                gpus,
                 patience,
                 life.runtime.clock,
                 life.shutdown.asked,
@@ -202,7 +210,7 @@ class SimulatedProcess:
         if self._life.node.state is not NodeState.DEAD:
             self._mesh.kill(self._life.machine.name)
 
-    def reason_of_end(self) -> str:
+    def exit_reason(self) -> str:
         """It left no log."""
         return ""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from controlplane.deployment.gpus import GpuPool
 from controlplane.policies.registry import DEFAULT_POLICY, create_policy
 from engine_worker.engine_choice import ENGINES
 from mesh.errors import ConfigurationError
@@ -24,9 +25,9 @@ from mesh.runtime import Runtime, system_runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from services.cli.connection import mesh_name
+from services.cli.supervisor.deployer import Patience
 from services.cli.supervisor.first_profile import profile_models
-from services.cli.supervisor.fleet import Patience
-from services.cli.supervisor.gpus import GpuPool, count_gpus
+from services.cli.supervisor.gpu_count import count_gpus
 from services.cli.supervisor.launcher import SystemLauncher
 from services.cli.supervisor.local_mesh import (
     DRAIN_S,
@@ -36,7 +37,7 @@ from services.cli.supervisor.local_mesh import (
     demo_predictors,
     parse_model,
 )
-from services.cli.supervisor.planned_run import run_as_planned, start_processes, write_first_settings
+from services.cli.supervisor.planned_run import deployment_of, run_as_planned, start_processes, write_first_settings
 from services.cli.supervisor.readiness import wait_until_serving
 from services.cli.supervisor.state_server import StateServer
 from services.cli.supervisor.supervisor import Supervisor
@@ -203,9 +204,8 @@ async def _up(options: UpOptions) -> int:
                 _say_how_to_use(mesh, http_url, time.monotonic() - started_s)
                 patience = Patience(options.ready_timeout_s, mesh.drain_s)
                 say = partial(click.echo, err=True)
-                await run_as_planned(
-                    options.name, store, mesh, supervisor, gpus, patience, runtime.clock, stop_asked, say
-                )
+                manager = deployment_of(options.name, mesh, gpus, patience)
+                await run_as_planned(manager, store, mesh, supervisor, patience, runtime.clock, stop_asked, say)
             return 0 if serving or stop_asked.is_set() else 1
         finally:
             click.echo("stopping; Ctrl-C again cuts running requests", err=True)

@@ -20,6 +20,7 @@ PACKAGES = (
 )
 
 PURE = (
+    "controlplane/deployment",
     "controlplane/model",
     "controlplane/policies",
     "controlplane/planning",

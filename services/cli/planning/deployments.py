@@ -6,18 +6,18 @@ from typing import Any
 
 import msgspec
 
-from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentRecord
+from controlplane.deployment.deployment_status import DEPLOYMENTS_PREFIX, DeploymentStatus
 from mesh.store.interface import StateStore
 
 log = logging.getLogger(__name__)
 
 
-async def read_deployments(store: StateStore) -> list[DeploymentRecord]:
+async def read_deployments(store: StateStore) -> list[DeploymentStatus]:
     """Of all supervisors that follow a plan now. Raises `StoreError`."""
-    found: list[DeploymentRecord] = []
+    found: list[DeploymentStatus] = []
     for entry in (await store.range(DEPLOYMENTS_PREFIX)).entries:
         try:
-            record = msgspec.json.decode(entry.value, type=DeploymentRecord)
+            record = msgspec.json.decode(entry.value, type=DeploymentStatus)
         except msgspec.MsgspecError as error:
             log.warning("a deployment record cannot be read", extra={"key": entry.key, "error": str(error)})
             continue
@@ -26,13 +26,13 @@ async def read_deployments(store: StateStore) -> list[DeploymentRecord]:
     return found
 
 
-def deployment_status(record: DeploymentRecord) -> dict[str, Any]:
+def deployment_status(record: DeploymentStatus) -> dict[str, Any]:
     """For `--json`: what runs against all plans that the supervisor follows."""
     return {**msgspec.to_builtins(record), "is_reached": record.is_reached}
 
 
 def deployments_of(
-    cascade: str, models: Collection[str], revision: int, records: Sequence[DeploymentRecord]
+    cascade: str, models: Collection[str], revision: int, records: Sequence[DeploymentStatus]
 ) -> list[dict[str, Any]]:
     """The same of this cascade's plan and its models alone; `is_reached` only once this `revision` is."""
     found: list[dict[str, Any]] = []

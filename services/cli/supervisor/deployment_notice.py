@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import msgspec
 
-from controlplane.model.deployment_record import DeploymentRecord
+from controlplane.deployment.deployment_status import DeploymentStatus
 from mesh.announcement import CHECK_S
 from mesh.errors import StoreError
 from mesh.membership import LEASE_TTL_S, RETRY_S
@@ -21,10 +21,10 @@ class DeploymentNotice:
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
-        self._record: DeploymentRecord | None = None
+        self._record: DeploymentStatus | None = None
         self._news = asyncio.Event()
 
-    def say(self, record: DeploymentRecord) -> bool:
+    def say(self, record: DeploymentStatus) -> bool:
         """Have it written soon; True where it differs from the last."""
         if record == self._record:
             return False
@@ -62,7 +62,7 @@ class DeploymentNotice:
         finally:
             lost.cancel()
 
-    async def _write(self, record: DeploymentRecord, lease: Lease) -> None:
+    async def _write(self, record: DeploymentStatus, lease: Lease) -> None:
         """Unless it stands there already: somebody may have deleted it, or the store may have lost its data."""
         value = msgspec.json.encode(record)
         there = await self._store.get(record.key)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mesh.parent_death import PARENT_VARIABLE
-from services.cli.supervisor.last_words import last_reason
+from services.cli.supervisor.exit_reason import exit_reason
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Launched(Protocol):
     def kill_group(self) -> None:
         """Kill it with all that it started, or what it has left behind; no effect where nothing is left."""
 
-    def reason_of_end(self) -> str:
+    def exit_reason(self) -> str:
         """What it said last of why it ended; "" if it said nothing."""
 
 
@@ -115,11 +115,11 @@ class _ChildProcess:
         except ProcessLookupError:
             log.debug("process group is gone already", extra={"pid": self.pid})
 
-    def reason_of_end(self) -> str:
+    def exit_reason(self) -> str:
         try:
             with self._log_path.open("rb") as log_file:
                 end = log_file.seek(0, os.SEEK_END)
                 log_file.seek(max(self._log_begins_at, end - LOG_TAIL_BYTES))
-                return last_reason(log_file.read(LOG_TAIL_BYTES).decode(errors="replace"))
+                return exit_reason(log_file.read(LOG_TAIL_BYTES).decode(errors="replace"))
         except OSError as error:
             return f"its log cannot be read: {error}"

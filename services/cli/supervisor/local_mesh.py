@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from controlplane.deployment.gpus import CPU_PLACES
+from controlplane.deployment.replicas import Shape, shaped
 from mesh.errors import ConfigurationError
 from services.cli.supervisor.launcher import ProcessSpec
-from services.cli.supervisor.replicas import Shape, shaped
 
 DEMO_MODELS = Path(__file__).resolve().parents[3] / "demo" / "models"
 DEMO_PREDICTORS = DEMO_MODELS.parent / "predictors"
-MAX_WORKERS = 64
+MAX_WORKERS = CPU_PLACES
 MAX_OF_A_ROLE = 8
 LAST_PORT = 65535
 DRAIN_S = 600.0

@@ -7,18 +7,18 @@ from typing import Final
 
 import msgspec
 
+from controlplane.deployment.gpus import GpuPool
+from controlplane.deployment.manager import DeploymentManager, StartInstance
+from controlplane.deployment.replicas import Shape, gpus_of, shape_of
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from controlplane.policies.stages.placement import Stages
 from controlplane.policies.stages.record import STAGES_KEY, StagesSetting
 from mesh.membership import Directory
 from mesh.runtime import Clock
 from mesh.store.interface import StateStore
-from services.cli.supervisor.fleet import Fleet, Patience
-from services.cli.supervisor.gpus import GpuPool
+from services.cli.supervisor.deployer import Deployer, Patience
 from services.cli.supervisor.launcher import ProcessSpec
 from services.cli.supervisor.local_mesh import LocalMesh, processes, worker_process
-from services.cli.supervisor.plan_follower import PlanFollower
-from services.cli.supervisor.replicas import Shape, gpus_of, shape_of
 from services.cli.supervisor.supervisor import Supervisor
 
 POLICY_KEY: Final = "/penstock/config/policy"
@@ -37,29 +37,33 @@ async def start_processes(mesh: LocalMesh, supervisor: Supervisor, gpus: GpuPool
         await supervisor.add(_on_gpus(spec, gpus, shape_of(mesh.engine_options)))
 
 
+def deployment_of(name: str, mesh: LocalMesh, gpus: GpuPool, patience: Patience) -> DeploymentManager:
+    """The manager of a mesh whose processes are started, each on GPUs of this pool. `name`: the supervisor's."""
+    shape = shape_of(mesh.engine_options)
+    running = {each.name: {f"{each.name}-{index}": shape for index in range(each.workers)} for each in mesh.models}
+    return DeploymentManager(name, gpus, patience.ready_s, running)
+
+
 async def run_as_planned(
-    name: str,
+    manager: DeploymentManager,
     store: StateStore,
     mesh: LocalMesh,
     supervisor: Supervisor,
-    gpus: GpuPool,
     patience: Patience,
     clock: Clock,
     stop_asked: asyncio.Event,
     say: Callable[[str], None],
 ) -> None:
-    """Run as many instances as the plans in force say, until asked to stop. `name`: the supervisor's."""
+    """Run as many instances as the plans in force say, until asked to stop; `say` hears what is done and missing."""
 
-    def make_spec(model: str, instance: str, shape: Shape) -> ProcessSpec:
-        return _on_gpus(worker_process(mesh, model, instance, shape), gpus, shape)
+    def make_spec(instance: StartInstance) -> ProcessSpec:
+        spec = worker_process(mesh, instance.model, instance.name, instance.shape)
+        return replace(spec, environment=instance.environment)
 
     directory = Directory(store)
     await directory.start()
-    shape = shape_of(mesh.engine_options)
-    fleet = Fleet(supervisor, directory, gpus, make_spec, patience, clock.now_s)
-    fleet.adopt({each.name: {f"{each.name}-{index}": shape for index in range(each.workers)} for each in mesh.models})
-    follower = PlanFollower(name, store, fleet, say)
-    follow = asyncio.create_task(follower.follow())
+    deployer = Deployer(manager, store, supervisor, directory, make_spec, patience.drain_s, clock.now_s, say)
+    follow = asyncio.create_task(deployer.follow())
     stop = asyncio.create_task(stop_asked.wait())
     try:
         await asyncio.wait((follow, stop), return_when=asyncio.FIRST_COMPLETED)

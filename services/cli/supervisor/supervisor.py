@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from controlplane.deployment.restarts import RestartHistory
 from mesh.shutdown import ExitStatus
 from mesh.tasks import TaskSet
 from services.cli.supervisor.launcher import Launched, Launcher, ProcessSpec
-from services.cli.supervisor.restarts import RestartHistory
 
 # These end first, in this order: no new requests, then the engines; the control plane afterwards and all at once.
 STOP_ORDER = ("frontend", "worker")
@@ -121,7 +121,7 @@ class Supervisor:
                 self._on_event(f"{name} was drained and has ended; it is not started again")
                 del self._running[name]
                 return
-            if not await self._started_again(entry, status, process.reason_of_end()):
+            if not await self._started_again(entry, status, process.exit_reason()):
                 return
             if entry.stopping:  # it was removed in that very moment, when there was nothing to end yet
                 entry.process.kill_group()

@@ -2,19 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from controlplane.model.deployment_record import DeploymentRecord
+from controlplane.deployment.deployment_status import DeploymentStatus
+from controlplane.deployment.gpus import GpuPool
+from controlplane.deployment.manager import DeploymentManager, RecordsChanged, Say, StartInstance
+from controlplane.deployment.replicas import Shape, gpus_of
+from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory, Member
 from mesh.store.interface import StateStore
-from services.cli.supervisor.fleet import Fleet, Patience
-from services.cli.supervisor.gpus import GpuPool
+from services.cli.supervisor.deployer import Deployer
 from services.cli.supervisor.launcher import ProcessSpec
-from services.cli.supervisor.plan_follower import PlanFollower
-from services.cli.supervisor.replicas import Shape, gpus_of
 from services.cli.supervisor.supervisor import Supervisor
 
 READY_S, DRAIN_S = 300.0, 600.0
@@ -38,7 +39,7 @@ def planned(cascade: str, **tiers: dict[Shape, int]) -> CascadePlan:
 
 
 class Machine:
-    """Both the supervisor and the directory of a `Fleet`."""
+    """Both the supervisor and the directory of a `Deployer`."""
 
     def __init__(self, gpus: int, store: StateStore, **running: list[Shape]) -> None:
         self.now_s = 1000.0
@@ -54,24 +55,29 @@ class Machine:
         self._ended: dict[str, asyncio.Event] = {}
         self._incarnations = 0
         self.gpus = GpuPool(gpus)
-        self.fleet = Fleet(
+        self._revision = 0
+        shapes_of = {
+            model: {f"{model}-{number}": shape for number, shape in enumerate(shapes)}
+            for model, shapes in running.items()
+        }
+        for model, shapes in shapes_of.items():
+            for name, shape in shapes.items():
+                environment = self.gpus.take(name, gpus_of(shape))
+                self.processes[name] = self._spec(StartInstance(name, model, shape, environment))
+                self.joins(name)
+        self.manager = DeploymentManager("here", self.gpus, READY_S, shapes_of)
+        self.deployer = Deployer(
+            self.manager,
+            store,
             cast(Supervisor, self),
             cast(Directory, self),
-            self.gpus,
             self._spec,
-            Patience(READY_S, DRAIN_S),
-            clock=lambda: self.now_s,
+            DRAIN_S,
+            lambda: self.now_s,
+            self.events.append,
         )
-        self.follower = PlanFollower("here", store, self.fleet, self.events.append)
-        self._revision = 0
-        for model, shapes in running.items():
-            names = {f"{model}-{number}": shape for number, shape in enumerate(shapes)}
-            for name, shape in names.items():
-                self.processes[name] = self._spec(model, name, shape)
-                self.joins(name)
-            self.fleet.adopt({model: names})
 
-    # What the fleet asks of a supervisor and of a directory.
+    # What a deployer asks of a supervisor and of a directory.
 
     async def add(self, spec: ProcessSpec) -> None:
         assert spec.name not in self.processes
@@ -98,17 +104,26 @@ class Machine:
     def subscribe(self, _heard: Callable[[Any], None]) -> Callable[[], None]:
         return lambda: None
 
-    def _spec(self, model: str, name: str, shape: Shape) -> ProcessSpec:
-        if model in self.broken:
-            raise ConfigurationError(f"no model {model} here")
-        return ProcessSpec(name, "worker", (), self.gpus.take(name, gpus_of(shape)))
+    def _spec(self, instance: StartInstance) -> ProcessSpec:
+        if instance.model in self.broken:
+            raise ConfigurationError(f"no model {instance.model} here")
+        return ProcessSpec(instance.name, "worker", (), instance.environment)
 
     # What a test lets happen.
 
     def plan(self, *plans: CascadePlan) -> None:
         """These and no others are in force."""
         self._revision += 1
-        self.follower.put_in_force({plan.name: (self._revision, plan) for plan in plans})
+        self.put_in_force({plan.name: (self._revision, plan) for plan in plans})
+
+    def put_in_force(self, plans: Mapping[str, tuple[int, CascadePlan]]) -> None:
+        """These, by cascade, with their revisions."""
+        cascades = {
+            name: CascadeRecord(name, tuple(tier.model for tier in plan.tiers), plan.thresholds, plan_revision=revision)
+            for name, (revision, plan) in plans.items()
+        }
+        changed = RecordsChanged({name: plan for name, (_, plan) in plans.items()}, cascades)
+        self.events += [each.line for each in self.manager.handle(changed, self.now_s) if isinstance(each, Say)]
 
     def joins(self, name: str) -> None:
         self._incarnations += 1
@@ -127,13 +142,14 @@ class Machine:
         self._ended[name].set()
         await self._let_tasks_run()
 
-    async def turn(self, after_s: float = 0.0) -> DeploymentRecord:
+    async def turn(self, after_s: float = 0.0) -> DeploymentStatus:
         self.now_s += after_s
-        record = await self.follower.turn()
+        record = await self.deployer.turn()
         await self._let_tasks_run()
+        self.manager.validate()
         return record
 
-    async def settle(self) -> DeploymentRecord:
+    async def settle(self) -> DeploymentStatus:
         """Whatever is started joins, whatever is drained ends."""
         for _ in range(100):
             record = await self.turn(after_s=61.0)
@@ -149,7 +165,7 @@ class Machine:
     @property
     def serving(self) -> Counter[tuple[str, Shape]]:
         """By model and shape."""
-        return Counter((each.model, each.shape) for each in self.fleet.replicas if each.name in self.joined)
+        return Counter((each.model, each.shape) for each in self.manager.replicas if each.name in self.joined)
 
     @property
     def starting(self) -> set[str]:

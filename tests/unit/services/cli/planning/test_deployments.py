@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentRecord, MissingReplicas
+from controlplane.deployment.deployment_status import DEPLOYMENTS_PREFIX, DeploymentStatus, MissingReplicas
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from mesh.store.embedded import EmbeddedStore
 from services.cli.planning.deployments import (
@@ -14,7 +14,7 @@ from services.cli.planning.deployments import (
 )
 from services.cli.planning.plan_table import plan_table
 
-SHORT = DeploymentRecord(
+SHORT = DeploymentStatus(
     "here",
     {"both": 7, "other": 4},
     (MissingReplicas("large", 2, 2, 3, "it waits for 6 GPUs"), MissingReplicas("code", 1, 1, 1, "starting")),
@@ -25,7 +25,7 @@ BOTH = ("small", "large")
 
 async def test_records_of_supervisors_with_plans_are_read_and_broken_ones_left_out(store: EmbeddedStore) -> None:
     await store.put(SHORT.key, msgspec.json.encode(SHORT))
-    await store.put(DEPLOYMENTS_PREFIX + "idle", msgspec.json.encode(DeploymentRecord("idle", {})))
+    await store.put(DEPLOYMENTS_PREFIX + "idle", msgspec.json.encode(DeploymentStatus("idle", {})))
     await store.put(DEPLOYMENTS_PREFIX + "broken", b"{}")
     assert await read_deployments(store) == [SHORT]
 
@@ -42,7 +42,7 @@ def test_a_cascade_is_told_of_its_own_models_alone() -> None:
 @pytest.mark.parametrize(("followed", "is_reached"), [(7, True), (6, False), (0, True)])
 def test_only_the_revision_in_force_can_be_reached(followed: int, is_reached: bool) -> None:
     """0: an operator has set thresholds of his own since, the instances stay planned."""
-    (told,) = deployments_of("both", BOTH, 7, [DeploymentRecord("here", {"both": followed})])
+    (told,) = deployments_of("both", BOTH, 7, [DeploymentStatus("here", {"both": followed})])
     assert told["is_reached"] is is_reached
 
 
@@ -53,7 +53,7 @@ def test_people_read_what_is_missing_and_why() -> None:
         "  lacks 1 code (TP=1): starting",
         "  not planned and not yet gone: large-0, code-model-1",
     ]
-    assert deployment_lines([deployment_status(DeploymentRecord("here", {"both": 7}))]) == [
+    assert deployment_lines([deployment_status(DeploymentStatus("here", {"both": 7}))]) == [
         "instances of penstock up here: as planned"
     ]
     assert "penstock plan export" in deployment_lines([])[0]

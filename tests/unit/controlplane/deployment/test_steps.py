@@ -7,9 +7,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from services.cli.supervisor.replicas import Replica, Shape, Standing, gpus_of, new_name
-from services.cli.supervisor.steps import End, Situation, Start, Step, TierShape, next_steps
-from services.cli.supervisor.tier_standing import tier_standings
+from controlplane.deployment.replicas import Replica, ReplicaState, Shape, gpus_of, new_name
+from controlplane.deployment.steps import End, Situation, Start, Step, TierShape, next_steps
+from controlplane.deployment.tier_status import tier_statuses
 
 ONE, TWO, FOUR = (1, 1), (2, 1), (4, 1)
 MODELS = ("small", "medium", "large")
@@ -33,7 +33,7 @@ class World:
 
     def serve(self, model: str, *shapes: Shape) -> "World":
         for shape in shapes:
-            self.replicas.append(Replica(new_name(model, self.names), model, shape, Standing.SERVING))
+            self.replicas.append(Replica(new_name(model, self.names), model, shape, ReplicaState.SERVING))
             self.former[model] = shape
         return self
 
@@ -67,24 +67,24 @@ class World:
                 self._end(step.name)
             else:
                 self.replicas.append(
-                    Replica(new_name(step.model, self.names), step.model, step.shape, Standing.STARTING)
+                    Replica(new_name(step.model, self.names), step.model, step.shape, ReplicaState.STARTING)
                 )
             assert self.free >= 0, "no GPU is promised twice"
         return steps
 
     def _end(self, name: str) -> None:
         replica = self.one(name)
-        assert replica.standing is not Standing.ENDING, "nothing is ended twice"
+        assert replica.state is not ReplicaState.ENDING, "nothing is ended twice"
         peers = [each for each in self.serving(replica.model) if each.name != name]
-        if replica.standing is Standing.SERVING and self.wanted.get(replica.model) and not peers:
+        if replica.state is ReplicaState.SERVING and self.wanted.get(replica.model) and not peers:
             self._check_unavoidable(replica)
             self.exchanged.append(replica.model)
-        self.become(name, Standing.ENDING)
+        self.become(name, ReplicaState.ENDING)
 
     def _check_unavoidable(self, last: Replica) -> None:
-        waiting = {Standing.STARTING, Standing.ENDING}
-        assert not [each for each in self.replicas if each.standing in waiting], "nothing under way could give GPUs"
-        (tier,) = tier_standings(
+        waiting = {ReplicaState.STARTING, ReplicaState.ENDING}
+        assert not [each for each in self.replicas if each.state in waiting], "nothing under way could give GPUs"
+        (tier,) = tier_statuses(
             [each for each in self.replicas if each.model == last.model], {last.model: self.wanted[last.model]}
         )
         assert last in tier.surplus
@@ -95,16 +95,16 @@ class World:
     def one(self, name: str) -> Replica:
         return next(each for each in self.replicas if each.name == name)
 
-    def become(self, name: str, standing: Standing) -> None:
+    def become(self, name: str, state: ReplicaState) -> None:
         replica = self.one(name)
-        self.replicas[self.replicas.index(replica)] = replace(replica, standing=standing)
-        if standing is Standing.SERVING:
+        self.replicas[self.replicas.index(replica)] = replace(replica, state=state)
+        if state is ReplicaState.SERVING:
             self.former[replica.model] = replica.shape
             self.unserved = {key for key in self.unserved if key[0] != replica.model}
 
     def fail(self, name: str) -> None:
         replica = self.one(name)
-        self.become(name, Standing.FAILED)
+        self.become(name, ReplicaState.FAILED)
         self.failures[replica.model, replica.shape] += 1
         self.held.add((replica.model, replica.shape))
         if not self.serving(replica.model):
@@ -114,16 +114,16 @@ class World:
         self.replicas.remove(self.one(name))
 
     def serving(self, model: str) -> list[Replica]:
-        return [each for each in self.replicas if each.model == model and each.standing is Standing.SERVING]
+        return [each for each in self.replicas if each.model == model and each.state is ReplicaState.SERVING]
 
     def under_way(self) -> list[Replica]:
-        return [each for each in self.replicas if each.standing in (Standing.STARTING, Standing.ENDING)]
+        return [each for each in self.replicas if each.state in (ReplicaState.STARTING, ReplicaState.ENDING)]
 
     def shapes(self, model: str) -> list[Shape]:
         return sorted(each.shape for each in self.serving(model))
 
     def reached(self) -> bool:
-        return all(tier.is_reached for tier in tier_standings(self.replicas, self.wanted))
+        return all(tier.is_reached for tier in tier_statuses(self.replicas, self.wanted))
 
     def settle(self) -> None:
         """Whoever starts joins, whoever ends is gone, what failed may be tried again: until nothing happens."""
@@ -131,8 +131,8 @@ class World:
             steps = self.step()
             moving = self.under_way()
             for replica in moving:
-                if replica.standing is Standing.STARTING:
-                    self.become(replica.name, Standing.SERVING)
+                if replica.state is ReplicaState.STARTING:
+                    self.become(replica.name, ReplicaState.SERVING)
                 else:
                     self.gone(replica.name)
             if not steps and not moving and not self.held:
@@ -162,7 +162,7 @@ def test_an_old_replica_is_ended_when_its_substitute_has_joined() -> None:
     assert world.step() == ()
     world.held.clear()
     assert world.step() == (Start("large", TWO),), "it is tried again"
-    world.become("large-2", Standing.SERVING)
+    world.become("large-2", ReplicaState.SERVING)
     assert world.step() == (End("large-1"), End("large-0"))
 
 
@@ -184,10 +184,10 @@ def test_a_substitute_that_fails_is_stood_in_for_and_not_tried_at_that_price_for
         for step in world.step():
             prices += isinstance(step, End) and world.one(step.name).shape == TWO
         for replica in world.under_way():
-            if replica.standing is Standing.ENDING:
+            if replica.state is ReplicaState.ENDING:
                 world.gone(replica.name)
             elif replica.shape == TWO:
-                world.become(replica.name, Standing.SERVING)
+                world.become(replica.name, ReplicaState.SERVING)
             else:
                 world.fail(replica.name)
         if world.shapes("large") == [TWO]:
@@ -228,7 +228,7 @@ def test_others_wait_for_gpus_that_spare_a_tier_its_exchange() -> None:
     wanted = {"small": Counter({ONE: 3}), "large": Counter({TWO: 1}), "medium": Counter({ONE: 1})}
     world = World(6, wanted).serve("small", ONE).serve("large", ONE).serve("medium", ONE, FOUR)
     world.replicas.pop()  # it took 4
-    world.replicas.append(Replica("medium-1", "medium", TWO, Standing.SERVING))
+    world.replicas.append(Replica("medium-1", "medium", TWO, ReplicaState.SERVING))
     assert world.free == 1
     assert world.step() == (End("medium-1"),), "the free GPU is left for large's substitute"
     world.gone("medium-1")
@@ -252,11 +252,11 @@ def test_what_can_never_fit_costs_nobody_anything() -> None:
 
 def test_a_replica_that_starts_for_a_former_plan_is_the_hope_of_a_tier_without_any() -> None:
     world = World(4, {"large": Counter({ONE: 1})})
-    world.replicas = [Replica(f"large-{number}", "large", TWO, Standing.STARTING) for number in range(2)]
+    world.replicas = [Replica(f"large-{number}", "large", TWO, ReplicaState.STARTING) for number in range(2)]
     assert world.step() == (End("large-1"),)
     world.gone("large-1")
     assert world.step() == (Start("large", ONE),)
-    world.become("large-1", Standing.SERVING)
+    world.become("large-1", ReplicaState.SERVING)
     assert world.step() == (End("large-0"),)
 
 
@@ -299,12 +299,12 @@ def anything_happens(world: World, data: st.DataObject) -> None:
         world.held.clear()
         return
     replica = data.draw(st.sampled_from(moving))
-    if replica.standing is Standing.ENDING:
+    if replica.state is ReplicaState.ENDING:
         world.gone(replica.name)
     elif not world.failures[replica.model, replica.shape] and data.draw(st.integers(0, 3)) == 0:
         world.fail(replica.name)
     else:
-        world.become(replica.name, Standing.SERVING)
+        world.become(replica.name, ReplicaState.SERVING)
 
 
 @given(before=DEPLOYMENT, plan=DEPLOYMENT)
@@ -325,12 +325,12 @@ def test_every_failure_that_passes_is_got_over(fails: int) -> None:
     for _ in range(80):
         world.step()
         for replica in world.under_way():
-            if replica.standing is Standing.ENDING:
+            if replica.state is ReplicaState.ENDING:
                 world.gone(replica.name)
             elif world.failures["large", TWO] < fails and replica.shape == TWO:
                 world.fail(replica.name)
             else:
-                world.become(replica.name, Standing.SERVING)
+                world.become(replica.name, ReplicaState.SERVING)
         if world.serving("large"):
             world.held.clear()
     assert world.reached()

@@ -7,22 +7,22 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from controlplane.deployment.deployment_status import DEPLOYMENTS_PREFIX, DeploymentStatus
+from controlplane.deployment.failed_starts import FIRST_BACKOFF_S, MAX_BACKOFF_S
+from controlplane.deployment.manager import LINGER_S
 from controlplane.model.cascade_goal import PLANS_PREFIX
 from controlplane.model.cascade_record import CascadeRecord
-from controlplane.model.deployment_record import DEPLOYMENTS_PREFIX, DeploymentRecord
 from controlplane.planning.cascade.plan import CascadePlan, encode_plan
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.interface import DEFAULT_TIMEOUT_S
 from mesh.store.lease import Lease
-from services.cli.supervisor.failed_starts import FIRST_BACKOFF_S, MAX_BACKOFF_S
-from services.cli.supervisor.plan_follower import LINGER_S
 from services.cli.supervisor.supervisor import KILL_AFTER_S
 from tests.unit.services.cli.machine import DRAIN_S, ONE, READY_S, TWO, Machine, planned
 
 WAIT_S = 20.0
 
 
-def why(record: DeploymentRecord) -> dict[str, str]:
+def why(record: DeploymentStatus) -> dict[str, str]:
     return {missing.model: missing.why for missing in record.missing}
 
 
@@ -69,7 +69,7 @@ async def test_a_substitute_that_never_starts_leaves_the_tier_with_an_instance(s
         for name in list(machine.kill_after_s):
             exchanges += machine.kill_after_s[name] > KILL_AFTER_S
             await machine.ends(name)
-        for each in machine.fleet.replicas:
+        for each in machine.manager.replicas:
             if each.name in machine.starting:
                 if each.shape == TWO:
                     machine.joins(each.name)
@@ -178,15 +178,15 @@ async def test_an_instance_that_an_operator_drained_stays_away_until_the_next_pl
 async def test_a_plan_for_one_cascade_leaves_what_operators_did_for_another(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE, ONE], other=[ONE])
     mine = planned("mine", small={ONE: 2})
-    machine.follower.put_in_force({"mine": (0, mine), "theirs": (5, planned("theirs", other={ONE: 1}))})
+    machine.put_in_force({"mine": (0, mine), "theirs": (5, planned("theirs", other={ONE: 1}))})
     assert machine.events == ["the plan for theirs, revision 5, is followed"]
     await machine.settle()
     machine.drains_by_itself("small-1")
     await machine.turn()
-    machine.follower.put_in_force({"mine": (0, mine), "theirs": (6, planned("theirs", other={ONE: 2}))})
+    machine.put_in_force({"mine": (0, mine), "theirs": (6, planned("theirs", other={ONE: 2}))})
     await machine.turn()
     assert machine.starting == {"other-1"}, "the operator has drained the other one"
-    machine.follower.put_in_force({"mine": (7, mine)})
+    machine.put_in_force({"mine": (7, mine)})
     assert machine.events[-2:] == [
         "the plan for mine, revision 7, is followed",
         "no plan for theirs is followed any more",
@@ -222,12 +222,12 @@ async def put_record(store: EmbeddedStore, plan: CascadePlan, revision: int) -> 
     await store.put(record.key, msgspec.json.encode(record))
 
 
-async def published(store: EmbeddedStore, is_it: Callable[[DeploymentRecord], bool]) -> DeploymentRecord:
+async def published(store: EmbeddedStore, is_it: Callable[[DeploymentStatus], bool]) -> DeploymentStatus:
     """What the follower says, once it is that."""
     async with asyncio.timeout(WAIT_S):
         async for event in store.watch(DEPLOYMENTS_PREFIX, 0):
             if event.kind == "put":
-                record = msgspec.json.decode(event.value, type=DeploymentRecord)
+                record = msgspec.json.decode(event.value, type=DeploymentStatus)
                 if is_it(record):
                     return record
     raise AssertionError("the store was closed")
@@ -237,13 +237,13 @@ async def test_plans_come_from_the_store_and_progress_is_kept_there_while_the_su
     store: EmbeddedStore,
 ) -> None:
     machine = Machine(2, store, small=[ONE])
-    following = asyncio.create_task(machine.follower.follow())
+    following = asyncio.create_task(machine.deployer.follow())
     try:
         revision = await put(store, planned("both", small={ONE: 2}))
         told = await published(store, lambda record: record.plans == {"both": revision})
         assert (told.supervisor, why(told)) == ("here", {"small": "starting"})
         machine.joins("small-1")
-        machine.follower.wake()
+        machine.deployer.wake()
         assert (await published(store, lambda record: record.is_reached)).plans == {"both": revision}
     finally:
         following.cancel()
@@ -253,7 +253,7 @@ async def test_plans_come_from_the_store_and_progress_is_kept_there_while_the_su
 
 async def test_a_plan_that_contradicts_itself_is_not_followed(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
-    following = asyncio.create_task(machine.follower.follow())
+    following = asyncio.create_task(machine.deployer.follow())
     try:
         await put(store, planned("both", small={ONE: 1}))
         await published(store, lambda record: record.is_reached and "both" in record.plans)
@@ -268,7 +268,7 @@ async def test_a_plan_that_contradicts_itself_is_not_followed(store: EmbeddedSto
 
 async def test_thresholds_of_an_operator_leave_the_instances_as_planned(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
-    following = asyncio.create_task(machine.follower.follow())
+    following = asyncio.create_task(machine.deployer.follow())
     try:
         revision = await put(store, planned("both", small={ONE: 1}, large={}))
         await published(store, lambda record: record.is_reached and "both" in record.plans)
@@ -285,7 +285,7 @@ async def test_thresholds_of_an_operator_leave_the_instances_as_planned(store: E
 async def test_a_former_plan_is_not_taken_for_one_that_was_not_heard_of_yet(store: EmbeddedStore) -> None:
     """Plans and cascades are followed apart: either one may be heard of first."""
     machine = Machine(0, store, small=[ONE])
-    following = asyncio.create_task(machine.follower.follow())
+    following = asyncio.create_task(machine.deployer.follow())
     try:
         first = planned("both", small={ONE: 1}, large={})
         former = await put(store, first)
@@ -315,7 +315,7 @@ async def test_progress_is_told_again_where_the_lease_was_lost(
 
     monkeypatch.setattr(store, "grant_lease", granted)
     machine = Machine(0, store, small=[ONE])
-    following = asyncio.create_task(machine.follower.follow())
+    following = asyncio.create_task(machine.deployer.follow())
     try:
         await put(store, planned("both", small={ONE: 1}))
         await published(store, lambda record: record.is_reached and "both" in record.plans)
@@ -329,7 +329,7 @@ async def test_progress_is_told_again_where_the_lease_was_lost(
 
 async def test_the_plan_of_a_cascade_that_was_removed_counts_no_more(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
-    following = asyncio.create_task(machine.follower.follow())
+    following = asyncio.create_task(machine.deployer.follow())
     try:
         await put(store, planned("one", small={ONE: 2}))
         await put(store, planned("two", small={ONE: 1}))

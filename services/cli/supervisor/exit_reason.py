@@ -3,7 +3,7 @@
 import json
 
 
-def last_reason(log_tail: str) -> str:
+def exit_reason(log_tail: str) -> str:
     """The last error in the lines, without its traceback; "" where they hold none.
 
     Lines are a role's JSON log, or what the command line says of wrong options.

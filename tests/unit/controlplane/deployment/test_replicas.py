@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
+from controlplane.deployment.gpus import GpuPool
+from controlplane.deployment.replicas import new_name, shape_of, shaped, wanted_by
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from mesh.errors import ConfigurationError
-from services.cli.supervisor.gpus import GpuPool
-from services.cli.supervisor.replicas import new_name, shape_of, shaped, wanted_by
 
 
 def plan(name: str, *tiers: PlannedTier) -> CascadePlan:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.cli.supervisor.replicas import Replica, Shape, Standing
-from services.cli.supervisor.tier_standing import TierStanding, tier_standings
+from controlplane.deployment.replicas import Replica, ReplicaState, Shape
+from controlplane.deployment.tier_status import TierStatus, tier_statuses
 
 TierShape = tuple[str, Shape]
 
@@ -60,7 +60,7 @@ Step = Start | End
 
 def next_steps(now: Situation) -> tuple[Step, ...]:
     """All that can be begun at once; empty: the plan is reached, or something under way or held has to be awaited."""
-    tiers = tier_standings(now.replicas, now.wanted)
+    tiers = tier_statuses(now.replicas, now.wanted)
     bridges = _bridges(now, tiers)
     ends = [
         End(each.name)
@@ -76,7 +76,7 @@ def next_steps(now: Situation) -> tuple[Step, ...]:
 class _Starts:
     """Takes as many of the missing as fit, those first that spare a tier from being without an instance."""
 
-    def __init__(self, now: Situation, tiers: tuple[TierStanding, ...]) -> None:
+    def __init__(self, now: Situation, tiers: tuple[TierStatus, ...]) -> None:
         self._now = now
         self._tiers = tiers
         self._free = now.free
@@ -112,12 +112,12 @@ class _Starts:
         taken = sum(self._now.room_of(each.shape) for tier in self._tiers for each in tier.replicas)
         return wanted <= taken + self._now.free
 
-    def _takes_more(self, tier: TierStanding) -> tuple[bool, int]:
+    def _takes_more(self, tier: TierStatus) -> tuple[bool, int]:
         takes = min(self._now.room_of(shape) for shape in tier.missing)
         gives = sum(self._now.room_of(each.shape) for each in tier.surplus)
         return takes > gives, takes
 
-    def _take(self, tier: TierStanding, at_most: int) -> bool:
+    def _take(self, tier: TierStatus, at_most: int) -> bool:
         """Start up to so many of the missing; narrow ones first, since more of them fit."""
         begun = self._taken_shapes(tier)
         took = 0
@@ -128,7 +128,7 @@ class _Starts:
                 took += 1
         return took > 0
 
-    def _stand_in(self, tier: TierStanding) -> bool:
+    def _stand_in(self, tier: TierStatus) -> bool:
         """Start one in the former shape, where the tier has nothing and all that is planned for it has failed."""
         former = self._now.former.get(tier.model)
         if former is None or former in tier.wanted or tier.is_live or not tier.missing:
@@ -143,31 +143,31 @@ class _Starts:
         self._free -= self._now.room_of(shape)
         self._chosen.append(Start(model, shape))
 
-    def _taken_shapes(self, tier: TierStanding) -> Counter[Shape]:
+    def _taken_shapes(self, tier: TierStatus) -> Counter[Shape]:
         return Counter(start.shape for start in self._chosen if start.model == tier.model)
 
 
-def _may_cost(tier: TierStanding, now: Situation) -> Iterator[Shape]:
+def _may_cost(tier: TierStatus, now: Situation) -> Iterator[Shape]:
     """Missing shapes for which a serving instance may be ended."""
     return (shape for shape in tier.missing if (tier.model, shape) not in now.held | now.spent)
 
 
-def _bridges(now: Situation, tiers: tuple[TierStanding, ...]) -> bool:
+def _bridges(now: Situation, tiers: tuple[TierStatus, ...]) -> bool:
     """Whether tiers that are left out go on serving for one that nobody serves yet, whose requests may come to them.
     Not where GPUs are needed."""
     unserved = any(tier.wanted and not tier.serving for tier in tiers)
-    going = (Standing.FAILED, Standing.ENDING)
+    going = (ReplicaState.FAILED, ReplicaState.ENDING)
     free_soon = now.free + sum(
-        now.room_of(each.shape) for tier in tiers for each in tier.replicas if each.standing in going
+        now.room_of(each.shape) for tier in tiers for each in tier.replicas if each.state in going
     )
     return unserved and all(now.room_of(shape) <= free_soon for tier in tiers for shape in tier.missing)
 
 
-def _lingers(tier: TierStanding, now: Situation) -> bool:
+def _lingers(tier: TierStatus, now: Situation) -> bool:
     return tier.model in now.lingering and bool(tier.serving)
 
 
-def _exchange(now: Situation, tiers: tuple[TierStanding, ...]) -> tuple[Step, ...]:
+def _exchange(now: Situation, tiers: tuple[TierStatus, ...]) -> tuple[Step, ...]:
     """End one first, where nothing else leads on: one that leaves others serving its tier, else the last of a tier
     that has a substitute which then fits."""
     in_reach = now.free + sum(now.room_of(each.shape) for tier in tiers for each in tier.surplus)

@@ -11,7 +11,7 @@ Shape = tuple[int, int]
 """(tensor, pipeline) parallel."""
 
 
-class Standing(StrEnum):
+class ReplicaState(StrEnum):
     """How far an instance has come. STARTING -> SERVING -> ENDING; STARTING and SERVING fall to FAILED."""
 
     STARTING = "starting"
@@ -30,7 +30,7 @@ class Replica:
     name: str
     model: str
     shape: Shape
-    standing: Standing
+    state: ReplicaState
 
 
 def gpus_of(shape: Shape) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from services.cli.supervisor.steps import TierShape
+from controlplane.deployment.steps import TierShape
 
 FIRST_BACKOFF_S = 5.0
 MAX_BACKOFF_S = 300.0

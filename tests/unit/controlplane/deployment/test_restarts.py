@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.supervisor.restarts import (
+from controlplane.deployment.restarts import (
     FIRST_BACKOFF_S,
     MAX_BACKOFF_S,
     MAX_RESTARTS_IN_WINDOW,

@@ -1,32 +1,18 @@
-"""Which GPUs of this machine each instance gets."""
+"""Which GPUs of one machine each instance gets. Pure."""
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 
+from controlplane.deployment.replicas import Shape, gpus_of
 from mesh.errors import ConfigurationError
-from services.cli.supervisor.local_mesh import MAX_WORKERS
-from services.cli.supervisor.replicas import Shape, gpus_of
 
-LIST_TIMEOUT_S = 10.0
-
-
-def count_gpus() -> int:
-    """NVIDIA GPUs of this machine; 0 where there is no driver."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return 0
-    try:
-        listed = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+CPU_PLACES = 64
+"""Instances that a machine without GPUs takes."""
 
 
 class GpuPool:
     """Hands out GPUs by number. A machine without any has places on its CPU, and whoever asks gets one."""
 
-    def __init__(self, count: int, cpu_places: int = MAX_WORKERS) -> None:
+    def __init__(self, count: int, cpu_places: int = CPU_PLACES) -> None:
         self._count = count
         self._cpu_places = cpu_places
         self._free = list(range(count))
@@ -59,6 +45,16 @@ class GpuPool:
         taken, self._free = self._free[:gpus], self._free[gpus:]
         self._taken[name] = taken
         return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, taken))}
+
+    @property
+    def holders(self) -> frozenset[str]:
+        """Names of the instances that have GPUs, or places."""
+        return frozenset(self._taken)
+
+    def validate(self) -> None:
+        """Check that every GPU is either free or one instance's. Raises AssertionError."""
+        held = sorted([*self._free, *(gpu for gpus in self._taken.values() for gpu in gpus)])
+        assert held == list(range(self._count)), f"{self._count} GPUs, of which these are free or held: {held}"
 
     def give_back(self, name: str) -> None:
         """The instance has ended."""

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from services.cli.supervisor.replicas import Replica, Shape, Standing, gpus_of
+from controlplane.deployment.replicas import Replica, ReplicaState, Shape, gpus_of
 
 
 @dataclass(frozen=True)
-class TierStanding:
+class TierStatus:
     """One model's instances against the replicas that are wanted of it."""
 
     model: str
@@ -22,7 +22,7 @@ class TierStanding:
         """Those whose shape is wanted, as many as are wanted: serving ones before others, older before younger."""
         open_places = Counter(self.wanted)
         kept: list[Replica] = []
-        for replica in (*self.serving, *self._in(Standing.STARTING)):
+        for replica in (*self.serving, *self._in(ReplicaState.STARTING)):
             if open_places[replica.shape] > 0:
                 open_places[replica.shape] -= 1
                 kept.append(replica)
@@ -32,7 +32,9 @@ class TierStanding:
     def surplus(self) -> tuple[Replica, ...]:
         """Those that serve or start and are to go, the oldest first."""
         names = {replica.name for replica in self.kept}
-        return tuple(replica for replica in (*self.serving, *self._in(Standing.STARTING)) if replica.name not in names)
+        return tuple(
+            replica for replica in (*self.serving, *self._in(ReplicaState.STARTING)) if replica.name not in names
+        )
 
     @cached_property
     def missing(self) -> Counter[Shape]:
@@ -42,12 +44,12 @@ class TierStanding:
     @cached_property
     def serving(self) -> tuple[Replica, ...]:
         """Those that requests can be placed on."""
-        return self._in(Standing.SERVING)
+        return self._in(ReplicaState.SERVING)
 
     @cached_property
     def failed(self) -> tuple[Replica, ...]:
         """Those that hold GPUs for nothing."""
-        return self._in(Standing.FAILED)
+        return self._in(ReplicaState.FAILED)
 
     @property
     def is_live(self) -> bool:
@@ -67,7 +69,7 @@ class TierStanding:
     @property
     def is_under_way(self) -> bool:
         """Whether a process is starting or ending."""
-        return any(replica.standing in (Standing.STARTING, Standing.ENDING) for replica in self.replicas)
+        return any(replica.state in (ReplicaState.STARTING, ReplicaState.ENDING) for replica in self.replicas)
 
     def covered(self, lingers: bool) -> tuple[Replica, ...]:
         """Those of the surplus that nobody misses: the others that serve have as many GPUs as are wanted.
@@ -80,23 +82,23 @@ class TierStanding:
         left = len(self.serving)
         needs_one = lingers or bool(self.wanted)
         ended: list[Replica] = []
-        for replica in reversed([each for each in self.surplus if each.standing is Standing.SERVING]):
+        for replica in reversed([each for each in self.surplus if each.state is ReplicaState.SERVING]):
             gpus = gpus_of(replica.shape)
             if serving_gpus - gpus >= wanted_gpus and (left > 1 or not needs_one):
                 serving_gpus, left = serving_gpus - gpus, left - 1
                 ended.append(replica)
         hopes = 1 if self.wanted and not self.serving else 0
-        idle = [each for each in self.surplus if each.standing is Standing.STARTING]
+        idle = [each for each in self.surplus if each.state is ReplicaState.STARTING]
         return (*ended, *idle[hopes:])
 
-    def _in(self, standing: Standing) -> tuple[Replica, ...]:
-        return tuple(replica for replica in self.replicas if replica.standing is standing)
+    def _in(self, state: ReplicaState) -> tuple[Replica, ...]:
+        return tuple(replica for replica in self.replicas if replica.state is state)
 
 
-def tier_standings(replicas: Iterable[Replica], wanted: Mapping[str, Mapping[Shape, int]]) -> tuple[TierStanding, ...]:
+def tier_statuses(replicas: Iterable[Replica], wanted: Mapping[str, Mapping[Shape, int]]) -> tuple[TierStatus, ...]:
     """Of every model that is planned; instances of others are nobody's business."""
     by_model: dict[str, list[Replica]] = {model: [] for model in wanted}
     for replica in replicas:
         if replica.model in by_model:
             by_model[replica.model].append(replica)
-    return tuple(TierStanding(model, wanted[model], tuple(found)) for model, found in by_model.items())
+    return tuple(TierStatus(model, wanted[model], tuple(found)) for model, found in by_model.items())
