@@ -20,7 +20,6 @@ class SlidingCount:
         self._total = 0
 
     def add(self, now_s: float) -> None:
-        """Count one event. `now_s` must not go back between calls."""
         self._forget_before(now_s)
         self._counts[self._latest % SLICES] += 1
         self._total += 1

@@ -1,12 +1,15 @@
 """`penstock validate`: the simulator against measurements of real engines."""
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from mesh.errors import TraceError
 from services.cli.connection import store_options
@@ -14,16 +17,42 @@ from services.cli.finite_range import POSITIVE
 from services.cli.profiling.plan import ProfileBounds
 from services.cli.report_output import STDOUT, check_outputs
 from services.cli.trace_options import Span, no_requests
-from services.cli.validation.bounds import is_kept
+from services.cli.validation.bounds import is_kept, limit_of
 from services.cli.validation.live import LiveMesh, LivePlan, live_cases
 from services.cli.validation.own_mesh import own_mesh
-from services.cli.validation.report import case_table, encode_cases
 from simulator.profiles.folder import ProfileFolder
 from simulator.traces.source import TraceRecipe, open_trace
 from simulator.validation.case import Case
 from simulator.validation.engine_runs import RUNS, engine_run_cases
 from simulator.validation.single_steps import single_step_cases
+from simulator.validation.throughput import METRIC as THROUGHPUT_METRIC
 from simulator.validation.throughput import summary, throughput_case, throughput_rows
+
+
+def encode_cases(cases: Sequence[Case]) -> bytes:
+    """{"cases": [{"name", "metric", "measured", "simulated", "error"}]}."""
+    return msgspec.json.format(msgspec.json.encode({"cases": cases}), indent=2) + b"\n"
+
+
+def case_table(cases: Sequence[Case], *, every_row: bool) -> Table:
+    """One line a case; single throughput rows only where they are asked for."""
+    table = Table("case", "metric", "measured", "simulated", "error", "limit")
+    for case in cases:
+        if case.metric == THROUGHPUT_METRIC and not every_row:
+            continue
+        limit = limit_of(case)
+        style = "" if is_kept(case) else "bold red"
+        table.add_row(
+            case.name,
+            case.metric,
+            f"{case.measured:,.1f}",
+            f"{case.simulated:,.1f}",
+            f"{case.error:+.1%}",
+            "" if limit is None else f"{limit:.0%}",
+            style=style,
+        )
+    return table
+
 
 EXIT_TOO_FAR = 1
 

@@ -1,7 +1,6 @@
 """Latency tables of a cascade's tiers, measured in simulation (Cascadia, section 3.2 and appendix B).
 
 tier       a tier's model on its devices: the shapes of replica that it fits on
-pipeline   what a step costs that passes through the stages of a pipeline
 replica    one replica under a load of given lengths: its p95 and its mean latency
 curves     that over rates, remembered by shape and lengths: the tables' source
 """

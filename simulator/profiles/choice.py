@@ -6,7 +6,7 @@ from mesh.errors import ConfigurationError
 from simulator.cost.catalogue import DEVICES, MODELS
 from simulator.cost.fitted.table_cost import TableCost
 from simulator.cost.model import CostModel
-from simulator.cost.roofline.attention_of import decode_attention
+from simulator.cost.roofline.attention import decode_attention
 from simulator.profiles.folder import ProfileFolder
 from simulator.profiles.kernel_tables import DEVICE, kernel_tables
 from simulator.profiles.step_formulas import distserve_cost, splitwise_cost

@@ -12,7 +12,7 @@ from simulator.cluster.config import ClusterConfig
 from simulator.cluster.simulation import ClusterSimulation
 from simulator.cost.catalogue import DEVICES, MODELS, instance_for
 from simulator.cost.fitted.table_cost import TableCost
-from simulator.cost.roofline.attention_of import decode_attention
+from simulator.cost.roofline.attention import decode_attention
 from simulator.instance.config import InstanceConfig
 from simulator.profiles.folder import ProfileFolder
 from simulator.profiles.kernel_tables import DEVICE, kernel_tables

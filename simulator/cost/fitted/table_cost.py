@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from simulator.cost.fitted.interpolation import Curve
 from simulator.cost.fitted.operators import OperatorTables
 from simulator.cost.model import BatchShape, CostModel, PrefillChunk
-from simulator.cost.roofline.decode_attention import DecodeAttention
+from simulator.cost.roofline.attention import DecodeAttention
 from simulator.cost.roofline.lengths import DecodeLengths, Numbers
 
 _ELEMENT_BYTES = 2.0

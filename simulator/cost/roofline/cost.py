@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cost.model import BatchShape, CostModel
-from simulator.cost.roofline.attention_of import decode_attention, prefill_attention
+from simulator.cost.roofline.attention import decode_attention, prefill_attention
 from simulator.cost.roofline.efficiency import Efficiency
 from simulator.cost.roofline.lengths import DecodeLengths
 from simulator.cost.roofline.matrices import Matrices

@@ -3,7 +3,6 @@
 setup        testbed, traces, rivals and the settings that they are tuned over
 load         the highest rate that the testbed serves, which all experiments take a half of
 experiment   what is run
-imbalance    how unevenly prefill work falls on the instances (figure 27)
 hotspot      a synthetic load under which the product fails, and the detector that saves it
 rows         the paper's claims beside what was measured
 sections     the raw results as a page shows them

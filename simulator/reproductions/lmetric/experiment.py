@@ -1,6 +1,6 @@
 """LMetric's experiments: the runs, and the results that rows and tables are made from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,6 @@ from simulator.report.outcome import RequestOutcome
 from simulator.report.report import Report, Slo, summarise
 from simulator.reproductions.lmetric import setup
 from simulator.reproductions.lmetric.hotspot import HOTSPOT_CONTENDERS, HotspotResult, measure_hotspot
-from simulator.reproductions.lmetric.imbalance import prefill_imbalance
 from simulator.reproductions.measurement import (
     Workload,
     outcomes_at,
@@ -19,6 +18,29 @@ from simulator.reproductions.measurement import (
     requests_of,
 )
 from simulator.reproductions.run import ReproductionRun
+
+# How unevenly prefill work falls on the instances (LMetric, section 4.3 and figure 27).
+
+
+WINDOW_S = 10.0
+
+
+def prefill_imbalance(outcomes: Sequence[RequestOutcome], instances: int) -> float:
+    """Mean over windows of 10 s of the gap between the instances that prefilled most and least, in tokens.
+
+    Tokens count in the window in which the request's first token came out; cached ones were not computed. The paper
+    shows the time of prefill of two instances, whose difference this is for the two that differ most.
+    """
+    served = [outcome for outcome in outcomes if outcome.first_token_s is not None and not outcome.error]
+    if not served:
+        return 0.0
+    windows = np.array([int((outcome.first_token_s or 0.0) // WINDOW_S) for outcome in served])
+    names = {name: number for number, name in enumerate(sorted({outcome.instance_id for outcome in served}))}
+    tokens = np.zeros((int(windows.max()) + 1, max(instances, len(names))))
+    for window, outcome in zip(windows.tolist(), served, strict=True):
+        tokens[window, names[outcome.instance_id]] += outcome.input_tokens - outcome.cached_tokens
+    return float((tokens.max(axis=1) - tokens.min(axis=1)).mean())
+
 
 SWEEP = (0.25, 0.5, 0.75, 0.9)
 """Of the highest rate."""

@@ -5,8 +5,8 @@ from simulator.reproductions.report import Findings, Section
 from simulator.reproductions.run import ReproductionRun
 from simulator.reproductions.star.experiment import Reschedules
 from simulator.reproductions.star.jobs import Results, as_calls, experiments, scale_key, small_key, with_seeds
+from simulator.reproductions.star.lengths import servegen_workload
 from simulator.reproductions.star.rows import all_rows
-from simulator.reproductions.star.servegen import servegen_workload
 from simulator.reproductions.star.setups import FULL, QUICK, SMALL_STRESS, Plan
 
 SERVEGEN_FILE = "traces/servegen_deepseek-r1.jsonl.gz"

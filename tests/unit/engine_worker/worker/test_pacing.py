@@ -1,4 +1,4 @@
-from engine_worker.pacing import Pacing
+from engine_worker.monitor_link import Pacing
 
 
 def paced() -> Pacing:

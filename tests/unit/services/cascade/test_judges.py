@@ -19,10 +19,9 @@ from starlette.routing import Route
 from demo.tasks import generate
 from mesh.errors import ConfigurationError, JudgeUnavailable
 from services.cascade.judges.chain import REST_S, JudgeChain
-from services.cascade.judges.chat import ChatJudge
+from services.cascade.judges.chat import ChatJudge, score_of
 from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.judges.exact import ExactJudge
-from services.cascade.judges.grade import score_of
 from services.cascade.judges.interface import JudgeContext, JudgedAnswer, Judgement
 from services.cascade.judges.parse import make_judge
 

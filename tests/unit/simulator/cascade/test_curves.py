@@ -7,9 +7,8 @@ from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import ConfigurationError, PlanInfeasible
 from simulator.cascade.curves import SimulatedCurves
-from simulator.cascade.pipeline import PipelineCost
 from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
-from simulator.cascade.tier import ReplicaModel, TierModel
+from simulator.cascade.tier import PipelineCost, ReplicaModel, TierModel
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import BatchShape, PrefillChunk
 

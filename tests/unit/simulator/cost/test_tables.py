@@ -11,7 +11,7 @@ from simulator.cost.fitted.interpolation import Curve, Grid
 from simulator.cost.fitted.operators import AttentionTables, ExpertTables, Links, OperatorTables
 from simulator.cost.fitted.table_cost import TableCost
 from simulator.cost.model import BatchShape, PrefillChunk
-from simulator.cost.roofline.attention_of import decode_attention
+from simulator.cost.roofline.attention import decode_attention
 from simulator.cost.spec.model import Experts
 
 LAYERS = 4

@@ -5,9 +5,8 @@ import pytest
 from controlplane.policies.registry import create_policy
 from simulator.report.outcome import RequestOutcome
 from simulator.reproductions.lmetric import setup
-from simulator.reproductions.lmetric.experiment import contenders
+from simulator.reproductions.lmetric.experiment import WINDOW_S, contenders, prefill_imbalance
 from simulator.reproductions.lmetric.hotspot import FIRST_PREFILL_S, HOT_SHARE, WARM_UP_S, hotspot_requests
-from simulator.reproductions.lmetric.imbalance import WINDOW_S, prefill_imbalance
 from simulator.reproductions.lmetric.rows import gain_percent
 
 

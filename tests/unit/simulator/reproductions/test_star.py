@@ -11,9 +11,16 @@ import pytest
 from mesh.errors import TraceError
 from simulator.reproductions.star.experiment import Experiment, Reschedules, run
 from simulator.reproductions.star.jobs import Results, as_calls, experiments, with_seeds
-from simulator.reproductions.star.lengths import ALPACA, LONGEST_TOKENS, SHAREGPT, Quantiles, Workload, poisson_trace
+from simulator.reproductions.star.lengths import (
+    ALPACA,
+    LONGEST_TOKENS,
+    SHAREGPT,
+    Quantiles,
+    Workload,
+    poisson_trace,
+    servegen_workload,
+)
 from simulator.reproductions.star.rows import all_rows
-from simulator.reproductions.star.servegen import servegen_workload
 from simulator.reproductions.star.setups import FULL, QUICK, SMALL, SMALL_SLO, Plan
 
 SHARES = (np.arange(100_000) + 0.5) / 100_000
