@@ -28,7 +28,7 @@ from penstock.v1 import (
 )
 from services.cli.migrate import move
 from services.cli.restart import chosen
-from services.cli.restarting import Patience, restart_in_turn
+from services.cli.restarting import RestartTimeouts, restart_in_turn
 
 MIGRATION_DEADLINE_S: Final = 60.0
 START_PATIENCE_S: Final = 60.0
@@ -235,8 +235,8 @@ async def _restart(operator: Operator, member_id: str | None, role: str | None, 
     said: list[str] = []
     async with operator.mesh() as (_, directory):
         members = chosen(directory, member_id, role)
-        patience = Patience(drain_s, START_PATIENCE_S)
-        done = await restart_in_turn(directory, members, patience, said.append, operator.runtime.transport)
+        timeouts = RestartTimeouts(drain_s, START_PATIENCE_S)
+        done = await restart_in_turn(directory, members, timeouts, said.append, operator.runtime.transport)
     return ", ".join(f"{each.member_id} in {each.serving_s:.1f} s" for each in done)
 
 

@@ -149,7 +149,7 @@ class ClusterTable:
         model = self._instances[instance_id].model
         request = UnreportedRequest(request_id, model, instance_id, prefill_tokens, now_s)
         self._take_back(self._unreported.add(request))
-        self._fleets[model].correct(instance_id, 1, prefill_tokens)
+        self._fleets[model].add_unreported(instance_id, 1, prefill_tokens)
 
     def placed_decode(
         self, request_id: str, instance_id: str, context_tokens: int, now_s: float, *, is_prefilled: bool = False
@@ -160,7 +160,7 @@ class ClusterTable:
         model = self._instances[instance_id].model
         ledger = self._arriving if is_prefilled else self._decodes
         self._take_back_decodes(ledger.add(UnreportedRequest(request_id, model, instance_id, context_tokens, now_s)))
-        self._fleets[model].correct_decodes(instance_id, 1, context_tokens)
+        self._fleets[model].add_unreported_decodes(instance_id, 1, context_tokens)
 
     def ended(self, request_id: str) -> tuple[str, ...]:
         """A placed request is over, or never came to run. Returns the instances where it still counted."""
@@ -324,10 +324,10 @@ class ClusterTable:
         fleet = self._fleets[request.model]
         if kind is SharedKind.PREFILL:
             self._take_back(self._unreported.add(request))
-            fleet.correct(request.instance_id, 1, request.tokens)
+            fleet.add_unreported(request.instance_id, 1, request.tokens)
         else:
             self._take_back_decodes(self._ledger(kind).add(request))
-            fleet.correct_decodes(request.instance_id, 1, request.tokens)
+            fleet.add_unreported_decodes(request.instance_id, 1, request.tokens)
 
     def _ended(self, request_id: str, instance_id: str | None) -> tuple[str, ...]:
         prefills = self._unreported.close(request_id, instance_id)
@@ -338,7 +338,7 @@ class ClusterTable:
 
     def _take_back(self, closed: Iterable[UnreportedRequest]) -> None:
         for request in closed:
-            self._fleets[request.model].correct(request.instance_id, -1, -request.tokens)
+            self._fleets[request.model].add_unreported(request.instance_id, -1, -request.tokens)
 
     def _forget_decodes(self, now_s: float) -> None:
         kept = self._unmonitored
@@ -347,7 +347,7 @@ class ClusterTable:
 
     def _take_back_decodes(self, closed: Iterable[UnreportedRequest]) -> None:
         for request in closed:
-            self._fleets[request.model].correct_decodes(request.instance_id, -1, -request.tokens)
+            self._fleets[request.model].add_unreported_decodes(request.instance_id, -1, -request.tokens)
 
     def _forget_empty_fleets(self) -> None:
         """Make room for one more model, if need be, among those that have no instance left."""

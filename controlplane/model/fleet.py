@@ -117,7 +117,7 @@ class Fleet:
         """Whether the load signal was marked as too old to be placed by."""
         return bool(self._table[Column.STALE, self._rows[instance_id]])
 
-    def correct(self, instance_id: str, requests: int, prefill_tokens: int) -> None:
+    def add_unreported(self, instance_id: str, requests: int, prefill_tokens: int) -> None:
         """Add to (or, negative, take from) what is placed there and not reported yet."""
         row = self._rows[instance_id]
         self._table[Column.UNREPORTED_REQUESTS, row] += requests
@@ -125,7 +125,7 @@ class Fleet:
         self._add_up(row)
         self._changed()
 
-    def correct_decodes(self, instance_id: str, requests: int, context_tokens: int) -> None:
+    def add_unreported_decodes(self, instance_id: str, requests: int, context_tokens: int) -> None:
         """Add to (or, negative, take from) what is to be decoded there and has not come yet."""
         row = self._rows[instance_id]
         self._table[Column.UNREPORTED_DECODES, row] += requests

@@ -34,7 +34,7 @@ steps' time: the loop is never held for longer than so many blocks take (about a
 class _Export:
     request_id: str
     on_progress: Callable[[ExportProgress], None]
-    told: ExportProgress | None = None
+    reported: ExportProgress | None = None
 
 
 @dataclass(slots=True)
@@ -227,19 +227,19 @@ class MovableSimulatedEngine(SimulatedEngine):
         exported = self.instance.export(export.request_id)
         full_blocks = exported.computed_tokens // self.instance.config.block_tokens
         emitted_tokens = self.instance.generated_tokens(export.request_id)
-        told = export.told
+        reported = export.reported
         if (
-            told is not None
-            and len(told.block_ids) == full_blocks
-            and bool(told.emitted_tokens) == bool(emitted_tokens)
+            reported is not None
+            and len(reported.block_ids) == full_blocks
+            and bool(reported.emitted_tokens) == bool(emitted_tokens)
         ):
             return
         progress = ExportProgress(exported.block_ids[:full_blocks], emitted_tokens)
-        known = len(told.block_ids) if told is not None else 0
-        if told is not None and progress.block_ids[:known] != told.block_ids:
+        known = len(reported.block_ids) if reported is not None else 0
+        if reported is not None and progress.block_ids[:known] != reported.block_ids:
             known = 0  # it was preempted and has other blocks now
         self.kv_agent().export(migration_id, progress.block_ids[known:])
-        export.told = progress
+        export.reported = progress
         export.on_progress(progress)
 
     async def _release(self, request_id: str, migration_id: str) -> None:

@@ -11,9 +11,9 @@ import msgspec
 from controlplane.policies.registry import POLICIES
 from services.cli.report_output import check_outputs, output_options, print_notices, write_reports
 from services.cli.simulation.options import cluster_options, plan_of, read_requests
+from services.cli.simulation.parallel_runs import simulate_in_parallel
 from services.cli.simulation.progress import progress_bars
 from services.cli.simulation.run import load_rows
-from services.cli.simulation.side_by_side import simulate_side_by_side
 from services.cli.trace_options import slo_of, trace_options
 from simulator.fluid_bound import fluid_bound
 from simulator.report.plot import draw_comparison
@@ -74,7 +74,7 @@ def command(
     requests = read_requests(plan)
     bound = fluid_bound(requests, plan.cluster, plan.costs.create())
     with progress_bars(plans, len(requests)) as show:
-        runs = simulate_side_by_side(plans, min(processes, len(plans)), show)
+        runs = simulate_in_parallel(plans, min(processes, len(plans)), show)
     reports = {
         policy: summarise(run.outcomes, slo, policy=policy, seed=options["seed"]) for policy, run in runs.items()
     }

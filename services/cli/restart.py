@@ -10,7 +10,7 @@ from mesh.errors import ConfigurationError, PeerUnavailable
 from mesh.membership import Directory, Member
 from services.cli.connection import mesh_directory, mesh_store, run, store_options
 from services.cli.finite_range import POSITIVE, FiniteRange
-from services.cli.restarting import ROLLING_ORDER, Patience, Restarted, in_rolling_order, restart_in_turn
+from services.cli.restarting import ROLLING_ORDER, Restarted, RestartTimeouts, in_rolling_order, restart_in_turn
 
 STORE_STAYS = "the state store is no member of the mesh (`penstock up` runs it inside itself) and is not restarted"
 
@@ -68,7 +68,7 @@ def command(
     """
     if rolling == (member_id is not None):
         raise click.UsageError("name one member, or give --rolling for all of them")
-    report = run(_restart(store, mesh, member_id, role, Patience(drain_s, timeout_s)))
+    report = run(_restart(store, mesh, member_id, role, RestartTimeouts(drain_s, timeout_s)))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
         return
@@ -78,7 +78,7 @@ def command(
 
 
 async def _restart(
-    store: str | None, mesh: str, member_id: str | None, role: str | None, patience: Patience
+    store: str | None, mesh: str, member_id: str | None, role: str | None, timeouts: RestartTimeouts
 ) -> RestartReport:
     began_s = time.monotonic()
     excepted = (STORE_STAYS,) if member_id is None and role is None else ()
@@ -86,7 +86,7 @@ async def _restart(
         click.echo(line, err=True)
     async with mesh_store(store, mesh) as opened, mesh_directory(opened) as directory:
         members = chosen(directory, member_id, role)
-        done = await restart_in_turn(directory, members, patience, lambda line: click.echo(line, err=True))
+        done = await restart_in_turn(directory, members, timeouts, lambda line: click.echo(line, err=True))
     return RestartReport(tuple(done), excepted, round(time.monotonic() - began_s, 3))
 
 

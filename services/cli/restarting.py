@@ -35,7 +35,7 @@ class Restarted(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RestartTimeouts:
     """How long one restart may take."""
 
     drain_s: float | None
@@ -48,7 +48,7 @@ class Patience:
 async def restart(
     directory: Directory,
     member: Member,
-    patience: Patience,
+    timeouts: RestartTimeouts,
     say: Callable[[str], None],
     transport: Transport = TCP,
 ) -> Restarted:
@@ -60,8 +60,8 @@ async def restart(
     clock = asyncio.get_running_loop().time
     began_s, name = clock(), f"{member.role} {member.member_id}"
     missing_before = await missing(directory, transport)
-    request = member_pb2.RestartRequest(incarnation_id=member.incarnation_id, drain_s=patience.drain_s)
-    if patience.drain_s is None and is_lone_worker(member, directory.members("worker")):
+    request = member_pb2.RestartRequest(incarnation_id=member.incarnation_id, drain_s=timeouts.drain_s)
+    if timeouts.drain_s is None and is_lone_worker(member, directory.members("worker")):
         say(
             f"{member.member_id} is the only worker of {member.attributes.get('model')}: requests wait until it is back"
         )
@@ -70,7 +70,7 @@ async def restart(
     say(f"{name} drains for {answer.drain_s:g} s at most and ends")
     if not answer.supervised:
         say(f"{name} is not run by `penstock up`: its container's restart policy or init system has to start it again")
-    limit_s = answer.drain_s + patience.start_s
+    limit_s = answer.drain_s + timeouts.start_s
     why = f"{name} has not joined the mesh again"
     try:
         async with asyncio.timeout(limit_s):
@@ -95,7 +95,7 @@ async def restart(
 async def restart_in_turn(
     directory: Directory,
     members: Sequence[Member],
-    patience: Patience,
+    timeouts: RestartTimeouts,
     say: Callable[[str], None],
     transport: Transport = TCP,
 ) -> list[Restarted]:
@@ -107,7 +107,7 @@ async def restart_in_turn(
             say(f"{number}/{len(members)}: {member.role} {member.member_id} has left meanwhile; passed over")
             continue
         say(f"{number}/{len(members)}: {member.role} {member.member_id}")
-        done.append(await restart(directory, member, patience, say, transport))
+        done.append(await restart(directory, member, timeouts, say, transport))
     return done
 
 

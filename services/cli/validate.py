@@ -19,7 +19,7 @@ from services.cli.report_output import STDOUT, check_outputs
 from services.cli.trace_options import Span, no_requests
 from services.cli.validation.bounds import is_kept, limit_of
 from services.cli.validation.live import LiveMesh, LivePlan, live_cases
-from services.cli.validation.own_mesh import own_mesh
+from services.cli.validation.temporary_mesh import temporary_mesh
 from simulator.profiles.folder import ProfileFolder
 from simulator.traces.source import TraceRecipe, open_trace
 from simulator.validation.case import Case
@@ -179,6 +179,6 @@ def _live_cases(options: dict[str, Any]) -> list[Case]:
     if options["url"] is not None:
         cases += live_cases(LiveMesh(options["url"], options["store"], options["mesh"]), plan)
     if options["engine"] is not None:
-        with own_mesh(options["engine"], options["workers"]) as mesh:
+        with temporary_mesh(options["engine"], options["workers"]) as mesh:
             cases += live_cases(mesh, plan)
     return cases

@@ -36,7 +36,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The best routing, and all that were looked at."""
 
     best: Point
@@ -63,7 +63,7 @@ class RoutingSearch:
         self._minimise = minimise
         self._seen: dict[tuple[float, ...], Point] = {}
 
-    def run(self, start: tuple[float, ...]) -> Found:
+    def run(self, start: tuple[float, ...]) -> SearchResult:
         """Search the grid and `start`, then refine the best; from end to end the best few."""
         thresholds = self._sample.tiers - 1
         most = max(4, round(GRID_POINTS ** (1 / thresholds))) if thresholds else 1
@@ -73,7 +73,7 @@ class RoutingSearch:
             best = self._refine(ranked[0])
         else:
             best = min((self._trade(self._refine(point)) for point in _apart(ranked)), key=self._rank)
-        return Found(best, self._objective.score(best.latency_s, best.quality), tuple(self._seen.values()))
+        return SearchResult(best, self._objective.score(best.latency_s, best.quality), tuple(self._seen.values()))
 
     def _refine(self, best: Point) -> Point:
         fine = candidate_thresholds(self._sample, FINE_CANDIDATES)
@@ -137,7 +137,7 @@ def _replaced(thresholds: tuple[float, ...], by: dict[int, float]) -> tuple[floa
     return tuple(by.get(tier, threshold) for tier, threshold in enumerate(thresholds))
 
 
-def front(points: Sequence[Point]) -> tuple[Point, ...]:
+def pareto_front(points: Sequence[Point]) -> tuple[Point, ...]:
     """Those that no other beats in both latency and quality, by ascending latency."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda point: (point.latency_s, -point.quality)):

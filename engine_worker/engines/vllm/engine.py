@@ -224,12 +224,15 @@ class VllmEngine:
         moves, core, limits = self._movable, self._core, self._limits
         if core is None or limits is None or self._failure or self._is_stopped:
             raise EngineFailed(self._failure or "the engine is not running: start it first")
-        request, told = moves.imports.arrived(migration_id, emitted_token_ids, computed_tokens)
+        request, transfer_params = moves.imports.arrived(migration_id, emitted_token_ids, computed_tokens)
         try:
             self._check(request, limits)
             # It ran before, so it goes before those of its priority which have not begun.
             self._begin(
-                core, EngineRequestState(request, offset=len(emitted_token_ids)), told, priority=request.priority - 1
+                core,
+                EngineRequestState(request, offset=len(emitted_token_ids)),
+                transfer_params,
+                priority=request.priority - 1,
             )
         except RequestRefused:
             moves.unstage(migration_id)
@@ -284,18 +287,20 @@ class VllmEngine:
         self,
         core: "Core",
         running: EngineRequestState,
-        told: dict[str, Any] | None = None,
+        transfer_params: dict[str, Any] | None = None,
         *,
         priority: int | None = None,
     ) -> None:
-        """Hand a request to vLLM, from where it stands. `told` is for the connector."""
+        """Hand a request to vLLM, from where it stands. `transfer_params` is for the connector."""
         request = running.request
         arguments = sampling_arguments(request, self._vocabulary)
         if self._moves is not None:
-            arguments |= kv_parameters({"request_id": request.request_id} | (told or {}))
+            arguments |= kv_parameters({"request_id": request.request_id} | (transfer_params or {}))
         params = core.sampling_params(arguments)
         context = request.prompt_token_ids + request.emitted_token_ids
-        cached_tokens = self._block_map.cached_tokens(context) if told is None else told["computed_tokens"]
+        cached_tokens = (
+            self._block_map.cached_tokens(context) if transfer_params is None else transfer_params["computed_tokens"]
+        )
         priority = request.priority if priority is None else priority
         self._load.submitted(request.request_id, len(context), cached_tokens, priority, self._clock())
         self._requests[request.request_id] = running

@@ -90,16 +90,20 @@ class Imports:
     def arrived(
         self, migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int
     ) -> tuple[EngineRequest, dict[str, Any]]:
-        """The request as it is to be run, and what the connector is to be told of it. Raises `RequestRefused` for an
+        """The request as it is to be run, and its parameters for the connector. Raises `RequestRefused` for an
         unknown migration."""
         arriving = self._imports.pop(migration_id, None)
         if arriving is None:
             raise RequestRefused(f"nothing is reserved for migration {migration_id}")
-        told = {"staged": migration_id, "first_block": arriving.carried_blocks, "computed_tokens": computed_tokens}
+        transfer_params = {
+            "staged": migration_id,
+            "first_block": arriving.carried_blocks,
+            "computed_tokens": computed_tokens,
+        }
         covered = (arriving.carried_blocks + arriving.staged_blocks) * self._limits.block_tokens
         if covered < computed_tokens:
-            told["computed_tokens"] = covered
-        return replace(arriving.request, emitted_token_ids=emitted_token_ids), told
+            transfer_params["computed_tokens"] = covered
+        return replace(arriving.request, emitted_token_ids=emitted_token_ids), transfer_params
 
     def discard(self, migration_id: str) -> None:
         if self._imports.pop(migration_id, None) is not None:
@@ -125,14 +129,14 @@ class Imports:
     ) -> None:
         arriving.carriers += 1
         load_id = f"{migration_id}/carrier-{arriving.carriers}"
-        told = {
+        transfer_params = {
             "load_id": load_id,
             "migration_id": migration_id,
             "peer": peer,
             "peer_block_ids": arriving.peer_block_ids[: len(tokens) // self._limits.block_tokens],
             "deadline_s": deadline_s,
         }
-        params = self._core.sampling_params(_CARRIER | kv_parameters(told))
+        params = self._core.sampling_params(_CARRIER | kv_parameters(transfer_params))
         reason: str | None = None
         # Its turn comes before that of requests which have not begun anywhere.
         async for completion, _ in self._core.generate(load_id, tokens, params, arriving.request.priority - 1):
@@ -142,6 +146,6 @@ class Imports:
             raise EngineFailed(f"vLLM ended the carrier of migration {migration_id}: {reason}")
 
 
-def kv_parameters(told: dict[str, Any]) -> dict[str, Any]:
+def kv_parameters(transfer_params: dict[str, Any]) -> dict[str, Any]:
     """The sampling argument that brings this to the connector."""
-    return {"extra_args": {"kv_transfer_params": {"penstock": told}}}
+    return {"extra_args": {"kv_transfer_params": {"penstock": transfer_params}}}

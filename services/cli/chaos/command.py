@@ -11,8 +11,8 @@ import click
 
 from mesh.run_file import RunFile, read_run_file
 from services.cli.chaos.experiment import ChaosPlan, TrafficPlan, encode_report, run_experiment
-from services.cli.chaos.own_mesh import OwnMesh, own_mesh
 from services.cli.chaos.soak import SoakPlan, SoakReport, run_soak
+from services.cli.chaos.temporary_mesh import TemporaryMesh, temporary_mesh
 from services.cli.chaos.verdict import ChaosReport, Fault
 from services.cli.connection import mesh_name
 from services.cli.finite_range import POSITIVE, FiniteRange
@@ -130,8 +130,8 @@ async def _run(plan: ChaosPlan | SoakPlan, options: dict[str, Any]) -> tuple[Cha
     if isinstance(plan, ChaosPlan) and plan.fault == "kill-frontend" and plan.count >= copies["frontend"]:
         raise click.UsageError(f"of {copies['frontend']} frontends {plan.count} cannot be killed: one must go on")
     more += ["--schedulers", str(copies["scheduler"]), "--monitors", str(copies["monitor"])]
-    settings = OwnMesh(options["engine"], counts[0], copies["frontend"], tuple(more))
-    mesh = own_mesh(settings, options["ready_timeout_s"], options["logs_dir"])
+    settings = TemporaryMesh(options["engine"], counts[0], copies["frontend"], tuple(more))
+    mesh = temporary_mesh(settings, options["ready_timeout_s"], options["logs_dir"])
     async with mesh as running:
         return await _disturb(plan, running.http_url, running.store_url, "", running, say)
 

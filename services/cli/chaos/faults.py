@@ -13,14 +13,14 @@ from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.cli.chaos.processes import send_signal
 from services.cli.chaos.verdict import Fault
 from services.cli.connection import call
-from services.cli.restarting import ROLLING_ORDER, Patience, in_rolling_order, missing, restart, restart_in_turn
+from services.cli.restarting import ROLLING_ORDER, RestartTimeouts, in_rolling_order, missing, restart, restart_in_turn
 
 CUT_S = 8.0
 """How long monitors stay silent: longer than reports take to go stale (2 s) and leases to run out (5 s)."""
 POLL_S = 0.2
 HEAL_S = 60.0
 
-START_PATIENCE = Patience(drain_s=None, start_s=120.0)
+START_TIMEOUTS = RestartTimeouts(drain_s=None, start_s=120.0)
 PAUSE_BETWEEN_S = 1.0
 """Between two injections of one fault that is asked for several times."""
 AFTERMATH_S = 8.0
@@ -121,13 +121,13 @@ async def _drain(target: TargetMesh, count: int, stopped: list[Member]) -> None:
 
 async def _restart(target: TargetMesh, count: int, stopped: list[Member]) -> None:
     for worker in await _busiest(target, count, "restart"):
-        await restart(target.directory, worker, START_PATIENCE, target.say)
+        await restart(target.directory, worker, START_TIMEOUTS, target.say)
 
 
 async def _rolling(target: TargetMesh, count: int, stopped: list[Member]) -> None:
     for _ in range(count):
         members = [member for role in ROLLING_ORDER for member in target.directory.members(role)]
-        await restart_in_turn(target.directory, in_rolling_order(members), START_PATIENCE, target.say)
+        await restart_in_turn(target.directory, in_rolling_order(members), START_TIMEOUTS, target.say)
 
 
 async def _delete_members(target: TargetMesh, count: int, stopped: list[Member]) -> None:

@@ -14,7 +14,7 @@ from controlplane.planning.cascade.bilevel import PlanRequest, PlanResult, plan
 from controlplane.planning.cascade.observed import summary_of_sample
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.planning.cascade.search import front
+from controlplane.planning.cascade.search import pareto_front
 from controlplane.planning.cascade.workload import read_workload
 from mesh.errors import ConfigurationError, TraceError
 from services.cli.finite_range import FiniteRange
@@ -180,7 +180,7 @@ def _workload(path: Path, rate_per_s: float | None) -> tuple[tuple[str, ...], Ca
 
 def _write(made: CascadePlan, planned: PlanResult, json_path: str | None, plot_path: Path | None) -> None:
     if plot_path is not None:
-        draw_pareto_front(plot_path, planned.points, front(planned.points), made)
+        draw_pareto_front(plot_path, planned.points, pareto_front(planned.points), made)
     if json_path == STDOUT:
         click.echo(encode_plan(made))
         return

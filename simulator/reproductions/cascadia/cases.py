@@ -10,7 +10,7 @@ from controlplane.planning.cascade.bilevel import PlanRequest, plan
 from controlplane.planning.cascade.parallelism import capacity
 from controlplane.planning.cascade.routing import candidate_thresholds, route
 from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.planning.cascade.search import Point, front
+from controlplane.planning.cascade.search import Point, pareto_front
 from mesh.errors import PlanInfeasible
 from simulator.cascade.curves import StoredCurve
 from simulator.cascade.replica import alone_s
@@ -103,7 +103,7 @@ def latency_quality_front(workload: Workload, quality: float) -> tuple[Point, ..
     """Routings that the planner looked at and that nothing beats."""
     problem = workload.problem()
     request = PlanRequest(gpus=problem.gpus, quality=quality, judge_s=problem.judge_s)
-    return front(plan(problem.sample, problem.source, request).points)
+    return pareto_front(plan(problem.sample, problem.source, request).points)
 
 
 def single_request_s(problem: PlanningProblem, tier: int) -> float:

@@ -16,10 +16,10 @@ from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import member_pb2_grpc
 from services.cli.restart import chosen
-from services.cli.restarting import Patience, in_rolling_order, is_lone_worker, missing, restart, restart_in_turn
+from services.cli.restarting import RestartTimeouts, in_rolling_order, is_lone_worker, missing, restart, restart_in_turn
 
 WAIT_S = 20.0
-LONG = Patience(drain_s=None, start_s=WAIT_S)
+LONG = RestartTimeouts(drain_s=None, start_s=WAIT_S)
 
 
 class Process:
@@ -103,7 +103,7 @@ async def test_a_restart_ends_when_the_next_incarnation_serves(mesh: Mesh) -> No
 async def test_a_process_that_stays_away_is_an_error_and_ends_the_turn(mesh: Mesh) -> None:
     first, second = await mesh.run("monitor", "a"), await mesh.run("monitor", "b")
     first.stays_away = True
-    members, patience = mesh.directory.members("monitor"), Patience(drain_s=0.0, start_s=0.3)
+    members, patience = mesh.directory.members("monitor"), RestartTimeouts(drain_s=0.0, start_s=0.3)
     with pytest.raises(DeadlineExceeded, match="monitor a has not joined the mesh again"):
         await restart_in_turn(mesh.directory, members, patience, mesh.said.append)
     assert not second.endings[0].asked.is_set(), "the rest is left alone"
@@ -112,7 +112,7 @@ async def test_a_process_that_stays_away_is_an_error_and_ends_the_turn(mesh: Mes
 async def test_one_that_joins_without_serving_is_an_error(mesh: Mesh) -> None:
     process = await mesh.run("cascade", "c")
     process.serves = False
-    patience = Patience(drain_s=0.0, start_s=0.5)
+    patience = RestartTimeouts(drain_s=0.0, start_s=0.5)
     with pytest.raises(DeadlineExceeded, match="cascade c does not serve"):
         await restart(mesh.directory, mesh.member("cascade", "c"), patience, mesh.said.append)
 
@@ -134,7 +134,7 @@ async def test_the_only_worker_of_a_model_is_not_waited_for(mesh: Mesh) -> None:
     )
     assert (lone.endings[0].drain_s, first.endings[0].drain_s) == (0.0, 30.0)
     assert any("lone is the only worker of small" in line for line in mesh.said)
-    await restart(mesh.directory, mesh.member("worker", "lone"), Patience(7.0, WAIT_S), mesh.said.append)
+    await restart(mesh.directory, mesh.member("worker", "lone"), RestartTimeouts(7.0, WAIT_S), mesh.said.append)
     assert lone.endings[1].drain_s == 7.0, "an operator knows better"
 
 

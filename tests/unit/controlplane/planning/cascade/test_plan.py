@@ -11,7 +11,7 @@ from controlplane.planning.cascade.objective import MaximiseQuality, MinimiseLat
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape
 from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.planning.cascade.search import Point, front
+from controlplane.planning.cascade.search import Point, pareto_front
 from mesh.errors import ConfigurationError, PlanInfeasible
 from tests.unit.controlplane.planning.cascade.analytic_source import AnalyticSource, random_sample
 
@@ -191,7 +191,10 @@ def test_the_score_under_a_latency_budget() -> None:
 
 def test_the_front_keeps_what_nothing_beats() -> None:
     points = [Point((1.0,), 1.0, 50.0), Point((2.0,), 2.0, 40.0), Point((3.0,), 3.0, 70.0), Point((4.0,), 3.0, 60.0)]
-    assert [point.thresholds for point in front([*points, Point((5.0,), float("inf"), 100.0)])] == [(1.0,), (3.0,)]
+    assert [point.thresholds for point in pareto_front([*points, Point((5.0,), float("inf"), 100.0)])] == [
+        (1.0,),
+        (3.0,),
+    ]
 
 
 def test_a_replica_sustains_what_its_curve_says() -> None:

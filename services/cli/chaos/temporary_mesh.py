@@ -24,7 +24,7 @@ CHAOS_MODEL: Final = "demo-large"
 
 
 @dataclass(frozen=True, slots=True)
-class OwnMesh:
+class TemporaryMesh:
     """Engine, processes and options of the mesh that `penstock chaos` brings up for itself."""
 
     engine: str
@@ -35,7 +35,9 @@ class OwnMesh:
 
 
 @asynccontextmanager
-async def own_mesh(kind: OwnMesh, ready_timeout_s: float, keep_logs: Path | None = None) -> AsyncIterator[RunFile]:
+async def temporary_mesh(
+    kind: TemporaryMesh, ready_timeout_s: float, keep_logs: Path | None = None
+) -> AsyncIterator[RunFile]:
     """Yields what the mesh tells of itself. The logs of its processes go to the folder `keep_logs`, if any, and are
     deleted otherwise. Raises PeerUnavailable if it does not come up."""
     name, port = f"chaos-{os.getpid()}", _free_ports(kind.frontends)

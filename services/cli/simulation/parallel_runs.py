@@ -16,7 +16,7 @@ _ended: "list[Synchronized[Any]]" = []
 """In a child process: how many requests have ended, by simulation. Shared memory comes in at the start only."""
 
 
-def simulate_side_by_side(
+def simulate_in_parallel(
     plans: Mapping[str, SimulationPlan], processes: int, on_progress: Callable[[str, int], None]
 ) -> dict[str, SimulationRun]:
     """Runs by name, in the order of `plans`; at most `processes` run at the same time."""

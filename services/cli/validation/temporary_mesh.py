@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from typing import Literal
 
 from mesh.errors import PeerUnavailable
-from services.cli.chaos.own_mesh import OwnMesh
-from services.cli.chaos.own_mesh import own_mesh as running_mesh
+from services.cli.chaos.temporary_mesh import TemporaryMesh
+from services.cli.chaos.temporary_mesh import temporary_mesh as running_mesh
 from services.cli.validation.live import LiveMesh
 
 READY_TIMEOUT_S = 600.0
 
 
 @contextmanager
-def own_mesh(engine: Literal["simulated", "vllm"], workers: int) -> Iterator[LiveMesh]:
+def temporary_mesh(engine: Literal["simulated", "vllm"], workers: int) -> Iterator[LiveMesh]:
     """Bring it up, end it after the block. Raises `PeerUnavailable` if it does not come up.
 
     It is looked after on a loop of its own: what runs in the block has loops of its own as well.
@@ -23,7 +23,7 @@ def own_mesh(engine: Literal["simulated", "vllm"], workers: int) -> Iterator[Liv
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="own-mesh", daemon=True)
     thread.start()
-    holder = running_mesh(OwnMesh(engine, workers), READY_TIMEOUT_S)
+    holder = running_mesh(TemporaryMesh(engine, workers), READY_TIMEOUT_S)
     try:
         mesh = asyncio.run_coroutine_threadsafe(holder.__aenter__(), loop).result()
         try:
