@@ -18,10 +18,10 @@ from engine_worker.decode_reporting import DecodeReporting
 from engine_worker.instance import Instance
 from engine_worker.metrics import WorkerMetrics
 from engine_worker.settings import WorkerSettings
+from mesh.backoff import Backoff
 from mesh.errors import DeadlineExceeded, PeerUnavailable, RpcError
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.runtime import Transport
-from mesh.store.backoff import Backoff
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc
 
 # When the next load report is due. Pure.
@@ -123,7 +123,7 @@ class MonitorLink:
             except RpcError as error:
                 self._metrics.report_failures.inc()
                 log.warning("the report stream broke; dialling again", extra={"error": str(error)})
-            await self._backoff.pause()
+            await asyncio.sleep(self._backoff.next_s())
 
     async def _report(self) -> None:
         """One report stream, until it breaks. Raises RpcError."""

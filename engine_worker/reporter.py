@@ -11,9 +11,9 @@ from engine_worker.instance import Instance
 from engine_worker.metrics import WorkerMetrics
 from engine_worker.monitor_link import MonitorLink
 from engine_worker.settings import WorkerSettings
+from mesh.backoff import Backoff
 from mesh.membership import ChangeKind, Directory, Member, MemberChange
 from mesh.runtime import Runtime
-from mesh.store.backoff import Backoff
 from mesh.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Reporter:
             self.ledger,
             self._settings,
             self._metrics,
-            Backoff(self._runtime.entropy.generator(), self._runtime.clock),
+            Backoff(draw=self._runtime.entropy.generator().random),
             self._runtime.clock.now_s,
             self._runtime.transport,
             self.decoding,

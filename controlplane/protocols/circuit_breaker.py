@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from mesh.backoff import Backoff
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
 
@@ -75,7 +76,7 @@ class CircuitBreaker:
         """When the next probe is due, while open."""
         self._name = name
         self._limits = limits or BreakerLimits()
-        self._pause_s = self._limits.first_pause_s
+        self._backoff = Backoff(self._limits.first_pause_s, self._limits.longest_pause_s)
         self._closed_s = now_s
         self._probed_s = -float("inf")
 
@@ -90,7 +91,7 @@ class CircuitBreaker:
         self._move(BreakerEvent.MISS)
         if was_closed:
             if now_s - self._closed_s >= self._limits.healthy_s:
-                self._pause_s = self._limits.first_pause_s
+                self._backoff.reset()
             self._pause(now_s)
         return was_closed
 
@@ -115,8 +116,6 @@ class CircuitBreaker:
     @invariants
     def validate(self) -> None:
         """Raises `InvariantBroken`."""
-        limits = self._limits
-        assert limits.first_pause_s <= self._pause_s <= limits.longest_pause_s, "pauses stay within their limits"
         if self.state is BreakerState.OPEN:
             assert self.probe_due_s < float("inf"), "an open breaker is probed some time"
         else:
@@ -125,8 +124,7 @@ class CircuitBreaker:
             assert self._closed_s >= self._probed_s, "it was closed by the probe that went out last"
 
     def _pause(self, now_s: float) -> None:
-        self.probe_due_s = now_s + self._pause_s
-        self._pause_s = min(2 * self._pause_s, self._limits.longest_pause_s)
+        self.probe_due_s = now_s + self._backoff.next_s()
 
     def _move(self, event: BreakerEvent) -> None:
         if (self.state, event) not in TRANSITIONS:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+from mesh.backoff import pause_after
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
 
@@ -227,7 +228,7 @@ class RecoveryBudget:
         if self.losses >= self.max_losses and now_s - self._since_s >= self.patience_s:
             return None
         self.losses += 1
-        return 0.0 if self.losses == 1 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self.losses - 2))
+        return pause_after(self.losses - 1, FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,71 +2,27 @@
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
+from mesh.backoff import Backoff
 from mesh.errors import PeerUnavailable, PenstockError
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.rpc.outbox import Outbox
 from mesh.runtime import Transport
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 5.0
-FIRST_BACKOFF_S: Final = 0.05
-LONGEST_BACKOFF_S: Final = 1.0
 HEALTHY_S: Final = 10.0
 """A stream that lived this long resets the back-off."""
-MAX_OUTBOX_MESSAGES: Final = 8192
 LEFT: Final = "left for another address"
 
 Out = TypeVar("Out")
 In = TypeVar("In")
-
-
-class Outbox(Generic[Out]):
-    """Messages to be written, in order; itself the iterator that gRPC reads them from.
-
-    No generator: gRPC iterates in a task of its own, which it cancels and does not wait for. A generator that is
-    suspended there when the loop ends is closed by the loop while that task still holds it ("generator is already
-    running"), and the task is told of as destroyed. An iterator needs no closing, and this one ends when it is told to.
-    """
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-        self._messages: deque[Out] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_closed = False
-
-    def put(self, message: Out) -> None:
-        """Raises PeerUnavailable if the peer has long stopped reading."""
-        if len(self._messages) >= MAX_OUTBOX_MESSAGES:
-            raise PeerUnavailable(f"{self._peer} does not read: {MAX_OUTBOX_MESSAGES} messages wait for it")
-        self._messages.append(message)
-        self._wake()
-
-    def close(self) -> None:
-        """End the iteration; what still waits is dropped."""
-        self._is_closed = True
-        self._wake()
-
-    def __aiter__(self) -> AsyncIterator[Out]:
-        return self
-
-    async def __anext__(self) -> Out:
-        while not self._is_closed:
-            if self._messages:
-                return self._messages.popleft()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        raise StopAsyncIteration
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +85,28 @@ class PeerStream(Generic[Out, In]):
 
     async def run(self) -> None:
         """Keep the stream open until cancelled."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         while True:
             address = self._address
             channel = self.channel = open_channel(self._transport, address)
             try:
                 while address == self._address:
-                    backoff_s = await self._one_stream(channel, address, backoff_s)
+                    await self._one_stream(channel, address, backoff)
             finally:
                 self.channel = None
                 await channel.close()
 
-    async def _one_stream(self, channel: grpc.aio.Channel, address: str, backoff_s: float) -> float:
-        """Open a stream, read it to its end, and pause; returns how long to pause the next time."""
+    async def _one_stream(self, channel: grpc.aio.Channel, address: str, backoff: Backoff) -> None:
+        """Open a stream, read it to its end, and pause."""
         clock = asyncio.get_running_loop().time
         opened_s = clock()
         self._leave.clear()
         reason = await self._until_lost(channel)
         log.warning("stream lost", extra={"peer": self._peer, "address": address, "reason": reason})
-        healthy = clock() - opened_s >= HEALTHY_S
-        if self._leave.is_set():
-            return FIRST_BACKOFF_S
-        await self._unless_left(asyncio.sleep(pause_s := FIRST_BACKOFF_S if healthy else backoff_s))
-        return min(LONGEST_BACKOFF_S, 2 * pause_s)
+        if self._leave.is_set() or clock() - opened_s >= HEALTHY_S:
+            backoff.reset()
+        if not self._leave.is_set():
+            await self._unless_left(asyncio.sleep(backoff.next_s()))
 
     async def _until_lost(self, channel: grpc.aio.Channel) -> str:
         """Open a stream and read it to its end; returns why it ended."""

@@ -9,10 +9,10 @@ from typing import Final, Generic, TypeVar
 
 import grpc
 
+from mesh.backoff import Backoff
 from mesh.errors import LeaseLost, StoreCompacted, StoreError, StoreUnavailable
 from mesh.rpc.limits import CHANNEL_OPTIONS
 from mesh.runtime import Runtime
-from mesh.store.backoff import Backoff
 
 Stubs = TypeVar("Stubs")
 Answer = TypeVar("Answer")
@@ -65,7 +65,7 @@ class Connection(Generic[Stubs]):
 
     def backoff(self) -> Backoff:
         """A back-off of its own for a caller that tries again."""
-        return Backoff(self._rng, self._clock)
+        return Backoff(draw=self._rng.random)
 
     async def call(
         self, send: Callable[[Stubs, float], Awaitable[Answer]], timeout_s: float, *, resend: bool

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+from mesh.backoff import Backoff
 from mesh.errors import LeaseLost
-from mesh.store.backoff import Backoff
 from mesh.store.host import StoreHost
 from mesh.store.interface import DEFAULT_TIMEOUT_S, KeyValue, Listing, WatchEvent
 from mesh.store.lease import HeldLeases, Lease, incarnation_of
@@ -66,7 +66,7 @@ class EmbeddedStore:
     def watch(
         self, prefix: str, from_revision: int | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> AsyncGenerator[WatchEvent]:
-        backoff = Backoff(self._rng, self._host.clock)
+        backoff = Backoff(draw=self._rng.random)
         return watch_resuming(self._source, prefix, from_revision, backoff, timeout_s)
 
     async def close(self) -> None:

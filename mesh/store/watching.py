@@ -1,12 +1,13 @@
 """How a watch survives disconnection: a pure cursor over what was reported, and the loop that follows it."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
+from mesh.backoff import Backoff
 from mesh.errors import StoreCompacted, StoreUnavailable
-from mesh.store.backoff import Backoff
 from mesh.store.interface import Listing, WatchEvent
 
 _log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ async def watch_resuming(
         except StoreUnavailable as error:
             if not source.closed:
                 _log.warning("watch %r interrupted, resuming from revision %d: %s", prefix, cursor.revision, error)
-                await backoff.pause()
+                await asyncio.sleep(backoff.next_s())
         interrupted = True
 
 

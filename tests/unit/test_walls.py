@@ -35,6 +35,7 @@ PURE = (
 """Decide here: events in, decisions out; time and randomness are arguments."""
 
 PURE_MODULES = (
+    "mesh.backoff",
     "mesh.errors",
     "mesh.invariants",
     "mesh.plugins",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controlplane.model.migration_order import MigrationOrder
+from mesh.backoff import pause_after
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
 
@@ -158,4 +159,4 @@ class Migrations:
 
 def _hold(holds: dict[str, _Hold], key: str, now_s: float) -> None:
     failures = holds[key].failures + 1 if key in holds else 1
-    holds[key] = _Hold(failures, now_s + min(LONGEST_HOLD_S, FIRST_HOLD_S * 2 ** min(failures - 1, 16)))
+    holds[key] = _Hold(failures, now_s + pause_after(failures, FIRST_HOLD_S, LONGEST_HOLD_S))

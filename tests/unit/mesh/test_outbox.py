@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from mesh.errors import PeerUnavailable
-from mesh.rpc.peer_stream import MAX_OUTBOX_MESSAGES, Outbox
+from mesh.rpc.outbox import MAX_OUTBOX_MESSAGES, Outbox
 
 
 async def test_messages_come_in_order_and_the_end_ends_whoever_waits() -> None:

@@ -1,6 +1,5 @@
 """Store URLs, and the pauses between attempts."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -8,11 +7,9 @@ import pytest
 from mesh.errors import ConfigurationError
 from mesh.runtime import system_runtime
 from mesh.store import open_store
-from mesh.store.backoff import Backoff
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.etcd import EtcdStore
 from mesh.store.remote import RemoteStore
-from tests.mesh.store.manual_clock import ManualClock
 
 
 @pytest.mark.parametrize(
@@ -53,15 +50,3 @@ async def test_an_embedded_store_keeps_a_file(tmp_path: Path) -> None:
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):
         open_store(url, system_runtime())
-
-
-def test_pauses_double_up_to_a_bound_and_begin_anew() -> None:
-    backoff = Backoff(random.Random(1), ManualClock(), first_s=0.1, most_s=1.0)
-    longest_s = [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    pauses_s = [backoff.next_s() for _ in longest_s]
-    assert all(bound_s / 2 <= pause_s <= bound_s for pause_s, bound_s in zip(pauses_s, longest_s, strict=True))
-    assert len(set(pauses_s)) == len(pauses_s)
-    for _ in range(5000):
-        assert backoff.next_s() <= 1.0
-    backoff.reset()
-    assert backoff.next_s() <= 0.1

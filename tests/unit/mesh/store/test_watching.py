@@ -8,22 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mesh.backoff import Backoff
 from mesh.errors import StoreError, StoreUnavailable
-from mesh.store.backoff import Backoff
 from mesh.store.interface import Listing, WatchEvent
 from mesh.store.keyspace import KeySpace
 from mesh.store.watching import WatchCursor, watch_resuming
 from tests.examples import examples
 
-
-class NoTime:
-    """Sleeps are over at once."""
-
-    def now_s(self) -> float:
-        return 0.0
-
-    async def sleep(self, duration_s: float) -> None:
-        await asyncio.sleep(0)
+NO_PAUSES = Backoff(0.0, 0.0)
 
 
 class FlakySource:
@@ -85,7 +77,7 @@ def test_nothing_is_lost_or_repeated(script: list[str], rng: random.Random) -> N
 
     async def follow() -> list[WatchEvent]:
         received: list[WatchEvent] = []
-        watch = watch_resuming(source, "", start, Backoff(rng, NoTime()), 1.0)
+        watch = watch_resuming(source, "", start, NO_PAUSES, 1.0)
         pending = asyncio.create_task(anext(watch))
         quiet = 0
         while quiet < 20:
@@ -138,4 +130,4 @@ class RefusingSource(FlakySource):
 async def test_a_refusal_ends_the_watch_with_its_reason() -> None:
     source = RefusingSource([], random.Random(0))
     with pytest.raises(StoreError, match="too many watches"):
-        await anext(watch_resuming(source, "", None, Backoff(random.Random(0), NoTime()), 1.0))
+        await anext(watch_resuming(source, "", None, NO_PAUSES, 1.0))
