@@ -111,3 +111,10 @@ def test_a_policy_has_the_defaults_shown(policy: str) -> None:
     defaults = msgspec.to_builtins(OWN_POLICIES[policy].parameters())
     shown = _policy_rows()[policy]
     assert shown == {name: value for name, value in defaults.items() if name in shown}
+
+
+def test_the_glossary_has_each_word_once_in_alphabetical_order() -> None:
+    glossary = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("\n## Glossary\n")[2]
+    words = re.findall(r"^\| ([a-z][a-z ]+?) \| \S", glossary, flags=re.MULTILINE)[1:]
+    assert len(words) > 20
+    assert words == sorted(set(words)), "each word once, in alphabetical order"

@@ -1,6 +1,7 @@
 """The walls between the folders, enforced so that no document needs to."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -281,3 +282,76 @@ def test_roles_take_time_chance_threads_and_network_from_outside(folder: str) ->
 )
 def test_the_wall_of_the_seams_has_no_holes(source: str, broken: str) -> None:
     assert next((name for _, name in _seam_breaks(ast.parse(source))), "") == broken
+
+
+PLAIN_FOLDERS = (
+    "benchmarks",
+    "controlplane/model",
+    "controlplane/planning",
+    "controlplane/policies",
+    "controlplane/prediction",
+    "controlplane/recording",
+    "demo",
+    "engine_worker/*",
+    "engine_worker/engines",
+    "engine_worker/kv",
+    "engine_worker/prediction",
+    "mesh",
+    "services/cascade",
+    "services/cli/*",
+    "services/cli/chaos",
+    "services/cli/planning",
+    "services/cli/predictor",
+    "services/cli/profiling",
+    "services/cli/replay",
+    "services/cli/simulation",
+    "services/cli/validation",
+    "services/predictor",
+    "simulator/cascade",
+    "simulator/cost",
+    "simulator/instance",
+    "simulator/profiles",
+    "simulator/report",
+    "simulator/reproductions",
+    "simulator/traces",
+    "simulator/validation",
+)
+"""Where modules, classes and functions have the field's names already; with a star, the folder without those in it."""
+PRIVATE_WORDS = frozenset(
+    "ascent ascents blow blows book borders desk falls fate fates foretell foretold foretells hub hubs lane lanes "
+    "lived office remarks scene shelf shortfall surroundings tap told walk workplace".split()
+)
+"""Words that needed a guide; the glossary in docs/architecture.md has what to say instead."""
+PRIVATE_PHRASES = ("last words", "left out", "side by side", "own mesh")
+
+
+def _words_of(name: str) -> str:
+    return " ".join(re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)).lower()
+
+
+def _names_in(path: Path) -> Iterator[str]:
+    yield path.stem
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+
+
+def _private_words(name: str) -> list[str]:
+    words = _words_of(name)
+    return sorted(PRIVATE_WORDS.intersection(words.split())) + [each for each in PRIVATE_PHRASES if each in words]
+
+
+def test_private_words_are_found() -> None:
+    assert _private_words("PlacementDesk") == ["desk"]
+    assert _private_words("_tier_falls") == ["falls"]
+    assert _private_words("last_words") == ["last words"]
+    assert _private_words("KVHub") == ["hub"]
+    assert _private_words("_fall_back") == []
+
+
+@pytest.mark.parametrize("folder", PLAIN_FOLDERS)
+def test_names_are_in_plain_english(folder: str) -> None:
+    paths = (ROOT / folder[:-2]).glob("*.py") if folder.endswith("/*") else _modules(folder)
+    for path in paths:
+        for name in _names_in(path):
+            assert not _private_words(name), f"{path.relative_to(ROOT)}: {name} has {_private_words(name)}"
