@@ -106,7 +106,6 @@ def slowed(setup: Setup, time_scale: float) -> Setup:
 
 
 def main() -> None:
-    """Run all rounds; print and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=list(SETUPS), default="simulated")
     parser.add_argument("--modes", default="off,current", help="taken in turn within each round")

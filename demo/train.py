@@ -183,7 +183,7 @@ class Trainer:
         partial.replace(path)
 
     def resume(self, path: Path) -> None:
-        """Go on from a snapshot."""
+        """Go on from a snapshot, as if the run had never stopped."""
         state = torch.load(path, weights_only=True)
         self.step = state["step"]
         self.log = state["log"]

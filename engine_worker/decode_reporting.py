@@ -17,7 +17,7 @@ class DecodeReporting:
         self._parameters = ReschedulerParameters()
 
     def configure(self, record: ReschedulerRecord, revision: int) -> None:
-        """The mesh's setting. Raises `ConfigurationError`."""
+        """Take over the mesh's rescheduling settings. Raises `ConfigurationError`."""
         self._mode, self._parameters = record.read()
 
     @property

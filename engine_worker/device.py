@@ -10,7 +10,7 @@ _SMI_TIMEOUT_S = 10.0
 
 
 def cpu_device() -> str:
-    """`cpu-` and the machine's architecture."""
+    """`cpu-` and the machine's architecture, as profiles name a device."""
     return f"cpu-{platform.machine()}"
 
 

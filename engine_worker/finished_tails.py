@@ -16,7 +16,7 @@ MAX_KEPT_TOKENS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class FinishedTail:
-    """A request that has ended, whole."""
+    """A finished request with all its tokens, for a client that comes back for the rest of its answer."""
 
     request: EngineRequest
     """With all tokens that were generated."""

@@ -106,7 +106,7 @@ class MonitorLink:
             self._wake.set()
 
     def note_cache(self, change: KvBlocks) -> None:
-        """The prefix cache has changed."""
+        """The prefix cache has changed, so a report is due."""
         self._backlog.add(change)
         if self._pacing.note_change():
             self._wake.set()

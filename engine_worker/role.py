@@ -179,7 +179,6 @@ async def _tick(instance: Instance, mover: Mover | None) -> None:
 
 
 def _follow_own(context: RoleContext, instance: Instance, change: MemberChange) -> None:
-    """Whoever is told this worker's address from now on is told the one that stands in its record."""
     if context.is_own(change.member):
         instance.description = replace(instance.description, address=change.member.address)
 

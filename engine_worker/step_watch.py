@@ -17,7 +17,7 @@ MOST_SAMPLES = 4096
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Steps since the watcher last looked."""
+    """Samples of the steps since the watcher last looked."""
 
     samples: tuple[StepSample, ...]
     lost: int

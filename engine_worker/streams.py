@@ -61,7 +61,7 @@ class OutputStream:
 
     @property
     def is_cut(self) -> bool:
-        """The stream has to be broken."""
+        """Whether the stream must be broken off, because its reader is too slow."""
         return self.cut_reason.done()
 
     def close(self) -> None:

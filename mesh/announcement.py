@@ -22,7 +22,7 @@ CHECK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The record stands as it should."""
+    """No write is needed: the record in the store is as it should be."""
 
 
 @dataclass(frozen=True, slots=True)

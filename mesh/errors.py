@@ -89,7 +89,7 @@ class JudgeUnavailable(RpcError):
 
 
 class EngineError(PenstockError):
-    """The engine inside a worker."""
+    """An engine cannot do what it was asked for."""
 
 
 class EngineFailed(EngineError):

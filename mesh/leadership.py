@@ -91,7 +91,7 @@ class Leadership:
 
     @property
     def is_leading(self) -> bool:
-        """Whether this process may act now."""
+        """Whether this process may give orders now."""
         if self._lease is not None:
             self.candidate.renewed(self._lease.held_until_s)
         return self.candidate.leads(self._clock.now_s())
@@ -103,7 +103,7 @@ class Leadership:
 
     @property
     def leader(self) -> LeaderRecord | None:
-        """Name of who leads, as last heard; None while nobody does."""
+        """The present leader's record, as last heard; None while nobody leads."""
         if self.is_leading:
             return msgspec.structs.replace(self._me, epoch=self.epoch)
         holder = self.candidate.holder
@@ -233,7 +233,7 @@ class Leadership:
 
 
 def lead(context: RoleContext, duty: str, metrics: LeadershipMetrics) -> Leadership:
-    """A role's part in a duty."""
+    """A candidate for the duty in this role's name. It does nothing before `run`."""
     me = LeaderRecord(duty, context.member_id, context.incarnation_id, context.address)
     return Leadership(context.store, me, context.runtime.clock, metrics)
 

@@ -31,7 +31,7 @@ class LeaderRecord(msgspec.Struct, frozen=True):
 
 
 class Phase(StrEnum):
-    """How far a candidate has come."""
+    """Phases of a candidate on its way to leading."""
 
     WATCHING = "watching"
     """Somebody else holds the duty, or the next attempt is due after a pause."""
@@ -242,7 +242,7 @@ class Candidate:
         return self._give_up() if self.phase is Phase.LEADING and epoch > self.epoch else []
 
     def resign(self) -> list[Instruction]:
-        """Lead no more, for good."""
+        """Give up leading for good, as before the process ends."""
         self._move(Step.RESIGN)
         return [Unlock()]
 
@@ -275,7 +275,7 @@ class Candidate:
 
 
 class Lead(Protocol):
-    """What whoever gives orders needs to know of its leadership."""
+    """The leadership under which a process gives orders: the duty's epoch, and whether it still holds."""
 
     @property
     def is_leading(self) -> bool:
@@ -290,7 +290,7 @@ class Lead(Protocol):
 
 
 class Fence:
-    """On the side of whoever carries out orders: the highest epoch seen of each duty."""
+    """Refuses orders of replaced leaders: remembers the highest epoch seen of each duty (a fencing token)."""
 
     def __init__(self, on_refused: Callable[[str], None] = lambda _: None) -> None:
         """`on_refused` is told the duty of every order that is refused."""
@@ -299,7 +299,7 @@ class Fence:
         """By duty, of which there are a handful."""
 
     def highest(self, duty: str) -> int:
-        """0 before the first order."""
+        """The highest epoch seen of this duty; 0 before the first order."""
         return self._seen.get(duty, (0, ""))[0]
 
     def check(self, duty: str, epoch: int, leader: str) -> None:

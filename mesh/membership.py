@@ -27,7 +27,7 @@ deleted, whose member lives."""
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of the mesh."""
+    """A process of the mesh as its record in the store describes it."""
 
     role: str
     member_id: str

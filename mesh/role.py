@@ -138,8 +138,8 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
 
 
 async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvironment) -> ExitStatus:
-    """The whole life of a role, wherever it is lived; returns the exit status. Raises
-    `ConfigurationError` for a port that cannot be had."""
+    """Run a role from start to end in the given environment; returns the exit status. Raises `ConfigurationError` for a
+    port that cannot be had."""
     runtime, registry, shutdown = environment.runtime, environment.registry, environment.shutdown
     server = RpcServer(runtime.transport, f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
     directory = Directory(environment.store)
@@ -188,7 +188,6 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
 
 
 def _shutdown_by_signals() -> Shutdown:
-    """Asked for by SIGTERM or SIGINT."""
     shutdown = Shutdown()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -202,7 +201,6 @@ def _advertised_host(settings: RoleSettings, environment: RoleEnvironment) -> st
 
 
 def _at(host: str, address: str) -> str:
-    """The same port of another host."""
     return f"{host}:{address.rpartition(':')[2]}"
 
 

@@ -12,7 +12,7 @@ STORE_VARIABLE = "PENSTOCK_STORE"
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """Addresses and process id of a mesh that runs on this machine, for commands that look for it."""
+    """Addresses and process id of a mesh on this machine, left where commands look for them."""
 
     pid: int
     store_url: str

@@ -1,4 +1,4 @@
-"""How a process comes to its end, and the RPC by which an operator has it started again."""
+"""Graceful shutdown of a process, and the RPC by which an operator has it restarted."""
 
 import asyncio
 import logging

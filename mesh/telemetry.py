@@ -22,7 +22,7 @@ class JsonFormatter(logging.Formatter):
         self._fixed = {"role": role, "member_id": member_id}
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line for one record."""
+        """The record as one line of JSON."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S")
             + f".{int(record.msecs):03d}Z",

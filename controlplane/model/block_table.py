@@ -112,7 +112,7 @@ class BlockTable:
         return changed
 
     def overflowing(self) -> list[int]:
-        """Blocks that stand outside the buckets."""
+        """Hashes of the blocks that did not fit into their bucket and are kept in a dictionary beside it."""
         return list(self._overflow)
 
     def blocks_by_value(self) -> dict[int, int]:

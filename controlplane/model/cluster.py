@@ -17,7 +17,7 @@ from mesh.invariants import invariants
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    """Bounds of what the table remembers."""
+    """Bounds on what a cluster table remembers, and for how long."""
 
     max_indexed_blocks: int = 2_000_000
     """Distinct KV blocks of all models; 24 bytes of memory each, taken at the start."""
@@ -115,8 +115,8 @@ class ClusterTable:
         self._fleet_of(instance_id, incarnation_id, "staleness").mark_stale(instance_id, stale)
 
     def unmonitor(self, instance_id: str, incarnation_id: str) -> None:
-        """No monitor hears of the instance any more, and it lives: until it joins again its last load stands, and what
-        is placed there counts until it ends, for no report will tell of it."""
+        """No monitor hears of the instance any more, but it lives. Its last load stands until it joins again; what is
+        placed there counts until it ends, because no report will count it."""
         self._fleet_of(instance_id, incarnation_id, "loss of its reports")
         self._unmonitored.add(instance_id)
 

@@ -90,7 +90,7 @@ class Fleet:
         self._changed()
 
     def report(self, instance_id: str, load: LoadReport, state: InstanceState) -> None:
-        """The instance's load as of now."""
+        """Write a load report and a state into the instance's row."""
         table, row = self._table, self._rows[instance_id]
         table[Column.RUNNING_REQUESTS, row] = load.running_requests
         table[Column.QUEUED_REQUESTS, row] = load.queued_requests

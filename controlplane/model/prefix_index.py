@@ -48,7 +48,7 @@ class PrefixIndex:
         return (self._retired | self._doomed).bit_count()
 
     def add_instance(self) -> int:
-        """A slot that holds nothing."""
+        """Reserve a slot for an instance without cached blocks; returns its number."""
         if self._free:
             slot = min(self._free)
             self._free.remove(slot)
@@ -74,7 +74,7 @@ class PrefixIndex:
         return self._live
 
     def held_blocks(self, slot: int) -> int:
-        """Blocks indexed for this instance."""
+        """Number of blocks indexed for the instance in this slot."""
         return self._held_blocks[slot]
 
     def store(self, slot: int, blocks: Iterable[int]) -> int:

@@ -91,7 +91,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One candidate at one position."""
+    """A candidate token at one position, with its log-probability."""
 
     token_id: int
     logprob: float

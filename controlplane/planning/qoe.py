@@ -90,7 +90,7 @@ class QoeFit(msgspec.Struct, frozen=True):
 
 
 def features(loads: Sequence[BatchLoad]) -> NDArray[np.float64]:
-    """F_0 to F_4; shape (loads, 5)."""
+    """F_0 (always 1) to F_4 of each load; shape (loads, 5)."""
     table = np.ones((len(loads), FEATURES))
     for row, load in enumerate(loads):
         table[row, 1:] = load.requests, load.input_tokens, load.input_tokens_squared, load.total_tokens

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 class PartitionMethod(StrEnum):
-    """How a plan is sought."""
+    """Algorithms that cut instances into stages, and rival layouts."""
 
     EXACT = "exact"
     HEURISTIC = "heuristic"

@@ -1,4 +1,4 @@
-"""LMetric behind its hotspot detector."""
+"""LMetric with its hotspot detector in front of it (LMetric, section 5.2)."""
 
 from typing import Annotated, ClassVar
 

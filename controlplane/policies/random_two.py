@@ -1,4 +1,4 @@
-"""The power of two choices."""
+"""The power of two random choices, a control without cache awareness (Mitzenmacher, 2001)."""
 
 from typing import Annotated, ClassVar
 

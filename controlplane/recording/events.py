@@ -1,4 +1,4 @@
-"""The lines of a recording."""
+"""The events that a recording consists of, one on each line of JSON."""
 
 from typing import TypeAlias
 
@@ -29,7 +29,7 @@ class Begun(_Event, frozen=True):
 
 
 class Joined(_TableEvent, frozen=True):
-    """See `ClusterTable.joined`; so for the following ones."""
+    """Calls of the `ClusterTable` method of the same name; so are the next events."""
 
     instance: InstanceDescription
 

@@ -17,7 +17,7 @@ _SWEEP_PLACES = 1 << 16
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A decision that came out otherwise."""
+    """A decision that the replay took otherwise than the recording."""
 
     line: int
     """Of the recording, counted from 1."""

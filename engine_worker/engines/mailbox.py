@@ -9,9 +9,10 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Items come out in order; then the reader sees the end, or the error with which the box was closed.
+    """An unbounded queue with one reader, which sees the items in order and then the end, or the error with which it
+    was closed.
 
-    Putting never blocks. Whoever fills the box keeps it bounded: it looks at `len` and waits for `below`.
+    Putting never blocks. Whoever puts keeps it bounded: it looks at `len`, or replaces what waits.
     """
 
     def __init__(self) -> None:

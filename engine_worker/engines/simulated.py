@@ -109,7 +109,7 @@ class SimulatedEngine:
         self._work.set()
 
     def outputs(self) -> AsyncIterator[StepOutput]:
-        """One message per step with news."""
+        """Yields one message for each step that brought tokens or ends."""
         return self._outputs.read()
 
     def load(self) -> LoadReport:
@@ -120,7 +120,7 @@ class SimulatedEngine:
         return replace(load, step_ms=load.step_ms * scale, token_interval_ms=load.token_interval_ms * scale)
 
     def kv_blocks(self) -> AsyncIterator[KvBlocks]:
-        """Changes of the prefix cache."""
+        """Yields changes of the prefix cache."""
         return self._kv_blocks.read()
 
     def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:

@@ -15,7 +15,7 @@ _FLAGS, _ADDRESS = slice(16, 18), slice(20, 24)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One with an IPv4 address."""
+    """A network device with an IPv4 address."""
 
     index: int
     """Of its life: a device that is made anew under its name has another one."""

@@ -23,7 +23,7 @@ class KvEndpoint(Protocol):
         to the endpoint: what comes before it is asked for is kept."""
 
     def send_stream(self, buffer: Buffer) -> asyncio.Future[None]:
-        """Untagged bytes, in order, to whoever is at the other end."""
+        """Send bytes on the endpoint's ordered, untagged stream."""
 
     def receive_stream(self, buffer: Buffer) -> asyncio.Future[None]:
         """Exactly as many untagged bytes as the buffer has."""

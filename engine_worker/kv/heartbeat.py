@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Scheduled(Protocol):
-    """A call that is to come."""
+    """A scheduled call, as `loop.call_later` returns it."""
 
     def cancel(self) -> None:
         """Drop the call, if it has not been made yet."""
@@ -58,7 +58,7 @@ class Heartbeat:
             self._next = None
 
     def heard(self) -> None:
-        """Anything came from the peer."""
+        """The peer sent something, so it lives."""
         self._silent = 0
 
     def _beat(self) -> None:

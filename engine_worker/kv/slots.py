@@ -26,7 +26,7 @@ class TransferSlots:
 
     @property
     def queued(self) -> int:
-        """Transfers that wait for one."""
+        """Transfers that wait for a slot."""
         return len(self._waiting)
 
     @asynccontextmanager

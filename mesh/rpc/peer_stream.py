@@ -38,7 +38,7 @@ class StreamHandlers(Generic[In]):
 
 
 class PeerStream(Generic[Out, In]):
-    """Owns the channel to one peer and, over time, one stream after another on it."""
+    """Keeps one stream open to a peer: owns the channel, and dials again with back-off whenever the stream breaks."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Peer(Generic[Stubs]):
-    """An endpoint with its channel."""
+    """One endpoint of the store, with the channel to it."""
 
     endpoint: str
     channel: grpc.aio.Channel

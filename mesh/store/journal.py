@@ -69,7 +69,7 @@ class Journal:
             self._shrink()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file and release its lock."""
         if self._file is not None:
             self._file.close()
         self._lock.release()

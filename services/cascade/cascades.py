@@ -47,7 +47,7 @@ class Cascades:
 
     @property
     def records(self) -> tuple[CascadeRecord, ...]:
-        """All of them, by name."""
+        """All cascades in force, by name."""
         return tuple(self._folder.records[name] for name in sorted(self._folder.records))
 
     def find(self, name: str) -> CascadeRecord | None:

@@ -59,7 +59,7 @@ class CascadeMetrics:
         self.judging = Gauge("penstock_cascade_judging", "Answers being judged", registry=registry)
 
     def show_thresholds(self, records: Iterable[CascadeRecord]) -> None:
-        """Those in force, and no others."""
+        """Set the gauges of the thresholds in force, and drop those of removed cascades."""
         self.thresholds.clear()
         for record in records:
             for tier, threshold in zip(record.tiers, record.thresholds, strict=False):

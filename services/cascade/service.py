@@ -35,7 +35,7 @@ def record_from(message: cascade_pb2.CascadeDescription) -> CascadeRecord:
 
 
 def message_from(record: CascadeRecord) -> cascade_pb2.CascadeDescription:
-    """The same as a message."""
+    """The record as its protobuf message."""
     return cascade_pb2.CascadeDescription(
         name=record.name,
         tiers=record.tiers,
@@ -147,7 +147,7 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
     async def RemoveCascade(
         self, request: cascade_pb2.RemoveCascadeRequest, context: Any
     ) -> cascade_pb2.RemoveCascadeResponse:
-        """Delete it from the state store."""
+        """Delete the cascade from the state store."""
         record = await self._find(request.name, context)
         try:
             return cascade_pb2.RemoveCascadeResponse(removed=await self._store.delete(record.key))

@@ -58,7 +58,8 @@ async def mesh_store(store: str | None, mesh: str) -> AsyncIterator[StateStore]:
 
 @asynccontextmanager
 async def mesh_directory(store: StateStore) -> AsyncIterator[Directory]:
-    """The members of the mesh as of now. Raises StoreUnavailable where a role would wait for the store to come back."""
+    """The present members of the mesh, without waiting: raises `StoreUnavailable` where a role would wait for the
+    store."""
     await store.range(MEMBERS_PREFIX)
     directory = Directory(store)
     try:

@@ -1,4 +1,4 @@
-"""Numbers that an option takes."""
+"""Click types of numbers that refuse nan and infinity."""
 
 import math
 from typing import Any

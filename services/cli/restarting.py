@@ -22,7 +22,7 @@ once, all of them wait just as long as the process takes to start."""
 
 
 class Restarted(msgspec.Struct, frozen=True):
-    """One member's change of incarnation."""
+    """One restarted member, with its incarnations before and after."""
 
     role: str
     member_id: str
@@ -36,7 +36,7 @@ class Restarted(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RestartTimeouts:
-    """How long one restart may take."""
+    """How long one restart may take, to drain and to start again."""
 
     drain_s: float | None
     """What running work is given; None: as much as the process gives it after SIGTERM, and to the only worker of a

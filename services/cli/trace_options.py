@@ -78,7 +78,7 @@ _OPTIONS = (
 
 
 def trace_options(command: Command) -> Command:
-    """Add them to a command."""
+    """Add the options that choose and reshape a trace to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -20,7 +20,7 @@ METADATA_FILE: Final = "predictor.json"
 
 
 class TrainingRecord(msgspec.Struct, frozen=True):
-    """How the weights came about."""
+    """How the weights were trained: on which data, with which settings."""
 
     source: str
     """The prompts, for people."""

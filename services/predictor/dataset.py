@@ -38,7 +38,7 @@ class DatasetDescription(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CollectedRequest:
-    """One request that has ended."""
+    """A finished request with its sampled hidden states."""
 
     prompt_token_ids: tuple[int, ...]
     output_tokens: int
@@ -51,7 +51,7 @@ class CollectedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """All that was collected, by split."""
+    """All collected samples, by split."""
 
     description: DatasetDescription
     splits: dict[Split, LengthSamples]

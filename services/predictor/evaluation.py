@@ -90,7 +90,7 @@ class PredictedOnce:
 
 
 def fit_baselines(train: LengthSamples) -> dict[str, LengthBaseline]:
-    """The three that need no model."""
+    """The three baselines that need no model, by name."""
     return {"constant": Constant(train), "prompt_only": PromptOnly(train), "generated_only": GeneratedOnly(train)}
 
 
@@ -143,5 +143,5 @@ def _curve(method: LengthBaseline, samples: LengthSamples) -> list[CurvePoint]:
 
 
 def split_errors(method: LengthBaseline, splits: Mapping[Split, LengthSamples]) -> dict[str, float]:
-    """The error on each split."""
+    """Mean absolute error on each split, in tokens."""
     return {name: mae_tokens(method, samples) for name, samples in splits.items()}

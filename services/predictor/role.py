@@ -49,7 +49,7 @@ class PredictorRole:
         """Returns at once: every call is answered immediately."""
 
     async def stop(self) -> None:
-        """End the watch and the thread."""
+        """Stop watching the folders, and end the thread that computes predictions."""
         await self._tasks.cancel()
         if self._pool is not None:
             self._pool.close()

@@ -32,7 +32,7 @@ class PredictorService(predictor_pb2_grpc.LengthPredictorServicer):
         self._clock = clock
 
     async def Predict(self, request: predictor_pb2.PredictRequest, context: Any) -> predictor_pb2.PredictResponse:
-        """Remaining tokens of a batch."""
+        """Remaining tokens of a batch of requests, from their hidden states."""
         if reason := _malformed(request):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         try:

@@ -56,7 +56,7 @@ class SimulatedCurves:
 
     @property
     def measured(self) -> tuple[StoredCurve, ...]:
-        """All curves known by now."""
+        """All curves known by now, to be stored for the next plan."""
         return tuple(self._curves.values())
 
     def work(self, tier: int) -> TierWork:

@@ -1,4 +1,4 @@
-"""A tier whose replicas were measured."""
+"""A tier whose replicas' costs come from profiles."""
 
 import hashlib
 from dataclasses import dataclass

@@ -73,7 +73,7 @@ class Tier(Protocol):
         """Tells tiers apart whose replicas differ; part of the name under which latency tables are kept."""
 
     def replicas(self) -> tuple[ReplicaModel, ...]:
-        """Every shape, at least one."""
+        """One model for each shape of replica that the tier fits on, at least one."""
 
 
 @dataclass(frozen=True, slots=True)

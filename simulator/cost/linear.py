@@ -26,7 +26,6 @@ class LinearCost(CostModel):
     attended_pair_ms: float = 3.4e-6
 
     def step_ms(self, batch: BatchShape) -> float:
-        """Duration of one step; O(prefill chunks)."""
         new_tokens = 0
         attended_pairs = 0.0
         for chunk in batch.prefill:

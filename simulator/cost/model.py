@@ -1,4 +1,4 @@
-"""What a step costs: the batch as a cost model sees it, and what is asked of a cost model."""
+"""The interface of cost models: the batch of a step in, its duration out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

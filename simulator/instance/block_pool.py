@@ -61,7 +61,7 @@ class BlockPool:
         return self._hash_of.get(block)
 
     def holders_of(self, block: int) -> int:
-        """How many requests hold a block."""
+        """Number of requests that hold the block."""
         return self._holders.get(block, 0)
 
     def allocate(self, count: int) -> list[int]:

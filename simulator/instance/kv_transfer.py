@@ -73,6 +73,6 @@ class KvImports:
         return [block for block in sequence.blocks if block in self._awaited]
 
     def forget(self, sequence: Sequence) -> None:
-        """The import was given up."""
+        """Give up an import: its missing blocks are not awaited any more."""
         for block in self.missing(sequence):
             del self._awaited[block]

@@ -1,4 +1,4 @@
-"""What an instance plans for a step, and what came of it."""
+"""A step as an instance plans it, and its result."""
 
 from dataclasses import dataclass, field, replace
 
@@ -80,7 +80,7 @@ class StartedRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """All that a step changed, for whoever watches the instance."""
+    """Everything that a step changed: deltas, starts and KV changes."""
 
     emitted_tokens: int
     started: tuple[StartedRequest, ...]

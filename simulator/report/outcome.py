@@ -1,4 +1,4 @@
-"""What became of one request, by the clock of whoever watched it."""
+"""The outcome of one request, with the times that its observer saw."""
 
 from dataclasses import dataclass
 

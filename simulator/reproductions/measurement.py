@@ -84,7 +84,7 @@ def measure(system: System, workload: Workload, scale: float) -> LoadPoint:
 
 
 def sweep_rates(system: System, workload: Workload, scales: Sequence[float]) -> tuple[LoadPoint, ...]:
-    """One run for each scale."""
+    """One `LoadPoint` for each scale of the workload's own rate."""
     return tuple(measure(system, workload, scale) for scale in scales)
 
 

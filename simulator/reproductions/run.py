@@ -1,4 +1,4 @@
-"""One run of a reproduction: what it is told, and the files that it leaves."""
+"""One run of a reproduction: its inputs, and the files that it writes."""
 
 import time
 from collections.abc import Callable, Mapping

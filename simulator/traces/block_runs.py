@@ -54,5 +54,5 @@ class BlockRuns(Sequence[int]):
         return np.concatenate(runs) if runs else np.zeros(0, dtype or np.int64)
 
     def shifted(self, offset: int) -> "BlockRuns":
-        """Every name larger by `offset`."""
+        """The same runs with every block name larger by `offset`."""
         return BlockRuns([(first + offset, count) for first, count in self._runs])

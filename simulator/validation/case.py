@@ -14,5 +14,5 @@ class Case(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(name: str, metric: str, measured: float, simulated: float) -> "Case":
-        """The pair, with its error."""
+        """A measured and a simulated value with their relative error."""
         return Case(name, metric, measured, simulated, simulated / measured - 1)

@@ -28,7 +28,7 @@ class MeanLatencies:
         )
 
     def cases(self, name: str, simulated: "MeanLatencies") -> list[Case]:
-        """This run measured, that one simulated."""
+        """Validation cases with this run as the measured and `simulated` as the simulated one."""
         pairs = zip(
             METRICS,
             (self.ttft_ms, self.tpot_ms, self.e2e_ms),

@@ -54,10 +54,10 @@ class DriftSettings:
 
 
 def drift(planned_for: WorkloadSummary, now: WorkloadSummary, settings: DriftSettings) -> str:
-    """What has moved, in words; empty if nothing has.
+    """What differs between two workloads, in words; empty if nothing differs by enough.
 
-    The rate is judged by all requests that came, however few were sampled; lengths and scores by a sample of some size,
-    and those of a tier by the smallest tier that has answered both times.
+    The rate is judged by all requests that came, however few were sampled. Lengths and scores need a sample of at least
+    `min_requests`; those of a tier are taken from the smallest tier that has answered both times.
     """
     return _rate_moved(planned_for, now, settings) or _content_moved(planned_for, now, settings)
 
@@ -125,7 +125,7 @@ def _differ(before: float, after: float, ratio: float) -> bool:
 
 
 class DriftDetector:
-    """Says when to plan anew, and why; hysteresis included."""
+    """Decides when to plan anew, and why: a workload must have drifted for several windows in a row."""
 
     def __init__(self, planned_for: WorkloadSummary, settings: DriftSettings, pauses: bool = True) -> None:
         """`pauses`: the plan for this workload is new."""
@@ -141,7 +141,7 @@ class DriftDetector:
         self._is_by_rate = False
 
     def observe(self, window: WorkloadSummary) -> str:
-        """Why to plan anew now; empty: not yet, or nothing has moved."""
+        """Compare a window with the workload planned for. Returns why to plan anew now; empty for no reason yet."""
         is_small = window.requests < self._settings.min_requests
         self.moved_now, self.was_paused = "", bool(self._pause)
         if is_small and window.seconds is None:
@@ -159,7 +159,7 @@ class DriftDetector:
         return why if self.moved_windows >= self._settings.windows else ""
 
     def on_new_plan(self, planned_for: WorkloadSummary) -> None:
-        """A plan for this workload is in force."""
+        """A plan for this workload is in force: compare with it from now on, after a pause."""
         self.planned_for = planned_for
         self._wait()
 

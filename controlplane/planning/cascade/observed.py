@@ -24,7 +24,7 @@ class ObservedWindow:
 
     @property
     def offered(self) -> int | None:
-        """How many came; None: not known."""
+        """Number of all requests of the window, sampled or not; None: not known."""
         return None if self.seconds is None else round(self.rate_per_s * self.seconds)
 
 
@@ -43,7 +43,7 @@ def summary_of(window: ObservedWindow, tiers: int, threshold: float) -> Workload
 
 
 def summary_of_sample(sample: CascadeSample, thresholds: Sequence[float]) -> WorkloadSummary:
-    """The same of a workload that is complete, under a plan's thresholds."""
+    """The summary of a complete sample under a plan's thresholds, to compare later windows with."""
     return WorkloadSummary(
         rate_per_s=sample.rate_per_s,
         requests=sample.requests,
@@ -55,13 +55,11 @@ def summary_of_sample(sample: CascadeSample, thresholds: Sequence[float]) -> Wor
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Of those that there are; None if there is none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def _written_tokens(requests: Sequence[WorkloadRequest], threshold: float) -> float | None:
-    """Mean, of the smallest tier's answers."""
     known = [
         (request.score_bounds[0], request.output_tokens[0], request.scores[0])
         for request in requests

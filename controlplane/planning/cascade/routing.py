@@ -68,7 +68,8 @@ def skipped_tiers(thresholds: Sequence[float]) -> tuple[int, ...]:
 
 
 def judged_tiers(thresholds: Sequence[float]) -> tuple[bool, ...]:
-    """See `Routed.is_judged`; one more than thresholds."""
+    """Of each tier, whether its answers need a judge (`Routed.is_judged`). One more than thresholds: the last tier is
+    never judged."""
     return (*(0 < threshold <= MAX_SCORE for threshold in thresholds), False)
 
 

@@ -27,7 +27,7 @@ _STEPS = tuple(range(-4, 5))
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A routing that was looked at."""
+    """A routing that the search has evaluated, with its latency and quality."""
 
     thresholds: tuple[float, ...]
     latency_s: float
@@ -45,7 +45,7 @@ class SearchResult:
 
 
 class RoutingSearch:
-    """Looks at each routing once."""
+    """Searches thresholds of the lowest score for fixed latency tables; evaluates each routing once."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ TAIL = 0.95
 
 
 class CurveSource(Protocol):
-    """Measures replicas, usually by simulation; whoever implements it remembers what it has measured."""
+    """Source of replicas' latency curves, usually a simulation. Implementations cache what they have measured."""
 
     def curves(self, tier: int, requests: NDArray[np.intp], output_tokens: NDArray[np.int64]) -> Sequence[ReplicaCurve]:
         """One curve for each shape that the tier's model fits on, for these requests of the sample, for each of which

@@ -1,4 +1,4 @@
-"""Arrow as a placement policy."""
+"""Arrow as a placement policy: request scheduling, instance scheduling and the instance monitor (Arrow, section 5)."""
 
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from controlplane.prediction.ttft import TtftCurve
 
 
 class InstanceMonitor:
-    """Watches one model's instances in time."""
+    """Moves instances between pools by time, not by requests (Arrow, section 5.5: prefill to decode, cases 2 and 3)."""
 
     def __init__(self, parameters: ArrowParameters) -> None:
         self._parameters = parameters
@@ -77,7 +77,8 @@ class Arrow:
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:
-        """See `Policy`. The decode instance is chosen too, unless whoever asks will ask again for it."""
+        """The instance for the prefill, and for the decode unless the problem says that `decide_decode` will be
+        asked."""
         instances = self._look(problem.snapshot)
         turn = self._turns.next(problem.request.model)
         if problem.request.is_decoding:
@@ -105,7 +106,7 @@ class Arrow:
         return DecodeChoice(row, DECODE_RULE, among_candidates(instances.loads.running_tokens, candidates))
 
     def observe(self, snapshot: Snapshot, now_s: float) -> None:
-        """See `Observer`: the instance monitor."""
+        """Run the instance monitor."""
         instances = self._look(snapshot)
         self._models[snapshot.model][1].watch(instances, now_s)
 

@@ -1,4 +1,4 @@
-"""What waits to be prefilled on one instance, as whoever placed it knows (Arrow, section 4.2 and equation 1)."""
+"""The prompts that wait on one instance, by its scheduler's own placements (Arrow, section 4.2 and equation 1)."""
 
 from collections import deque
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ class BlockRemoved(msgspec.Struct, tag="BlockRemoved", frozen=True):
 
 
 class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", frozen=True):
-    """The prefix cache was reset."""
+    """vLLM's event of a reset prefix cache."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared

@@ -17,7 +17,7 @@ class Logprob(Protocol):
 
 
 class Completion(Protocol):
-    """`vllm.outputs.CompletionOutput` of output kind DELTA."""
+    """The fields that are read of `vllm.outputs.CompletionOutput`, of output kind DELTA."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[Mapping[int, Logprob]] | None

@@ -109,7 +109,7 @@ class Exports:
                 self._tell(export)
 
     def ended(self, running: EngineRequestState) -> None:
-        """The request ended by itself."""
+        """The request ended by itself: its exports end, and whoever waits for its pause learns so."""
         pause = running.pause
         if pause is not None and pause.notice.done():
             # Aborted between the pause and the last of its tokens.

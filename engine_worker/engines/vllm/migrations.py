@@ -62,7 +62,7 @@ class Migrations:
         self._channel.send(Unstage(migration_id))
 
     def fail(self, reason: str) -> None:
-        """The engine is dead: whoever waits for it learns so."""
+        """The engine is dead: everything that waits for it fails with this reason."""
         self._channel.fail(reason)
         self.exports.fail(reason, tuple(self._requests.values()))
 

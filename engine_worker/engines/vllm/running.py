@@ -1,4 +1,4 @@
-"""A request inside the engine."""
+"""State that the vLLM engine keeps of each request."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from engine_worker.engines.vllm.connector.messages import PausedNotice
 
 @dataclass(slots=True, eq=False)
 class Pause:
-    """A pause that was asked for."""
+    """A pause of one request, from the order to the last delivered token."""
 
     notice: "asyncio.Future[PausedNotice | None]"
     """What stands still; None if the request ended first."""

@@ -32,7 +32,7 @@ class StepBuffer:
         self._changed.set()
 
     def close(self) -> None:
-        """No more deltas will come."""
+        """No more deltas will come; `take` returns what is left, then ends."""
         self._closed = True
         self._changed.set()
 

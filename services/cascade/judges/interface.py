@@ -9,7 +9,7 @@ import httpx
 
 @dataclass(frozen=True, slots=True)
 class JudgedAnswer:
-    """An answer to be scored."""
+    """A prompt with its answer, to be scored."""
 
     prompt: str
     """As the client wrote it; of a conversation, all of it."""
@@ -22,7 +22,7 @@ class JudgedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A score, and who gave it."""
+    """A score, and which judge gave it."""
 
     score: float
     """0 to 100."""
@@ -39,7 +39,7 @@ class Judge(Protocol):
         """The text by which operators choose the judge, as in `penstock cascade set --judge`."""
 
     async def score(self, judged: JudgedAnswer) -> float:
-        """0 to 100. Raises `JudgeUnavailable`."""
+        """The answer's score, 0 to 100. Raises `JudgeUnavailable`."""
 
     async def close(self) -> None:
         """Close connections. The judge is not asked any more."""

@@ -30,7 +30,7 @@ class SampleWindow(Generic[Item]):
         self._counted = 0
 
     def offer(self, item: Item) -> None:
-        """Something that the window may take."""
+        """Add an item to the window's uniform sample (reservoir sampling), which may drop another one for it."""
         self._takeable += 1
         if len(self._items) < self._size:
             self._items.append(item)

@@ -13,7 +13,7 @@ HANG_S = (1.0, 8.0)
 
 @dataclass(frozen=True, slots=True)
 class ScheduledFault:
-    """One fault of a soak."""
+    """One fault of a soak: when it comes and how long it lasts."""
 
     pause_s: float
     """Before it."""

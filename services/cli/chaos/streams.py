@@ -124,7 +124,7 @@ def _rest_of(response: CompletionStream, endpoint: Endpoint) -> bytes:
 def completion_requests(
     endpoint: Endpoint, model: str, vocabulary: range, streams: int, tokens: int, seed: int
 ) -> list[bytes]:
-    """One HTTP request for each stream."""
+    """One streaming completion request for each stream, with a random prompt, as bytes of HTTP."""
     draw = random.Random(seed)
     requests = []
     for _ in range(streams):

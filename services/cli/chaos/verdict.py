@@ -133,7 +133,7 @@ class ChaosReport(msgspec.Struct, frozen=True):
 def judge(
     streams: Tally, new: Tally, *, recovered: int, healed: bool, engine: str, fault: Fault, seed: int
 ) -> ChaosReport:
-    """Sum up the disturbed run."""
+    """The report of a disturbed run."""
     outcomes = streams.outcomes + new.outcomes
     return ChaosReport(
         streams=streams.requests,

@@ -1,4 +1,4 @@
-"""What supervisors say of the instances that plans want: how far they have come, and what is missing and why."""
+"""How far supervisors have come with the instances that plans want, and why something is missing."""
 
 import logging
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""Latency tables between two plans."""
+"""Latency tables in a file, kept from one plan to the next."""
 
 from pathlib import Path
 
@@ -20,7 +20,8 @@ class TablesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_tables(path: Path | None) -> tuple[StoredCurve, ...]:
-    """None where there is no file yet, nor from a file of the first format, which is said: they are simulated anew.
+    """The stored tables; none if there is no file yet. Tables of the first format are dropped with a notice, because
+    they lack means.
 
     Raises `ConfigurationError` for a file that holds something else.
     """

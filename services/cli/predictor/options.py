@@ -30,7 +30,7 @@ def output_options(command: Command) -> Command:
 
 
 def check_plots(plots: Path | None) -> None:
-    """Before long work. Raises ConfigurationError."""
+    """Raise `ConfigurationError` before long work begins if plots are wanted and matplotlib is missing."""
     if plots is not None:
         require_matplotlib()
 
@@ -48,7 +48,7 @@ def check_device(device: str) -> None:
 
 
 def read_dataset(data: Path) -> Dataset:
-    """All samples, split. Raises ConfigurationError."""
+    """All samples of the folder, split into training, validation and test. Raises `ConfigurationError`."""
     return DatasetFolder(data).load()
 
 

@@ -1,1 +1,1 @@
-"""Parts of `penstock profile`: what is run, how, and what is made of it."""
+"""Parts of `penstock profile`: what it runs, how it measures, and how it fits a profile."""

@@ -72,8 +72,6 @@ class CompletionForm:
 
 
 class _WholeBody:
-    """A sink for short answers."""
-
     def __init__(self) -> None:
         self.status = 0
         self.body = b""
@@ -82,7 +80,6 @@ class _WholeBody:
         self.status = status
 
     def on_body(self, chunk: bytes) -> None:
-        """A piece of the body."""
         self.body += chunk
         if len(self.body) > MAX_MODELS_BYTES:
             raise ValueError(f"a list of models of more than {MAX_MODELS_BYTES} bytes")

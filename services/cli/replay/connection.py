@@ -114,7 +114,6 @@ class HttpConnection(asyncio.Protocol):
         self._sink.on_head(self._parser.get_status_code(), self._headers)
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         if self._sink is not None:
             self._sink.on_body(body)
 

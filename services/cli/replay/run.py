@@ -29,7 +29,7 @@ SPARE_FILES = 64
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """All that a replay is told."""
+    """Options of a replay: trace, endpoint, model, limits."""
 
     recipe: TraceRecipe
     endpoint: Endpoint

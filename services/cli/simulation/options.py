@@ -111,7 +111,7 @@ _OPTIONS = (
 
 
 def cluster_options(command: Command) -> Command:
-    """Add them to a command."""
+    """Add the options of the simulated cluster to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -1,4 +1,4 @@
-"""What a simulation leaves behind, and what is said of its load."""
+"""The result of one simulation: its requests, its load and both as a report."""
 
 from dataclasses import dataclass
 

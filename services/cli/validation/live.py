@@ -151,7 +151,7 @@ class LiveModel:
         return replace(with_steps, request_ms=max(0.0, singles.ttft_ms - with_steps.simulate(single, 1).ttft_ms))
 
     def slowed(self, pace: float) -> "LiveModel":
-        """Everything so many times as slow."""
+        """The same model with every step this many times as long."""
         coefficients = self.cost.coefficients
         names = coefficients.__struct_fields__
         slow = msgspec.structs.replace(coefficients, **{name: pace * getattr(coefficients, name) for name in names})

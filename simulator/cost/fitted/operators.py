@@ -85,7 +85,7 @@ class ExpertTables:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTables:
-    """All operators of a step."""
+    """Measured times of all operators of a step."""
 
     layers: int
     hidden_size: int

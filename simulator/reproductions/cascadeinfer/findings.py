@@ -52,7 +52,7 @@ def reproduce(run: ReproductionRun) -> Findings:
 
 
 def measure(run: ReproductionRun, scale: Scale) -> Findings:
-    """The same at any scale."""
+    """Profile, run and compare at any scale."""
     # Fail before the long part where data are missing.
     run.data_file("lengths/sharegpt_8k_llama2.csv.gz")
     run.trace("mooncake_conversation.jsonl.gz")
@@ -187,7 +187,7 @@ def _tail(results: Results, scale: Scale) -> str:
 
 
 def latency_rows(results: Results, scale: Scale, diagnosis: Diagnosis) -> tuple[ReportRow, ...]:
-    """Figures 6, 7 and 9."""
+    """Mean latencies beside figures 6, 7 and 9."""
     ttft_why = (
         f"TTFT is made of prefills ({diagnosis.prefill_share:.0%} of the work here). Those of long prompts share few "
         f"instances and queue there: {_tail(results, scale)}. The published partition weighs requests alike, and few "

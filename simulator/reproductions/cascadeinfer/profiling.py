@@ -20,7 +20,7 @@ SHORTEST_TOKENS = 100
 
 @dataclass(frozen=True, slots=True)
 class ProfileBounds:
-    """How long and how far."""
+    """How long each configuration of a profile is simulated, and up to which lengths and batches."""
 
     simulated_s: float = 60.0
     """For each configuration."""

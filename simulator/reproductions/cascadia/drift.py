@@ -41,7 +41,7 @@ DRIFTING: Mapping[str, tuple[System, bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Drifted:
-    """One run over the whole workload."""
+    """Result of one system over the drifting workload."""
 
     name: str
     """One of `DRIFTING`."""

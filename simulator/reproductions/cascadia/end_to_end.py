@@ -21,7 +21,7 @@ DISPATCH = "least_loaded"
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A routing with its replicas."""
+    """Thresholds with the replicas that serve them."""
 
     thresholds: tuple[float, ...]
     mixes: tuple[Mix, ...]

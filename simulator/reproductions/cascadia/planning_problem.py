@@ -25,7 +25,7 @@ class PlanningProblem:
     """Of each tier, in all shapes, under a mean of all workloads: what a system knows that looks at load alone."""
 
     def at(self, rate_per_s: float) -> "PlanningProblem":
-        """The same at another rate."""
+        """The same problem at another rate."""
         return replace(self, sample=replace(self.sample, rate_per_s=rate_per_s))
 
 

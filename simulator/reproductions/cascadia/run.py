@@ -1,4 +1,4 @@
-"""A system's deployment under a load."""
+"""Runs a system's deployment under Poisson arrivals and measures it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """How long, and what is drawn."""
+    """How long requests arrive, at most how many, and the seed that draws them."""
 
     seconds: float
     max_requests: int | None

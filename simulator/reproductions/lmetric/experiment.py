@@ -62,7 +62,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The highest rate of a trace."""
+    """The highest rate that the testbed serves of a trace."""
 
     req_s: float
     own_req_s: float
@@ -126,7 +126,7 @@ def run_all(run: ReproductionRun) -> Measured:
 
 
 def run_input(run: ReproductionRun, load: setup.Load) -> Workload:
-    """The trace as it is replayed."""
+    """The workload as this run replays it."""
     return setup.workload_of(run, load)
 
 

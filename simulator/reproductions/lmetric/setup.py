@@ -53,7 +53,7 @@ class Load:
     quick_clip_s: float
 
     def seconds(self, quick: bool) -> float:
-        """How much of the trace."""
+        """How many seconds of the trace are replayed."""
         return self.quick_clip_s if quick else self.clip_s
 
 

@@ -40,7 +40,7 @@ class Reschedules(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A cluster of the paper."""
+    """A cluster of the paper: its model, device, link and number of instances."""
 
     name: str
     prefills: int
@@ -74,7 +74,8 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """What came of it. Rates count what ended within the experiment's own time; percentiles count every request."""
+    """Results of one experiment. Rates count what ended within the experiment's own time; percentiles count every
+    request."""
 
     experiment: Experiment
     throughput_req_s: float

@@ -60,7 +60,7 @@ class PenstockConnector(KVConnectorBase_V1):
         """Loads are over before the step begins."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Peers read the blocks themselves."""
+        """Required by vLLM. Does nothing: peers read the blocks themselves."""
 
     def wait_for_save(self) -> None:
         """Required by vLLM. Returns at once: peers pull blocks themselves, so no step saves any."""

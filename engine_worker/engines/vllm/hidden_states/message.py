@@ -7,7 +7,7 @@ INTERNAL_SUFFIX = "-"
 
 
 class CapturedStates(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one step."""
+    """Hidden states of one step, as they travel from the engine core to the worker."""
 
     step: int
     internal_ids: list[str]
