@@ -54,10 +54,12 @@ async def _serve(pipe: multiprocessing.connection.Connection, instances: int, bl
             "scheduler", "scheduler-0", "1", server.address, store, directory, server, registry, system_runtime()
         )
     )
-    assert role.desk is not None, "it has started"
-    role.desk.feed.table = Cluster(instances, blocks, seed).table
-    role.desk.feed.heard_s = SystemClock().now_s() + 1e9  # or no monitor would be a reason to place by another policy
-    role.desk.tick()
+    assert role.placements is not None, "it has started"
+    role.placements.feed.table = Cluster(instances, blocks, seed).table
+    role.placements.feed.heard_s = (
+        SystemClock().now_s() + 1e9
+    )  # or no monitor would be a reason to place by another policy
+    role.placements.tick()
     pipe.send(await server.start())
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     await role.stop()

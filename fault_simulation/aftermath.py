@@ -118,13 +118,13 @@ def _missing(mesh: SimulatedMesh, members: Iterable[str], life: Life) -> Iterato
 
 def _ill_of_scheduler(role: SchedulerRole, workers: Iterable[str]) -> Iterator[str]:
     """It places by the policy that it is told to, on all instances."""
-    desk = role.desk
-    if desk is None:
+    placements = role.placements
+    if placements is None:
         yield "it does not place"
         return
-    if desk.switch.fallback_reason and not desk.switch.is_standby:
-        yield f"it places by {desk.switch.in_force.name}: {desk.switch.fallback_reason}"
-    table = desk.feed.table
+    if placements.switch.fallback_reason and not placements.switch.is_standby:
+        yield f"it places by {placements.switch.in_force.name}: {placements.switch.fallback_reason}"
+    table = placements.feed.table
     known = {each.instance_id for each in table.instances() if not table.is_stale(each.instance_id)}
     if unknown := set(workers) - known:
         yield f"it places nothing on {', '.join(sorted(unknown))}"

@@ -65,9 +65,9 @@ class Schedulers:
     def delays_of(self, scheduler: Life, linked: set[str]) -> Iterator[Delay]:
         """`linked`: incarnations that some frontend with a stream to this scheduler could use."""
         assert isinstance(scheduler.role, SchedulerRole)
-        if scheduler.role.desk is None or scheduler.context is None:
+        if scheduler.role.placements is None or scheduler.context is None:
             return
-        table = scheduler.role.desk.feed.table
+        table = scheduler.role.placements.feed.table
         there = {each.incarnation_id: each.instance_id for each in table.instances()}
         announced = {each.incarnation_id for each in scheduler.context.directory.members("worker")}
         known = self._known[scheduler] = (self._known.get(scheduler, set()) | there.keys()) & linked & announced

@@ -1,4 +1,4 @@
-"""What Prometheus reads from the monitor, taken from the book when it asks."""
+"""What Prometheus reads from the monitor, taken from the registry when it asks."""
 
 from collections.abc import Callable, Iterable
 
@@ -34,7 +34,7 @@ class MonitorCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Called by a scrape, on the thread of the metrics port; reads only."""
-        instances = self._service.book.instances()
+        instances = self._service.registry.instances()
         now_s = self._clock()
 
         def gauge(name: str, help_text: str) -> GaugeMetricFamily:

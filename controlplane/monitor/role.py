@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from controlplane.monitor.book import InstanceBook
+from controlplane.monitor.instance_registry import InstanceRegistry
 from controlplane.monitor.metrics import MonitorCollector
 from controlplane.monitor.service import MonitorService
 from controlplane.monitor.settings import MonitorSettings
@@ -33,7 +33,7 @@ class MonitorRole:
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve reports and watches."""
         clock = context.runtime.clock.now_s
-        service = MonitorService(context.member_id, InstanceBook(self._settings.stale_s), self._settings, clock)
+        service = MonitorService(context.member_id, InstanceRegistry(self._settings.stale_s), self._settings, clock)
         self._service = service
         MonitorCollector(service, clock, context.registry)
         context.server.add(monitor_pb2_grpc.add_MonitorServicer_to_server, service, "penstock.v1.Monitor")
@@ -58,11 +58,11 @@ class MonitorRole:
         settle_until_s = clock() + self._settings.settle_s
         settled = False
         while True:
-            if not settled and (clock() >= settle_until_s or not missing_workers(service.book, directory)):
+            if not settled and (clock() >= settle_until_s or not missing_workers(service.registry, directory)):
                 settled = True
-                log.info("settled", extra={"missing": missing_workers(service.book, directory)})
+                log.info("settled", extra={"missing": missing_workers(service.registry, directory)})
                 service.settled()
-            changes = service.book.tick(clock())
+            changes = service.registry.tick(clock())
             for change in changes:
                 log.warning(
                     "instance is stale: its load reports have stopped", extra={"instance_id": change.instance_id}
@@ -71,11 +71,11 @@ class MonitorRole:
             await asyncio.sleep(TICK_S)
 
 
-def missing_workers(book: InstanceBook, directory: Directory) -> list[str]:
+def missing_workers(registry: InstanceRegistry, directory: Directory) -> list[str]:
     """Workers that are members of the mesh and do not report here (yet)."""
     missing = []
     for member in directory.members("worker"):
-        instance = book.get(member.member_id)
+        instance = registry.get(member.member_id)
         if instance is None or instance.description.incarnation_id != member.incarnation_id:
             missing.append(member.member_id)
     return missing

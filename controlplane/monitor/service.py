@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from controlplane.monitor.book import InstanceBook, ReportedInstance
+from controlplane.monitor.instance_registry import InstanceRegistry, ReportedInstance
 from controlplane.monitor.settings import MonitorSettings
 from controlplane.monitor.watcher import Watcher
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc
@@ -20,12 +20,12 @@ WRITE_TIMEOUT_S = 5.0
 
 
 class MonitorService(monitor_pb2_grpc.MonitorServicer):
-    """Feeds the book from report streams and the watchers from the book."""
+    """Feeds the registry from report streams and the watchers from the registry."""
 
     def __init__(
-        self, monitor_id: str, book: InstanceBook, settings: MonitorSettings, clock: Callable[[], float]
+        self, monitor_id: str, registry: InstanceRegistry, settings: MonitorSettings, clock: Callable[[], float]
     ) -> None:
-        self.book = book
+        self.registry = registry
         self.watchers: dict[Watcher, asyncio.Event] = {}
         self.watchers_cut_off_total = 0
         self._monitor_id = monitor_id
@@ -46,16 +46,16 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 "the first message of a report stream must be a hello with an instance id",
             )
-        instance, changes = self.book.joined(message.hello, self._clock())
+        instance, changes = self.registry.joined(message.hello, self._clock())
         self.publish(changes)
         log.info("instance joined", extra=_names(instance))
         reason = "its report stream broke"
         try:
             reason = await self._take_reports(instance, context)
         finally:
-            if self.book.get(instance.instance_id) is instance:
+            if self.registry.get(instance.instance_id) is instance:
                 log.warning("instance lost", extra={**_names(instance), "reason": reason})
-                self.publish(self.book.lost(instance, reason))
+                self.publish(self.registry.lost(instance, reason))
         if instance.superseded:
             await context.abort(grpc.StatusCode.ABORTED, f"a newer stream reports for instance {instance.instance_id}")
 
@@ -77,11 +77,11 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
     async def _take_report(self, instance: ReportedInstance, message: monitor_pb2.WorkerReport, context: Any) -> None:
         match message.WhichOneof("report"):
             case "load":
-                self.publish(self.book.loaded(instance, message.load, self._clock()))
+                self.publish(self.registry.loaded(instance, message.load, self._clock()))
             case "kv":
-                self.publish(self.book.cached(instance, message.kv))
+                self.publish(self.registry.cached(instance, message.kv))
             case "decode":
-                self.publish(self.book.decoding(instance, message.decode))
+                self.publish(self.registry.decoding(instance, message.decode))
             case other:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
@@ -114,7 +114,7 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
         """The whole state in pieces, then changes as they come."""
         watcher = Watcher(
             request.watcher_id,
-            (instance.instance_id for instance in self.book.instances()),
+            (instance.instance_id for instance in self.registry.instances()),
             self._settings.max_backlog,
         )
         wake = self.watchers[watcher] = asyncio.Event()
@@ -135,8 +135,8 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
     async def _tell(self, watcher: Watcher, wake: asyncio.Event, out: "_Numbered") -> None:
         """Return when the watcher is cut off or the monitor closes."""
         while (instance_id := watcher.next_undescribed()) is not None and not watcher.cut_off:
-            instance = self.book.get(instance_id)
-            for piece in self.book.describe(instance) if instance is not None else ():
+            instance = self.registry.get(instance_id)
+            for piece in self.registry.describe(instance) if instance is not None else ():
                 await out.write([piece])
             while changes := watcher.take():
                 await out.write(changes)
@@ -172,7 +172,7 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
                     stale=instance.stale,
                     cached_blocks=len(instance.blocks),
                 )
-                for instance in self.book.instances()
+                for instance in self.registry.instances()
             ]
         )
 

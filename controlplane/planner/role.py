@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from controlplane.model.duties import CASCADES, STAGES
-from controlplane.planner.cascade.desk import CascadeDesk
+from controlplane.planner.cascade.manager import CascadePlanManager
 from controlplane.planner.cascade.plan_process import PlanMaker, PlanProcess
 from controlplane.planner.metrics import PlannerMetrics
 from controlplane.planner.service import PlannerService
 from controlplane.planner.settings import PlannerSettings
-from controlplane.planner.stages.desk import StageDesk
+from controlplane.planner.stages.manager import StagePlanManager
 from controlplane.planner.stages.service import StagePlannerService
 from controlplane.planning.cascade.drift import DriftSettings
 from mesh.leadership import Leadership, LeadershipMetrics, lead
@@ -52,7 +52,7 @@ class PlannerRole:
         self._leaderships = (cascades, plans)
         for each in self._leaderships:
             self._tasks.spawn(each.run(), name=f"leader of {each.duty}", on_error=self._on_failed)
-        desk = CascadeDesk(
+        manager = CascadePlanManager(
             context.store,
             self._plan_maker.make,
             self._drift,
@@ -62,8 +62,10 @@ class PlannerRole:
             context.runtime.clock,
             routers=lambda: [member.member_id for member in context.directory.members("cascade")],
         )
-        context.server.add(planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(desk), "penstock.v1.Planner")
-        stages = StageDesk(context.store, context.directory, context.member_id, plans, metrics, context.runtime)
+        context.server.add(
+            planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(manager), "penstock.v1.Planner"
+        )
+        stages = StagePlanManager(context.store, context.directory, context.member_id, plans, metrics, context.runtime)
         stages.start(self._tasks, self._on_failed)
         context.server.add(
             stages_pb2_grpc.add_StagePlannerServicer_to_server,

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from controlplane.planner.cascade.desk import CascadeDesk
+from controlplane.planner.cascade.manager import CascadePlanManager
 from controlplane.planner.cascade.report import WorkloadReport
 from controlplane.planner.cascade.wire import goal_from, status_message
 from mesh.errors import ConfigurationError, PlanInfeasible, StoreError, TraceError
@@ -17,15 +17,15 @@ T = TypeVar("T")
 class PlannerService(planner_pb2_grpc.PlannerServicer):
     """Takes goals, workloads and plans, and shows them."""
 
-    def __init__(self, desk: CascadeDesk) -> None:
-        self._desk = desk
+    def __init__(self, manager: CascadePlanManager) -> None:
+        self._manager = manager
 
     async def GetPlan(self, request: planner_pb2.GetPlanRequest, context: Any) -> planner_pb2.GetPlanResponse:
         """The plan in force; empty while there is none."""
         if request.cascade:
-            revision, plan_json = await _stored(self._desk.plan_of(request.cascade), context)
+            revision, plan_json = await _stored(self._manager.plan_of(request.cascade), context)
             return planner_pb2.GetPlanResponse(revision=revision, plan_json=plan_json)
-        planned = [status for status in await _stored(self._desk.statuses(), context) if status.revision]
+        planned = [status for status in await _stored(self._manager.statuses(), context) if status.revision]
         if len(planned) > 1:
             names = ", ".join(status.cascade for status in planned)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"name one of the cascades with a plan: {names}")
@@ -38,7 +38,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     ) -> planner_pb2.ReportWorkloadResponse:
         """See the contract."""
         try:
-            verdict = await _stored(self._desk.report(_report_from(request)), context)
+            verdict = await _stored(self._manager.report(_report_from(request)), context)
         except (TraceError, ConfigurationError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from None
@@ -47,7 +47,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
     async def SetGoal(self, request: planner_pb2.SetGoalRequest, context: Any) -> planner_pb2.SetGoalResponse:
         """See the contract."""
         try:
-            revision = await _stored(self._desk.set_goal(goal_from(request.goal)), context)
+            revision = await _stored(self._manager.set_goal(goal_from(request.goal)), context)
         except ConfigurationError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from None
@@ -55,13 +55,13 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
 
     async def RemoveGoal(self, request: planner_pb2.RemoveGoalRequest, context: Any) -> planner_pb2.RemoveGoalResponse:
         """See the contract."""
-        removed = await _stored(self._desk.remove_goal(request.cascade), context)
+        removed = await _stored(self._manager.remove_goal(request.cascade), context)
         return planner_pb2.RemoveGoalResponse(removed=removed)
 
     async def ApplyPlan(self, request: planner_pb2.ApplyPlanRequest, context: Any) -> planner_pb2.ApplyPlanResponse:
         """See the contract."""
         try:
-            revision = await _stored(self._desk.apply_encoded(request.plan_json.encode()), context)
+            revision = await _stored(self._manager.apply_encoded(request.plan_json.encode()), context)
         except PlanInfeasible as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from None
@@ -69,7 +69,7 @@ class PlannerService(planner_pb2_grpc.PlannerServicer):
 
     async def ListPlans(self, request: planner_pb2.ListPlansRequest, context: Any) -> planner_pb2.ListPlansResponse:
         """See the contract."""
-        statuses = await _stored(self._desk.statuses(), context)
+        statuses = await _stored(self._manager.statuses(), context)
         return planner_pb2.ListPlansResponse(plans=map(status_message, statuses))
 
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 import grpc
 
 from controlplane.model.shared_event import SharedEvent, SharedKind
-from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.metrics import SchedulerMetrics
+from controlplane.scheduler.placement_service import PlacementService
 from mesh.errors import PeerUnavailable
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.peer_stream import PeerStream, StreamHandlers
@@ -55,14 +55,14 @@ class Peers:
         self,
         scheduler_id: str,
         transport: Transport,
-        desk: PlacementDesk,
+        placements: PlacementService,
         metrics: SchedulerMetrics,
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """Give the desk `tell`, so that it tells what it places."""
+        """Give the placements `tell`, so that it tells what it places."""
         self._scheduler_id = scheduler_id
         self._transport = transport
-        self._desk = desk
+        self._placements = placements
         self._metrics = metrics
         self._on_failed = on_failed
         self._peers: dict[str, _Peer] = {}
@@ -130,7 +130,7 @@ class Peers:
                 if kind is None:
                     continue  # of a later release
                 shared = SharedEvent(kind, event.request_id, event.instance_id, event.tokens, origin)
-                self._metrics.shared.labels("counted" if self._desk.shared(shared) else "ignored").inc()
+                self._metrics.shared.labels("counted" if self._placements.shared(shared) else "ignored").inc()
 
     def _open(self, member: Member) -> None:
         stream: _Stream = PeerStream(
@@ -148,7 +148,7 @@ class Peers:
         peer = self._peers.get(peer_id)
         if peer is None:
             return
-        placements = self._desk.feed.table.open_placements()
+        placements = self._placements.feed.table.open_placements()
         for first in range(0, max(1, len(placements)), MAX_EVENTS):
             self._send_to(peer, placements[first : first + MAX_EVENTS])
 

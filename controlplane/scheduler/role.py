@@ -9,10 +9,10 @@ from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.registry import POLICIES
 from controlplane.policies.rescheduling.manager import ReschedulingManager
 from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.metrics import GaugeCollector, SchedulerMetrics
 from controlplane.scheduler.monitor_watch import MonitorWatch
 from controlplane.scheduler.peers import Peers
+from controlplane.scheduler.placement_service import PlacementService
 from controlplane.scheduler.policy_config import PolicyConfig
 from controlplane.scheduler.profile_watch import ProfileWatch
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
@@ -39,7 +39,7 @@ class SchedulerRole:
     name: ClassVar[str] = "scheduler"
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self.desk: PlacementDesk | None = None
+        self.placements: PlacementService | None = None
         """Where placements are made, once the role has started."""
         self._settings = settings
         self._vital: tuple[asyncio.Future[None], ...] = ()
@@ -71,30 +71,30 @@ class SchedulerRole:
         leadership_metrics = LeadershipMetrics(context.registry)
         moving, pools = (lead(context, duty, leadership_metrics) for duty in (RESCHEDULER, POOLS))
         self._leaderships = (moving, pools)
-        desk = self.desk = PlacementDesk(self._settings, metrics, clock, pools)
-        GaugeCollector(desk.gauges, context.registry)
-        policy_config = PolicyConfig(context.store, desk.switch)
-        peers = self._peers = Peers(context.member_id, context.runtime.transport, desk, metrics, self._on_failed)
-        desk.share = peers.tell
+        placements = self.placements = PlacementService(self._settings, metrics, clock, pools)
+        GaugeCollector(placements.gauges, context.registry)
+        policy_config = PolicyConfig(context.store, placements.switch)
+        peers = self._peers = Peers(context.member_id, context.runtime.transport, placements, metrics, self._on_failed)
+        placements.share = peers.tell
 
         def on_synced() -> None:
-            desk.tick()
+            placements.tick()
             peers.note_synced()
 
         watch = MonitorWatch(
             context.member_id,
             context.directory,
-            desk.feed,
+            placements.feed,
             metrics,
             self._settings.monitor_silence_s,
             clock.now_s,
             context.runtime.transport,
             on_synced=on_synced,
         )
-        profiles = ProfileWatch(context.store, desk.switch)
-        rescheduling = self._rescheduling = self._make_rescheduling(context, desk, moving)
+        profiles = ProfileWatch(context.store, placements.switch)
+        rescheduling = self._rescheduling = self._make_rescheduling(context, placements, moving)
         rescheduler_config = ReschedulerConfig(context.store, rescheduling)
-        service = SchedulerService(desk, policy_config, rescheduling, rescheduler_config, peers)
+        service = SchedulerService(placements, policy_config, rescheduling, rescheduler_config, peers)
         context.server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
         self._failure = asyncio.get_running_loop().create_future()
         self._unsubscribe = context.directory.subscribe(peers.on_change)
@@ -102,12 +102,12 @@ class SchedulerRole:
             self._failure,
             self._tasks.spawn(watch.follow(), name="monitor watch"),
             self._tasks.spawn(policy_config.follow(), name="policy"),
-            self._tasks.spawn(StageWatch(context.store, desk.switch).follow(), name="stages"),
+            self._tasks.spawn(StageWatch(context.store, placements.switch).follow(), name="stages"),
             self._tasks.spawn(rescheduler_config.follow(), name="rescheduler setting"),
             self._tasks.spawn(rescheduling.run(), name="rescheduler"),
             self._tasks.spawn(profiles.follow(), name="profiles"),
-            self._tasks.spawn(_tick(desk, profiles), name="tick"),
-            self._tasks.spawn(_sweep(desk), name="sweep"),
+            self._tasks.spawn(_tick(placements, profiles), name="tick"),
+            self._tasks.spawn(_sweep(placements), name="sweep"),
             *(self._tasks.spawn(each.run(), name=f"leader of {each.duty}") for each in self._leaderships),
         )
         return {}
@@ -138,12 +138,12 @@ class SchedulerRole:
             self._failure.set_exception(error)
 
     def _make_rescheduling(
-        self, context: RoleContext, desk: PlacementDesk, leadership: Leadership
+        self, context: RoleContext, placements: PlacementService, leadership: Leadership
     ) -> ReschedulingService:
         """One scheduler moves requests: two would undo each other's work."""
         settings = self._settings
         return ReschedulingService(
-            desk.feed,
+            placements.feed,
             ReschedulingManager(
                 ReschedulerMode(settings.rescheduler), settings.rescheduler_in_flight, settings.max_explanations
             ),
@@ -154,20 +154,20 @@ class SchedulerRole:
             leadership,
             context.runtime.clock,
             context.runtime.threads,
-            lambda: desk.switch.in_force.name,
+            lambda: placements.switch.in_force.name,
         )
 
 
-async def _tick(desk: PlacementDesk, profiles: ProfileWatch) -> None:
+async def _tick(placements: PlacementService, profiles: ProfileWatch) -> None:
     while True:
-        profiles.look(desk.feed.table)
-        desk.tick()
+        profiles.look(placements.feed.table)
+        placements.tick()
         await asyncio.sleep(TICK_S)
 
 
-async def _sweep(desk: PlacementDesk) -> None:
+async def _sweep(placements: PlacementService) -> None:
     """Clear what dead instances left in the prefix index, a slice at a time."""
     while True:
-        index: PrefixIndex = desk.feed.table.index
+        index: PrefixIndex = placements.feed.table.index
         index.sweep(SWEEP_PLACES)
         await asyncio.sleep(SWEEP_S if index.retired_slots else TICK_S)

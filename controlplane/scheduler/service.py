@@ -10,9 +10,9 @@ from controlplane.load_message import load_message
 from controlplane.model.instance import InstanceDescription
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies.registry import POLICIES
-from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.explanations import Explanation
 from controlplane.scheduler.peers import Peers
+from controlplane.scheduler.placement_service import PlacementService
 from controlplane.scheduler.policy_config import PolicyConfig
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
 from controlplane.scheduler.rescheduling.service import ReschedulingService
@@ -25,50 +25,52 @@ UNMONITORED = "unmonitored"
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
-    """A thin shell around the placement desk and the rescheduler."""
+    """A thin shell around the placement service and the rescheduler."""
 
     def __init__(
         self,
-        desk: PlacementDesk,
+        placements: PlacementService,
         policy_config: PolicyConfig,
         rescheduling: ReschedulingService,
         rescheduler_config: ReschedulerConfig,
         peers: Peers,
     ) -> None:
         self._peers = peers
-        self._desk = desk
+        self._placements = placements
         self._policy_config = policy_config
         self._rescheduling = rescheduling
         self._rescheduler_config = rescheduler_config
 
     async def Place(self, request: scheduler_pb2.PlaceRequest, context: Any) -> scheduler_pb2.PlaceResponse:
         """Choose an instance for one request."""
-        return self._desk.place(request)
+        return self._placements.place(request)
 
     async def Ready(self, request: scheduler_pb2.ReadyRequest, context: Any) -> scheduler_pb2.ReadyResponse:
         """Whether a placement would be refused because no monitor has been heard yet."""
-        message = self._desk.not_ready()
-        return scheduler_pb2.ReadyResponse(is_ready=not message, message=message, leader_id=self._desk.switch.leader_id)
+        message = self._placements.not_ready()
+        return scheduler_pb2.ReadyResponse(
+            is_ready=not message, message=message, leader_id=self._placements.switch.leader_id
+        )
 
     async def PlaceDecode(
         self, request: scheduler_pb2.PlaceDecodeRequest, context: Any
     ) -> scheduler_pb2.PlaceDecodeResponse:
         """Choose who decodes a request whose prompt is computed."""
-        return self._desk.place_decode(request)
+        return self._placements.place_decode(request)
 
     async def PlaceStream(self, request_iterator: Any, context: Any) -> None:
         """Choose for request after request; take in how they ended.
 
         Reads and writes by hand: a quarter cheaper than iterating and yielding.
         """
-        with self._desk.frontend() as links:
+        with self._placements.frontend() as links:
             while (message := await context.read()) is not grpc.aio.EOF:
                 if message.HasField("links"):
-                    self._desk.linked(links, message.links)
+                    self._placements.linked(links, message.links)
                 for ended in message.ended:
-                    self._desk.ended(ended)
+                    self._placements.ended(ended)
                 if message.HasField("place"):
-                    await context.write(self._desk.place(message.place, links))
+                    await context.write(self._placements.place(message.place, links))
 
     async def Share(self, request_iterator: Any, context: Any) -> None:
         """Take in what another scheduler has placed."""
@@ -76,7 +78,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Any) -> scheduler_pb2.ExplainResponse:
         """Indicators and scores behind a placement."""
-        explanation = self._desk.explanations.get(request.request_id)
+        explanation = self._placements.explanations.get(request.request_id)
         moves = self._rescheduling.manager.migrations.of_request(request.request_id)
         if explanation is None and moves:  # another scheduler placed it
             ordered = [order_message(each) for each in moves]
@@ -85,7 +87,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
                 f"no placement of request {request.request_id!r} is known here; "
-                f"the last {len(self._desk.explanations)} are kept",
+                f"the last {len(self._placements.explanations)} are kept",
             )
         assert explanation is not None, "abort raises"
         message = _explain(request.request_id, explanation)
@@ -94,7 +96,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     async def GetPolicy(self, request: scheduler_pb2.GetPolicyRequest, context: Any) -> scheduler_pb2.GetPolicyResponse:
         """The configured policy, and the fallback if one stands in."""
-        switch = self._desk.switch
+        switch = self._placements.switch
         return scheduler_pb2.GetPolicyResponse(
             policy=switch.configured.name,
             available=POLICIES.usable(),
@@ -114,7 +116,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PenstockError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        configured = self._desk.switch.configured
+        configured = self._placements.switch.configured
         return scheduler_pb2.SetPolicyResponse(policy=configured.name, parameters=configured.parameters.values())
 
     async def GetRescheduler(
@@ -140,7 +142,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.GetSnapshotRequest, context: Any
     ) -> scheduler_pb2.GetSnapshotResponse:
         """What the next decision would see."""
-        table = self._desk.feed.table
+        table = self._placements.feed.table
         instances = []
         for model in table.models():
             snapshot = table.snapshot(model)
@@ -148,28 +150,28 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             instances += [self._instance(snapshot, row) for row in range(len(snapshot))]
         return scheduler_pb2.GetSnapshotResponse(
             instances=instances,
-            policy=self._desk.switch.in_force.name,
-            synced=self._desk.feed.synced,
-            age_ms=self._desk.heard_age_ms(),
+            policy=self._placements.switch.in_force.name,
+            synced=self._placements.feed.synced,
+            age_ms=self._placements.heard_age_ms(),
             peers=self._peers.connected(),
         )
 
     def _instance(self, snapshot: Snapshot, row: int) -> scheduler_pb2.SnapshotInstance:
-        table = self._desk.feed.table
+        table = self._placements.feed.table
         instance: InstanceDescription = snapshot.instances[row]
         state = snapshot.state(row)
         shown = "stale" if snapshot.stale[row] else str(state)
         return scheduler_pb2.SnapshotInstance(
             instance_id=instance.instance_id,
             model=instance.model,
-            state=UNMONITORED if instance.instance_id in self._desk.feed.by_last_load else shown,
+            state=UNMONITORED if instance.instance_id in self._placements.feed.by_last_load else shown,
             load=load_message(table.load(instance.instance_id), state),
             unreported_requests=int(snapshot.unreported_requests[row]),
             cached_blocks=table.index.held_blocks(int(snapshot.slots[row])),
             address=instance.address,
             phase=instance.phase.value,
             unreported_decodes=int(snapshot.unreported_decodes[row]),
-            pool=self._desk.pools.get(instance.instance_id, ""),
+            pool=self._placements.pools.get(instance.instance_id, ""),
         )
 
 

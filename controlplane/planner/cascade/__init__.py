@@ -6,6 +6,6 @@ plan_case     what a plan is made for, tiers without instances included (pure)
 report        what one cascade router tells
 stored        records, goals and plans in the state store; applying a plan
 plan_process  makes plans in a process of their own, within a deadline
-desk          takes workloads, has plans made, applies them
+manager          takes workloads, has plans made, applies them
 wire          goals and plans between Python and protobuf
 """

@@ -3,7 +3,7 @@
 from typing import get_args
 
 from controlplane.model.cascade_goal import CascadeGoal, Minimise
-from controlplane.planner.cascade.desk import CascadeStatus
+from controlplane.planner.cascade.manager import CascadeStatus
 from mesh.errors import ConfigurationError
 from penstock.v1 import planner_pb2
 

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from controlplane.planner.stages.desk import StageDesk
+from controlplane.planner.stages.manager import StagePlanManager
 from controlplane.policies.stages.layout import StageLayout
 from controlplane.policies.stages.record import BoundaryRecord, StageRecord, StagesSetting
 from mesh.errors import ConfigurationError, PenstockError
@@ -15,8 +15,8 @@ from penstock.v1 import stages_pb2, stages_pb2_grpc
 class StagePlannerService(stages_pb2_grpc.StagePlannerServicer):
     """penstock.v1.StagePlanner."""
 
-    def __init__(self, desk: StageDesk) -> None:
-        self._desk = desk
+    def __init__(self, manager: StagePlanManager) -> None:
+        self._manager = manager
 
     async def GetStages(self, request: stages_pb2.GetStagesRequest, context: Any) -> stages_pb2.GetStagesResponse:
         """Plans, boundaries and how they moved."""
@@ -24,14 +24,14 @@ class StagePlannerService(stages_pb2_grpc.StagePlannerServicer):
 
     async def PlanStages(self, request: stages_pb2.PlanStagesRequest, context: Any) -> stages_pb2.GetStagesResponse:
         """Plan now; what stands in the way is part of the answer."""
-        if not self._desk.setting.enabled:
+        if not self._manager.setting.enabled:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "stages are switched off; `penstock stages on` switches them on"
             )
-        if not self._desk.is_leading:
+        if not self._manager.is_leading:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another planner makes the plans; ask the leader")
         try:
-            await self._desk.plan_now()
+            await self._manager.plan_now()
         except PenstockError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         return self._status()
@@ -39,7 +39,7 @@ class StagePlannerService(stages_pb2_grpc.StagePlannerServicer):
     async def SetStages(self, request: stages_pb2.SetStagesRequest, context: Any) -> stages_pb2.GetStagesResponse:
         """On or off, and how."""
         try:
-            await self._desk.set(_setting(self._desk.setting, request))
+            await self._manager.set(_setting(self._manager.setting, request))
         except ConfigurationError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PenstockError as error:
@@ -47,16 +47,16 @@ class StagePlannerService(stages_pb2_grpc.StagePlannerServicer):
         return self._status()
 
     def _status(self) -> stages_pb2.GetStagesResponse:
-        desk = self._desk
+        manager = self._manager
         models = []
-        for model, members in desk.workers().items():
+        for model, members in manager.workers().items():
             alive = {member.member_id for member in members}
-            models.append(_model(desk, model, desk.record(model), alive))
+            models.append(_model(manager, model, manager.record(model), alive))
         return stages_pb2.GetStagesResponse(
-            enabled=desk.setting.enabled,
+            enabled=manager.setting.enabled,
             models=models,
-            method=desk.setting.method.value,
-            refinement=desk.setting.parameters.refinement.policy.value,
+            method=manager.setting.method.value,
+            refinement=manager.setting.parameters.refinement.policy.value,
         )
 
 
@@ -78,11 +78,13 @@ def _setting(before: StagesSetting, request: stages_pb2.SetStagesRequest) -> Sta
         raise ConfigurationError(f"stages cannot be set so: {error}") from None
 
 
-def _model(desk: StageDesk, model: str, record: StageRecord | None, alive: set[str]) -> stages_pb2.ModelStages:
-    message = stages_pb2.ModelStages(model=model, obstacle=desk.obstacles.get(model, ""))
+def _model(
+    manager: StagePlanManager, model: str, record: StageRecord | None, alive: set[str]
+) -> stages_pb2.ModelStages:
+    message = stages_pb2.ModelStages(model=model, obstacle=manager.obstacles.get(model, ""))
     if record is None:
         return message
-    boundaries = desk.boundaries(record)
+    boundaries = manager.boundaries(record)
     message.revision = record.layout.revision
     message.planned_unix_ms = record.planned_unix_ms
     message.quality = record.quality
@@ -91,7 +93,7 @@ def _model(desk: StageDesk, model: str, record: StageRecord | None, alive: set[s
     message.in_flight = record.in_flight
     message.stages.extend(_stages(record.layout, boundaries, alive))
     members = set(record.layout.instance_ids)
-    message.boundary_moves.extend(_move(move) for move in desk.moves if move.instance_id in members)
+    message.boundary_moves.extend(_move(move) for move in manager.moves if move.instance_id in members)
     return message
 
 

@@ -21,8 +21,8 @@ from controlplane.policies.stages.refinement import Boundary, RefinementParamete
 from controlplane.protocols.bid_ask import receiver, sender
 from controlplane.protocols.bid_ask.limits import BidAskLimits
 from controlplane.protocols.bid_ask.messages import Ask, Award, Begun, Busy, Done, Message, Withdrawn
-from controlplane.protocols.bid_ask.receiver import Capacity, Receiver
-from controlplane.protocols.bid_ask.sender import Closed, Migrate, Sender
+from controlplane.protocols.bid_ask.receiver import BidAskReceiver, Capacity
+from controlplane.protocols.bid_ask.sender import BidAskSender, Closed, Migrate
 from mesh.invariants import invariants
 
 
@@ -84,8 +84,8 @@ class StageAgent:
         self.instance_id = instance_id
         self.name = name
         self.parameters = parameters
-        self.sender = Sender(name, limits)
-        self.receiver = Receiver(limits)
+        self.sender = BidAskSender(name, limits)
+        self.receiver = BidAskReceiver(limits)
         self.layout: StageLayout | None = None
         """Of instances that are alive; None: no stages, nothing is handed over."""
         self.boundary: Boundary | None = None

@@ -99,7 +99,7 @@ class _Entry:
 Sends: TypeAlias = tuple[Send, ...]
 
 
-class Receiver:
+class BidAskReceiver:
     """All that is promised to one instance. Carry out what the methods return, in order."""
 
     def __init__(self, limits: BidAskLimits) -> None:
@@ -298,8 +298,8 @@ class Receiver:
 
 
 _MESSAGES: dict[type, Callable[..., None]] = {
-    Begun: Receiver._on_begun,
-    Busy: Receiver._on_busy,
-    Withdrawn: Receiver._on_withdrawn,
-    Done: Receiver._on_done,
+    Begun: BidAskReceiver._on_begun,
+    Busy: BidAskReceiver._on_busy,
+    Withdrawn: BidAskReceiver._on_withdrawn,
+    Done: BidAskReceiver._on_done,
 }

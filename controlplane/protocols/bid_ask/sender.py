@@ -134,7 +134,7 @@ class _Deal:
     story: list[str] = field(default_factory=list)
 
 
-class Sender:
+class BidAskSender:
     """All deals of one instance as a sender. Carry out what the methods return, in order."""
 
     def __init__(self, name: str, limits: BidAskLimits) -> None:
@@ -401,8 +401,8 @@ class Sender:
 
 
 _MESSAGES: dict[type, Callable[..., tuple[SenderInstruction, ...]]] = {
-    Accepted: Sender._on_accepted,
-    Refused: Sender._on_refused,
-    Ready: Sender._on_ready,
-    Starving: Sender._on_starving,
+    Accepted: BidAskSender._on_accepted,
+    Refused: BidAskSender._on_refused,
+    Ready: BidAskSender._on_ready,
+    Starving: BidAskSender._on_starving,
 }

@@ -37,7 +37,7 @@ from penstock.v1 import worker_pb2
 log = logging.getLogger(__name__)
 
 
-class OrderSender(Protocol):
+class OrderChannel(Protocol):
     """How an order reaches the worker that has the request."""
 
     async def migrate(self, ordered: OrderedMigration, address: str, epoch: int) -> worker_pb2.MigrateResponse:
@@ -51,7 +51,7 @@ class ReschedulingService:
         self,
         feed: ClusterFeed,
         manager: ReschedulingManager,
-        sender: OrderSender,
+        channel: OrderChannel,
         metrics: ReschedulerMetrics,
         lead: Lead,
         clock: Clock,
@@ -63,7 +63,7 @@ class ReschedulingService:
         self.lead = lead
         self._placing = placing
         self._feed = feed
-        self._sender = sender
+        self._channel = channel
         self._metrics = metrics
         self._clock = clock
         self._threads = threads
@@ -143,7 +143,7 @@ class ReschedulingService:
     async def _carry_out(self, ordered: OrderedMigration, address: str, epoch: int) -> None:
         moved, message, paused_ms = False, "the order was withdrawn: the scheduler is stopping", 0.0
         try:
-            answer = await self._sender.migrate(ordered, address, epoch)
+            answer = await self._channel.migrate(ordered, address, epoch)
             if answer.highest_epoch:
                 self.lead.refused(answer.highest_epoch)
             moved, message, paused_ms = answer.moved, answer.reason, answer.paused_ms

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from controlplane.monitor.book import PIECE_BLOCKS
+from controlplane.monitor.instance_registry import PIECE_BLOCKS
 from mesh.rpc.client import open_channel
 from mesh.runtime import GrpcTransport
 from penstock.v1 import monitor_pb2, monitor_pb2_grpc, worker_pb2

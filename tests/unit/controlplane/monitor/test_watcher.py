@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.monitor.book import InstanceBook, ReportedInstance
+from controlplane.monitor.instance_registry import InstanceRegistry, ReportedInstance
 from controlplane.monitor.watcher import MESSAGE_WEIGHT, Watcher
 from penstock.v1 import monitor_pb2, worker_pb2
 from tests.examples import examples
@@ -70,65 +70,67 @@ STEPS = st.lists(
 def test_whatever_happens_while_it_starts_a_watcher_ends_with_the_books_state(
     before: list[tuple[str, str, int]], during: list[tuple[str, str, int]]
 ) -> None:
-    book = InstanceBook(stale_s=1e9)
+    registry = InstanceRegistry(stale_s=1e9)
     incarnations = iter(range(1000))
     for step in before:
-        happen(book, step, incarnations)
-    watcher = Watcher("s", [i.instance_id for i in book.instances()], max_backlog=10**6)
+        happen(registry, step, incarnations)
+    watcher = Watcher("s", [i.instance_id for i in registry.instances()], max_backlog=10**6)
     told: list[monitor_pb2.InstanceUpdate] = []
     for step in during:
         if step[0] == "describe":
-            describe_next(book, watcher, told)
+            describe_next(registry, watcher, told)
             continue
-        for each in happen(book, step, incarnations):
+        for each in happen(registry, step, incarnations):
             watcher.offer(each)
-    while describe_next(book, watcher, told):
+    while describe_next(registry, watcher, told):
         pass
     told += watcher.take()
     assert replay(told) == {
         i.instance_id: (i.description.incarnation_id, i.blocks, i.load.running_requests if i.load else None)
-        for i in book.instances()
+        for i in registry.instances()
     }
 
 
-def happen(book: InstanceBook, step: tuple[str, str, int], incarnations: object) -> list[monitor_pb2.InstanceUpdate]:
+def happen(
+    registry: InstanceRegistry, step: tuple[str, str, int], incarnations: object
+) -> list[monitor_pb2.InstanceUpdate]:
     kind, instance_id, number = step
-    instance = book.get(instance_id)
+    instance = registry.get(instance_id)
     if kind == "restart" or (instance is None and kind in ("store", "load")):
         description = worker_pb2.InstanceDescription(
             instance_id=instance_id,
             incarnation_id=str(next(incarnations)),  # type: ignore[call-overload]
         )
-        return book.joined(description, 0.0)[1]
+        return registry.joined(description, 0.0)[1]
     if instance is None:
         return []
-    return happen_to(book, instance, kind, number)
+    return happen_to(registry, instance, kind, number)
 
 
 def happen_to(
-    book: InstanceBook, instance: ReportedInstance, kind: str, number: int
+    registry: InstanceRegistry, instance: ReportedInstance, kind: str, number: int
 ) -> list[monitor_pb2.InstanceUpdate]:
     match kind:
         case "store":
-            return book.cached(instance, monitor_pb2.KvUpdate(stored=[number]))
+            return registry.cached(instance, monitor_pb2.KvUpdate(stored=[number]))
         case "remove":
-            return book.cached(instance, monitor_pb2.KvUpdate(removed=[number]))
+            return registry.cached(instance, monitor_pb2.KvUpdate(removed=[number]))
         case "clear":
-            return book.cached(instance, monitor_pb2.KvUpdate(cleared=True))
+            return registry.cached(instance, monitor_pb2.KvUpdate(cleared=True))
         case "lost":
-            return book.lost(instance, "died")
+            return registry.lost(instance, "died")
         case "load":
-            return book.loaded(instance, worker_pb2.LoadReport(running_requests=number), 0.0)
+            return registry.loaded(instance, worker_pb2.LoadReport(running_requests=number), 0.0)
     return []
 
 
-def describe_next(book: InstanceBook, watcher: Watcher, told: list[monitor_pb2.InstanceUpdate]) -> bool:
+def describe_next(registry: InstanceRegistry, watcher: Watcher, told: list[monitor_pb2.InstanceUpdate]) -> bool:
     instance_id = watcher.next_undescribed()
     if instance_id is None:
         return False
-    instance = book.get(instance_id)
+    instance = registry.get(instance_id)
     if instance is not None:
-        told += book.describe(instance)
+        told += registry.describe(instance)
     told += watcher.take()
     return True
 

@@ -24,14 +24,14 @@ from mesh.runtime import GrpcTransport
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from tests.unit.controlplane.local_mesh import local_mesh
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
-from tests.unit.controlplane.planner.desk_at_work import NOW_UNIX_S, desk_with
+from tests.unit.controlplane.planner.manager_at_work import NOW_UNIX_S, desk_with
 
 
 async def test_the_first_workload_is_planned_for_and_the_plan_applied() -> None:
     async with desk_with() as at:
         assert await at.report(window()) == "it is the first workload: planning"
         await at.planned()
-        revision, plan_json = await at.desk.plan_of("both")
+        revision, plan_json = await at.manager.plan_of("both")
         plan = decode_plan(plan_json.encode())
         assert (plan.thresholds, plan.judge) == ((61.0,), "exact")
         assert plan.workload is not None
@@ -95,11 +95,11 @@ async def test_a_goal_can_be_removed_and_the_plan_stays() -> None:
     async with desk_with() as at:
         await at.report(window())
         await at.planned()
-        assert await at.desk.remove_goal("both")
-        assert not await at.desk.remove_goal("both")
+        assert await at.manager.remove_goal("both")
+        assert not await at.manager.remove_goal("both")
         assert "no goal" in await at.report(window(rate_per_s=50.0))
-        assert (await at.desk.plan_of("both"))[0] > 0
-        (status,) = await at.desk.statuses()
+        assert (await at.manager.plan_of("both"))[0] > 0
+        (status,) = await at.manager.statuses()
         assert status.goal is None
 
 
@@ -114,7 +114,7 @@ async def test_another_goal_asks_for_another_plan() -> None:
     async with desk_with(msgspec.structs.replace(GOAL, replan=False)) as at:
         await at.report(window())
         await at.planned()
-        await at.desk.set_goal(msgspec.structs.replace(GOAL, quality=70.0, replan=False))
+        await at.manager.set_goal(msgspec.structs.replace(GOAL, quality=70.0, replan=False))
         await at.verdict(lambda verdict: "another goal was set" in verdict)
         assert "the goal was set after the plan in force: planning" in await at.report(window())
         await at.planned()
@@ -133,7 +133,7 @@ async def test_scores_of_another_judge_begin_a_new_history() -> None:
         assert "the plan in force is by the scores of exact: planning" in await at.report(window(score=80.0))
         await at.verdict(lambda verdict: "scores of exact: planned anew" in verdict)
         assert read_workload(at.maker.asked[-1][1])[1].requests == 40, "none of the former judge's scores"
-        assert decode_plan((await at.desk.plan_of("both"))[1].encode()).judge == "model:b"
+        assert decode_plan((await at.manager.plan_of("both"))[1].encode()).judge == "model:b"
 
 
 async def test_too_few_requests_are_said_to_be_too_few() -> None:
@@ -164,7 +164,7 @@ async def test_a_goal_has_as_many_tiers_as_the_cascade() -> None:
     async with desk_with(goal=None) as at:
         three = msgspec.structs.replace(GOAL, tiers=(*GOAL.tiers, "x@H100"))
         with pytest.raises(ConfigurationError, match=r"names 3 tiers, the cascade has 2 \(small, large\)"):
-            await at.desk.set_goal(three)
+            await at.manager.set_goal(three)
         await at.store.put(three.key, msgspec.json.encode(three))
         await at.report(window())
         await at.verdict(lambda verdict: "the goal names 3 tiers, the cascade has 2" in verdict)
@@ -179,8 +179,8 @@ async def test_what_a_judgement_takes_depends_on_the_judge_unless_it_is_said(jud
         await at.planned()
         assert at.maker.asked[0][0].judge_s == seconds
         with pytest.raises(ConfigurationError, match="--judge-s"):
-            await at.desk.set_goal(msgspec.structs.replace(unsaid, cascade="unknown"))
-        await at.desk.set_goal(msgspec.structs.replace(GOAL, cascade="unknown"))
+            await at.manager.set_goal(msgspec.structs.replace(unsaid, cascade="unknown"))
+        await at.manager.set_goal(msgspec.structs.replace(GOAL, cascade="unknown"))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ async def test_what_a_judgement_takes_depends_on_the_judge_unless_it_is_said(jud
 async def test_plans_that_contradict_themselves_or_the_cascade_are_refused(plan: CascadePlan, words: str) -> None:
     async with desk_with() as at:
         with pytest.raises(PlanInfeasible, match=words):
-            await at.desk.apply(plan)
+            await at.manager.apply(plan)
         assert await at.record() == RECORD
         assert at.plans("refused", "both" if plan.name == "both" else "unknown") == 1
 
@@ -209,7 +209,7 @@ async def test_names_that_callers_make_up_are_no_labels() -> None:
         assert "there is no cascade made up" in await at.report(window(), cascade="made up")
         assert at.metric("workloads_total", cascade="unknown") == 1
         with pytest.raises(PlanInfeasible, match="no cascade plan"):
-            await at.desk.apply_encoded(b"{}")
+            await at.manager.apply_encoded(b"{}")
         assert at.plans("refused", "unknown") == 1
 
 

@@ -14,9 +14,9 @@ from controlplane.planning.cascade.workload import (
     read_workload,
     write_window,
 )
-from tests.unit.controlplane.planner import desk_at_work
+from tests.unit.controlplane.planner import manager_at_work
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
-from tests.unit.controlplane.planner.desk_at_work import desk_with
+from tests.unit.controlplane.planner.manager_at_work import desk_with
 
 
 @pytest.mark.process
@@ -28,7 +28,7 @@ async def test_one_plan_is_made_however_many_workloads_come_meanwhile() -> None:
         at.maker.may_end.set()
         await at.planned()
         assert (len(at.maker.asked), at.plans("applied"), len(at.tasks)) == (1, 1, 0)
-        (status,) = await at.desk.statuses()
+        (status,) = await at.manager.statuses()
         assert (status.workloads, status.plans) == (4, 1)
 
 
@@ -47,12 +47,12 @@ async def test_cascades_wait_for_their_turn_and_are_looked_at_again_then() -> No
     other = msgspec.structs.replace(RECORD, name="other")
     async with desk_with() as at:
         await at.store.put(other.key, msgspec.json.encode(other))
-        await at.desk.set_goal(msgspec.structs.replace(GOAL, cascade="other"))
+        await at.manager.set_goal(msgspec.structs.replace(GOAL, cascade="other"))
         at.maker.may_end.clear()
         await at.report(window())
         await at.report(window(), cascade="other")
         await at.until(lambda: bool(at.maker.asked))
-        await at.desk.remove_goal("other")
+        await at.manager.remove_goal("other")
         at.maker.may_end.set()
         await at.until(lambda: not len(at.tasks))
         assert [goal.cascade for goal, _ in at.maker.asked] == ["both"]
@@ -65,9 +65,9 @@ async def test_a_plan_begun_for_what_has_changed_since_is_not_applied(change: st
         await at.report(window())
         await at.until(lambda: bool(at.maker.asked))
         if change == "goal":
-            await at.desk.set_goal(msgspec.structs.replace(GOAL, quality=99.0))
+            await at.manager.set_goal(msgspec.structs.replace(GOAL, quality=99.0))
         elif change == "plan":
-            await at.desk.apply(plan_with(33.0))
+            await at.manager.apply(plan_with(33.0))
         elif change == "judge":
             await at.store.put(RECORD.key, msgspec.json.encode(msgspec.structs.replace(RECORD, judges=("model:x",))))
         elif change == "thresholds":
@@ -86,7 +86,7 @@ async def test_a_plan_begun_for_what_has_changed_since_is_not_applied(change: st
 
 
 async def test_after_a_plan_that_was_outdated_the_next_workload_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_at_work, "DRIFT", replace(desk_at_work.DRIFT, pause_windows=1))
+    monkeypatch.setattr(manager_at_work, "DRIFT", replace(manager_at_work.DRIFT, pause_windows=1))
     async with desk_with() as at:
         await at.report(window())
         await at.planned()
@@ -109,7 +109,7 @@ async def test_a_planner_that_starts_again_keeps_the_plan_and_goes_on_watching()
         again = at.restarted()
         assert await again.report(window(seed=2)) == "the workload is as planned for"
         assert "switched off" in await again.report(window(score=20.0))
-        await again.desk.set_goal(GOAL)
+        await again.manager.set_goal(GOAL)
         await again.report(window())
         await again.planned()
         once_more = again.restarted()
@@ -121,7 +121,7 @@ async def test_a_planner_that_starts_again_keeps_the_plan_and_goes_on_watching()
 @pytest.mark.parametrize("replan", [False, True])
 async def test_a_plan_applied_by_hand_counts_and_is_compared_by_its_rate(replan: bool) -> None:
     async with desk_with(msgspec.structs.replace(GOAL, replan=replan)) as at:
-        await at.desk.apply(plan_with(33.0))
+        await at.manager.apply(plan_with(33.0))
         assert await at.report(window()) == "the workload is as planned for"
         verdict = await at.report(window(rate_per_s=20.0))
         assert verdict.startswith("the request rate went from 2 to 20")
@@ -147,7 +147,7 @@ async def test_a_plan_that_gives_a_tier_no_gpus_is_not_the_last_one() -> None:
     async with desk_with() as at:
         await at.report(window())
         await at.planned()
-        await at.desk.apply(plan_with(0.0, tiers=ONLY_SMALL))
+        await at.manager.apply(plan_with(0.0, tiers=ONLY_SMALL))
         await at.report(window(), lines=without_large(window()))
         harder = window(score=20.0)
         assert "mean score went from 50 to 20: planning" in await at.report(harder, lines=without_large(harder))
@@ -161,13 +161,13 @@ async def test_a_tier_that_nobody_has_seen_is_left_out_or_waited_for() -> None:
         await at.report(window(), lines=without_large(window()))
         verdict = await at.verdict(lambda verdict: "no new plan" in verdict)
         assert "large has answered too few samples since this planner started" in verdict
-        await at.desk.apply(plan_with(0.0, tiers=ONLY_SMALL))
+        await at.manager.apply(plan_with(0.0, tiers=ONLY_SMALL))
         faster = window(rate_per_s=9.0)
         await at.report(faster, lines=without_large(faster))
         assert "large has no GPUs and was never seen, so it is left out" in await at.planned()
         goal, workload = at.maker.asked[-1]
         assert (goal.tiers, read_workload(workload)[0]) == (GOAL.tiers[:1], ("small",))
-        plan = decode_plan((await at.desk.plan_of("both"))[1].encode())
+        plan = decode_plan((await at.manager.plan_of("both"))[1].encode())
         assert [(tier.model, tier.gpus, tier.share) for tier in plan.tiers] == [("small", 1, 1.0), ("large", 0, 0.0)]
         assert (plan.thresholds, plan.workload and plan.workload.scores[1]) == ((0.0,), None)
         assert "as planned" in await at.report(faster, lines=without_large(faster))

@@ -4,8 +4,16 @@ from dataclasses import dataclass
 
 from controlplane.protocols.bid_ask import messages, receiver, sender
 from controlplane.protocols.bid_ask.limits import BidAskLimits
-from controlplane.protocols.bid_ask.receiver import Capacity, Receiver
-from controlplane.protocols.bid_ask.sender import Closed, Migrate, MigrationEnded, PeerLost, RequestEnded, Sender, Tick
+from controlplane.protocols.bid_ask.receiver import BidAskReceiver, Capacity
+from controlplane.protocols.bid_ask.sender import (
+    BidAskSender,
+    Closed,
+    Migrate,
+    MigrationEnded,
+    PeerLost,
+    RequestEnded,
+    Tick,
+)
 
 LIMITS = BidAskLimits(incoming=2, deals=6, queued=4, starving_after=2)
 KV_TOKENS = 400
@@ -16,8 +24,8 @@ TO_RECEIVER = (messages.Ask, messages.Award, messages.Begun, messages.Busy, mess
 class Node:
     """One instance in one of its lives."""
 
-    sender: Sender
-    receiver: Receiver
+    sender: BidAskSender
+    receiver: BidAskReceiver
     requests: dict[str, int]
     """Context tokens by id."""
 
@@ -57,7 +65,7 @@ class Cluster:
         self.made = 0
 
     def _node(self, name: str) -> Node:
-        return Node(Sender(f"{name}{self.lives[name]}", self.limits), Receiver(self.limits), {})
+        return Node(BidAskSender(f"{name}{self.lives[name]}", self.limits), BidAskReceiver(self.limits), {})
 
     def capacity(self, name: str) -> Capacity:
         used = sum(self.nodes[name].requests.values())

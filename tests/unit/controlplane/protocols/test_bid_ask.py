@@ -9,8 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from controlplane.protocols.bid_ask import messages, receiver, sender
 from controlplane.protocols.bid_ask.choice import Offer, choose
-from controlplane.protocols.bid_ask.receiver import Capacity, EntryState, Receiver
-from controlplane.protocols.bid_ask.sender import Closed, DealState, Migrate, MigrationEnded, PeerLost, Sender, Tick
+from controlplane.protocols.bid_ask.receiver import BidAskReceiver, Capacity, EntryState
+from controlplane.protocols.bid_ask.sender import (
+    BidAskSender,
+    Closed,
+    DealState,
+    Migrate,
+    MigrationEnded,
+    PeerLost,
+    Tick,
+)
 from mesh.errors import IllegalTransition
 from tests.examples import examples
 from tests.unit.controlplane.protocols.bid_ask_model import KV_TOKENS, LIMITS, Cluster
@@ -195,7 +203,7 @@ def test_without_idle_cache_nothing_moves() -> None:
 
 
 def test_idle_cache_that_is_gone_when_its_turn_comes_keeps_the_request() -> None:
-    taker = Receiver(LIMITS)
+    taker = BidAskReceiver(LIMITS)
     for number in range(2):
         award = messages.Award(f"s{number}-1", f"r{number}", 40, 40)
         taker.receive(f"s{number}", award, Capacity(0, 100), 0.0)
@@ -207,7 +215,7 @@ def test_idle_cache_that_is_gone_when_its_turn_comes_keeps_the_request() -> None
 
 
 def test_the_more_loaded_sender_comes_first_and_a_busy_one_is_skipped() -> None:
-    taker = Receiver(LIMITS)
+    taker = BidAskReceiver(LIMITS)
     full = Capacity(0, 0, accepts=False)
     for name, load in (("light", 10), ("heavy", 90), ("middle", 50)):
         sends = taker.receive(name, messages.Award(f"{name}-1", name, 10, load), ROOMY, 0.0)
@@ -258,7 +266,7 @@ def test_every_offer_is_answered_or_given_up_without_any_message_arriving() -> N
 
 
 def test_a_bid_over_the_ceiling_does_not_count() -> None:
-    giver = Sender("a", LIMITS)
+    giver = BidAskSender("a", LIMITS)
     giver.offer("r", 10, ("b",), 0.0, ceiling_tokens=99)
     (closed,) = giver.receive("b", messages.Bid("a-1", 100, 0.0), 1.0)
     assert isinstance(closed, Closed)
@@ -266,7 +274,7 @@ def test_a_bid_over_the_ceiling_does_not_count() -> None:
 
 
 def test_only_so_many_are_offered_at_once() -> None:
-    giver = Sender("a", LIMITS)
+    giver = BidAskSender("a", LIMITS)
     for number in range(LIMITS.deals):
         assert giver.offer(f"r{number}", 10, ("b",), 0.0)
     assert not giver.has_room
@@ -274,7 +282,7 @@ def test_only_so_many_are_offered_at_once() -> None:
 
 
 def test_a_lost_receiver_frees_the_request() -> None:
-    giver = Sender("a", LIMITS)
+    giver = BidAskSender("a", LIMITS)
     giver.offer("r", 10, ("b", "c"), 0.0)
     giver.receive("b", messages.Bid("a-1", 0, 0.0), 1.0)
     giver.receive("c", messages.Pass("a-1", "full"), 1.0)
@@ -285,7 +293,7 @@ def test_a_lost_receiver_frees_the_request() -> None:
 
 
 def test_an_attempt_answered_busy_is_never_acted_on_later() -> None:
-    giver = Sender("a", LIMITS)
+    giver = BidAskSender("a", LIMITS)
     for number in (1, 2):
         giver.offer(f"r{number}", 10, ("b",), 0.0)
         giver.receive("b", messages.Bid(f"a-{number}", 0, 0.0), 0.0)
@@ -298,7 +306,7 @@ def test_an_attempt_answered_busy_is_never_acted_on_later() -> None:
 
 
 def test_promises_end() -> None:
-    giver = Sender("a", LIMITS)
+    giver = BidAskSender("a", LIMITS)
     giver.offer("r", 10, ("b",), 0.0)
     giver.receive("b", messages.Bid("a-1", 0, 0.0), 0.0)
     giver.receive("b", messages.Accepted("a-1"), 1.0)
@@ -309,7 +317,7 @@ def test_promises_end() -> None:
 
 
 def test_throughput_is_measured() -> None:
-    taker = Receiver(LIMITS)
+    taker = BidAskReceiver(LIMITS)
     taker.receive("s", messages.Award("s-1", "r", 1000, 1000), ROOMY, 0.0)
     taker.receive("s", messages.Begun("s-1"), ROOMY, 10.0)
     before = taker.throughput_tokens_s
@@ -321,14 +329,14 @@ def test_throughput_is_measured() -> None:
 
 
 def test_unknown_promises_are_withdrawn() -> None:
-    giver = Sender("a", LIMITS)
+    giver = BidAskSender("a", LIMITS)
     (answer,) = giver.receive("b", messages.Ready("old-7", 3), 0.0)
     assert isinstance(answer, sender.Send)
     assert isinstance(answer.message, messages.Withdrawn)
 
 
 def test_illegal_transitions_tell_the_story() -> None:
-    giver = Sender("a", LIMITS)
+    giver = BidAskSender("a", LIMITS)
     giver.offer("r", 10, ("b",), 0.0)
     deal = giver._deals["a-1"]
     with pytest.raises(IllegalTransition, match=r"deal a-1 of r: asking cannot become moving; 0 ms: asked b"):

@@ -21,8 +21,8 @@ from controlplane.policies.stages.placement import Stages
 from controlplane.recording import events
 from controlplane.recording import replay as replaying
 from controlplane.recording.replay import replay
-from controlplane.scheduler.desk import PlacementDesk
 from controlplane.scheduler.metrics import SchedulerMetrics
+from controlplane.scheduler.placement_service import PlacementService
 from controlplane.scheduler.recorder import Recorder
 from controlplane.scheduler.settings import SchedulerSettings
 from mesh.errors import ConfigurationError
@@ -40,19 +40,19 @@ STATES = (InstanceState.READY,) * 8 + (InstanceState.DRAINING,)
 
 
 class LiveScheduler:
-    """A placement desk as the scheduler role drives it, with a monitor's messages made up from a seed."""
+    """A placement placements as the scheduler role drives it, with a monitor's messages made up from a seed."""
 
     def __init__(self, path: Path, policy: str, seed: int) -> None:
         self.clock = StillClock(0.0)
         self.random = random.Random(seed)
         settings = SchedulerSettings(policy=policy, record=path, max_indexed_blocks=10_000)
-        self.desk = PlacementDesk(settings, SchedulerMetrics(CollectorRegistry()), self.clock)
+        self.placements = PlacementService(settings, SchedulerMetrics(CollectorRegistry()), self.clock)
         self.requests: list[str] = []
         self.prefilled: dict[str, str] = {}
         self._sequence = 0
         self._incarnations = dict.fromkeys(PHASES, 0)
         self.links = FrontendLinks()
-        self.desk.feed.linked(self.links)
+        self.placements.feed.linked(self.links)
         self.link(*PHASES)
         self.unheard: set[str] = set()
         """Instances that do not report."""
@@ -61,24 +61,24 @@ class LiveScheduler:
     def link(self, *names: str) -> None:
         """The frontend is connected to these, and the directory knows all."""
         for name, incarnation in self._incarnations.items():
-            self.desk.feed.announced(name, str(incarnation))
+            self.placements.feed.announced(name, str(incarnation))
         self.links.report((name, str(self._incarnations[name])) for name in names)
-        self.desk.feed.review(self.clock.at_s)
+        self.placements.feed.review(self.clock.at_s)
 
     def begin_watch(self) -> None:
         """A monitor tells the whole state anew."""
-        feed = self.desk.feed
+        feed = self.placements.feed
         feed.end()
         feed.begin()
         self._sequence = 0
         heard = [name for name in PHASES if name not in self.unheard]
         self.tell(*(self.joined(name) for name in heard), *(self.load(name) for name in heard), synced=True)
-        self.desk.tick()
+        self.placements.tick()
 
     def tell(self, *changes: monitor_pb2.InstanceUpdate, synced: bool = False) -> None:
         self._sequence += 1
         update = monitor_pb2.ClusterUpdate(sequence=self._sequence, instances=changes, synced=synced)
-        self.desk.feed.apply(update, self.clock.at_s)
+        self.placements.feed.apply(update, self.clock.at_s)
 
     def joined(self, name: str) -> monitor_pb2.InstanceUpdate:
         description = worker_pb2.InstanceDescription(
@@ -113,7 +113,7 @@ class LiveScheduler:
     def happen(self) -> None:
         """One thing, at random."""
         self.clock.at_s += 0.05
-        choose, desk = self.random, self.desk
+        choose, placements = self.random, self.placements
         name = choose.choice(list(PHASES))
         kind = choose.randrange(15)
         if name in self.unheard and kind in (0, 1, 2, 3, 5, 12):
@@ -136,11 +136,11 @@ class LiveScheduler:
             case 5:
                 self.tell(self.update(name, stale=choose.random() < 0.5))
             case 6 if self.requests:
-                desk.ended(
+                placements.ended(
                     scheduler_pb2.RequestEnded(request_id=self.requests.pop(choose.randrange(len(self.requests))))
                 )
             case 7:
-                desk.tick()
+                placements.tick()
             case 12:
                 self.unheard.add(name)
                 self.tell(self.update(name, lost=monitor_pb2.InstanceLost(reason="its report stream broke")))
@@ -150,7 +150,7 @@ class LiveScheduler:
                 self.begin_watch()
             case 8 if self.prefilled:
                 request_id, instance_id = self.prefilled.popitem()
-                desk.place_decode(
+                placements.place_decode(
                     scheduler_pb2.PlaceDecodeRequest(
                         request_id=request_id,
                         model="m",
@@ -164,7 +164,7 @@ class LiveScheduler:
 
     def place(self, request_id: str) -> None:
         choose = self.random
-        answer = self.desk.place(
+        answer = self.placements.place(
             scheduler_pb2.PlaceRequest(
                 request_id=request_id,
                 model="m",
@@ -182,8 +182,8 @@ class LiveScheduler:
                 self.prefilled[request_id] = answer.instance_id
 
     def end(self) -> None:
-        assert self.desk.recorder is not None
-        self.desk.recorder.close()
+        assert self.placements.recorder is not None
+        self.placements.recorder.close()
 
 
 @pytest.mark.slow
@@ -206,16 +206,16 @@ def test_through_switches_of_the_policy_a_silent_monitor_and_a_new_watch(tmp_pat
     path = tmp_path / "recording.jsonl"
     live = LiveScheduler(path, "lmetric", seed=3)
     for turn, name in enumerate(OWN_POLICIES):
-        live.desk.switch.configure(name)
+        live.placements.switch.configure(name)
         for _ in range(30):
             live.happen()
         if turn == 4:
             live.clock.at_s += 10.0
-            live.desk.tick()
-            assert live.desk.switch.fallback_reason
+            live.placements.tick()
+            assert live.placements.switch.fallback_reason
             live.place("by the fallback")
             live.begin_watch()
-            assert not live.desk.switch.fallback_reason
+            assert not live.placements.switch.fallback_reason
     live.end()
     outcome = replay(path.open("rb"))
     assert outcome.policies == list(OWN_POLICIES)
@@ -294,7 +294,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_scheduler(fails: Callable[[R
 def test_stages_and_their_changes_are_part_of_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "recording.jsonl"
     live = LiveScheduler(path, "stages", seed=11)
-    policy = live.desk.switch.configured
+    policy = live.placements.switch.configured
     assert isinstance(policy, Stages)
     short = StageLayout("m", 1, (("a",), ("b", "c", "d")), (1500,))
     long = StageLayout("m", 2, (("a", "b", "c"), ("d",)), (3000,))

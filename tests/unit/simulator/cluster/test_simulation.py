@@ -13,7 +13,7 @@ from controlplane.model.cluster import ClusterTable
 from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.registry import create_policy
 from controlplane.protocols.recovery import RecoveryLimits
-from controlplane.scheduler import desk, feed
+from controlplane.scheduler import feed, placement_service
 from mesh.errors import ConfigurationError
 from simulator.cluster.config import ClusterConfig, Failure
 from simulator.cluster.simulation import ClusterSimulation
@@ -45,7 +45,7 @@ def conversations(seconds: float = 60.0, seed: int = 1) -> list[TraceRequest]:
 
 def test_there_is_no_second_copy_of_the_live_objects() -> None:
     simulation = ClusterSimulation([], ClusterConfig(2, SMALL), PER_TOKEN, create_policy("lmetric"))
-    assert simulator.cluster.placements.place is controlplane.policies.place.place is desk.place  # type: ignore[attr-defined]
+    assert simulator.cluster.placements.place is controlplane.policies.place.place is placement_service.place  # type: ignore[attr-defined]
     assert type(simulation.table) is ClusterTable is feed.ClusterTable  # type: ignore[attr-defined]
     assert type(simulation.table.index) is PrefixIndex
     engines_instance = engine_worker.engines.simulated.Instance  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controlplane.planner.metrics import PlannerMetrics
-from controlplane.planner.stages import desk as desk_module
-from controlplane.planner.stages.desk import StageDesk
+from controlplane.planner.stages import manager as desk_module
 from controlplane.planner.stages.making import DERIVED, LengthStatistics, quality_for
+from controlplane.planner.stages.manager import StagePlanManager
 from controlplane.planner.stages.service import StagePlannerService
 from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.stage_partition import PartitionMethod
@@ -55,7 +55,7 @@ class Bench:
         self.announcements: dict[str, Announcement] = {}
         self.registry = CollectorRegistry()
         metrics = PlannerMetrics(self.registry)
-        self.desk = StageDesk(self.store, self.directory, "planner", Leading(), metrics, self.runtime)
+        self.manager = StagePlanManager(self.store, self.directory, "planner", Leading(), metrics, self.runtime)
         self.server = RpcServer(GrpcTransport())
         self.stub: Any = None
 
@@ -67,10 +67,10 @@ class Bench:
 
     async def start(self) -> None:
         await self.directory.start()
-        self.desk.start(self.tasks, self.errors.append)
+        self.manager.start(self.tasks, self.errors.append)
         self.server.add(
             stages_pb2_grpc.add_StagePlannerServicer_to_server,
-            StagePlannerService(self.desk),
+            StagePlannerService(self.manager),
             "penstock.v1.StagePlanner",
         )
         await self.server.start()
@@ -178,13 +178,13 @@ class Blind:
             raise StoreError("the store is away")
         return await self._bench.store.range(prefix)
 
-    def desk(self) -> StageDesk:
+    def manager(self) -> StagePlanManager:
         """Another planner, restarted."""
         store: Any = self
         metrics = PlannerMetrics(CollectorRegistry())
-        desk = StageDesk(store, self._bench.directory, "planner", Leading(), metrics, self._bench.runtime)
-        desk.start(self._bench.tasks, self._bench.errors.append)
-        return desk
+        manager = StagePlanManager(store, self._bench.directory, "planner", Leading(), metrics, self._bench.runtime)
+        manager.start(self._bench.tasks, self._bench.errors.append)
+        return manager
 
 
 async def planned(bench: Bench) -> None:
@@ -197,7 +197,7 @@ async def planned(bench: Bench) -> None:
 
 async def test_plans_stand_while_a_restarted_planner_has_not_heard_whether_stages_are_on(bench: Bench) -> None:
     await planned(bench)
-    restarted = Blind(bench, STAGES_KEY).desk()
+    restarted = Blind(bench, STAGES_KEY).manager()
     async with asyncio.timeout(WAIT_S):
         while restarted.record("m") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -208,7 +208,7 @@ async def test_plans_stand_while_a_restarted_planner_has_not_heard_whether_stage
 
 async def test_a_restarted_planner_that_does_not_know_the_plans_yet_gives_no_revision_twice(bench: Bench) -> None:
     await planned(bench)
-    Blind(bench, LAYOUT_PREFIX).desk()
+    Blind(bench, LAYOUT_PREFIX).manager()
     bench.clock.at_s += 1.0
     replanned = await bench.until(lambda model: model.planned_unix_ms > 1_000_000)
     assert replanned.revision > 1
@@ -263,8 +263,8 @@ async def test_a_setting_that_cannot_be_is_refused(bench: Bench) -> None:
         await switch(bench, enabled=True, method="guess")
     kept = await switch(bench, enabled=True, refinement="memory", fewest_lengths=7)
     assert (kept.enabled, kept.method, kept.refinement) == (True, "exact", "memory")
-    assert bench.desk.setting.fewest_lengths == 7
-    assert bench.desk.setting.method is PartitionMethod.EXACT
+    assert bench.manager.setting.fewest_lengths == 7
+    assert bench.manager.setting.method is PartitionMethod.EXACT
 
 
 async def test_instances_for_prefill_alone_take_no_part(bench: Bench) -> None:
@@ -273,7 +273,7 @@ async def test_instances_for_prefill_alone_take_no_part(bench: Bench) -> None:
     async with asyncio.timeout(WAIT_S):
         while len(bench.directory.members("worker")) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert [member.member_id for member in bench.desk.workers()["m"]] == ["a"]
+    assert [member.member_id for member in bench.manager.workers()["m"]] == ["a"]
 
 
 def test_derived_quality_names_itself_and_is_positive() -> None:

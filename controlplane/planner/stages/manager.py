@@ -43,7 +43,7 @@ UNSTAGED_PHASE = "prefill"
 """Instances that never decode take no part."""
 
 
-class StageDesk:
+class StagePlanManager:
     """Makes the plans of every model while stages are switched on; takes them away when they are switched off."""
 
     def __init__(

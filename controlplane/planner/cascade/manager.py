@@ -57,7 +57,7 @@ class _Watched:
     """Of the goal that the verdict is about."""
 
 
-class CascadeDesk:
+class CascadePlanManager:
     """Of all cascades. One plan is made at a time, and one at most waits for each cascade; workloads that come
     meanwhile are taken down. What there is to decide by is read from the state store when it is decided."""
 

@@ -1,4 +1,4 @@
-"""A planner's desk with plans made at once, and what it says and counts."""
+"""A planner's manager with plans made at once, and what it says and counts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_goal import CascadeGoal
 from controlplane.model.cascade_record import CascadeRecord
-from controlplane.planner.cascade.desk import CascadeDesk
+from controlplane.planner.cascade.manager import CascadePlanManager
 from controlplane.planner.cascade.report import WorkloadReport
 from controlplane.planner.metrics import PlannerMetrics
 from controlplane.planning.cascade.drift import DriftSettings
@@ -55,12 +55,12 @@ class Maker:
 
 class Desk:
     def __init__(
-        self, store: StateStore, desk: CascadeDesk, maker: Maker, registry: CollectorRegistry, tasks: TaskSet
+        self, store: StateStore, manager: CascadePlanManager, maker: Maker, registry: CollectorRegistry, tasks: TaskSet
     ) -> None:
-        self.store, self.desk, self.maker, self._registry, self.tasks = store, desk, maker, registry, tasks
+        self.store, self.manager, self.maker, self._registry, self.tasks = store, manager, maker, registry, tasks
 
     async def report(self, sample: CascadeSample, **fields: Any) -> str:
-        return await self.desk.report(WorkloadReport(**{"cascade": "both", "lines": lines(sample), **fields}))
+        return await self.manager.report(WorkloadReport(**{"cascade": "both", "lines": lines(sample), **fields}))
 
     async def count(self, offered: int, **fields: Any) -> str:
         """A window of 100 s in which so many came; up to 40 were sampled."""
@@ -79,8 +79,8 @@ class Desk:
     def of(store: StateStore, maker: "Maker", tasks: TaskSet, **more: Any) -> "Desk":
         registry = CollectorRegistry()
         metrics, clock = PlannerMetrics(registry), StillClock(5.0, NOW_UNIX_S)
-        desk = CascadeDesk(store, maker, DRIFT, tasks, metrics, Leading(), clock, **more)
-        return Desk(store, desk, maker, registry, tasks)
+        manager = CascadePlanManager(store, maker, DRIFT, tasks, metrics, Leading(), clock, **more)
+        return Desk(store, manager, maker, registry, tasks)
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self._registry.get_sample_value(f"penstock_planner_{name}", labels)
@@ -97,7 +97,7 @@ class Desk:
         """Once it is as expected."""
         async with asyncio.timeout(10):
             while True:
-                (status,) = await self.desk.statuses()
+                (status,) = await self.manager.statuses()
                 if holds(status.verdict):
                     return status.verdict
                 await asyncio.sleep(0)
@@ -116,7 +116,7 @@ async def desk_with(
     at = Desk.of(store, maker, tasks, **more)
     await store.put(record.key, msgspec.json.encode(record))
     if goal is not None:
-        await at.desk.set_goal(goal)
+        await at.manager.set_goal(goal)
     try:
         yield at
     finally:

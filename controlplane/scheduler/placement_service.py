@@ -1,4 +1,4 @@
-"""Where placements are made: the table in force, the policy in force, and the record of what was decided."""
+"""Places requests: applies the policy in force to the current snapshot and keeps the explanation."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,8 +17,7 @@ from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.metrics import Gauges, SchedulerMetrics
 from controlplane.scheduler.observation import Observation
 from controlplane.scheduler.policy_switch import PolicySwitch, PoolsLead
-from controlplane.scheduler.recorder import Recorder
-from controlplane.scheduler.recording_desk import RecordedDecisions
+from controlplane.scheduler.recorder import DecisionRecorder, Recorder
 from controlplane.scheduler.settings import SchedulerSettings
 from mesh.errors import NoInstance, PlacementError, UnknownModel
 from mesh.runtime import Clock
@@ -35,8 +34,8 @@ OUTCOMES = {
 }
 
 
-class PlacementDesk:
-    """Answers place requests; everything it knows comes through `feed` and `switch`."""
+class PlacementService:
+    """Answers place requests. What it knows of instances comes through `feed`, the policy in force through `switch`."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class PlacementDesk:
         """Frontend of each request whose decode instance is to be asked for, oldest first."""
         self.share: Callable[[SharedEvent], None] = lambda event: None
         """Told of every placement, and of those that ended before they were reported."""
-        self._recorded = RecordedDecisions(self.recorder, self.switch, lambda: self.feed.table)
+        self._recorded = DecisionRecorder(self.recorder, self.switch, lambda: self.feed.table)
         self._observation = Observation(self._recorded.shown)
         self._metrics = metrics
         self._clock = clock
@@ -96,7 +95,7 @@ class PlacementDesk:
 
     @contextmanager
     def frontend(self) -> Iterator[FrontendLinks]:
-        """A frontend is there for as long as the block runs."""
+        """Count a frontend as there for as long as the block runs; what it is connected to comes by `linked`."""
         links = FrontendLinks()
         self.feed.linked(links)
         try:
@@ -140,7 +139,7 @@ class PlacementDesk:
         return answer
 
     def ended(self, message: scheduler_pb2.RequestEnded) -> None:
-        """A placed request is over."""
+        """A placed request is over: it is no longer counted for its instance before a report says so."""
         self._open_decodes.pop(message.request_id, None)
         for instance_id in self.feed.table.ended(message.request_id):
             self.share(SharedEvent(SharedKind.ENDED, message.request_id, instance_id))

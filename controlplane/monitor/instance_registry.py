@@ -15,7 +15,7 @@ PIECE_BLOCKS = 4096
 
 
 class ReportedInstance:
-    """One report stream's instance. Only the book writes to it."""
+    """One report stream's instance. Only the registry writes to it."""
 
     def __init__(self, description: worker_pb2.InstanceDescription, now_s: float) -> None:
         self.description = description
@@ -44,7 +44,7 @@ class ReportedInstance:
         )
 
 
-class InstanceBook:
+class InstanceRegistry:
     """All instances that report now. Every event returns the changes that watchers must be told, in order."""
 
     def __init__(self, stale_s: float) -> None:
