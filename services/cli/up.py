@@ -73,6 +73,15 @@ class UpOptions:
     drain_s: float
 
 
+def _known_policy(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    """Raises `click.BadParameter`, which ends the command with status 2 before anything is started."""
+    try:
+        create_policy(name)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from None
+    return name
+
+
 @click.command()
 @click.option(
     "--engine",
@@ -118,6 +127,7 @@ class UpOptions:
 @click.option(
     "--policy",
     metavar="NAME",
+    callback=_known_policy,
     default=DEFAULT_POLICY,
     show_default=True,
     help="Placement policy to begin with, as `penstock policy` lists them.",
@@ -177,7 +187,6 @@ def command(**options: Any) -> None:
 
 async def _up(options: UpOptions) -> int:
     end_with_parent_if_asked()
-    create_policy(options.policy)
     engine = ENGINES.get(options.engine)
     stop_asked, cut_asked = _signals()
     for port in range(options.port, options.port + max(1, options.frontends)):
