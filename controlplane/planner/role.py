@@ -61,6 +61,7 @@ class PlannerRole:
             cascades,
             context.runtime.clock,
             routers=lambda: [member.member_id for member in context.directory.members("cascade")],
+            member_id=context.member_id,
         )
         context.server.add(
             planner_pb2_grpc.add_PlannerServicer_to_server, PlannerService(manager), "penstock.v1.Planner"

@@ -71,8 +71,10 @@ class CascadePlanManager:
         lead: Lead,
         clock: Clock,
         routers: Callable[[], Collection[str]] = tuple,
+        member_id: str = "planner",
     ) -> None:
-        """`routers`: the cascade routers that are announced in the mesh."""
+        """`routers`: the cascade routers that are announced in the mesh; `member_id`: this planner."""
+        self._member_id = member_id
         self._stored = CascadeStore(store)
         self._make = make
         self._drift = drift
@@ -149,7 +151,9 @@ class CascadePlanManager:
         label = UNKNOWN_CASCADE
         try:
             label = _label(await self._stored.cascade(plan.name))
-            revision = await self._stored.apply(plan, self._check_lead if as_leader else lambda: None)
+            led = (self._lead.epoch, self._member_id) if as_leader else (0, "")
+            signed = msgspec.structs.replace(plan, epoch=led[0], leader=led[1])
+            revision = await self._stored.apply(signed, self._check_lead if as_leader else lambda: None)
         except PlanInfeasible:
             self._metrics.plans.labels(label, PlanOutcome.REFUSED).inc()
             raise

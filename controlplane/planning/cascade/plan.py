@@ -70,6 +70,10 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By whose scores the thresholds were chosen; empty in plans that do not say."""
     workload: WorkloadSummary | None = None
     """What it was planned for, as drift is measured; None in plans that do not say."""
+    epoch: int = 0
+    """Fencing epoch of the planner that put it into force by itself; 0: an operator applied it, which always counts."""
+    leader: str = ""
+    """That planner."""
 
     @property
     def latency_s(self) -> float:

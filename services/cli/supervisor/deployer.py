@@ -22,8 +22,10 @@ from controlplane.deployment.manager import (
 )
 from controlplane.model.cascade_goal import PLANS_PREFIX
 from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
+from controlplane.model.duties import CASCADES
 from controlplane.planning.cascade.plan import CascadePlan
-from mesh.errors import ConfigurationError, PlanInfeasible
+from mesh.errors import ConfigurationError, PlanInfeasible, StaleLeader
+from mesh.leadership_state import Fence
 from mesh.membership import Directory
 from mesh.store.interface import StateStore
 from mesh.store.stored_folder import StoredFolder
@@ -73,8 +75,9 @@ class Deployer:
         self._on_event = on_event
         self._news = asyncio.Event()
         self._tasks = TaskSet("deployer")
+        self._fence = Fence()
         self._notice = DeploymentNotice(store)
-        self._plans = StoredFolder(store, PLANS_PREFIX, CascadePlan, _check, self._on_change)
+        self._plans = StoredFolder(store, PLANS_PREFIX, CascadePlan, self._check, self._on_change)
         self._cascades = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, CascadeRecord.checked, self._on_change)
 
     def wake(self) -> None:
@@ -146,10 +149,12 @@ class Deployer:
             self._on_event(instruction.line)
         self.wake()
 
-
-def _check(plan: CascadePlan) -> None:
-    """Raises `ConfigurationError` for a plan that contradicts itself: it never takes the place of a good one."""
-    try:
-        plan.checked()
-    except PlanInfeasible as error:
-        raise ConfigurationError(str(error)) from error
+    def _check(self, plan: CascadePlan) -> None:
+        """Raises `ConfigurationError` for a plan that contradicts itself, or of a planner that leads no more: it never
+        takes the place of a good one."""
+        try:
+            plan.checked()
+            if plan.epoch:
+                self._fence.check(f"{CASCADES} of {plan.name}", plan.epoch, plan.leader)
+        except (PlanInfeasible, StaleLeader) as error:
+            raise ConfigurationError(str(error)) from error

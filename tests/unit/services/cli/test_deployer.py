@@ -266,6 +266,29 @@ async def test_a_plan_that_contradicts_itself_is_not_followed(store: EmbeddedSto
         await asyncio.wait([following])
 
 
+async def test_a_plan_of_a_planner_that_leads_no_more_is_not_followed(store: EmbeddedStore) -> None:
+    machine = Machine(0, store, small=[ONE])
+    following = asyncio.create_task(machine.deployer.follow())
+
+    def led(count: int, epoch: int, name: str = "both") -> CascadePlan:
+        leader = f"planner-{epoch}" if epoch else ""
+        return msgspec.structs.replace(planned(name, small={ONE: count}), epoch=epoch, leader=leader)
+
+    try:
+        await put(store, led(1, epoch=7))
+        await published(store, lambda record: record.is_reached and "both" in record.plans)
+        await put(store, led(3, epoch=5))
+        await put(store, led(1, epoch=5, name="more"))
+        told = await published(store, lambda record: "more" in record.plans and bool(record.missing))
+        assert [missing.count for missing in told.missing] == [1], "of each cascade the last leader counts"
+        await put(store, led(4, epoch=0))
+        told = await published(store, lambda record: sum(missing.count for missing in record.missing) == 4)
+        assert set(told.plans) == {"both", "more"}, "an operator's own plan always counts"
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
 async def test_thresholds_of_an_operator_leave_the_instances_as_planned(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
     following = asyncio.create_task(machine.deployer.follow())
