@@ -53,5 +53,5 @@ class FailedStarts:
         self._failures = {key: failure for key, failure in self._failures.items() if key[0] not in models}
 
     def reasons(self) -> Mapping[TierShape, Failure]:
-        """As they stand."""
+        """The failures since each model's plan came, by model and shape."""
         return self._failures

@@ -25,7 +25,7 @@ class GpuPool:
 
     @property
     def unit(self) -> str:
-        """What `free` counts."""
+        """What `free` counts, in words for the user."""
         return "GPUs" if self._count else "places on the CPU"
 
     def room_of(self, shape: Shape) -> int:
@@ -57,5 +57,5 @@ class GpuPool:
         assert held == list(range(self._count)), f"{self._count} GPUs, of which these are free or held: {held}"
 
     def give_back(self, name: str) -> None:
-        """The instance has ended."""
+        """An instance has ended: its GPUs are free again. No effect for one that has none."""
         self._free = sorted([*self._free, *self._taken.pop(name, [])])

@@ -96,7 +96,7 @@ class EndInstance:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Tell the user."""
+    """Tell the user, in one line."""
 
     line: str
 
@@ -178,7 +178,7 @@ class DeploymentManager:
         """`supervisor`: under whose name the status is published. An instance that has not joined the mesh for
         `ready_s` has failed. `running`: what was started before, by model and name, its GPUs taken."""
         self.status: DeploymentStatus | None = None
-        """As last published."""
+        """As last published; None before the first `StepsTaken`."""
         self._supervisor = supervisor
         self._gpus = gpus
         self._ready_s = ready_s
@@ -203,7 +203,7 @@ class DeploymentManager:
         return tuple(Replica(name, it.model, it.shape, it.state) for name, it in self._instances.items())
 
     def handle(self, event: DeploymentEvent, now_s: float) -> tuple[DeploymentInstruction, ...]:
-        """Take in an event."""
+        """Take in an event; returns what is to be done about it, in order."""
         match event:
             case RecordsChanged(plans, cascades):
                 return self._follow(self._counting(plans, cascades), now_s)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from controlplane.planning.cascade.plan import CascadePlan
 
 Shape = tuple[int, int]
-"""(tensor, pipeline) parallel."""
+"""An engine's degrees of (tensor, pipeline) parallelism; their product is the number of its GPUs."""
 
 
 class ReplicaState(StrEnum):

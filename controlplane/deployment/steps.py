@@ -42,7 +42,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Another instance."""
+    """Start another instance of a model, in this shape."""
 
     model: str
     shape: Shape

@@ -1,4 +1,4 @@
-"""The monitor role."""
+"""The monitor role: serves reports and watches, and spots instances whose reports have stopped."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ class MonitorRole:
         self._tasks = TaskSet("monitor")
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
-        """Serve reports and watches."""
+        """Serve reports from workers and watches of schedulers; begins with no instance known."""
         clock = context.runtime.clock.now_s
         service = MonitorService(context.member_id, InstanceRegistry(self._settings.stale_s), self._settings, clock)
         self._service = service
@@ -51,7 +51,7 @@ class MonitorRole:
         self._service.close()
 
     async def stop(self) -> None:
-        """End the staleness detector."""
+        """Stop looking for instances whose load reports have stopped."""
         await self._tasks.cancel()
 
     async def _tick(self, service: MonitorService, directory: Directory, clock: Callable[[], float]) -> None:

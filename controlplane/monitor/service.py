@@ -60,7 +60,7 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
             await context.abort(grpc.StatusCode.ABORTED, f"a newer stream reports for instance {instance.instance_id}")
 
     async def _take_reports(self, instance: ReportedInstance, context: Any) -> str:
-        """Why the stream ended."""
+        """Take in a worker's reports until its stream ends; returns why it did."""
         acked_s = float("-inf")
         while not instance.superseded:
             if self._clock() - acked_s >= ACK_INTERVAL_S:

@@ -23,7 +23,7 @@ class PlanOutcome(StrEnum):
 
 
 class PlannerMetrics:
-    """Counted where they happen."""
+    """Written by the planning managers; `outcome` is a `PlanOutcome`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.plans = Counter(

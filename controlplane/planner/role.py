@@ -1,4 +1,4 @@
-"""The planner role."""
+"""The planner role: plans of cascades and of stages, made by one planner of the mesh at a time."""
 
 import asyncio
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class PlannerRole:
         return self._leaderships
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
-        """Serve the contract."""
+        """Serve goals, workloads and plans, and begin to plan where this planner leads."""
         self._failure = asyncio.get_running_loop().create_future()
         metrics = PlannerMetrics(context.registry)
         leadership_metrics = LeadershipMetrics(context.registry)
@@ -85,7 +85,7 @@ class PlannerRole:
         await asyncio.gather(*(each.resign() for each in self._leaderships))
 
     async def stop(self) -> None:
-        """End what plans."""
+        """Stop planning and leave the leadership; a plan that is being made is dropped."""
         await self._tasks.cancel()
         await asyncio.gather(*(each.resign() for each in self._leaderships))
         self._plan_maker.stop()

@@ -1,4 +1,4 @@
-"""The planner's gRPC methods."""
+"""The gRPC methods of `penstock.v1.Planner`."""
 
 from collections.abc import Awaitable
 from typing import Any, TypeVar

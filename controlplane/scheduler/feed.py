@@ -67,7 +67,7 @@ class ClusterFeed:
         self._sequence: int | None = None
 
     def begin(self) -> None:
-        """A new watch."""
+        """A watch of a monitor begins: its updates fill a table of their own until it is complete."""
         self._incoming = self._new_table()
         self._incoming_stale = set()
         self._sequence = None
@@ -129,7 +129,7 @@ class ClusterFeed:
         return {frontend_id: missing for frontend_id, missing in found.items() if missing}
 
     def unlinked(self, links: FrontendLinks) -> None:
-        """It has gone."""
+        """A frontend has gone: what it said of its links counts no more; `review` then."""
         self._frontends.remove(links)
 
     def review(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The scheduler's Prometheus metrics."""
+"""The scheduler's Prometheus metrics; the docs list what each one means (docs/operations.md)."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ DECISION_BUCKETS_S = (20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 20e-3, 1
 
 
 class SchedulerMetrics:
-    """Counted where they happen."""
+    """Counters and histograms, written by those who do what they count; see `GaugeCollector` for the state."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.placements = Counter(

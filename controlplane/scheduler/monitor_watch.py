@@ -46,7 +46,7 @@ class MonitorWatch:
         self._attempts = 0
 
     async def follow(self) -> None:
-        """Watch for ever."""
+        """Keep a watch open to some monitor until cancelled; where one ends, the next monitor is tried."""
         unsubscribe = self._directory.subscribe(self._on_member)
         try:
             while True:

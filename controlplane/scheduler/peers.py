@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FLUSH_S: Final = 0.002
 """What is told waits so long for company."""
 MAX_EVENTS: Final = 4096
-"""In one message."""
+"""Placements and endings in one message to another scheduler."""
 
 _Stream = PeerStream[scheduler_pb2.SharedEvents, scheduler_pb2.ShareAccepted]
 
@@ -92,11 +92,11 @@ class Peers:
         self._synced.set()
 
     def connected(self) -> tuple[str, ...]:
-        """Schedulers that are told."""
+        """Ids of the schedulers that a stream is open to, so that they hear of placements made here."""
         return tuple(sorted(peer_id for peer_id, peer in self._peers.items() if peer.stream.is_open))
 
     def tell(self, event: SharedEvent) -> None:
-        """All others, soon."""
+        """Have an event told to every other scheduler, with the next message to it."""
         if not self._peers:
             return
         self._events.append(event)
@@ -106,7 +106,7 @@ class Peers:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self._send)
 
     async def stop(self) -> None:
-        """Close the streams."""
+        """Close the streams to the other schedulers; what they were not told they learn from reports."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None

@@ -44,7 +44,7 @@ class PolicyConfig:
         await self._setting.follow()
 
     def _apply(self, record: PolicyRecord, revision: int) -> None:
-        """Raises `ConfigurationError`."""
+        """Configure the switch as stored. Raises `ConfigurationError` for a policy or parameter that there is not."""
         if self._switch.configure(record.name, record.parameters):
             log.warning(
                 "placement policy switched",

@@ -13,7 +13,7 @@ from mesh.leadership_state import LeaderRecord
 
 
 class PoolsLead(Protocol):
-    """Who leads the pools."""
+    """The leadership of a policy that keeps pools, as far as placing depends on it."""
 
     @property
     def is_leading(self) -> bool:
@@ -21,7 +21,7 @@ class PoolsLead(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Of this scheduler's leadership."""
+        """Fencing epoch of this scheduler's leadership; workers refuse orders of a lower one."""
 
     @property
     def leader(self) -> LeaderRecord | None:
@@ -82,7 +82,7 @@ class PolicySwitch:
 
     @property
     def is_standby(self) -> bool:
-        """Whether another scheduler places."""
+        """Whether the policy in force keeps pools and another scheduler leads them: it alone places then."""
         return not self._may_keep_pools and bool(self.leader_id)
 
     @property

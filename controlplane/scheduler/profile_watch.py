@@ -20,7 +20,7 @@ class ProfileWatch:
         self._switch = switch
 
     async def follow(self) -> None:
-        """For ever."""
+        """Keep the policies at the profiles in the state store, until cancelled."""
         await self._profiles.follow()
 
     def look(self, table: ClusterTable) -> None:

@@ -59,7 +59,7 @@ class Recorder:
         return RecordingTable(self._limits, next(self._numbers), self.tell)
 
     def tell(self, event: events.Event) -> None:
-        """Write it down."""
+        """Append an event to the file; where it is full or cannot be written, the recording ends, loudly."""
         if self._file is None:
             return
         line = self._encoder.encode(event) + b"\n"

@@ -1,4 +1,4 @@
-"""The scheduler role."""
+"""The scheduler role: puts its parts together and keeps them running."""
 
 import asyncio
 from collections.abc import Callable, Mapping

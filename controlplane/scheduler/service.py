@@ -1,4 +1,4 @@
-"""The scheduler's gRPC methods."""
+"""The gRPC methods of `penstock.v1.Scheduler`."""
 
 from collections.abc import Mapping
 from math import isfinite

@@ -27,7 +27,7 @@ class StageWatch:
         self._is_current = False
 
     async def follow(self) -> None:
-        """For ever."""
+        """Keep the placement policy at the stored plans and boundaries, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._plans.follow())
             tasks.create_task(self._boundaries.follow())

@@ -1,4 +1,4 @@
-"""Messages to values."""
+"""From protobuf messages to the values that policies and tables work with."""
 
 from controlplane.load_message import instance_phase
 from controlplane.model.frontend_links import NOBODY
@@ -8,7 +8,7 @@ from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
 
 
 def instance_description(message: worker_pb2.InstanceDescription) -> InstanceDescription:
-    """The instance's facts."""
+    """What a worker announces of its instance; facts that hold for one incarnation."""
     return InstanceDescription(
         instance_id=message.instance_id,
         incarnation_id=message.incarnation_id,

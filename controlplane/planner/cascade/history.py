@@ -13,7 +13,7 @@ from controlplane.planning.cascade.workload import WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a window says."""
+    """What one more window of the workload means for the plan in force."""
 
     why: str
     """To plan now; empty: no need, or no way."""
@@ -62,7 +62,7 @@ class WorkloadHistory:
                 self.finding = Finding("", "another plan has come into force; the next workload is compared with it")
 
     def seen(self, window: ObservedWindow) -> Finding:
-        """What it says."""
+        """Take in another window and judge whether it is time to plan anew."""
         self.workloads += 1
         self._last = window
         requests = window.requests

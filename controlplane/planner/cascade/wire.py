@@ -46,7 +46,7 @@ def message_from(goal: CascadeGoal) -> planner_pb2.CascadeGoal:
 
 
 def status_message(status: CascadeStatus) -> planner_pb2.CascadePlanStatus:
-    """What operators are shown."""
+    """One cascade's goal, plan and verdict, as operators are shown it."""
     return planner_pb2.CascadePlanStatus(
         cascade=status.cascade,
         goal=message_from(status.goal) if status.goal is not None else None,

@@ -89,7 +89,7 @@ class StagePlanManager:
         tasks.spawn(self._run(), name="stages", on_error=on_error)
 
     def record(self, model: str) -> StageRecord | None:
-        """The plan in force."""
+        """The model's plan in force, as last heard from the store; None if there is none."""
         return self._plans.records.get(layout_key(model))
 
     def boundaries(self, record: StageRecord) -> dict[str, float]:

@@ -13,7 +13,7 @@ from penstock.v1 import stages_pb2, stages_pb2_grpc
 
 
 class StagePlannerService(stages_pb2_grpc.StagePlannerServicer):
-    """penstock.v1.StagePlanner."""
+    """Serves `penstock.v1.StagePlanner`: shows the stages, switches them on and off, plans on demand."""
 
     def __init__(self, manager: StagePlanManager) -> None:
         self._manager = manager

@@ -31,7 +31,7 @@ class Configured:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalPassed:
-    """`ReschedulerParameters.interval_s` have passed."""
+    """It is time to decide again; comes every `ReschedulerParameters.interval_s`."""
 
     models: Mapping[str, ModelReport]
     placing: str = ""
@@ -40,7 +40,7 @@ class IntervalPassed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decided:
-    """The answer to `Decide`."""
+    """A decision that `Decide` asked for has been made."""
 
     decision_id: int
     rescheduling: Rescheduling

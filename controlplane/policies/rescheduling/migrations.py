@@ -19,7 +19,7 @@ UNSETTLED_S = 10.0
 
 
 class OrderOutcome(StrEnum):
-    """How an order ended."""
+    """What has become of an order so far."""
 
     UNDER_WAY = "under way"
     MOVED = "moved"

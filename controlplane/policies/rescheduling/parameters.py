@@ -19,7 +19,7 @@ class Horizon(msgspec.Struct, frozen=True):
 
     @property
     def points(self) -> int:
-        """The present included."""
+        """How many points a load trace has, the present one included."""
         return self.steps + 1
 
     def ahead_tokens(self) -> NDArray[np.int64]:

@@ -38,7 +38,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Rescheduling:
-    """One interval's decision."""
+    """What Algorithm 1 decided in one interval, and by which numbers."""
 
     mode: ReschedulerMode
     orders: tuple[MigrationOrder, ...]

@@ -29,7 +29,7 @@ class ReschedulerSwitch:
         self.mode = mode
         self.parameters = ReschedulerParameters()
         self.fallbacks: dict[str, Fallback] = {}
-        """By model."""
+        """The mode that stands in for the configured one, by model; models without one are not named."""
         self._reschedulers: dict[ReschedulerMode, Rescheduler] = {}
 
     def configure(self, mode: ReschedulerMode, parameters: ReschedulerParameters) -> bool:

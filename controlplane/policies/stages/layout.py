@@ -40,7 +40,7 @@ class StageLayout(msgspec.Struct, frozen=True):
         return bisect_left(self.boundaries_tokens, length_tokens)
 
     def stage_with(self, instance_id: str) -> int | None:
-        """Where an instance is."""
+        """Number of the stage that an instance is in, from 0; None if it is in none."""
         return next((number for number, stage in enumerate(self.stages) if instance_id in stage), None)
 
     def covering(self, alive: Collection[str]) -> "StageLayout | None":

@@ -66,12 +66,12 @@ class MoveEnded:
     order_id: str
     moved: bool
     reason: str = ""
-    """Why it stayed."""
+    """Why the request stayed; empty if it moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """`TICK_MS` have passed."""
+    """Time has passed; comes every `TICK_MS`."""
 
     capacity: Capacity
     running: tuple[RunningRequest, ...]

@@ -40,7 +40,7 @@ class Neighbours:
         self._reports[instance_id] = (now_ms, report)
 
     def forget(self, instance_id: str) -> None:
-        """It is gone."""
+        """Drop the last report of an instance that is gone."""
         self._reports.pop(instance_id, None)
 
     def fresh(self, instance_id: str, now_ms: float) -> StageReport | None:

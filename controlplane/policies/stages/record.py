@@ -29,7 +29,7 @@ class StagesSetting(msgspec.Struct, frozen=True):
 
 
 class StageRecord(msgspec.Struct, frozen=True):
-    """One model's plan."""
+    """One model's stage plan, with what it was made from."""
 
     layout: StageLayout
     quality_model: QoeModel
@@ -46,7 +46,7 @@ class StageRecord(msgspec.Struct, frozen=True):
     epoch: int = 0
     """Of the planner's leadership; a record of a lower one than was seen before counts for nothing."""
     leader: str = ""
-    """The planner."""
+    """Member id of the planner that made it."""
 
 
 class BoundaryRecord(msgspec.Struct, frozen=True):

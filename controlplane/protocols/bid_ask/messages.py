@@ -20,7 +20,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """Receiver: I would."""
+    """Receiver: I would take it, at this load and from then on."""
 
     ask_id: str
     load_tokens: int
@@ -31,7 +31,7 @@ class Bid:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Receiver: I cannot."""
+    """Receiver: I cannot take it, for this reason."""
 
     ask_id: str
     reason: str
@@ -46,7 +46,7 @@ class Award:
     context_tokens: int
     sender_load_tokens: int
     frontend_id: str = ""
-    """As in `Ask`."""
+    """As in `Ask`: checked again, for the frontend may have gone since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Ready:
 
     ask_id: str
     attempt: int
-    """Counts from 1."""
+    """Number of the attempt, from 1: a Busy or Begun that is late is told apart by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Starving:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Sender: the transfer begins."""
+    """Sender: the transfer begins; hold the slot until Done."""
 
     ask_id: str
 

@@ -124,11 +124,11 @@ class BidAskReceiver:
 
     @property
     def senders(self) -> frozenset[str]:
-        """Who has promised something."""
+        """Instances that have promised a request which is not here yet."""
         return frozenset(entry.sender for entry in self._entries.values())
 
     def state_of(self, ask_id: str) -> EntryState | None:
-        """Of an open entry."""
+        """State of a promise by its ask id; None where it is closed or never came."""
         entry = self._entries.get(ask_id)
         return None if entry is None else entry.state
 
@@ -157,7 +157,7 @@ class BidAskReceiver:
         return self._pump(capacity, now_ms)
 
     def tick(self, capacity: Capacity, now_ms: float) -> Sends:
-        """Time has passed."""
+        """Time has passed: drop what is overdue, ask again, and attempt what is queued."""
         limits = self._limits
         sends: list[Send] = []
         for entry in list(self._entries.values()):

@@ -74,14 +74,14 @@ class MigrationEnded:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The process is gone."""
+    """The instance has died or can be heard no more: its bids and promises to it are void."""
 
     instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed: choose among the bids, ask again, or give up what is overdue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class BidAskSender:
 
     @property
     def moving(self) -> int:
-        """Transfers that run."""
+        """How many transfers from here run; at most `BidAskLimits.outgoing`."""
         return sum(deal.state is DealState.MOVING for deal in self._deals.values())
 
     @property
@@ -219,7 +219,7 @@ class BidAskSender:
         return handler(deal, message, now_ms)
 
     def handle(self, event: SenderEvent, now_ms: float) -> tuple[SenderInstruction, ...]:
-        """Anything else that happens."""
+        """An event that is no message from a receiver."""
         match event:
             case RequestEnded(request_id):
                 deal = self._by_request.get(request_id)

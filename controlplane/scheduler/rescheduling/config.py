@@ -31,7 +31,7 @@ class ReschedulerConfig:
         await self._setting.follow()
 
     def _apply(self, record: ReschedulerRecord, revision: int) -> None:
-        """Raises `ConfigurationError`."""
+        """Configure the service as stored. Raises `ConfigurationError` for a mode or parameter that there is not."""
         if self._service.configure(*record.read()):
             log.warning(
                 "rescheduler switched",

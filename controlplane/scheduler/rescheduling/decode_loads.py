@@ -22,11 +22,11 @@ class DecodeLoads:
         self._heard: dict[str, HeardLoad] = {}
 
     def reported(self, instance_id: str, incarnation_id: str, load: DecodeLoad, now_s: float) -> None:
-        """A report has come."""
+        """An instance has reported its decoding requests; replaces what it reported before."""
         self._heard[instance_id] = HeardLoad(incarnation_id, load, now_s)
 
     def lost(self, instance_id: str) -> None:
-        """The instance is gone."""
+        """Forget the instance's report: it is gone, or its monitor hears of it no more."""
         self._heard.pop(instance_id, None)
 
     def keep(self, instance_ids: Container[str]) -> None:

@@ -1,4 +1,4 @@
-"""The rescheduler's Prometheus metrics."""
+"""The rescheduler's Prometheus metrics; docs/rescheduling.md lists them."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -9,7 +9,7 @@ MOVE_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 60.0)
 
 
 class ReschedulerMetrics:
-    """Counted where they happen."""
+    """Written by the rescheduling service, of this scheduler's decisions and orders only."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.migrations = Counter(

@@ -95,7 +95,7 @@ class ReschedulingService:
         await self._tasks.cancel()
 
     async def reschedule(self) -> None:
-        """One interval."""
+        """Look, decide and order once, as `run` does every interval; returns when all decisions are made."""
         self._note_mode()
         if self.manager.switch.mode is ReschedulerMode.OFF:
             return

@@ -1,4 +1,4 @@
-"""What a process that ended said last of why, from the tail of its log (pure)."""
+"""The last error in a process's log, for the user who started it. Pure."""
 
 import json
 

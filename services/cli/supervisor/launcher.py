@@ -82,7 +82,7 @@ class SystemLauncher:
         return _ChildProcess(process, log_path, begins_at)
 
     def log_of(self, name: str) -> str:
-        """The file's path."""
+        """Path of the log file; processes of the same name append to it."""
         return str(self._log_path(name))
 
     def _log_path(self, name: str) -> Path:

@@ -37,12 +37,12 @@ class ModelSpec:
     name: str
     path: Path
     workers: int
-    """For both phases."""
+    """Instances that do both prefill and decode."""
     phases: PhaseCounts = field(default_factory=PhaseCounts)
 
     @property
     def instances(self) -> int:
-        """Of all phases."""
+        """How many instances of the model there are in all."""
         return self.workers + self.phases.prefill + self.phases.decode
 
 
@@ -78,7 +78,7 @@ class LocalMesh:
 
     @property
     def http_ports(self) -> tuple[int, ...]:
-        """One for each frontend."""
+        """Port of each frontend, the first one's first."""
         return tuple(self.http_port + index for index in range(self.frontends))
 
 
