@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from controlplane.deployment.replicas import Shape, gpus_of
 from mesh.errors import ConfigurationError
+from mesh.invariants import invariants
 
 CPU_PLACES = 64
 """Instances that a machine without GPUs takes."""
@@ -51,8 +52,9 @@ class GpuPool:
         """Names of the instances that have GPUs, or places."""
         return frozenset(self._taken)
 
+    @invariants
     def validate(self) -> None:
-        """Check that every GPU is either free or one instance's. Raises AssertionError."""
+        """Check that every GPU is either free or one instance's. Raises `InvariantBroken`."""
         held = sorted([*self._free, *(gpu for gpus in self._taken.values() for gpu in gpus)])
         assert held == list(range(self._count)), f"{self._count} GPUs, of which these are free or held: {held}"
 

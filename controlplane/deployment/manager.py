@@ -13,6 +13,7 @@ from controlplane.deployment.steps import Situation, Start, TierShape, next_step
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planning.cascade.plan import CascadePlan
 from mesh.errors import ConfigurationError
+from mesh.invariants import invariants
 
 LINGER_S: Final = 60.0
 """A tier that a plan leaves out keeps one instance so long, for requests that came under the thresholds before."""
@@ -223,8 +224,9 @@ class DeploymentManager:
             case StepsTaken():
                 return self._tell(now_s)
 
+    @invariants
     def validate(self) -> None:
-        """Check what must hold between two events. Raises AssertionError."""
+        """Check what must hold between two events. Raises `InvariantBroken`."""
         self._gpus.validate()
         assert self._instances.keys() <= self._gpus.holders, "every instance holds GPUs, or a place, until it has ended"
         for name, instance in self._instances.items():

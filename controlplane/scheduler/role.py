@@ -57,8 +57,8 @@ class SchedulerRole:
 
     def validate(self) -> None:
         """Check what must hold of its state between two events. Raises `InvariantBroken`."""
-        if self.desk is not None:
-            self.desk.feed.table.validate()
+        if self.placements is not None:
+            self.placements.feed.table.validate()
         if self._rescheduling is not None:
             self._rescheduling.manager.validate()
         for leadership in self._leaderships:

@@ -53,7 +53,7 @@ class Maker:
         return plan_with(threshold, tiers=tiers, thresholds=(threshold,) * (len(models) - 1))
 
 
-class Desk:
+class ManagerAtWork:
     def __init__(
         self, store: StateStore, manager: CascadePlanManager, maker: Maker, registry: CollectorRegistry, tasks: TaskSet
     ) -> None:
@@ -71,16 +71,16 @@ class Desk:
     async def planned(self) -> str:
         return await self.verdict(lambda verdict: "planned anew" in verdict)
 
-    def restarted(self) -> "Desk":
+    def restarted(self) -> "ManagerAtWork":
         """Another planner, that knows what the state store says."""
-        return Desk.of(self.store, self.maker, self.tasks)
+        return ManagerAtWork.of(self.store, self.maker, self.tasks)
 
     @staticmethod
-    def of(store: StateStore, maker: "Maker", tasks: TaskSet, **more: Any) -> "Desk":
+    def of(store: StateStore, maker: "Maker", tasks: TaskSet, **more: Any) -> "ManagerAtWork":
         registry = CollectorRegistry()
         metrics, clock = PlannerMetrics(registry), StillClock(5.0, NOW_UNIX_S)
         manager = CascadePlanManager(store, maker, DRIFT, tasks, metrics, Leading(), clock, **more)
-        return Desk(store, manager, maker, registry, tasks)
+        return ManagerAtWork(store, manager, maker, registry, tasks)
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self._registry.get_sample_value(f"penstock_planner_{name}", labels)
@@ -111,9 +111,9 @@ class Desk:
 @asynccontextmanager
 async def desk_with(
     goal: CascadeGoal | None = GOAL, record: CascadeRecord = RECORD, **more: Any
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[ManagerAtWork]:
     store, maker, tasks = open_store("embedded:", system_runtime()), Maker(), TaskSet("test")
-    at = Desk.of(store, maker, tasks, **more)
+    at = ManagerAtWork.of(store, maker, tasks, **more)
     await store.put(record.key, msgspec.json.encode(record))
     if goal is not None:
         await at.manager.set_goal(goal)

@@ -15,7 +15,7 @@ from mesh.runtime import system_runtime
 from mesh.store import StateStore, open_store
 from mesh.tasks import TaskSet
 from tests.unit.controlplane.planner.cascade_windows import RECORD, plan_with
-from tests.unit.controlplane.planner.manager_at_work import Desk, Maker
+from tests.unit.controlplane.planner.manager_at_work import Maker, ManagerAtWork
 
 PLAN_KEY = PLANS_PREFIX + "both"
 
@@ -114,7 +114,7 @@ async def test_a_plan_that_was_written_although_nobody_said_so_is_in_force(flaky
 
 async def test_a_plan_whose_caller_goes_meanwhile_comes_into_force_all_the_same(flaky: Any) -> None:
     flaky.may_write_plans.clear()
-    at = Desk.of(flaky, Maker(), TaskSet("test"))
+    at = ManagerAtWork.of(flaky, Maker(), TaskSet("test"))
     applying = asyncio.create_task(at.manager.apply(plan_with(70.0)))
     await at.until(lambda: PLAN_KEY in flaky.order)
     applying.cancel()
