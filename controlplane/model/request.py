@@ -6,7 +6,7 @@ Any worker can continue a request from these three; placement, migration and rec
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controlplane.model.sampling import INT32_MAX, TOKEN_IDS, Bounds, parameter
+from controlplane.model.sampling import INT32_MAX, TOKEN_IDS, Bounds, parameter, parameters
 
 
 class FinishReason(StrEnum):
@@ -62,6 +62,15 @@ class SamplingParams:
     """None: no logprobs; k: the chosen token's and those of the k most likely tokens."""
     logit_bias: tuple[tuple[int, float], ...] = parameter((), is_in_body=False)
     """From token id to what is added to its logit, by token id."""
+
+    @property
+    def named_token_ids(self) -> tuple[int, ...]:
+        """Every token that a parameter names; an engine refuses one that its model does not have."""
+        listed = (getattr(self, name) for name, each in parameters(SamplingParams).items() if each.bounds is TOKEN_IDS)
+        return (
+            *(token_id for token_ids in listed for token_id in token_ids),
+            *(token_id for token_id, _ in self.logit_bias),
+        )
 
 
 @dataclass(frozen=True, slots=True)

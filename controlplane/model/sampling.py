@@ -40,6 +40,7 @@ class Bounds:
 
 
 TOKEN_IDS: Final = Bounds(0, INT32_MAX)
+"""Declare a list of tokens with it: its items must be in the model's vocabulary besides."""
 
 
 @dataclass(frozen=True, slots=True)

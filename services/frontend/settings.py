@@ -1,4 +1,4 @@
-"""What a frontend is told at its start."""
+"""The options of a frontend, as its command line takes them, with their checks."""
 
 from dataclasses import dataclass
 from pathlib import Path

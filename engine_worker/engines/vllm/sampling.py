@@ -69,7 +69,7 @@ def refusal(
         return f"max_tokens is {sampling.max_tokens} and {emitted} tokens were emitted before: nothing is left to do"
     if sampling.logprobs is not None and sampling.logprobs > max_logprobs:
         return f"at most {max_logprobs} logprobs can be asked for, got {sampling.logprobs}"
-    named = (*context, *sampling.stop_token_ids, *(token_id for token_id, _ in sampling.logit_bias))
+    named = (*context, *sampling.named_token_ids)
     if min(named) < 0 or max(named) >= vocabulary.size:
         worst = min(named) if min(named) < 0 else max(named)
         return f"token id {worst} is outside the vocabulary of {vocabulary.size} tokens"

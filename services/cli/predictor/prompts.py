@@ -28,7 +28,7 @@ def tokenised_prompts(
     for messages in islice(source, count):
         if isinstance(messages, str) or text.template is None:
             plain = messages if isinstance(messages, str) else "\n".join(message["content"] for message in messages)
-            yield tuple(text.around(text.chunked.encode(plain)))
+            yield tuple(text.with_added_tokens(text.chunked.encode(plain)))
         else:
             yield tuple(text.chunked.encode(text.template.render(messages)))
 

@@ -27,7 +27,7 @@ class Covered:
     """How many tokens of each choice the client has seen the text of, by choice index."""
     ended: tuple[bool, ...]
     usage: bool = False
-    heads: int | None = None
+    first_events: int | None = None
     """Of the events before the first token; None: all of them."""
 
     @classmethod
@@ -35,7 +35,7 @@ class Covered:
         """The last event id that a client has seen. Raises ValueError for anything that is none of a stream with so
         many choices."""
         if _HEAD.fullmatch(event_id):
-            return cls((0,) * choices, (False,) * choices, heads=int(event_id[1:]))
+            return cls((0,) * choices, (False,) * choices, first_events=int(event_id[1:]))
         if len(event_id) > MAX_ID_CHARACTERS or not _ID.fullmatch(event_id):
             raise ValueError(f"{event_id[:64]!r} is no event id of a stream")
         parts = event_id.removesuffix(".u").split(".")
@@ -63,7 +63,7 @@ class EventIds:
         pairs = zip(covered.tokens, covered.ended, strict=True)
         self._parts = [f"{tokens}e" if ended else str(tokens) for tokens, ended in pairs]
 
-    def of_heads(self, events: bytes, had: int | None) -> bytes:
+    def of_first_events(self, events: bytes, had: int | None) -> bytes:
         """The events before the first token, with their ids, but for those that the client has."""
         if had is None:
             return b""

@@ -47,19 +47,19 @@ class AnswerSender:
         usage: Callable[[], Usage] | None,
         ids: EventIds | None = None,
         *,
-        heads_had: int | None = 0,
+        first_events_had: int | None = 0,
     ) -> None:
         """Events as they come; waits for a client that reads slowly. Raises ApiError if the generation fails.
 
         `usage`: of the whole stream, asked for at its end; None: the client does not want it, or has it. `ids`: by
-        which the stream can be resumed; `heads_had`: of the events before the first token, None: all.
+        which the stream can be resumed; `first_events_had`: of the events before the first token, None: all.
         """
         await reader.wait()
         pieces = reader.read()
         await self._start_events()
         body = form.first_events()
         if ids is not None:
-            body = ids.of_heads(body, heads_had)
+            body = ids.of_first_events(body, first_events_had)
         while True:
             for piece in pieces:
                 if ids is not None:

@@ -189,7 +189,9 @@ class ModelExchange(Exchange):
         try:
             if self._request.stream:
                 ids, usage = self._event_ids(generation.plan, covered), self._usage_wanted(reader, covered)
-                await sender.stream(reader, form, usage, ids, heads_had=0 if covered is None else covered.heads)
+                await sender.stream(
+                    reader, form, usage, ids, first_events_had=0 if covered is None else covered.first_events
+                )
             else:
                 await sender.whole(reader, form, len(texts))
         finally:

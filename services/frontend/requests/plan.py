@@ -163,7 +163,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[i
 
 async def _prompt_ids(source: str | list[int], model: ServedModel, threads: Threads) -> list[int]:
     if isinstance(source, str):
-        token_ids = model.text.around(await model.text.chunked.encode_in(threads, source))
+        token_ids = model.text.with_added_tokens(await model.text.chunked.encode_in(threads, source))
     else:
         token_ids = source
         if token_ids and max(token_ids) >= model.text.vocabulary_size:

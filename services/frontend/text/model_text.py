@@ -71,7 +71,7 @@ class ModelText:
         """The tokenizer proper, without what is added around a prompt."""
         return self._chunked
 
-    def around(self, token_ids: list[int]) -> list[int]:
+    def with_added_tokens(self, token_ids: list[int]) -> list[int]:
         """A bare prompt's ids with those that the model wants around it (often a first one). Not for a rendered
         chat template, which brings them itself."""
         return [*self._prefix_ids, *token_ids, *self._suffix_ids]

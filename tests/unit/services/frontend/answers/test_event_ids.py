@@ -31,12 +31,12 @@ def test_the_id_of_an_event_says_what_its_client_has(pieces: list[tuple[int, int
 @given(st.integers(0, 5), st.integers(0, 6))
 def test_events_before_the_first_token_are_counted(count: int, had: int) -> None:
     events = b"".join(b'data: {"number":%d}\n\n' % number for number in range(count))
-    sent = EventIds(1).of_heads(events, had)
+    sent = EventIds(1).of_first_events(events, had)
     assert sent.count(b"data: ") == max(0, count - had)
-    assert EventIds(1).of_heads(events, None) == b""
+    assert EventIds(1).of_first_events(events, None) == b""
     if had < count:
         last = sent.split(b"\n\n")[-2].split(b"\n")[0].removeprefix(b"id: ").decode()
-        assert Covered.parse(last, 1).heads == count
+        assert Covered.parse(last, 1).first_events == count
 
 
 @given(st.text())

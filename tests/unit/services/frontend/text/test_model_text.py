@@ -12,7 +12,7 @@ from tests.unit.services.frontend.checkpoints import CHAT_TEMPLATE, KINDS, write
 def test_a_checkpoint_gives_tokenizer_template_and_ends(tmp_path: Path) -> None:
     model = ModelText.load(write_checkpoint(tmp_path), SystemClock().unix_s)
     assert model.eos_token_ids == {1}
-    assert model.around([7]) == [0, 7]
+    assert model.with_added_tokens([7]) == [0, 7]
     assert model.template is not None
     assert model.template.render([{"role": "user", "content": "hi"}]) == "<s><|user|>hi<|assistant|>"
     assert model.vocabulary_size > 256
