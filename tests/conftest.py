@@ -2,14 +2,18 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.examples import QUICK_EXAMPLES
 
-settings.register_profile("quick", max_examples=QUICK_EXAMPLES, deadline=None)  # a busy machine is no failure
+# A busy machine is no failure: neither a slow example nor slow drawing of examples.
+BUSY: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("whole", **BUSY)
+settings.load_profile("whole")  # unless the command line names another one
+settings.register_profile("quick", max_examples=QUICK_EXAMPLES, **BUSY)
 settings.register_profile(  # the same examples for every mutant; that one fails is enough, which is the simplest is not
     "mutants", max_examples=15, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
 )
