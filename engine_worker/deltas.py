@@ -18,7 +18,7 @@ class FailureCode(StrEnum):
     DEADLINE = "deadline"
     """The request's own deadline passed."""
     LOST = "lost"
-    """Nobody is known to own it after a failed hand-over."""
+    """Nobody is known to own it after a failed migration."""
     ADOPTED = "adopted"
     """Another frontend has it, with its client."""
 

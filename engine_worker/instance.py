@@ -45,7 +45,7 @@ class Instance:
         """Called after each step and each change of state."""
         self.on_hang_change: list[Callable[[], None]] = []
         """Called when the engine begins or ceases to hang."""
-        self.on_hand_away: list[Callable[[str], None]] = []
+        self.on_handoff: list[Callable[[str], None]] = []
         """Called with the id of a request that is another instance's from now on."""
         self.keep_abort: Callable[[str], bool] = lambda _: False
         """Asked before the engine is told to abort a request: whether that has to wait (see `coordinator`)."""
@@ -131,7 +131,7 @@ class Instance:
         if (duplicate := self.table.refuse_duplicate(stream.stream_id, request.request_id, epoch)) is not None:
             self._carry_out(duplicate)
             return
-        failure = self._admission_failure(request, model) or self._hand_over(request)
+        failure = self._admission_failure(request, model) or self._submit_to_engine(request)
         if failure is not None:
             instructions = Instructions()
             instructions.send(stream.stream_id, failure, epoch)
@@ -202,7 +202,7 @@ class Instance:
         )
         self._changed()
 
-    def hand_away(self, request_id: str, instance_id: str, incarnation_id: str) -> None:
+    def hand_off(self, request_id: str, instance_id: str, incarnation_id: str) -> None:
         """The request is another instance's: tell its frontend."""
         tracked = self.table.take_out(request_id)
         if tracked is not None and (stream := self.streams.get(tracked.stream_id)) is not None:
@@ -210,7 +210,7 @@ class Instance:
             self._metrics.message_bytes.observe(stream.put(moved))
             self._close_if_finished(stream)
             self._drop_cut_streams([stream])
-        for callback in self.on_hand_away:
+        for callback in self.on_handoff:
             callback(request_id)
         self._carry_out(Instructions())
         self._changed()
@@ -348,7 +348,7 @@ class Instance:
         )
         return next(usable, None)
 
-    def _hand_over(self, request: EngineRequest) -> Failure | None:
+    def _submit_to_engine(self, request: EngineRequest) -> Failure | None:
         try:
             self._engine.submit(request)
         except QueueFull as error:

@@ -48,7 +48,7 @@ class TrackedRequest:
     emitted_token_ids: list[int]
     """All generated tokens: those that the request brought along and those that the engine added."""
     epoch: int = 0
-    """Under which its deltas are sent; grows with each hand-over and each recovery."""
+    """Under which its deltas are sent; grows with each handoff and each recovery."""
     state: State = "running"
     started: bool = False
     """The engine has answered at least once."""
@@ -57,7 +57,7 @@ class TrackedRequest:
     cached_tokens: int | None = None
     """Prompt tokens that were found in the prefix cache."""
     taken_over: bool = False
-    """It came by a hand-over, and its first delta here must name the tokens before it."""
+    """It came by a migration, and its first delta here must name the tokens before it."""
     predicted_end_tokens: int | None = None
     """Tokens that it is predicted to have generated at its end; None before the first prediction."""
 
@@ -301,7 +301,7 @@ class RequestTable:
     def refuse_duplicate(self, stream_id: int, request_id: str, epoch: int = 0) -> Instructions | None:
         """Answer to a request whose id is here already; None if it is not. The answer bears the `epoch` of the
         second request. One that comes back while the first is being dropped may be tried again, here or elsewhere; so
-        may the next life of a request, whose former one (of a hand-over that the frontend never heard of, or of a
+        may the next life of a request, whose former one (of a handoff that the frontend never heard of, or of a
         connection that is dead) is dropped for it.
 
         On the stream that runs the first one, the answer ends both: the stream could not tell a refusal of the

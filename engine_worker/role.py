@@ -9,7 +9,8 @@ from typing import ClassVar
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
 from controlplane.policies.rescheduling.mode import ReschedulerMode
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
-from engine_worker.coordinator.mover import Mover
+from engine_worker.coordinator.coordinator import Coordinator
+from engine_worker.coordinator.stages.coordinator import StageCoordinator
 from engine_worker.engine_choice import ENGINES, make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
 from engine_worker.engines.movable import is_movable
@@ -57,7 +58,8 @@ class WorkerRole:
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._instance: Instance | None = None
-        self._mover: Mover | None = None
+        self._coordinator: Coordinator | None = None
+        self._stages: StageCoordinator | None = None
         self._reporter: Reporter | None = None
         self._prediction: PredictionLoop | None = None
         self._vital: tuple[asyncio.Task[None], ...] = ()
@@ -75,16 +77,23 @@ class WorkerRole:
         return self._engine
 
     @property
-    def mover(self) -> Mover | None:
-        """Moves requests to other workers; None before `start`, and where the engine cannot migrate."""
-        return self._mover
+    def coordinator(self) -> Coordinator | None:
+        """Once it is started, if its requests can move."""
+        return self._coordinator
+
+    @property
+    def stages(self) -> StageCoordinator | None:
+        """Once it is started, if its requests can move."""
+        return self._stages
 
     def validate(self) -> None:
         """Check what must hold of its state between two events. Raises `InvariantBroken`."""
         if self.instance is not None:
             self.instance.table.validate()
-        if self._mover is not None:
-            self._mover.validate()
+        if self._coordinator is not None:
+            self._coordinator.validate()
+        if self._stages is not None:
+            self._stages.manager.validate()
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Start the engine and serve it. Raises EngineFailed or ConfigurationError."""
@@ -105,18 +114,20 @@ class WorkerRole:
         if is_movable(self._engine):
             transfers = TransferWatch(instance, self._engine.kv_agent, clock)
             self._tasks.spawn(transfers.run(), name="transfers")
-            self._mover = Mover(instance, self._engine, context, fence)
+            self._coordinator = Coordinator(instance, self._engine, context, fence)
+            self._stages = StageCoordinator(instance, self._coordinator, context, fence)
+            self._stages.start()
             serve_agent(context.server, self._engine.kv_agent, lambda: instance.description.address)
         GaugeCollector(lambda: _gauges(instance, reporter, transfers), context.registry)
         device = await threads.run(ENGINES.get(self._settings.engine).device)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
-            WorkerService(instance, clock.now_s, self._mover, StepWatches(self._engine), device, fence),
+            WorkerService(instance, clock.now_s, self._coordinator, StepWatches(self._engine), device, fence),
             "penstock.v1.Worker",
         )
         self._vital = (
             self._tasks.spawn(instance.run(), name="output"),
-            self._tasks.spawn(_tick(instance, self._mover), name="tick"),
+            self._tasks.spawn(_tick(instance, self._coordinator, self._stages), name="tick"),
         )
         self._tasks.spawn(_follow_health(instance, context.server), name="health")
         reporter.start(context.directory, self._engine.kv_blocks())
@@ -150,15 +161,17 @@ class WorkerRole:
         ended or moved."""
         assert self._instance is not None, "drain() is called after start()"
         self._instance.start_draining()
-        if self._mover is not None:
-            self._mover.evacuate()
+        if self._coordinator is not None:
+            self._coordinator.evacuate()
         await self._instance.drained()
 
     async def stop(self) -> None:
         """End what still runs with UNAVAILABLE, leave the monitors, end the engine and its processes."""
         self._unsubscribe()
-        if self._mover is not None:
-            await self._mover.stop()
+        if self._stages is not None:
+            await self._stages.stop()
+        if self._coordinator is not None:
+            await self._coordinator.stop()
         if self._instance is not None:
             await self._instance.stop(FLUSH_S)
         if self._reporter is not None:
@@ -170,11 +183,13 @@ class WorkerRole:
             await self._engine.stop()
 
 
-async def _tick(instance: Instance, mover: Mover | None) -> None:
+async def _tick(instance: Instance, coordinator: Coordinator | None, stages: StageCoordinator | None) -> None:
     while True:
         instance.tick()
-        if mover is not None:
-            mover.tick()
+        if coordinator is not None:
+            coordinator.tick()
+        if stages is not None:
+            stages.tick()
         await asyncio.sleep(TICK_S)
 
 

@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import grpc
 
 from controlplane.load_message import load_message, state_code
+from controlplane.protocols.migration.source_events import MigrationOutcome
 from engine_worker import wire
-from engine_worker.coordinator.outgoing import MigrationOutcome
 from engine_worker.instance import Instance
 from engine_worker.step_watch import StepWatches
 from engine_worker.streams import OutputStream
@@ -34,8 +34,8 @@ class RequestMover(Protocol):
         """Move one request and wait for the end of it. `stop_and_copy` pauses the request for the whole copy, for
         comparisons."""
 
-    def hand_over(self, request_id: str, target_id: str) -> None:
-        """The request, just admitted, is or may be decoded elsewhere: see `HandOvers.order`."""
+    def transfer(self, request_id: str, target_id: str) -> None:
+        """The request, just admitted, is or may be decoded elsewhere: see `Coordinator.transfer`."""
 
     def leave(self) -> None:
         """Move all, then end the process. Once is enough, more is no harm."""
@@ -161,7 +161,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             reason=outcome.reason,
             rounds=outcome.rounds,
             blocks=outcome.blocks,
-            paused_ms=outcome.paused_ms,
+            paused_ms=outcome.paused_ms or 0.0,
         )
 
     async def _read(self, inbound: Inbound, stream: OutputStream) -> None:
@@ -177,7 +177,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                         epoch=generate.epoch,
                     )
                     if generate.decode_instance_id or generate.is_decode_open:
-                        self._order_hand_over(generate.request_id, generate.decode_instance_id)
+                        self._order_transfer(generate.request_id, generate.decode_instance_id)
                 case "abort":
                     self._instance.abort(stream, message.abort.request_id, is_done=message.abort.is_done)
                 case "adopt":
@@ -188,9 +188,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     raise ProtocolViolation(f"after the hello come generate, abort, adopt and release, not {other}")
         self._instance.end_input(stream)
 
-    def _order_hand_over(self, request_id: str, target_id: str) -> None:
+    def _order_transfer(self, request_id: str, target_id: str) -> None:
         if self._mover is not None:
-            self._mover.hand_over(request_id, target_id)
+            self._mover.transfer(request_id, target_id)
             return
         extra = {"request_id": request_id, "target": target_id, "reason": CANNOT_MOVE}
         log.error("a request is decoded where it was prefilled: requests cannot move from here", extra=extra)

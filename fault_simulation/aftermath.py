@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from controlplane.scheduler.role import SchedulerRole
-from engine_worker.coordinator.mover import Mover
+from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
 from fault_simulation.actions import ApplyPlan
@@ -131,7 +131,7 @@ def _ill_of_scheduler(role: SchedulerRole, workers: Iterable[str]) -> Iterator[s
 
 
 def _left_on_worker(role: WorkerRole) -> Iterator[str]:
-    instance, engine, mover = role.instance, role.engine, role.mover
+    instance, engine, coordinator = role.instance, role.engine, role.coordinator
     if instance is None or not isinstance(engine, MovableSimulatedEngine):
         yield "it has no engine"
         return
@@ -142,17 +142,17 @@ def _left_on_worker(role: WorkerRole) -> Iterator[str]:
     if engine.load().kv_blocks_used:
         yield f"{engine.load().kv_blocks_used} KV blocks are held"
     yield from engine.transfers
-    if mover is not None:
-        yield from _left_by_mover(mover)
+    if coordinator is not None:
+        yield from _left_to_move(coordinator)
 
 
-def _left_by_mover(mover: Mover) -> Iterator[str]:
-    if mover.coordinator.outgoing:
-        yield f"{mover.coordinator.outgoing} migrations away"
-    if mover.coordinator.arrivals.running:
-        yield f"{mover.coordinator.arrivals.running} migrations to here"
-    if mover.hand_overs:
-        yield f"{mover.hand_overs} transfers of a finished prefill"
+def _left_to_move(coordinator: Coordinator) -> Iterator[str]:
+    counts = {
+        "migrations away": coordinator.manager.orders,
+        "migrations to here": coordinator.incoming.manager.running,
+        "transfers of a finished prefill": coordinator.manager.transfers,
+    }
+    yield from (f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _left_on_frontend(role: FrontendRole) -> Iterator[str]:

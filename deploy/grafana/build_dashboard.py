@@ -90,8 +90,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "From prefill to decode instance",
                 "none",
                 (
-                    ("{{outcome}} a second", rate(f"{WORKER}_hand_overs", "outcome")),
-                    ("p95 seconds from the first token", quantile(0.95, f"{WORKER}_hand_over_seconds", "job")),
+                    ("{{outcome}} a second", rate(f"{WORKER}_transfers", "outcome")),
+                    ("p95 seconds from the first token", quantile(0.95, f"{WORKER}_transfer_seconds", "job")),
                 ),
             ),
         ),
@@ -383,7 +383,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ("hung {{instance}}", f"{WORKER}_hung"),
                     (
                         "decoded where it was prefilled",
-                        f'sum(rate({WORKER}_hand_overs_total{{outcome="failed"}}[30s]))',
+                        f'sum(rate({WORKER}_transfers_total{{outcome="failed"}}[30s]))',
                     ),
                     ("lost streams to other workers", f"sum(rate({WORKER}_stage_lost_peers_total[30s]))"),
                 ),

@@ -17,12 +17,14 @@ from penstock.v1 import migration_pb2, migration_pb2_grpc
 log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 1.0
+MAX_UNSENT_MESSAGES = 1024
+"""Waiting for one peer; what does not fit is lost, as the protocol allows."""
 
 
 class Outbox:
     """What waits to be sent on a stream. Bounded: what does not fit is dropped, and the protocol sends it again."""
 
-    def __init__(self, max_messages: int) -> None:
+    def __init__(self, max_messages: int = MAX_UNSENT_MESSAGES) -> None:
         self._waiting: deque[object] = deque()
         self._max_messages = max_messages
         self._ready = asyncio.Event()
@@ -51,12 +53,11 @@ class TargetLink:
         target: Member,
         hello: migration_pb2.SourceMessage,
         receive: Callable[[migration_pb2.TargetMessage], None],
-        max_messages: int,
         transport: Transport,
     ) -> None:
         self.target = target
         self._transport = transport
-        self._outbox = Outbox(max_messages)
+        self._outbox = Outbox()
         self._outbox.put(hello)
         self._receive = receive
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 Direction = Literal["out", "in"]
 
-_HAND_OVER_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_MIGRATION_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _PAUSED_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -30,7 +30,7 @@ class MigrationMetrics:
             "penstock_worker_migration_seconds",
             "From a migration's offer to its end, however it ended",
             ["direction", "outcome"],
-            buckets=_HAND_OVER_SECONDS,
+            buckets=_MIGRATION_SECONDS,
             registry=registry,
         )
         self._paused = Histogram(
@@ -40,18 +40,18 @@ class MigrationMetrics:
             registry=registry,
         )
 
-        self.hand_overs = Counter(
-            "penstock_worker_hand_overs",
+        self.transfers = Counter(
+            "penstock_worker_transfers",
             "Requests prefilled here for another instance: moved, failed (decoded here) or skipped (ended before)",
             ["outcome"],
             registry=registry,
         )
         for outcome in ("moved", "failed", "skipped"):
-            self.hand_overs.labels(outcome)
-        self.hand_over_seconds = Histogram(
-            "penstock_worker_hand_over_seconds",
+            self.transfers.labels(outcome)
+        self.transfer_seconds = Histogram(
+            "penstock_worker_transfer_seconds",
             "From a request's first token here to its decode instance's owning it",
-            buckets=_HAND_OVER_SECONDS,
+            buckets=_MIGRATION_SECONDS,
             registry=registry,
         )
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 
 from engine_worker.coordinator import wire
-from engine_worker.coordinator.arrivals import Arrivals, Source
+from engine_worker.coordinator.incoming import IncomingMigrations
 from engine_worker.coordinator.link import Outbox
 from engine_worker.instance import Instance
 from mesh.errors import IllegalTransition, ProtocolViolation
@@ -25,10 +25,9 @@ Inbound: TypeAlias = AsyncIterator[migration_pb2.SourceMessage]
 class MigrationService(migration_pb2_grpc.MigrationServicer):
     """penstock.v1.Migration."""
 
-    def __init__(self, instance: Instance, arrivals: Arrivals, max_messages: int) -> None:
+    def __init__(self, instance: Instance, incoming: IncomingMigrations) -> None:
         self._instance = instance
-        self._arrivals = arrivals
-        self._max_messages = max_messages
+        self._incoming = incoming
 
     async def Exchange(self, inbound: Inbound, context: Context) -> None:
         """All migrations from one source; its end is the source's death."""
@@ -39,22 +38,22 @@ class MigrationService(migration_pb2_grpc.MigrationServicer):
             await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came; send SourceHello first")
         except ProtocolViolation as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        outbox = Outbox(self._max_messages)
-        source = Source(hello.instance_id, hello.incarnation_id, hello.kv_address, outbox.put)
+        outbox = Outbox()
+        connection = self._incoming.connect(hello, outbox.put)
         description = self._instance.description
         outbox.put(wire.target_hello(description.instance_id, description.incarnation_id))
         writer = asyncio.create_task(_write(outbox, context))
         try:
             async for message in inbound:
-                self._arrivals.receive(source, message)
+                self._incoming.receive(connection, message)
         except ProtocolViolation as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except IllegalTransition as error:
-            log.exception("a source broke the migration protocol", extra={"instance_id": source.instance_id})
+            log.exception("a source broke the migration protocol", extra={"instance_id": hello.instance_id})
             await _abort(context, grpc.StatusCode.INTERNAL, str(error))
         finally:
             writer.cancel()
-            self._arrivals.source_lost(source)
+            self._incoming.disconnect(connection)
 
 
 async def _read_hello(inbound: Inbound) -> migration_pb2.SourceHello:

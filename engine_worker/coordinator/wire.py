@@ -7,7 +7,7 @@ from controlplane.protocols.migration.messages import (
     Accept,
     Committed,
     Failed,
-    HandOver,
+    FinalMessage,
     Offer,
     Pulled,
     Refuse,
@@ -62,15 +62,15 @@ def source_message(
                 emitted_token_ids=emitted_token_ids,
             )
             return migration_pb2.SourceMessage(round=round_)
-        case HandOver():
-            hand_over = migration_pb2.MigrationHandOver(
+        case FinalMessage():
+            final_message = migration_pb2.MigrationFinalMessage(
                 migration_id=message.migration_id,
                 emitted_token_ids=message.emitted_token_ids,
                 computed_tokens=message.computed_tokens,
                 first_block=message.first_block,
                 block_ids=block_ids,
             )
-            return migration_pb2.SourceMessage(hand_over=hand_over)
+            return migration_pb2.SourceMessage(final_message=final_message)
         case Abort():
             abort = migration_pb2.MigrationAbort(migration_id=message.migration_id, reason=message.reason)
             return migration_pb2.SourceMessage(abort=abort)
@@ -115,15 +115,15 @@ def to_source(message: migration_pb2.TargetMessage) -> ToSource:
             raise ProtocolViolation(f"after its hello the target of a migration must not send {other}")
 
 
-def to_target(message: migration_pb2.SourceMessage) -> Round | HandOver | Abort:
+def to_target(message: migration_pb2.SourceMessage) -> Round | FinalMessage | Abort:
     """What the source said after its offer. Raises `ProtocolViolation` for an empty message or a second hello."""
     match message.WhichOneof("message"):
         case "round":
             round_ = message.round
             return Round(round_.migration_id, round_.number, round_.first_block, len(round_.block_ids))
-        case "hand_over":
-            last = message.hand_over
-            return HandOver(
+        case "final_message":
+            last = message.final_message
+            return FinalMessage(
                 last.migration_id,
                 tuple(last.emitted_token_ids),
                 last.computed_tokens,

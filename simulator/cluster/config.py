@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from controlplane.model.instance import InstancePhase
-from controlplane.protocols.migration.limits import MigrationLimits
+from controlplane.protocols.migration.limits import ManagerLimits
 from controlplane.protocols.recovery import RecoveryLimits
 from mesh.errors import ConfigurationError
 from simulator.cost.model import CostModel
@@ -52,32 +52,17 @@ class KvLinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class MigrationConfig:
-    """Bounds of migrations, those of the live coordinators by default."""
+    """How instances move requests: by the bounds of the live ones, unless an experiment wants others."""
 
-    limits: MigrationLimits = field(default_factory=MigrationLimits)
-    hand_over_limits: MigrationLimits = field(default_factory=MigrationLimits)
-    """Of a hand-over from prefill to decode. With max_rounds=0 and a longer hand_over_ms it pauses the request with its
-    first token, as classic disaggregation does, instead of decoding at the source while blocks are copied."""
-    parallel: int = 3
-    """Requests that leave an instance at once (CascadeInfer, section 5), and as many more whose prefill is followed."""
-    arriving: int = 16
-    """Requests that come to an instance at once; one more is refused."""
-    queued: int = 4096
-    """Orders that wait for their turn at an instance; one more is refused."""
+    limits: ManagerLimits = field(default_factory=ManagerLimits)
     message_delay_ms: float = 0.5
     """Of a message between two instances."""
     tick_ms: float = 50.0
-    """How often the state machines are told that time has passed."""
-    hand_over_tries: int = 4
-    """How often a decode instance is asked to take a request that it refuses for now."""
-    hand_over_retry_ms: float = 100.0
-    """Before the second try; twice as long before each further one."""
+    """How often the managers are told that time has passed."""
 
     def __post_init__(self) -> None:
-        if min(self.message_delay_ms, self.queued, self.hand_over_retry_ms) < 0:
-            raise ConfigurationError("message_delay_ms, queued and hand_over_retry_ms must not be negative")
-        if min(self.tick_ms, self.parallel, self.arriving, self.hand_over_tries) <= 0:
-            raise ConfigurationError("tick_ms, parallel, arriving and hand_over_tries must be more than 0")
+        if self.message_delay_ms < 0 or self.tick_ms <= 0:
+            raise ConfigurationError(f"migrations need message_delay_ms >= 0 and tick_ms > 0, got {self}")
 
 
 @dataclass(frozen=True, slots=True)

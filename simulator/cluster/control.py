@@ -9,7 +9,6 @@ from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.running_request import RunningRequest
 from controlplane.model.snapshot import Snapshot
 from simulator.cluster.config import InstanceSpec
-from simulator.cluster.migration.office import MigrationEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,25 @@ class Lost:
     """An instance has died; its requests are being placed anew."""
 
     instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationEnd:
+    """An order to move a request has ended."""
+
+    order: MigrationOrder
+    moved: bool
+    reason: str
+    """Why it did not; empty where it did."""
+    ordered_ms: float
+    ended_ms: float
+    refused: bool = False
+    """The target would not take it now; it may later."""
+    rounds: int = 0
+    blocks: int = 0
+    """Of the request's KV, whether copied or found in the target's prefix cache; 0 unless it moved."""
+    paused_ms: float = 0.0
+    """How long the request stood still at its source."""
 
 
 ClusterEvent: TypeAlias = Placed | FirstToken | Ended | Preempted | Joined | Lost | MigrationEnd

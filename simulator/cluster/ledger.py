@@ -26,7 +26,11 @@ class OpenRequest:
     instance_id: str = ""
     """Where it was last."""
     decode_instance_id: str = ""
-    """Where it is to be decoded; empty: where it is prefilled."""
+    """Where it is to be decoded; empty: that is chosen once it is prefilled."""
+    brought_tokens: int = 0
+    """Generated tokens that it had when its owner got it."""
+    came_from: str = ""
+    """The instance that it moved from to its owner; empty: none, it was placed there."""
     first_token_s: float | None = None
     cached_tokens: int = 0
 
@@ -74,13 +78,15 @@ class Ledger:
         """It was given to an instance, under its present epoch."""
         entry = self.open[request_id]
         entry.ownership.place(owner)
-        entry.instance_id = owner.instance_id
+        entry.instance_id, entry.came_from = owner.instance_id, ""
+        entry.brought_tokens = entry.request.emitted_tokens
 
-    def handed_over(self, request_id: str, owner: Incarnation, epoch: int) -> bool:
-        """An instance says that it has taken a request over; False if a recovery has overtaken that, or the end."""
+    def handed_off(self, request_id: str, owner: Incarnation, epoch: int, emitted_tokens: int) -> bool:
+        """An instance says that a request has moved to it; False if a recovery has overtaken that, or the end."""
         entry = self.open.get(request_id)
         if entry is None or not entry.ownership.claim(owner, epoch):
             return False
+        entry.brought_tokens, entry.came_from = emitted_tokens, entry.instance_id
         entry.instance_id = owner.instance_id
         return True
 

@@ -46,7 +46,7 @@ class Placements:
         placed: Callable[[OpenRequest, str, str], None],
         failed: Callable[[OpenRequest, str, float], None],
     ) -> None:
-        """`placed` hears of every request that an instance was given, with that and the one that is to decode it;
+        """`placed` hears of every request that an instance was given, with that and its `decode_instance_id`;
         `failed` of every one that nobody will serve, with the reason."""
         self._model = model
         self._policy = policy
@@ -127,7 +127,7 @@ class Placements:
             placement = place(self._fleet.table, self._policy, asked, asks_later=True)
         except NoInstance as error:
             return NoneChosen(str(error))
-        entry.decode_instance_id = placement.decode_instance.instance_id
+        entry.decode_instance_id = "" if placement.is_decode_open else placement.decode_instance.instance_id
         return Chosen(placement.instance.instance_id)
 
     def _submit(self, entry: OpenRequest, instance_id: str, now_ms: float) -> Event | None:

@@ -7,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.migration_order import MigrationOrder
-from controlplane.policies.interface import Observer, Policy, decides_late, is_observer
+from controlplane.model.placement import PlacementRequest
+from controlplane.policies.interface import Observer, Policy, is_observer
+from controlplane.policies.place import place_decode
 from controlplane.protocols.recovery import RecoveryManager
 from simulator.cluster.arrivals import Arrivals
 from simulator.cluster.config import ClusterConfig
@@ -23,11 +25,9 @@ from simulator.cluster.control import (
 )
 from simulator.cluster.events import EventQueue, Rank
 from simulator.cluster.fleet import SimulatedFleet, incarnation_of, instance_id_of
-from simulator.cluster.hand_overs import HandOvers
 from simulator.cluster.kv_links import KvLinks
-from simulator.cluster.late_decodes import LateDecodes
 from simulator.cluster.ledger import Ledger, OpenRequest
-from simulator.cluster.migration.office import MigrationOffice
+from simulator.cluster.migration.migrations import Migrations
 from simulator.cluster.placements import Placements
 from simulator.cluster.prefix import prompt_block_hashes
 from simulator.cluster.recording import Recording, RecordingConfig
@@ -35,7 +35,7 @@ from simulator.cluster.view import ClusterView
 from simulator.cluster.worker import Worker, WorkerHooks
 from simulator.cost.model import CostModel
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.step import Step, StepResult
+from simulator.instance.step import StepResult
 from simulator.report.outcome import RequestOutcome
 from simulator.traces.request import TraceRequest
 
@@ -66,21 +66,14 @@ class ClusterSimulation:
         ids = tuple(instance_id_of(number) for number in range(config.instances))
         if recording is not None:
             self.recording = Recording(ids, recording)
-        hooks = WorkerHooks(self._stepped, self._planned, self._timed if recording is not None else None)
+        hooks = WorkerHooks(self._stepped, self._timed if recording is not None else None)
         looks_ms = sorted([*self.arrivals.known_times_ms, *(failure.at_s * 1000 for failure in config.failures)])
         self.fleet = SimulatedFleet(config, cost, self.events, hooks, len(requests), looks_ms)
         self.table, self.workers = self.fleet.table, self.fleet.workers
         self.links = KvLinks(self.events)
-        self.office = MigrationOffice(
-            config.migration, self.events, self.links, self.ledger, self.workers, self._recover
+        self.migrations = Migrations(
+            config.migration, self.events, self.links, self.ledger, self._recover, self._choose_decode, self._tell
         )
-        self.hand_overs = HandOvers(config.migration, self.events, self.office, self._tell)
-        self._late_decodes: LateDecodes | None = None
-        if decides_late(policy):
-            delay_ms = config.migration.message_delay_ms
-            self._late_decodes = LateDecodes(
-                policy, config.model, delay_ms, self.events, self.ledger, self.fleet, self.hand_overs
-            )
         self.placements = Placements(
             config.model, policy, self.events, self.ledger, self.fleet, self._placed, self._end_badly
         )
@@ -104,7 +97,7 @@ class ClusterSimulation:
 
     def order(self, order: MigrationOrder) -> None:
         """Have a running request moved; controllers are told how that ended."""
-        self.office.order(order, self._tell)
+        self.migrations.order(order)
 
     # -- requests
 
@@ -122,15 +115,29 @@ class ClusterSimulation:
     def _placed(self, entry: OpenRequest, prefill_id: str, decode_id: str) -> None:
         request = entry.request
         if decode_id != prefill_id:
-            self.hand_overs.expect(request.request_id, prefill_id, decode_id)
+            self.migrations.transfer(request.request_id, prefill_id, decode_id)
         if self._controllers:
-            self._tell(Placed(request.request_id, prefill_id, decode_id, request.prompt_tokens))
+            self._tell(Placed(request.request_id, prefill_id, decode_id or prefill_id, request.prompt_tokens))
 
     def _recover(self, request_id: str, emitted_tokens: int, now_ms: float) -> None:
         """Its owner has given it up: it goes on after its last token, wherever there is room."""
-        self.hand_overs.forget(request_id)
         entry = self.ledger.open[request_id]
         self.placements.lost(entry, entry.instance_id, emitted_tokens, now_ms)
+
+    def _choose_decode(self, request_id: str, prefill_id: str, now_ms: float) -> str:
+        """Who decodes a request whose prompt an instance has computed (Arrow, section 5.2); empty: that instance."""
+        self.fleet.see(now_ms)
+        request = self.ledger.open[request_id].request
+        asked = PlacementRequest(
+            request_id=request_id,
+            model=self.config.model,
+            prompt_tokens=request.prompt_tokens,
+            now_s=now_ms / 1000,
+            max_tokens=request.output_tokens,
+            priority=request.priority,
+        )
+        chosen = place_decode(self.table, self._policy, asked, prefill_id)
+        return "" if chosen is None else chosen.instance_id
 
     def _end_badly(self, entry: OpenRequest, error: str, now_ms: float) -> None:
         request_id = entry.request.request_id
@@ -139,7 +146,6 @@ class ClusterSimulation:
         self._ended(entry, error, now_ms)
 
     def _ended(self, entry: OpenRequest, error: str, now_ms: float) -> None:
-        self.hand_overs.forget(entry.request.request_id)
         self.arrivals.ended(entry.index, now_ms, self.fleet.will_look)
         if self._controllers:
             self._tell(Ended(entry.request.request_id, entry.instance_id, error))
@@ -152,8 +158,6 @@ class ClusterSimulation:
             is_first = self.ledger.started(started.request_id, started.cached_prompt_tokens, now_s)
             if is_first and self._controllers:
                 self._tell(FirstToken(started.request_id, instance_id))
-            if is_first and self._late_decodes is not None and started.request_id not in result.finished:
-                self._late_decodes.first_token(started.request_id, instance_id, now_ms)
         for request_id in result.finished:
             entry = self.ledger.open[request_id]
             self.ledger.finished(request_id, incarnation_of(worker), now_s)
@@ -165,11 +169,7 @@ class ClusterSimulation:
             if self.recording is not None:
                 self.recording.preemptions[instance_id] += 1
             self._tell(Preempted(request_id, instance_id))
-        self.office.after_step(worker, now_ms)
-
-    def _planned(self, worker: Worker, step: Step, now_ms: float) -> None:
-        for chunk in step.chunks:
-            self.hand_overs.prefill_began(chunk.request_id)
+        self.migrations.after_step(worker, result)
 
     def _timed(self, worker: Worker, durations_ms: NDArray[np.float64], decode_requests: int) -> None:
         assert self.recording is not None
@@ -178,6 +178,7 @@ class ClusterSimulation:
     def _join(self, number: int, incarnation: int) -> None:
         worker = self.fleet.join(number, incarnation)
         self.links.join(worker.description.instance_id, self.config.spec(number).link or self.config.link)
+        self.migrations.joined(worker)
         self._tell(Joined(worker.description.instance_id))
         self.placements.joined(self.events.now_ms)
 
@@ -191,10 +192,9 @@ class ClusterSimulation:
             if (entry := self.ledger.open.get(request_id)) is not None and entry.owner == lost
         }
         self._tell(Lost(lost.instance_id))
-        self.office.instance_lost(lost, now_ms)
+        self.migrations.lost(lost.instance_id)
         self.links.leave(lost.instance_id, now_ms)
         for request_id, emitted_tokens in owned.items():
-            self.hand_overs.forget(request_id)
             self.placements.lost(self.ledger.open[request_id], lost.instance_id, emitted_tokens, now_ms)
 
     # -- who watches

@@ -28,8 +28,7 @@ from controlplane.protocols.bid_ask.messages import Message
 from controlplane.protocols.bid_ask.receiver import Capacity
 from controlplane.protocols.bid_ask.sender import Closed
 from mesh.errors import IllegalTransition
-from simulator.cluster.control import Cluster, ClusterEvent, Ended, Joined, Lost
-from simulator.cluster.migration.office import MigrationEnd
+from simulator.cluster.control import Cluster, ClusterEvent, Ended, Joined, Lost, MigrationEnd
 
 
 class StageController:

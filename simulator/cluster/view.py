@@ -69,7 +69,7 @@ class ClusterView:
 
     def moves(self, request_id: str) -> bool:
         """See `Cluster`."""
-        return self._simulation.office.moves(request_id)
+        return self._simulation.migrations.moves(request_id)
 
     def oracle_remaining_tokens(self, request_id: str) -> int:
         """See `Cluster`."""

@@ -37,8 +37,6 @@ class WorkerHooks:
 
     stepped: Callable[["Worker", StepResult, float], None]
     """A step, or the last of a run, is over; called before the next is planned."""
-    planned: Callable[["Worker", Step, float], None] | None = None
-    """A step was planned that computes prompts."""
     timed: Callable[["Worker", NDArray[np.float64], int], None] | None = None
     """Steps of so many decoding requests are over, with their durations in ms."""
 
@@ -154,8 +152,6 @@ class Worker:
             return
         self._run_steps = step.steps
         self._step_end = self._events.at(step.ends_ms, Rank.STEP_END, self._finish, place=self._number)
-        if step.chunks and self._hooks.planned is not None:
-            self._hooks.planned(self, step, now_ms)
 
     def _finish(self, now_ms: float) -> None:
         step = self.instance.planned

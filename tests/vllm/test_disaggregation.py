@@ -38,13 +38,13 @@ async def truth(mesh: Workers, request: EngineRequest) -> list[int]:
     return heard.token_ids
 
 
-def hand_overs(mesh: Workers, outcome: str) -> float:
-    return mesh.workers["p"].metric("penstock_worker_hand_overs_total", outcome=outcome)
+def transfers(mesh: Workers, outcome: str) -> float:
+    return mesh.workers["p"].metric("penstock_worker_transfers_total", outcome=outcome)
 
 
 @pytest.mark.parametrize("tokens", [10, 200, 1000, 3000])
 async def test_the_output_is_that_of_one_engine(mesh: Workers, tokens: int) -> None:
-    moved_before = hand_overs(mesh, "moved")
+    moved_before = transfers(mesh, "moved")
     prefilled_before = mesh.workers["d"].engine.load().prefilled_tokens_total
     request = request_of(f"r{tokens}", tokens)
     heard: Heard = await mesh.generate("p", request, decode="d")
@@ -52,18 +52,18 @@ async def test_the_output_is_that_of_one_engine(mesh: Workers, tokens: int) -> N
     assert heard.owner == "p"
     await mesh.until_ended(request.request_id)
     assert (heard.owner, heard.moved_to, heard.epoch) == ("d", ["d"], 1)
-    assert hand_overs(mesh, "moved") == moved_before + 1
+    assert transfers(mesh, "moved") == moved_before + 1
     computed_again = mesh.workers["d"].engine.load().prefilled_tokens_total - prefilled_before
     assert computed_again <= 2 * 32, "at most a few tokens behind the last block that was carried"
     assert heard.token_ids == await truth(mesh, request)
 
 
 async def test_many_at_once(mesh: Workers) -> None:
-    moved_before = hand_overs(mesh, "moved")
+    moved_before = transfers(mesh, "moved")
     requests = [request_of(f"many-{number}", 150 + 97 * number, max_tokens=120) for number in range(8)]
     heard = [await mesh.generate("p", request, decode="d") for request in requests]
     await mesh.until_ended(*(request.request_id for request in requests))
-    assert hand_overs(mesh, "moved") - moved_before >= 6, "most of them move before they end"
+    assert transfers(mesh, "moved") - moved_before >= 6, "most of them move before they end"
     for one, request in zip(heard, requests, strict=True):
         assert one.token_ids == await truth(mesh, request)
 

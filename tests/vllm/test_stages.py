@@ -51,7 +51,7 @@ async def use(mesh: Workers, layout: StageLayout | None) -> None:
 
 
 def stage(mesh: Workers, name: str) -> int | None:
-    agent = mesh.workers[name].role._mover.stages.manager.agent  # type: ignore[union-attr]
+    agent = mesh.workers[name].role.stages.manager.agent  # type: ignore[union-attr]
     return None if agent is None else agent.stage
 
 

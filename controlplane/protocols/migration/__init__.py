@@ -7,7 +7,7 @@
           <------------------------- Pulled
     Round 2 (blocks completed meanwhile) --> ...
     pause the request
-    HandOver (tokens, the last blocks) ----> pull them: from here on the target owns the request
+    FinalMessage (tokens, the last blocks) ----> pull them: from here on the target owns the request
           <------------------------- Committed
     release
 
@@ -16,9 +16,14 @@ handshake, the refusals and the epochs are ours. Who owns the request while a me
 
 - A source that has paused resumes only when the target has said that it did not and will not commit. Where it gets
   no answer it gives the request up, and the frontend recovers it from the tokens it has.
-- Every hand-over raises the request's epoch by one, every recovery by two. The frontend takes tokens of the highest
+- Every handoff raises the request's epoch by one, every recovery by two. The frontend takes tokens of the highest
   epoch only, so a target that committed unheard can do no harm.
 
 Disaggregated prefill and decode is the same protocol, ordered when the request comes: the offer is made once the first
-blocks of its prompt are computed, the rounds follow the prefill, and the hand-over follows the first token.
+blocks of its prompt are computed, the rounds follow the prefill, and the final message follows the first token.
+
+`source` and `target` are the state machines of one migration. `source_manager` and `target_manager` decide for all
+migrations of an instance: what is admitted, what waits, what is tried again. `drain` decides where the requests of an
+instance go that is to be emptied. The worker (`engine_worker/coordinator`) and the simulator
+(`simulator/cluster/migration`) carry out what they say.
 """

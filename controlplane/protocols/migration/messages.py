@@ -53,8 +53,8 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
-    """Source: the request is paused; this is all of it. Pull the last blocks and go on."""
+class FinalMessage:
+    """Source: the request is paused, and this is all of it. Pull the last blocks, then it is yours."""
 
     migration_id: str
     emitted_token_ids: tuple[int, ...]
@@ -88,5 +88,5 @@ class Abort:
     reason: str
 
 
-ToTarget: TypeAlias = Offer | Round | HandOver | Abort
+ToTarget: TypeAlias = Offer | Round | FinalMessage | Abort
 ToSource: TypeAlias = Accept | Refuse | Pulled | Committed | Failed

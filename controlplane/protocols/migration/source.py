@@ -12,7 +12,7 @@ from controlplane.protocols.migration.messages import (
     Accept,
     Committed,
     Failed,
-    HandOver,
+    FinalMessage,
     Offer,
     Pulled,
     Refuse,
@@ -20,6 +20,7 @@ from controlplane.protocols.migration.messages import (
     ToTarget,
 )
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 
 class SourceState(StrEnum):
@@ -33,8 +34,8 @@ class SourceState(StrEnum):
     """Rounds of pre-copy; the request runs."""
     PAUSING = "pausing"
     """The engine has been asked to pause the request after its current step."""
-    HANDED_OVER = "handed_over"
-    """Paused; waiting for the target's word."""
+    COMMITTING = "committing"
+    """Paused, and sent whole; waiting for the target to commit."""
     TAKING_BACK = "taking_back"
     """Paused; the target has been asked to drop it."""
     MOVED = "moved"
@@ -42,24 +43,22 @@ class SourceState(StrEnum):
     KEPT = "kept"
     """The migration ended and the request is still, or was until its end, here."""
     LOST = "lost"
-    """No word from the target: the request was given up for recovery."""
+    """The target did not answer: the request was given up for recovery."""
 
 
 TRANSITIONS: dict[SourceState, frozenset[SourceState]] = {
     SourceState.WAITING: frozenset({SourceState.OFFERED, SourceState.KEPT}),
     SourceState.OFFERED: frozenset({SourceState.COPYING, SourceState.KEPT}),
     SourceState.COPYING: frozenset({SourceState.PAUSING, SourceState.KEPT}),
-    SourceState.PAUSING: frozenset({SourceState.HANDED_OVER, SourceState.KEPT}),
-    SourceState.HANDED_OVER: frozenset(
-        {SourceState.MOVED, SourceState.KEPT, SourceState.TAKING_BACK, SourceState.LOST}
-    ),
+    SourceState.PAUSING: frozenset({SourceState.COMMITTING, SourceState.KEPT}),
+    SourceState.COMMITTING: frozenset({SourceState.MOVED, SourceState.KEPT, SourceState.TAKING_BACK, SourceState.LOST}),
     SourceState.TAKING_BACK: frozenset({SourceState.MOVED, SourceState.KEPT, SourceState.LOST}),
     SourceState.MOVED: frozenset(),
     SourceState.KEPT: frozenset(),
     SourceState.LOST: frozenset(),
 }
 FINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
-PAUSED = frozenset({SourceState.HANDED_OVER, SourceState.TAKING_BACK})
+PAUSED = frozenset({SourceState.COMMITTING, SourceState.TAKING_BACK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class SourceMigration:
     """One migration, seen from the instance that has the request.
 
     Feed events to `handle` and carry out what it returns, in order. The request is this instance's until the state
-    is MOVED or LOST; it stands still in HANDED_OVER and TAKING_BACK, and in PAUSING from when the engine says so.
+    is MOVED or LOST; it stands still in COMMITTING and TAKING_BACK, and in PAUSING from when the engine says so.
     """
 
     def __init__(
@@ -194,6 +193,30 @@ class SourceMigration:
         """What happened so far, for logs and errors."""
         return f"migration {self.migration_id}: " + "; ".join(self._story)
 
+    @property
+    def awaits_step(self) -> bool:
+        """Whether the next step of the engine decides how it goes on."""
+        return self.state is SourceState.PAUSING or (self.state is SourceState.COPYING and self._unanswered is None)
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken` where the state contradicts itself or exceeds a bound."""
+        waits_for = type(self._unanswered)
+        match self.state:
+            case SourceState.WAITING:
+                assert self._unanswered is None, self.story
+                assert not self.copied_blocks, self.story
+            case SourceState.OFFERED:
+                assert waits_for is Offer, self.story
+            case SourceState.COPYING | SourceState.PAUSING:
+                assert self._unanswered is None or waits_for is Round, self.story
+            case SourceState.COMMITTING:
+                assert waits_for is FinalMessage, self.story
+            case SourceState.TAKING_BACK:
+                assert waits_for is Abort, self.story
+        assert self.copied_blocks >= 0, self.story
+        assert self._decoding_rounds <= min(self.rounds, self._limits.max_rounds), self.story
+
     def _on_accept(self, event: Accept, now_ms: float) -> tuple[SourceInstruction, ...]:
         if self.state is not SourceState.OFFERED:
             return ()
@@ -224,8 +247,8 @@ class SourceMigration:
     def _on_paused(self, event: Paused, now_ms: float) -> tuple[SourceInstruction, ...]:
         if self.state is not SourceState.PAUSING:
             raise IllegalTransition(f"paused without having been asked to; {self.story}")
-        self._enter(SourceState.HANDED_OVER, now_ms)
-        message = HandOver(
+        self._enter(SourceState.COMMITTING, now_ms)
+        message = FinalMessage(
             self.migration_id,
             event.emitted_token_ids,
             event.computed_tokens,
@@ -245,7 +268,7 @@ class SourceMigration:
     def _on_target_lost(self, event: TargetLost, now_ms: float) -> tuple[SourceInstruction, ...]:
         if self.state in PAUSED:
             # It may have committed and sent tokens before it died: only the frontend can know.
-            return self._give_up("the target died during the hand-over", now_ms)
+            return self._give_up("the target died before it said whether it committed", now_ms)
         return self._keep("the target is gone", now_ms)
 
     def _on_cancel(self, event: Cancel, now_ms: float) -> tuple[SourceInstruction, ...]:
@@ -263,7 +286,7 @@ class SourceMigration:
                 return self._abort("the target did not answer the offer", now_ms)
             case SourceState.COPYING if self._unanswered is not None and age_ms >= limits.round_ms:
                 return self._abort(f"round {self.rounds} was not copied in time", now_ms)
-            case SourceState.HANDED_OVER if age_ms >= limits.hand_over_ms:
+            case SourceState.COMMITTING if age_ms >= limits.commit_ms:
                 return self._take_back("the target did not commit in time", now_ms)
             case SourceState.TAKING_BACK if age_ms >= limits.take_back_ms:
                 return self._give_up("the target did not say whether it committed", now_ms)
@@ -273,7 +296,7 @@ class SourceMigration:
 
     def _on_committed(self, event: Committed, now_ms: float) -> tuple[SourceInstruction, ...]:
         if self.state not in PAUSED:
-            raise IllegalTransition(f"the target committed what was never handed over; {self.story}")
+            raise IllegalTransition(f"the target committed a request that was never sent to it; {self.story}")
         self._enter(SourceState.MOVED, now_ms)
         return (Release(),)
 
@@ -302,7 +325,7 @@ class SourceMigration:
         return (Resume(),) if standing_still else ()
 
     def _abort(self, reason: str, now_ms: float) -> tuple[SourceInstruction, ...]:
-        """Before the hand-over the target cannot commit, so its answer need not be awaited."""
+        """Before the final message the target cannot commit, so its answer need not be awaited."""
         kept = self._keep(reason, now_ms)
         return (Send(Abort(self.migration_id, reason)), *kept)
 

@@ -12,7 +12,7 @@ from controlplane.protocols.migration.messages import (
     Accept,
     Committed,
     Failed,
-    HandOver,
+    FinalMessage,
     Offer,
     Pulled,
     Refuse,
@@ -20,6 +20,7 @@ from controlplane.protocols.migration.messages import (
     ToSource,
 )
 from mesh.errors import IllegalTransition
+from mesh.invariants import invariants
 
 
 class TargetState(StrEnum):
@@ -87,7 +88,7 @@ class Tick:
 
 
 TargetEvent: TypeAlias = (
-    Offer | Round | HandOver | Abort | Reserved | NotReserved | Arrived | NotArrived | SourceLost | Tick
+    Offer | Round | FinalMessage | Abort | Reserved | NotReserved | Arrived | NotArrived | SourceLost | Tick
 )
 
 
@@ -107,7 +108,10 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Have the transfer agent pull these blocks of the request from the source; answer Arrived or NotArrived."""
+    """Have the transfer agent pull these blocks of the request from the source; answer Arrived or NotArrived.
+
+    Of no blocks at all where everything was copied before: the answer says then whether the request can be run here.
+    """
 
     first_block: int
     block_count: int
@@ -145,7 +149,7 @@ class TargetMigration:
         """Why it was discarded."""
         self._limits = limits
         self._heard_ms = now_ms
-        self._pulling: Round | HandOver | None = None
+        self._pulling: Round | FinalMessage | None = None
         self._pulled_round = 0
         self._story = [f"{now_ms:.0f} ms: offered"]
 
@@ -155,7 +159,7 @@ class TargetMigration:
 
     def handle(self, event: TargetEvent, now_ms: float) -> tuple[TargetInstruction, ...]:
         """What is to be done about `event`."""
-        if isinstance(event, (Offer, Round, HandOver, Abort)):
+        if isinstance(event, (Offer, Round, FinalMessage, Abort)):
             self._heard_ms = now_ms
         if self.state in FINAL:
             return self._answer_again(event)
@@ -167,11 +171,22 @@ class TargetMigration:
         """What happened so far, for logs and errors."""
         return f"migration {self.migration_id}: " + "; ".join(self._story)
 
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken` where the state contradicts itself."""
+        match self.state:
+            case TargetState.RESERVING:
+                assert self._pulling is None, self.story
+            case TargetState.RECEIVING:
+                assert self._pulling is None or isinstance(self._pulling, Round), self.story
+            case TargetState.COMPLETING:
+                assert isinstance(self._pulling, FinalMessage), self.story
+
     def _answer_again(self, event: TargetEvent) -> tuple[TargetInstruction, ...]:
         """The source has not heard how it ended, or the engine not yet that it did."""
         if isinstance(event, Reserved) and self.state is TargetState.DISCARDED:
             return (Discard(),)
-        if not isinstance(event, (Offer, Round, HandOver, Abort)):
+        if not isinstance(event, (Offer, Round, FinalMessage, Abort)):
             return ()
         if self.state is TargetState.COMMITTED:
             return (Send(Committed(self.migration_id)),)
@@ -197,12 +212,10 @@ class TargetMigration:
             return (Send(Pulled(self.migration_id, event.number)),)
         return self._pull(event)
 
-    def _on_hand_over(self, event: HandOver, now_ms: float) -> tuple[TargetInstruction, ...]:
+    def _on_final_message(self, event: FinalMessage, now_ms: float) -> tuple[TargetInstruction, ...]:
         if self.state is not TargetState.RECEIVING:
             return ()
         self._enter(TargetState.COMPLETING, now_ms)
-        if event.block_count == 0:
-            return self._commit(event, now_ms)
         return self._pull(event)
 
     def _on_arrived(self, event: Arrived, now_ms: float) -> tuple[TargetInstruction, ...]:
@@ -210,7 +223,7 @@ class TargetMigration:
         if pulling is None or (event.first_block, event.block_count) != (pulling.first_block, pulling.block_count):
             raise IllegalTransition(f"blocks arrived that were not asked for: {event}; {self.story}")
         self._pulling = None
-        if isinstance(pulling, HandOver):
+        if isinstance(pulling, FinalMessage):
             return self._commit(pulling, now_ms)
         self._pulled_round = pulling.number
         return (Send(Pulled(self.migration_id, pulling.number)),)
@@ -231,11 +244,11 @@ class TargetMigration:
             return self._discard("the source fell silent", now_ms)
         return ()
 
-    def _pull(self, work: Round | HandOver) -> tuple[TargetInstruction, ...]:
+    def _pull(self, work: Round | FinalMessage) -> tuple[TargetInstruction, ...]:
         self._pulling = work
         return (Pull(work.first_block, work.block_count),)
 
-    def _commit(self, work: HandOver, now_ms: float) -> tuple[TargetInstruction, ...]:
+    def _commit(self, work: FinalMessage, now_ms: float) -> tuple[TargetInstruction, ...]:
         self._enter(TargetState.COMMITTED, now_ms)
         activate = Activate(work.emitted_token_ids, work.computed_tokens)
         return (activate, Send(Committed(self.migration_id)))
@@ -259,7 +272,7 @@ _HANDLERS: dict[type, Callable[..., tuple[TargetInstruction, ...]]] = {
     Reserved: TargetMigration._on_reserved,
     NotReserved: TargetMigration._on_not_reserved,
     Round: TargetMigration._on_round,
-    HandOver: TargetMigration._on_hand_over,
+    FinalMessage: TargetMigration._on_final_message,
     Arrived: TargetMigration._on_arrived,
     NotArrived: TargetMigration._on_not_arrived,
     Abort: TargetMigration._on_abort,

@@ -63,7 +63,7 @@ class StageCoordinator:
         description = instance.description
         self.manager = StageManager(description.instance_id, description.incarnation_id, limits)
         self.lengths = EndedLengths()
-        instance.on_hand_away.append(self.lengths.moved_away)
+        instance.on_handoff.append(self.lengths.moved_away)
         self._instance = instance
         self._mover = mover
         self._context = context

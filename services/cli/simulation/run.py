@@ -25,7 +25,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Mean duration of the steps that decode; None without one."""
     decode_step_deviation_ms: float | None
     """Standard deviation of the same over all instances."""
-    hand_overs: int
+    transfers: int
     """Requests that moved from a prefill to a decode instance."""
     kv_moved_gib: float
 
@@ -58,7 +58,7 @@ def run_of(simulation: ClusterSimulation, outcomes: list[RequestOutcome]) -> Sim
         imbalance=float(series.imbalance[busy].mean()) if busy.any() else None,
         decode_step_ms=steps.mean_ms if steps.steps else None,
         decode_step_deviation_ms=steps.variance_ms2**0.5 if steps.steps else None,
-        hand_overs=simulation.hand_overs.moved,
+        transfers=simulation.migrations.transferred,
         kv_moved_gib=simulation.links.moved_bytes / (1 << 30),
     )
     return SimulationRun(outcomes, series, load)
@@ -74,8 +74,8 @@ def load_rows(load: LoadReport) -> dict[str, str]:
         if load.decode_step_deviation_ms is None
         else f"{load.decode_step_deviation_ms:,.2f}",
     }
-    if load.hand_overs:
-        rows["hand-overs"] = f"{load.hand_overs:,}"
+    if load.transfers:
+        rows["transfers"] = f"{load.transfers:,}"
         rows["KV moved GiB"] = f"{load.kv_moved_gib:,.1f}"
     return rows
 

@@ -1,5 +1,5 @@
-"""Requests that move between modelled instances, by the state machines of `controlplane/protocols/migration`.
+"""Requests that move between modelled instances, as `controlplane/protocols/migration` decides.
 
-`office` starts migrations, holds the bounds and carries the messages; `outgoing` and `incoming` do to an instance what
-one migration's state machine says. They are what `engine_worker/coordinator` is in the live mesh.
+`coordinator` carries out what the managers of one instance say; `migrations` connects those of a cluster. They are what
+`engine_worker/coordinator` is in the live mesh.
 """

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from controlplane.prediction.ttft import TtftCurve
-from controlplane.protocols.migration.limits import MigrationLimits
+from controlplane.protocols.migration.limits import ManagerLimits
 from simulator.cluster.config import ClusterConfig, KvLinkConfig, MigrationConfig
 from simulator.cost.catalogue import instance_for
 from simulator.cost.roofline.efficiency import Efficiency
@@ -23,7 +23,7 @@ BLOCK_TOKENS = 64
 NVLINK_GIB_PER_S = 186.0
 """400 GB/s in both directions together."""
 LINK = KvLinkConfig(latency_ms=1.0, bandwidth_gib_per_s=NVLINK_GIB_PER_S)
-PREFILL_HANDOFF = MigrationConfig(hand_over_limits=MigrationLimits(max_rounds=0, hand_over_ms=20_000.0))
+TRANSFERS = MigrationConfig(ManagerLimits(transfer=ManagerLimits().stop_and_copy))
 """The request pauses with its first token until its KV has been pulled, as figure 3 has it."""
 
 
@@ -141,5 +141,5 @@ def _fleet(instances: int, tensor_parallel: int, seed: int, host_step_ms: float)
         "prefill_token_ms": curve.token_ms,
         "prefill_token_squared_ms": curve.token_squared_ms,
     }
-    cluster = ClusterConfig(instances, config, MODEL, seed=seed, link=LINK, migration=PREFILL_HANDOFF)
+    cluster = ClusterConfig(instances, config, MODEL, seed=seed, link=LINK, migration=TRANSFERS)
     return System(cluster, cost, "colocated", parameters)

@@ -4,7 +4,7 @@ from mesh.errors import KvTransferRefused
 
 BLOCKS_PER_MIGRATION = 4
 """The last blocks of a request, which are not worth a carrier: pulled into staging memory, copied when it is
-activated. One more than a round of the migration protocol leaves to the hand-over, and the partly filled one."""
+activated. One more than a round of the migration protocol leaves to the final message, and the partly filled one."""
 STAGING_BLOCKS = 8 * BLOCKS_PER_MIGRATION
 
 

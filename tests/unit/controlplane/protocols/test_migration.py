@@ -133,7 +133,7 @@ FAULTS: dict[str, Callable[[TwoInstances], None]] = {
     "lose": lose_all,
     "double": double_all,
     "cancel": TwoInstances.cancel,
-    "short delay": lambda pair: pair.pass_time(LIMITS.hand_over_ms + 1),
+    "short delay": lambda pair: pair.pass_time(LIMITS.commit_ms + 1),
     "long delay": lambda pair: pair.pass_time(LIMITS.verdict_ms + 1),
     "silence": lambda pair: pair.pass_time(LIMITS.idle_ms + 1),
     "source crashes": lambda pair: pair.crash_source() if pair.source else None,
@@ -185,7 +185,7 @@ def test_an_undisturbed_migration_copies_while_decoding_and_pauses_for_the_tail(
     migration.handle(source.Progress(16, decoding=True), 4)
     assert migration.handle(messages.Pulled("m", 2), 5) == (source.Pause(),)
     (sent,) = migration.handle(source.Paused((1, 2), 66, 17), 6)
-    assert sent == source.Send(messages.HandOver("m", (1, 2), 66, first_block=15, block_count=2))
+    assert sent == source.Send(messages.FinalMessage("m", (1, 2), 66, first_block=15, block_count=2))
     assert migration.handle(messages.Committed("m"), 7) == (source.Release(),)
     assert migration.state is SourceState.MOVED
 
@@ -257,20 +257,20 @@ def test_a_refused_migration_leaves_the_request_running(answer: messages.Refuse 
     assert migration.reason == "full"
 
 
-def handed_over() -> SourceMigration:
+def committing() -> SourceMigration:
     migration = accepted(MigrationLimits(max_rounds=0))
     migration.handle(messages.Accept("m"), 0)
     migration.handle(source.Paused((1,), 41, 11), 0)
     return migration
 
 
-def test_a_failed_hand_over_resumes() -> None:
-    assert handed_over().handle(messages.Failed("m", "torn"), 1) == (source.Resume(),)
+def test_a_failed_commit_resumes() -> None:
+    assert committing().handle(messages.Failed("m", "torn"), 1) == (source.Resume(),)
 
 
 def test_a_silent_target_is_asked_to_drop_it_and_then_the_request_is_given_up() -> None:
-    migration = handed_over()
-    (sent,) = migration.handle(source.Tick(), LIMITS.hand_over_ms)
+    migration = committing()
+    (sent,) = migration.handle(source.Tick(), LIMITS.commit_ms)
     assert isinstance(sent, source.Send)
     assert isinstance(sent.message, messages.Abort)
     (lost,) = migration.handle(source.Tick(), LIMITS.verdict_ms)
@@ -278,9 +278,9 @@ def test_a_silent_target_is_asked_to_drop_it_and_then_the_request_is_given_up() 
 
 
 def test_a_target_that_had_committed_unheard_keeps_it() -> None:
-    migration = handed_over()
-    migration.handle(source.Tick(), LIMITS.hand_over_ms)
-    assert migration.handle(messages.Committed("m"), LIMITS.hand_over_ms + 1) == (source.Release(),)
+    migration = committing()
+    migration.handle(source.Tick(), LIMITS.commit_ms)
+    assert migration.handle(messages.Committed("m"), LIMITS.commit_ms + 1) == (source.Release(),)
 
 
 def test_an_unanswered_message_is_sent_again() -> None:
@@ -291,7 +291,7 @@ def test_an_unanswered_message_is_sent_again() -> None:
 
 
 def test_a_bug_tells_the_story() -> None:
-    with pytest.raises(IllegalTransition, match=r"never handed over; migration m: 0 ms: ordered"):
+    with pytest.raises(IllegalTransition, match=r"never sent to it; migration m: 0 ms: ordered"):
         new_source().handle(messages.Committed("m"), 1)
 
 

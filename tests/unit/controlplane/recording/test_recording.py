@@ -249,7 +249,7 @@ def test_a_decision_that_was_otherwise_and_one_over_another_snapshot_are_named(t
 
 def test_replayed_by_the_functions_and_the_table_of_the_simulator() -> None:
     assert simulator.cluster.simulation.place is replaying.place
-    assert simulator.cluster.late_decodes.place_decode is replaying.place_decode
+    assert simulator.cluster.simulation.place_decode is replaying.place_decode
     assert simulator.cluster.fleet.ClusterTable is replaying.ClusterTable
 
 

@@ -53,7 +53,7 @@ class ScriptedTarget(migration_pb2_grpc.MigrationServicer):
         offer = await self.hear("offer")
         self.say(accept=migration_pb2.MigrationAccept(migration_id=offer.migration_id))
         async with asyncio.timeout(WAIT_S):
-            while (message := await self.heard.get()).WhichOneof("message") != "hand_over":
+            while (message := await self.heard.get()).WhichOneof("message") != "final_message":
                 if message.HasField("round"):
                     number = message.round.number
                     self.say(pulled=migration_pb2.MigrationPulled(migration_id=offer.migration_id, number=number))

@@ -52,11 +52,12 @@ class Heard:
             self.token_ids = list(delta.emitted_token_ids)
         self.epoch, self.owner = delta.epoch, instance_id
         assert not self.finish_reason, "nothing follows the end"
+        self.finish_reason = delta.finish_reason
         if delta.HasField("error"):
             self.error = delta.error
+            return  # what its former owner said last may still be on its way
         assert delta.offset == len(self.token_ids), "no token is lost or doubled"
         self.token_ids += delta.token_ids
-        self.finish_reason = delta.finish_reason
 
 
 class Worker:

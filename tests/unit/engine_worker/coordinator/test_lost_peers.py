@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_worker.coordinator.settings import CoordinatorSettings
+from controlplane.protocols.migration.limits import ManagerLimits
 from mesh.errors import EngineFailed
 from penstock.v1 import migration_pb2, request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.lost_peers import ScriptedSource, scripted_target
@@ -52,7 +52,7 @@ async def test_a_target_that_refuses() -> None:
 
 
 @pytest.mark.slow
-async def test_a_target_that_dies_before_the_hand_over() -> None:
+async def test_a_target_that_dies_before_the_final_message() -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
         order = await start(mesh)
         offer = await target.hear("offer")
@@ -64,7 +64,7 @@ async def test_a_target_that_dies_before_the_hand_over() -> None:
         await goes_on(mesh)
 
 
-async def test_a_target_that_dies_during_the_hand_over_has_the_request_recovered() -> None:
+async def test_a_target_that_dies_before_it_commits_has_the_request_recovered() -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
         order = await start(mesh)
         await target.accept()
@@ -84,7 +84,7 @@ async def test_a_target_that_dies_during_the_hand_over_has_the_request_recovered
 
 
 @pytest.mark.slow
-async def test_a_target_that_fails_during_the_hand_over_gives_the_request_back() -> None:
+async def test_a_target_that_fails_to_commit_gives_the_request_back() -> None:
     async with running_workers("a") as mesh, scripted_target(mesh.workers["a"]) as target:
         order = await start(mesh)
         migration_id = await target.accept()
@@ -164,10 +164,10 @@ async def test_what_breaks_a_pull_ends_the_migration_though_its_source_is_gone(
         await source.hello()
         await source.say(offer=offer())
         assert (await source.read()).HasField("accept")
-        await source.say(hand_over=migration_pb2.MigrationHandOver(migration_id="m0", block_ids=range(4)))
+        await source.say(final_message=migration_pb2.MigrationFinalMessage(migration_id="m0", block_ids=range(4)))
         await asyncio.wait_for(pulling.wait(), WAIT_S)
         source.lose()
-        arrivals = worker.role._mover.coordinator.arrivals  # type: ignore[union-attr]
+        arrivals = worker.role.coordinator.incoming.manager  # type: ignore[union-attr]
         go_on.set()
         async with asyncio.timeout(WAIT_S):
             while arrivals.running or worker.engine.instance.request_ids:  # noqa: ASYNC110  a socket's end sets no event
@@ -207,16 +207,17 @@ async def test_an_engine_that_cannot_resume_a_request_costs_no_place_in_the_lane
         target.say(failed=migration_pb2.MigrationFailed(migration_id=migration_id, reason="blocks torn"))
         answer = await order
         assert answer.reason == "blocks torn"
-        coordinator = mesh.workers["a"].role._mover.coordinator  # type: ignore[union-attr]
-        assert (coordinator._outgoing, coordinator._ordered) == ({}, set())
-        assert set(coordinator._lanes._free.values()) == {CoordinatorSettings().parallel}
+        coordinator = mesh.workers["a"].role.coordinator
+        assert coordinator is not None
+        assert coordinator.manager.orders == 0, "its slot is free"
+        coordinator.manager.validate()
 
 
 async def test_too_many_migrations_at_once_are_refused_and_an_unknown_one_has_failed() -> None:
     async with running_workers("a") as mesh:
         source = ScriptedSource(mesh.workers["a"])
         await source.hello()
-        possible = CoordinatorSettings().arriving
+        possible = ManagerLimits().arriving
         for number in range(possible):
             await source.say(offer=offer(number))
             assert (await source.read()).HasField("accept")

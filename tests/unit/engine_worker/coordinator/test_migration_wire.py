@@ -12,7 +12,7 @@ from controlplane.protocols.migration.messages import (
     Accept,
     Committed,
     Failed,
-    HandOver,
+    FinalMessage,
     Offer,
     Pulled,
     Refuse,
@@ -66,8 +66,8 @@ def test_a_round(message: Round, block_ids: tuple[int, ...], emitted: tuple[int,
     assert tuple(sent.round.emitted_token_ids) == emitted
 
 
-@given(st.builds(HandOver, ids, tokens, st.integers(0, 2**31), st.integers(0, 2**31), st.just(0)), tokens)
-def test_a_hand_over(message: HandOver, block_ids: tuple[int, ...]) -> None:
+@given(st.builds(FinalMessage, ids, tokens, st.integers(0, 2**31), st.integers(0, 2**31), st.just(0)), tokens)
+def test_a_final_message(message: FinalMessage, block_ids: tuple[int, ...]) -> None:
     message = replace(message, block_count=len(block_ids))
     assert wire.to_target(wire.source_message(message, block_ids, ())) == message
 

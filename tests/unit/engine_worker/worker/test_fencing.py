@@ -3,7 +3,7 @@
 from typing import Any
 
 from controlplane.model.duties import RESCHEDULER
-from engine_worker.coordinator.outgoing import MigrationOutcome
+from controlplane.protocols.migration.source_events import Ending, MigrationOutcome
 from engine_worker.service import WorkerService
 from mesh.leadership_state import Fence
 from penstock.v1 import worker_pb2
@@ -17,7 +17,7 @@ class RequestMover:
 
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
         self.moved.append(request_id)
-        return MigrationOutcome(True, "")
+        return MigrationOutcome(Ending.MOVED)
 
 
 def order(request_id: str, epoch: int, leader: str) -> worker_pb2.MigrateRequest:

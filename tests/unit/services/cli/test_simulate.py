@@ -38,7 +38,7 @@ def test_the_same_options_print_the_same_report_byte_for_byte() -> None:
 def test_prefill_and_decode_apart() -> None:
     result = simulate(*SMALL, "--prefill-instances", "1", "--decode-instances", "2")
     assert result.exit_code == 0, result.output
-    assert "hand-overs" in result.output
+    assert "transfers" in result.output
     split = ("--prefill-instances", "1", "--decode-instances", "2", "--json", "-")
     reports = [json.loads(simulate(*SMALL, *split, "--kv-bandwidth", rate).stdout) for rate in ("23", "0.5")]
     assert reports[0]["tpot_ms"]["mean"] < reports[1]["tpot_ms"]["mean"]

@@ -57,7 +57,7 @@ def test_the_question_comes_a_message_after_the_first_token_and_the_request_move
     first_token_s = simulation.ledger.outcomes()[0].first_token_s
     assert first_token_s is not None
     assert asked_s == first_token_s + simulation.config.migration.message_delay_ms / 1000
-    assert simulation.hand_overs.moved == 1
+    assert simulation.migrations.transferred == 1
     assert ended_on == {0: "instance-2", 1: "instance-0"}
     snapshot = simulation.table.snapshot("simulated")
     assert snapshot is not None
@@ -77,6 +77,6 @@ def test_arrow_decodes_elsewhere_and_leaves_nothing_behind() -> None:
     simulation = ClusterSimulation(requests, ClusterConfig(4, SMALL), LinearCost(), create_policy("arrow"))
     outcomes = simulation.run()
     assert not any(outcome.error for outcome in outcomes)
-    assert simulation.hand_overs.moved > 50
+    assert simulation.migrations.transferred > 50
     assert {outcome.instance_id for outcome in outcomes} == {"instance-1", "instance-3"}
     assert not any(worker.instance.request_ids for worker in simulation.workers.values())

@@ -7,19 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import engine_worker.coordinator.coordinator
 import engine_worker.coordinator.incoming
-import engine_worker.coordinator.outgoing
-import simulator.cluster.migration.incoming
-import simulator.cluster.migration.outgoing
+import simulator.cluster.migration.coordinator
 from controlplane.model.instance import InstancePhase
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.policies.registry import create_policy
-from controlplane.protocols.migration.limits import MigrationLimits
-from controlplane.protocols.migration.source import SourceMigration
-from controlplane.protocols.migration.target import TargetMigration
+from controlplane.protocols.migration.limits import ManagerLimits
+from controlplane.protocols.migration.source_manager import SourceManager
+from controlplane.protocols.migration.target_manager import TargetManager
 from simulator.cluster.config import ClusterConfig, Failure, InstanceSpec, KvLinkConfig, MigrationConfig
-from simulator.cluster.control import Cluster, ClusterEvent, FirstToken
-from simulator.cluster.migration.office import MigrationEnd
+from simulator.cluster.control import Cluster, ClusterEvent, FirstToken, MigrationEnd
 from simulator.cluster.simulation import ClusterSimulation
 from simulator.cluster.worker import Worker
 from simulator.cost.linear import LinearCost
@@ -80,10 +78,10 @@ def simulation(
     return ClusterSimulation(requests, config, PER_TOKEN, create_policy("round_robin"), [controller]), controller
 
 
-def test_the_state_machines_are_those_that_run_live() -> None:
-    live_out, live_in = engine_worker.coordinator.outgoing, engine_worker.coordinator.incoming
-    assert simulator.cluster.migration.outgoing.SourceMigration is live_out.SourceMigration is SourceMigration  # type: ignore[attr-defined]
-    assert simulator.cluster.migration.incoming.TargetMigration is live_in.TargetMigration is TargetMigration  # type: ignore[attr-defined]
+def test_the_managers_are_those_that_run_live() -> None:
+    live, simulated = engine_worker.coordinator, simulator.cluster.migration.coordinator
+    assert simulated.SourceManager is live.coordinator.SourceManager is SourceManager  # type: ignore[attr-defined]
+    assert simulated.TargetManager is live.incoming.TargetManager is TargetManager  # type: ignore[attr-defined]
 
 
 def test_one_migration_by_hand() -> None:
@@ -168,20 +166,26 @@ def test_prefill_here_decode_there() -> None:
     assert first.first_token_s == pytest.approx(0.310)
     assert (first.instance_id, second.instance_id) == ("instance-1", "instance-0")
     assert orders.first_tokens == ["r0", "r1"]
-    assert (run.hand_overs.moved, run.hand_overs.failed) == (1, 0)
+    assert (run.migrations.transferred, run.migrations.not_transferred) == (1, 0)
     assert orders.ends[0].rounds >= 1  # blocks went ahead while the prompt was computed
     prefill, decode = (worker.instance.load() for worker in run.workers.values())
     assert prefill.generated_tokens_total + decode.generated_tokens_total == 21
     assert prefill.generated_tokens_total <= 3
 
 
-def test_a_hand_over_can_pause_with_the_first_token() -> None:
-    at_once = MigrationConfig(hand_over_limits=MigrationLimits(max_rounds=0, hand_over_ms=20_000.0))
+@pytest.mark.parametrize(("prompt_tokens", "generated_there"), [(250, 19), (30, 18)])
+def test_a_transfer_can_pause_with_the_first_token(prompt_tokens: int, generated_there: int) -> None:
+    """A prompt of several steps was offered before it was computed; one of a single step brings one more token."""
+    at_once = MigrationConfig(ManagerLimits(transfer=ManagerLimits().stop_and_copy))
     run, _ = simulation(
-        [TraceRequest(0.0, 30, 20)], phased(InstancePhase.PREFILL, InstancePhase.DECODE, migration=at_once)
+        [TraceRequest(0.0, prompt_tokens, 20)],
+        phased(InstancePhase.PREFILL, InstancePhase.DECODE, migration=at_once),
     )
     run.run()
-    assert [worker.instance.load().generated_tokens_total for worker in run.workers.values()] == [1, 19]
+    assert [worker.instance.load().generated_tokens_total for worker in run.workers.values()] == [
+        20 - generated_there,
+        generated_there,
+    ]
 
 
 def test_a_full_decode_instance_is_asked_again_later() -> None:
@@ -190,7 +194,7 @@ def test_a_full_decode_instance_is_asked_again_later() -> None:
     outcomes = run.run()
     assert not any(outcome.error for outcome in outcomes)
     assert any(end.refused for end in orders.ends)
-    assert run.hand_overs.moved + run.hand_overs.failed == 2
+    assert run.migrations.transferred + run.migrations.not_transferred == 2
 
 
 class Chaos:
@@ -218,6 +222,9 @@ class Chaos:
         for worker in self.simulation.workers.values():
             if worker.instance.planned is None:
                 worker.instance.validate()
+        for coordinator in self.simulation.migrations.coordinators.values():
+            coordinator.source.validate()
+            coordinator.target.validate()
         orders = []
         ids = cluster.instance_ids()
         for _ in range(2):
@@ -250,7 +257,7 @@ clusters = st.builds(
             InstanceSpec(replace(SMALL, kv_blocks=size), phase=kind) for size, kind in zip(sizes, kinds, strict=True)
         ),
         link=KvLinkConfig(*link),
-        migration=MigrationConfig(message_delay_ms=delays[0], parallel=2, arriving=2),
+        migration=MigrationConfig(ManagerLimits(parallel=2, arriving=2), message_delay_ms=delays[0]),
         report_interval_ms=delays[1],
         skip_steps=skip,
     ),
@@ -301,6 +308,8 @@ def test_whatever_is_ordered_and_whoever_dies(
             worker.instance.validate()
             assert not worker.instance.request_ids
             assert worker.instance.load().kv_blocks_used == 0
+        for coordinator in run.migrations.coordinators.values():
+            assert coordinator.source.orders == coordinator.source.transfers == coordinator.target.running == 0
         assert run.links.waiting_transfers() == 0
         assert len([end for end in chaos.ends if end.order.reason == "chaos"]) == chaos.ordered
         runs.append((outcomes, chaos.ends))

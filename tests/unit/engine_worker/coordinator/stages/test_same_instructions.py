@@ -23,13 +23,12 @@ from controlplane.policies.stages.placement import Stages
 from controlplane.policies.stages.record import StageRecord, layout_key
 from controlplane.policies.stages.refinement import RefinementParameters
 from controlplane.protocols.bid_ask.sender import Closed
-from engine_worker.coordinator.outgoing import MigrationOutcome
+from controlplane.protocols.migration.source_events import Ending, MigrationOutcome
 from engine_worker.coordinator.stages import wire
 from engine_worker.coordinator.stages.coordinator import StageCoordinator
 from mesh.leadership_state import Fence
 from mesh.membership import ChangeKind, Member, MemberChange
-from simulator.cluster.control import Ended, Joined, Lost
-from simulator.cluster.migration.office import MigrationEnd
+from simulator.cluster.control import Ended, Joined, Lost, MigrationEnd
 from simulator.cluster.stages import StageController
 
 MODEL = QoeModel(8.0, 0.05, 1e-4, 1e-8, 2e-4)
@@ -180,7 +179,7 @@ class Shell:
         self._follow: Callable[[MemberChange], None] = lambda change: None
         instance: Any = SimpleNamespace(
             description=description(instance_id),
-            on_hand_away=[],
+            on_handoff=[],
             load=lambda: world.load(instance_id),
             state=InstanceState.READY,
             hung=False,
@@ -224,7 +223,9 @@ class Shell:
 
         def end() -> None:
             moved = self._world.moved(request_id, target)
-            outcome.set_result(MigrationOutcome(moved, "" if moved else "it is gone"))
+            outcome.set_result(
+                MigrationOutcome(Ending.MOVED) if moved else MigrationOutcome(Ending.FAILED, "it is gone")
+            )
 
         self._world.at(self._world.now_ms + MOVE_MS, end)
         ended: MigrationOutcome = await outcome

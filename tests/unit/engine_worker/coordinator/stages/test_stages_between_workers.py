@@ -35,7 +35,7 @@ async def plan(mesh: Workers, layout: StageLayout, parameters: StageParameters |
 
 
 def stage_of(mesh: Workers, name: str) -> int | None:
-    manager = mesh.workers[name].role._mover.stages.manager  # type: ignore[union-attr]
+    manager = mesh.workers[name].role.stages.manager  # type: ignore[union-attr]
     manager.validate()
     return manager.stage
 
@@ -67,7 +67,7 @@ async def test_a_short_answer_ends_where_it_began_and_its_lengths_are_told() -> 
         heard = await mesh.generate("a", make_request("r", prompt=40, max_tokens=30))
         await mesh.until_ended("r")
         assert heard.moved_to == []
-        lengths = mesh.workers["a"].role._mover.stages.lengths  # type: ignore[union-attr]
+        lengths = mesh.workers["a"].role.stages.lengths  # type: ignore[union-attr]
         await eventually(lambda: lengths.ended_total == 1)
         stub = stages_pb2_grpc.StagesStub(mesh.workers["a"].channel)  # type: ignore[no-untyped-call]
         told = await stub.GetLengths(stages_pb2.GetLengthsRequest(), timeout=WAIT_S)

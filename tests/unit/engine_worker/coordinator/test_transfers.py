@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine_worker.coordinator.drain import ready_loads
-from engine_worker.coordinator.settings import CoordinatorSettings
+from controlplane.protocols.migration.limits import ManagerLimits
+from engine_worker.coordinator.loads import ready_loads
 from mesh.announcement import Announcement
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
@@ -30,8 +30,8 @@ pytest.importorskip("ucxx", reason="KV transfers need UCX")
 SLOW_PREFILL = ("instance.max_step_tokens=256", "cost.fixed_ms=10")
 
 
-def hand_overs(worker: Worker, outcome: str) -> float:
-    return worker.metric("penstock_worker_hand_overs_total", outcome=outcome)
+def transfers(worker: Worker, outcome: str) -> float:
+    return worker.metric("penstock_worker_transfers_total", outcome=outcome)
 
 
 async def pulled_bytes(worker: Worker) -> int:
@@ -49,8 +49,8 @@ async def test_the_first_token_comes_from_one_instance_and_the_rest_from_another
         assert heard.token_ids == undisturbed(request)
         assert (heard.owner, heard.moved_to, heard.epoch) == ("d", ["d"], 1)
         prefill, decode = mesh.workers["p"], mesh.workers["d"]
-        assert hand_overs(prefill, "moved") == 1
-        assert prefill.metric("penstock_worker_hand_over_seconds_count") == 1
+        assert transfers(prefill, "moved") == 1
+        assert prefill.metric("penstock_worker_transfer_seconds_count") == 1
         assert decode.engine.load().prefilled_tokens_total <= 1, "nothing of the prompt is computed again"
         assert decode.engine.load().generated_tokens_total >= 40
         assert await pulled_bytes(decode) > 0
@@ -69,7 +69,7 @@ async def test_many_at_once_all_move_while_a_long_prefill_goes_on() -> None:
         await mesh.until_ended(*mesh.heard)
         for request in requests:
             assert mesh.heard[request.request_id].token_ids == undisturbed(request)
-        assert hand_overs(mesh.workers["p"], "moved") == len(requests)
+        assert transfers(mesh.workers["p"], "moved") == len(requests)
         assert {each.owner for each in mesh.heard.values()} == {"d1", "d2"}
 
 
@@ -81,7 +81,7 @@ async def test_both_phases_on_one_instance_cost_no_transfer() -> None:
         assert heard.token_ids == undisturbed(request)
         assert (heard.owner, heard.epoch) == ("a", 0)
         worker = mesh.workers["a"]
-        assert [hand_overs(worker, outcome) for outcome in ("moved", "failed", "skipped")] == [0, 0, 0]
+        assert [transfers(worker, outcome) for outcome in ("moved", "failed", "skipped")] == [0, 0, 0]
         assert worker.metric("penstock_worker_migrations_total", direction="out", outcome="moved") == 0
         assert [await pulled_bytes(each) for each in mesh.workers.values()] == [0, 0]
 
@@ -96,7 +96,7 @@ async def test_without_room_there_the_request_is_decoded_here_loudly(caplog: pyt
             heard = await mesh.generate("p", request, decode="d")
             await mesh.until_ended("r")
         assert (heard.owner, heard.token_ids) == ("p", undisturbed(request))
-        assert hand_overs(mesh.workers["p"], "failed") == 1
+        assert transfers(mesh.workers["p"], "failed") == 1
         assert "decoded where it was prefilled" in caplog.text
 
 
@@ -106,7 +106,7 @@ async def test_a_decode_instance_that_is_not_there_leaves_the_request_where_it_i
         heard = await mesh.generate("p", request, decode="nowhere")
         await mesh.until_ended("r")
         assert (heard.owner, heard.token_ids) == ("p", undisturbed(request))
-        assert hand_overs(mesh.workers["p"], "failed") == 1
+        assert transfers(mesh.workers["p"], "failed") == 1
 
 
 async def test_a_request_that_ends_before_it_moves_is_no_failure() -> None:
@@ -123,9 +123,9 @@ async def test_a_request_that_ends_before_it_moves_is_no_failure() -> None:
         await mesh.until_ended("one")
         assert heard.token_ids == undisturbed(request)
         async with asyncio.timeout(WAIT_S):
-            while hand_overs(mesh.workers["p"], "skipped") < 2:  # noqa: ASYNC110  a counter of another part has no event
+            while transfers(mesh.workers["p"], "skipped") < 2:  # noqa: ASYNC110  a counter of another part has no event
                 await asyncio.sleep(0.01)
-        assert hand_overs(mesh.workers["p"], "failed") == 0
+        assert transfers(mesh.workers["p"], "failed") == 0
         assert mesh.workers["d"].engine.instance.load().kv_blocks_used == 0
 
 
@@ -186,8 +186,8 @@ async def test_who_decodes_is_asked_after_the_first_token(answer: str) -> None:
         assert (asked.request_id, asked.model, asked.prefill_instance_id) == ("r", "m", "p")
         assert (asked.prompt_tokens, asked.max_tokens) == (1500, 150)
         assert (heard.owner, heard.token_ids) == (answer or "p", undisturbed(request))
-        assert hand_overs(mesh.workers["p"], "moved") == bool(answer)
-        assert hand_overs(mesh.workers["p"], "failed") == 0
+        assert transfers(mesh.workers["p"], "moved") == bool(answer)
+        assert transfers(mesh.workers["p"], "failed") == 0
 
 
 async def test_without_a_scheduler_to_ask_the_request_is_decoded_here_loudly(caplog: pytest.LogCaptureFixture) -> None:
@@ -197,7 +197,7 @@ async def test_without_a_scheduler_to_ask_the_request_is_decoded_here_loudly(cap
             heard = await mesh.generate("p", request, is_decode_open=True)
             await mesh.until_ended("r")
         assert (heard.owner, heard.token_ids) == ("p", undisturbed(request))
-        assert hand_overs(mesh.workers["p"], "failed") == 1
+        assert transfers(mesh.workers["p"], "failed") == 1
         assert any("no scheduler" in getattr(record, "reason", "") for record in caplog.records)
 
 
@@ -206,7 +206,7 @@ async def test_nobody_is_asked_about_a_request_that_ends_with_its_first_token() 
         await mesh.generate("p", make_request("r", max_tokens=1), is_decode_open=True)
         await mesh.until_ended("r")
         assert not scheduler.asked
-        assert not len(mesh.workers["p"].role._mover._hand_overs)  # type: ignore[union-attr]
+        assert not mesh.workers["p"].role.coordinator.manager.transfers  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
         for request in requests:
             await mesh.generate("a", request)
         await mesh.until(lambda: all(each.token_ids for each in mesh.heard.values()))
-        peers = mesh.workers["a"].role._mover.coordinator.peers  # type: ignore[union-attr]
+        peers = mesh.workers["a"].role.coordinator.peers  # type: ignore[union-attr]
         assert set(await ready_loads(GrpcTransport(), peers())) == {"d"}
         await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
         ending = mesh.workers["a"].context.shutdown
@@ -231,7 +231,7 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
 
 
 @pytest.mark.slow
-async def test_a_drained_prefill_instance_hands_over_what_it_has_begun() -> None:
+async def test_a_drained_prefill_instance_transfers_what_it_has_begun() -> None:
     async with running_workers("p", "d", options=SLOW_PREFILL) as mesh:
         requests = [make_request(f"r{number}", 800, 60, salt=number) for number in range(3)]
         for request in requests:
@@ -256,8 +256,8 @@ async def test_a_decode_instance_that_is_full_for_a_moment_is_asked_again() -> N
         migration_id = await target.accept()
         target.say(committed=migration_pb2.MigrationCommitted(migration_id=migration_id))
         await mesh.until(lambda: heard.moved_to == ["z"])
-        assert hand_overs(mesh.workers["p"], "moved") == 1
-        assert hand_overs(mesh.workers["p"], "failed") == 0
+        assert transfers(mesh.workers["p"], "moved") == 1
+        assert transfers(mesh.workers["p"], "failed") == 0
 
 
 @pytest.mark.slow
@@ -265,13 +265,13 @@ async def test_a_decode_instance_that_stays_full_is_given_up_after_a_few_offers(
     async with running_workers("p") as mesh, scripted_target(mesh.workers["p"]) as target:
         request = make_request("r", prompt=100, max_tokens=400)
         heard = await mesh.generate("p", request, decode="z")
-        for _ in range(CoordinatorSettings().hand_over_tries):
+        for _ in range(ManagerLimits().transfer_tries):
             offer = await target.hear("offer")
             target.say(refuse=migration_pb2.MigrationRefuse(migration_id=offer.migration_id, reason="full"))
         await mesh.until_ended("r")
         assert (heard.owner, heard.token_ids) == ("p", undisturbed(request))
         assert target.heard.empty(), "it is not asked a fifth time"
-        assert hand_overs(mesh.workers["p"], "failed") == 1
+        assert transfers(mesh.workers["p"], "failed") == 1
 
 
 async def test_what_is_there_when_a_move_is_ordered_is_copied_at_once() -> None:

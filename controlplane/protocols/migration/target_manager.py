@@ -1,0 +1,210 @@
+"""All migrations to one instance, those that ended a short while ago included."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from controlplane.protocols.migration.limits import ManagerLimits
+from controlplane.protocols.migration.messages import Failed, Offer, Refuse, ToSource, ToTarget
+from controlplane.protocols.migration.source_events import ObstacleChanged
+from controlplane.protocols.migration.target import (
+    FINAL,
+    Arrived,
+    NotArrived,
+    NotReserved,
+    Reserved,
+    Send,
+    SourceLost,
+    TargetEvent,
+    TargetInstruction,
+    TargetMigration,
+    TargetState,
+    Tick,
+)
+from mesh.invariants import invariants
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came from a source. `connection` names the way it came, so that answers go back and its loss is known
+    as the loss of the source."""
+
+    connection: str
+    message: ToTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Engine or transfer agent: how what was asked for one migration went."""
+
+    migration_id: str
+    event: Reserved | NotReserved | Arrived | NotArrived
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEnded:
+    """The source behind it is gone."""
+
+    connection: str
+
+
+TargetManagerEvent: TypeAlias = Received | Answered | ConnectionEnded | ObstacleChanged | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Send this to the source."""
+
+    connection: str
+    message: ToSource
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """An instruction of one migration: anything but `Send`, which comes as an `Answer`."""
+
+    migration_id: str
+    instruction: TargetInstruction
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalEnded:
+    """A migration to here has ended: nothing more is pulled or reserved for it."""
+
+    migration_id: str
+    state: TargetState
+    duration_ms: float
+    """Since the offer."""
+    story: str
+    """What happened, for logs."""
+
+
+TargetManagerInstruction: TypeAlias = Answer | Do | ArrivalEnded
+_Instructions: TypeAlias = Iterator[TargetManagerInstruction]
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    connection: str
+    machine: TargetMigration
+    began_ms: float
+    ended_ms: float | None = None
+
+
+class TargetManager:
+    """Takes offers within the bounds, and answers for ended migrations as long as their sources may ask.
+
+    Feed events to `handle` and carry out what it returns, in order; an answer that is known at once may be fed before
+    the next instruction is carried out. `Tick` is due every 50 ms or so while any are `running`.
+    """
+
+    def __init__(self, limits: ManagerLimits | None = None) -> None:
+        self.limits = limits or ManagerLimits()
+        self.running = 0
+        """Migrations that have not ended."""
+        self._obstacle_reason = ""
+        self._arrivals: dict[str, _Arrival] = {}
+        """By migration id, in the order of their offers."""
+
+    def handle(self, event: TargetManagerEvent, now_ms: float) -> tuple[TargetManagerInstruction, ...]:
+        """What is to be done about `event`."""
+        handler: Callable[[TargetManagerEvent, float], Iterable[TargetManagerInstruction]]
+        handler = _HANDLERS[type(event)].__get__(self)
+        return tuple(handler(event, now_ms))
+
+    def is_running(self, migration_id: str) -> bool:
+        """Whether the migration is here and has not ended."""
+        arrival = self._arrivals.get(migration_id)
+        return arrival is not None and arrival.ended_ms is None
+
+    def moved_lately(self, request_id: str) -> bool:
+        """Whether the request moves to here or did so a short while ago."""
+        return any(arrival.machine.offer.request.request_id == request_id for arrival in self._arrivals.values())
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken` where the state contradicts itself or exceeds a bound."""
+        running = [arrival for arrival in self._arrivals.values() if arrival.ended_ms is None]
+        assert self.running == len(running), f"{self.running} are counted, {len(running)} run"
+        assert self.running <= self.limits.arriving, f"{self.running} migrations, at most {self.limits.arriving}"
+        assert len(self._arrivals) <= self.limits.remembered, f"{len(self._arrivals)} migrations are remembered"
+        for migration_id, arrival in self._arrivals.items():
+            assert arrival.machine.migration_id == migration_id
+            assert (arrival.ended_ms is not None) == (arrival.machine.state in FINAL), arrival.machine.story
+            arrival.machine.validate()
+
+    def _on_obstacle(self, event: ObstacleChanged, now_ms: float) -> _Instructions:
+        self._obstacle_reason = event.reason
+        return iter(())
+
+    def _on_received(self, event: Received, now_ms: float) -> _Instructions:
+        message = event.message
+        arrival = self._arrivals.get(message.migration_id)
+        if arrival is not None:
+            yield from self._tell(arrival, message, now_ms)
+        elif isinstance(message, Offer):
+            yield from self._take(event.connection, message, now_ms)
+        else:
+            # It never was here: a migration is remembered for longer than its source asks for it.
+            yield Answer(event.connection, Failed(message.migration_id, "this migration is unknown here"))
+
+    def _on_answered(self, event: Answered, now_ms: float) -> _Instructions:
+        arrival = self._arrivals.get(event.migration_id)
+        if arrival is not None:
+            yield from self._tell(arrival, event.event, now_ms)
+
+    def _on_connection_ended(self, event: ConnectionEnded, now_ms: float) -> _Instructions:
+        for arrival in list(self._arrivals.values()):
+            if arrival.connection == event.connection:
+                yield from self._tell(arrival, SourceLost(), now_ms)
+
+    def _on_tick(self, event: Tick, now_ms: float) -> _Instructions:
+        for arrival in list(self._arrivals.values()):
+            if arrival.ended_ms is None:
+                yield from self._tell(arrival, event, now_ms)
+        self._forget(now_ms)
+
+    def _take(self, connection: str, offer: Offer, now_ms: float) -> _Instructions:
+        if self._obstacle_reason:
+            reason = f"no request can be moved to here: {self._obstacle_reason}"
+            yield Answer(connection, Refuse(offer.migration_id, reason))
+            return
+        self._forget(now_ms)
+        if self.running >= self.limits.arriving or len(self._arrivals) >= self.limits.remembered:
+            reason = f"{self.running} migrations to here are under way, {self.limits.arriving} are possible; try again"
+            yield Answer(connection, Refuse(offer.migration_id, reason))
+            return
+        arrival = _Arrival(connection, TargetMigration(offer, limits=self.limits.live, now_ms=now_ms), now_ms)
+        self._arrivals[offer.migration_id] = arrival
+        self.running += 1
+        yield from self._carry_on(arrival, arrival.machine.start(), now_ms)
+
+    def _forget(self, now_ms: float) -> None:
+        for migration_id, arrival in list(self._arrivals.items()):
+            if arrival.ended_ms is not None and now_ms - arrival.ended_ms >= self.limits.remember_ms:
+                del self._arrivals[migration_id]
+
+    def _tell(self, arrival: _Arrival, event: TargetEvent, now_ms: float) -> _Instructions:
+        yield from self._carry_on(arrival, arrival.machine.handle(event, now_ms), now_ms)
+
+    def _carry_on(self, arrival: _Arrival, instructions: Iterable[TargetInstruction], now_ms: float) -> _Instructions:
+        machine = arrival.machine
+        for instruction in instructions:
+            if isinstance(instruction, Send):
+                yield Answer(arrival.connection, instruction.message)
+            else:
+                yield Do(machine.migration_id, instruction)
+        if machine.state in FINAL and arrival.ended_ms is None:
+            arrival.ended_ms = now_ms
+            self.running -= 1
+            duration_ms = now_ms - arrival.began_ms
+            yield ArrivalEnded(machine.migration_id, machine.state, duration_ms, machine.story)
+
+
+_HANDLERS: dict[type, Callable[..., _Instructions]] = {
+    Received: TargetManager._on_received,
+    Answered: TargetManager._on_answered,
+    ConnectionEnded: TargetManager._on_connection_ended,
+    ObstacleChanged: TargetManager._on_obstacle,
+    Tick: TargetManager._on_tick,
+}
