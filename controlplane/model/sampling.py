@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from math import inf, isfinite
-from typing import Any, Final, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Final, get_args, get_type_hints
 
 INT32_MAX: Final = 2**31 - 1
 _KEY: Final = "parameter"
@@ -61,9 +62,10 @@ class Parameter:
     """From what a client sent to the value; None: it is the value."""
 
     @property
-    def is_required(self) -> bool:
-        """Whether requests must give the parameter, because it has no default."""
-        return self.default is MISSING
+    def type_but_none(self) -> Any:
+        """`type` without the None of a parameter that may be left open: what `bounds` are of."""
+        kinds = [kind for kind in get_args(self.type) if kind is not NoneType]
+        return kinds[0] if isinstance(self.type, UnionType) else self.type
 
     def refusal(self, value: Any) -> str | None:
         """Why no worker takes this value, or None if it is right."""

@@ -25,9 +25,10 @@ VOCABULARY = Vocabulary(size=100, eos_token_ids=(2,))
 
 def other_value(declared: Parameter) -> Any:
     """One that is not the default, as a body holds it."""
-    if get_origin(declared.type) is tuple:
-        return [7, 9]
-    return {int: 3, float: 0.5, bool: True}[declared.type]
+    kind = declared.type_but_none
+    if get_origin(kind) is tuple:
+        return ["a", "b"] if get_args(kind)[0] is str else [7, 9]
+    return {int: 3, float: 0.5, bool: not declared.default, str: "a"}[kind]
 
 
 def test_the_message_has_the_declared_parameters() -> None:
@@ -73,13 +74,15 @@ class WithANewOne:
 
     allowed_token_ids: tuple[int, ...] = parameter((), "Nothing but these is generated.", TOKEN_IDS, max_items=2)
     patience: float = parameter(1.0, "How long.", Bounds(0, 3, is_low_open=True))
+    prompt_logprobs: int | None = parameter(None, "Of the prompt's tokens, too.", Bounds(0, 20))
+    bad_words: tuple[str, ...] = parameter((), "Never generated.", max_items=1)
 
 
 def test_a_new_parameter_is_checked_documented_and_read_by_its_declaration() -> None:
     declared = tuple(parameters(WithANewOne).values())
     struct = msgspec.defstruct("Body", [body_field(each) for each in declared], forbid_unknown_fields=True)
-    body = decode_body(b'{"allowed_token_ids": [1, 2], "patience": null}', struct)
-    assert WithANewOne(**values_in(body, declared)) == WithANewOne(allowed_token_ids=(1, 2))
+    body = decode_body(b'{"allowed_token_ids": [1, 2], "patience": null, "prompt_logprobs": 0}', struct)
+    assert WithANewOne(**values_in(body, declared)) == WithANewOne(allowed_token_ids=(1, 2), prompt_logprobs=0)
     _, schemas = msgspec.json.schema_components([struct])
     documented = schemas["Body"]["properties"]["patience"]
     assert documented["description"] == "How long."
@@ -89,8 +92,11 @@ def test_a_new_parameter_is_checked_documented_and_read_by_its_declaration() -> 
         '{"patience": 3.1}',
         '{"allowed_token_ids": [1, 2, 3]}',
         '{"allowed_token_ids": [-1]}',
+        '{"prompt_logprobs": 21}',
+        '{"bad_words": ["a", "b"]}',
+        '{"bad_words": [3]}',
     ):
-        with pytest.raises(Exception, match=r"Invalid `(patience|allowed_token_ids)"):
+        with pytest.raises(Exception, match=r"Invalid `(patience|allowed_token_ids|prompt_logprobs|bad_words)"):
             decode_body(wrong.encode(), struct)
 
 
@@ -101,12 +107,12 @@ def test_a_new_parameter_is_checked_documented_and_read_by_its_declaration() -> 
 def test_a_worker_checks_a_new_parameter_by_its_declaration(value: float, reason: str | None) -> None:
     refusal = parameters(WithANewOne)["patience"].refusal(value)
     assert refusal is None if reason is None else reason in (refusal or "")
+    assert parameters(WithANewOne)["prompt_logprobs"].refusal(None) is None
 
 
 def test_every_parameter_of_a_body_is_documented() -> None:
     for declared in DECLARED.values():
         assert not declared.is_in_body or declared.description, declared.name
-        assert get_args(declared.type) or declared.type in (int, float, bool), declared.name
 
 
 def test_a_simulated_engine_says_what_it_does_not_honour() -> None:

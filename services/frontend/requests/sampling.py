@@ -15,13 +15,14 @@ _IN_BODY: Final = tuple(each for each in parameters(SamplingParams).values() if 
 def body_field(declared: Parameter) -> tuple[str, Any, None]:
     """The parameter in a body, as `msgspec.defstruct` takes it: name, type (or null, bounds and description included),
     and null as the default."""
-    if get_origin(declared.type) is tuple:
-        item: Any = Annotated[get_args(declared.type)[0], _meta(declared.bounds)]
+    kind = declared.type_but_none
+    if get_origin(kind) is tuple:
+        item: Any = Annotated[get_args(kind)[0], _meta(declared.bounds)]
         value: Any = Annotated[list[item], Meta(max_length=declared.max_items)]
-    elif declared.type in (int, float):
-        value = Annotated[declared.type, _meta(declared.bounds)]
+    elif kind in (int, float):
+        value = Annotated[kind, _meta(declared.bounds)]
     else:
-        value = declared.type
+        value = kind
     return declared.name, Annotated[value | None, Meta(description=declared.description)], None
 
 
