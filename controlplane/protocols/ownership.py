@@ -224,10 +224,6 @@ class TokenStream(Ownership, Generic[D]):
         self._formers.add(former)
         self._formers.discard(sender)
         self._handed_over_at = delta.offset
-        if delta.offset == len(self.token_ids) and not self._held:
-            self._forget_formers()
-            self.token_ids += delta.token_ids
-            return (delta,)
         return self._hold(delta, now_s)
 
     def _late(self, delta: D, now_s: float) -> Sequence[D | Filled]:

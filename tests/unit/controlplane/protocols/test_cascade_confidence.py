@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.protocols.cascade.confidence import FIRST_COUNTED_TOKEN, RunningConfidence, confidence_of
+from controlplane.protocols.cascade.confidence import FIRST_COUNTED_TOKEN, RunningConfidence, ScoreBound, confidence_of
 
 logprobs = st.lists(st.floats(-20, 0), max_size=60)
 
@@ -58,3 +58,12 @@ def test_a_probability_that_is_none_makes_the_answer_worth_nothing(broken: float
     assert confidence_of([-0.1, -0.1, broken, -0.1, -0.1]).score == 0.0
     assert confidence_of([broken]).score == 0.0
     assert confidence_of([0.0, 1e-9, 0.0]).score == 100.0, "rounded above 0"
+
+
+def test_it_is_bounded_anew_only_where_it_falls() -> None:
+    assert confidence_of([-1.0] * 8).score_bounds == [ScoreBound(4, 100 * math.exp(-1.0))]
+    assert confidence_of([0.0] * 8).score_bounds == [], "it has not fallen from 100"
+
+
+def test_a_probability_that_was_rounded_above_1_counts_as_1() -> None:
+    assert confidence_of([-1.0, -1.0, -1.0, 0.5]).score == pytest.approx(100 * math.exp(-3 / 4))

@@ -1,5 +1,7 @@
 """A request's way up the cascade: by example, and under any course of events."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -301,3 +303,82 @@ def test_every_course_ends_with_one_answer_that_a_tier_gave_or_with_every_tier_f
         assert upwards[-1] == terms.last_tier
         assert set(asked) == set(range(terms.last_tier + 1)), "every tier was tried"
         assert len(falling_back) == len(again) + len(reserves)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (lambda walk: walk.answered(1, 1.0), "tier 1 has answered"),
+        (lambda walk: walk.failed(1, "gone", 1.0), "tier 1 has failed"),
+        (lambda walk: walk.gave_up(1, 5.0), "tier 1 has been given up"),
+        (lambda walk: walk.judged(0, 5.0, 1.0), "tier 0 has judged"),
+        (lambda walk: walk.not_judged(0, 1.0), "tier 0 has not judged"),
+    ],
+)
+def test_an_event_out_of_place_is_named(event: Callable[[CascadeWalk], object], words: str) -> None:
+    with pytest.raises(IllegalTransition, match=f"{words}$"):
+        event(CascadeWalk("r", THREE))
+
+
+def test_a_step_that_there_is_not_tells_the_story() -> None:
+    walk = CascadeWalk("r", THREE)
+    walk.gave_up(0, 0.0)
+    assert walk.failed(1, "gone", 1.0) == Generate(2, Escalation.TIER_FAILED)
+    assert walk.answered(2, 2.0) == Accept(2, Because.LAST_TIER)
+    story = r"request r, done on tier 2, answered by \[2\], given up \[0\], .*gone.* cannot become judging"
+    with pytest.raises(IllegalTransition, match=story):
+        walk._go(WalkState.JUDGING)
+
+
+def test_scores_go_from_0_to_100_both_included() -> None:
+    strict = CascadeTerms((100.0,), (0.0, 0.0))
+    best, worst = CascadeWalk("r", strict), CascadeWalk("r", strict)
+    best.answered(0, 1.0)
+    assert best.judged(0, 100.0, 1.0) == Accept(0, Because.SCORE)
+    worst.answered(0, 1.0)
+    assert worst.judged(0, 0.0, 1.0) == Generate(1, Escalation.LOW_SCORE)
+    assert CascadeWalk("r", strict).first == Generate(0), "a perfect answer would do"
+
+
+def test_a_tier_that_is_expected_to_answer_just_in_time_is_begun() -> None:
+    terms = CascadeTerms((80.0,), (1.0, 5.0), deadline_s=7.0)
+    walk = CascadeWalk("r", terms)
+    assert walk.answered(0, 2.0) == Judge(0)
+    assert walk.judged(0, 10.0, 2.0) == Generate(1, Escalation.LOW_SCORE)
+
+
+@pytest.mark.parametrize(
+    ("now_s", "expected"),
+    [(5.0, Generate(1, Escalation.NOT_JUDGED)), (5.1, Accept(0, Because.DEADLINE))],
+)
+def test_an_answer_without_a_judge_goes_on_only_in_time(now_s: float, expected: Action) -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0, 60.0), (1.0, 5.0, 5.0), deadline_s=10.0))
+    assert walk.answered(0, 1.0) == Judge(0)
+    assert walk.not_judged(0, now_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("now_s", "expected"),
+    [(5.0, Generate(2, Escalation.TIER_FAILED)), (5.1, Accept(0, Because.TIER_FAILED))],
+)
+def test_a_tier_that_fails_is_passed_over_only_in_time_once_there_is_an_answer(now_s: float, expected: Action) -> None:
+    walk = CascadeWalk("r", CascadeTerms((80.0, 60.0), (1.0, 1.0, 5.0), deadline_s=10.0))
+    walk.answered(0, 1.0)
+    assert walk.judged(0, 10.0, 1.0) == Generate(1, Escalation.LOW_SCORE)
+    assert walk.failed(1, "gone", now_s) == expected
+
+
+def test_terms_name_the_tiers_that_there_are() -> None:
+    with pytest.raises(ConfigurationError, match=r"tier 3 is none of this cascade's, which are 0 to 2$"):
+        CascadeTerms((80.0, 60.0), (1.0, 1.0, 1.0), max_tier=3)
+
+
+def test_only_a_threshold_of_0_accepts_every_score_and_one_of_100_still_accepts_some() -> None:
+    terms = CascadeTerms((100.0, 0.5), (0.0,) * 3)
+    assert terms.accepts_some(0)
+    assert not terms.accepts_all(1)
+
+
+@pytest.mark.parametrize("quality", [0.0, 0.5, 100.0])
+def test_any_score_may_be_asked_for(quality: float) -> None:
+    assert thresholds_for((80.0,), quality) == (quality,)

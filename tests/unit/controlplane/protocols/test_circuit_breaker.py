@@ -103,3 +103,30 @@ def test_a_word_from_the_peer_brings_the_probe_forward_but_not_without_bound() -
 def test_no_probe_while_the_peer_may_be_asked() -> None:
     with pytest.raises(IllegalTransition, match="peer is closed; there is no probe"):
         closed(0.0).begin_probe(1.0)
+
+
+def test_pauses_double_from_a_tenth_of_a_second_to_two_seconds() -> None:
+    breaker, now_s, pauses_s = CircuitBreaker("peer", 0.0), 0.0, []
+    for _ in range(7):
+        breaker.begin_probe(now_s)
+        breaker.end_probe(False, now_s)
+        pauses_s.append(round(breaker.probe_due_s - now_s, 6))
+        now_s = breaker.probe_due_s
+    assert pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+
+
+def test_ten_seconds_are_long_enough_to_be_well() -> None:
+    for well_s, pause_s in ((LIMITS.healthy_s - 1.0, 0.2), (LIMITS.healthy_s, 0.1)):
+        breaker = CircuitBreaker("peer", 0.0, LIMITS)
+        breaker.begin_probe(0.0)
+        breaker.end_probe(False, 0.0)
+        breaker.begin_probe(1.0)
+        breaker.end_probe(True, 1.0)
+        breaker.miss(1.0 + well_s)
+        assert breaker.probe_due_s == pytest.approx(1.0 + well_s + pause_s)
+
+
+def test_who_has_not_been_probed_yet_is_probed_at_once() -> None:
+    breaker = CircuitBreaker("peer", 5.0, LIMITS)
+    breaker.wake(5.0)
+    assert breaker.probe_due_s == 5.0

@@ -94,3 +94,15 @@ def test_no_tier_is_locked_out_for_longer_than_it_is_remembered(took: list[float
             time.took(0.1, now_s)
     assert max(later - before for before, later in pairwise(begun_at_s)) <= MAX_AGE_S + 1
     assert begun_at_s[-1] == 399
+
+
+def test_what_took_as_long_as_was_expected_before_it_was_cut_is_not_counted() -> None:
+    time = after(2.0, cut=(2.0,))
+    assert time.expected_s(DOUBT_AFTER_S - 0.1) == 2.0
+    assert time.expected_s(DOUBT_AFTER_S) == 0.0, "one time is known, not two"
+
+
+def test_it_is_remembered_for_so_long_and_no_longer() -> None:
+    time = after(2.0, at_s=1000.0)
+    assert time.median_s(1000.0 + MAX_AGE_S) == 2.0
+    assert time.median_s(1000.1 + MAX_AGE_S) == 0.0

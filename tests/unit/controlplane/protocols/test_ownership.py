@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from controlplane.model.incarnation import Incarnation
-from controlplane.protocols.ownership import Filled, TokenGap, TokenStream
+from controlplane.protocols.ownership import MAX_HELD_DELTAS, Filled, TokenGap, TokenStream
 from mesh.errors import IllegalTransition
 
 A, B, C = Incarnation("a", "1"), Incarnation("b", "1"), Incarnation("c", "1")
@@ -178,3 +178,111 @@ def test_recoveries_between_two_workers_lose_and_double_nothing(events: list[str
                 ownership.receive(owner, Step(ownership.epoch, at - 1, truth[at - 1 : at]), 0)
         ownership.validate()
         assert passed == ownership.token_ids == truth[: len(passed)]
+
+
+def test_an_adopted_request_goes_on_from_the_tokens_that_its_owner_tells_of() -> None:
+    ownership = TokenStream[Step]()
+    ownership.adopt(B, 4)
+    assert (ownership.owner, ownership.epoch) == (B, 4)
+    assert tokens_of(ownership.receive(B, step(4, 0, 3), 0)) == TRUTH[:3]
+    with pytest.raises(AssertionError, match="before anything else"):
+        ownership.adopt(A, 6)
+
+
+def test_every_recovery_leaves_an_epoch_free_for_a_hand_over_that_was_not_heard_of() -> None:
+    ownership = owned_by(A)
+    for epoch in (2, 4, 6):
+        ownership.take_back()
+        assert ownership.epoch == epoch
+
+
+@pytest.mark.parametrize(("sender", "epoch"), [(A, 0), (A, 2), (C, 9)])
+def test_a_move_that_is_old_or_not_the_owners_changes_nothing(sender: Incarnation, epoch: int) -> None:
+    ownership = TokenStream[Step]()
+    ownership.adopt(A, 2)
+    assert ownership.moved(sender, B, epoch) == ()
+    assert (ownership.owner, ownership.epoch) == (A, 2)
+
+
+def test_an_error_of_a_life_that_nobody_owns_keeps_the_next_epoch_above_it() -> None:
+    ownership = owned_by(A)
+    ownership.take_back()
+    assert not ownership.gives_up(B, 7)
+    assert ownership.epoch == 8
+    assert ownership.owner is None
+    ownership.validate()
+
+
+def test_a_stray_life_is_told_to_stop_while_tokens_wait_for_the_former_owner() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    ownership.receive(B, step(1, 4, 5, first=True), 0)
+    assert ownership.receive(C, step(0, 2, 3), 0) is None
+    assert ownership.token_ids == TRUTH[:2]
+    assert tokens_of(ownership.receive(A, step(0, 2, 4), 0)) == TRUTH[2:5]
+
+
+def test_a_life_with_another_past_is_told_to_stop_once() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    assert ownership.receive(B, Step(1, 2, [7], [1, 2]), 0) is None
+    assert ownership.receive(B, Step(1, 2, [7], [1, 2]), 0) == ()
+
+
+def test_what_a_former_owner_repeats_or_went_on_to_after_the_hand_over_does_not_count() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    ownership.receive(B, step(1, 4, 5, first=True), 0)
+    assert ownership.receive(A, step(0, 2, 5), 0) == (), "token 4 is B's"
+    assert ownership.receive(A, step(0, 1, 2), 0) == (), "it was passed on before"
+    ownership.validate()
+    assert tokens_of(ownership.receive(A, step(0, 2, 4), 0)) == TRUTH[2:5]
+
+
+def test_a_former_owner_that_is_the_owner_again_is_not_waited_for() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    ownership.receive(B, step(1, 4, 5, first=True), 0)
+    assert ownership.receive(A, step(2, 6, 7, first=True), 0) == []
+    assert tokens_of(ownership.silenced(B)) == TRUTH[2:7], "nobody is left to wait for"
+    assert tokens_of(ownership.receive(A, step(2, 7, 8), 0)) == TRUTH[7:8]
+
+
+def test_tokens_that_two_owners_sent_count_once() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    ownership.receive(B, step(1, 4, 6, first=True), 0)
+    ownership.receive(C, step(2, 5, 6, first=True), 0)
+    ownership.receive(C, step(2, 6, 7), 0)
+    assert tokens_of(ownership.expire(1.0)) == TRUTH[2:7]
+
+
+def test_a_gap_in_what_was_held_ends_it_there() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    ownership.receive(B, step(1, 4, 5, first=True), 0)
+    ownership.receive(B, step(1, 6, 7), 0)
+    assert tokens_of(ownership.expire(1.0)) == TRUTH[2:5]
+    with pytest.raises(TokenGap):
+        ownership.receive(B, step(1, 7, 8), 1)
+
+
+def test_no_more_is_held_than_may_be() -> None:
+    truth = list(range(1000))
+    ownership = owned_by(A)
+    ownership.receive(B, Step(1, 1, truth[1:2], truth[:1]), 0)
+    for index in range(2, MAX_HELD_DELTAS + 1):
+        assert ownership.receive(B, Step(1, index, truth[index : index + 1]), 0) == []
+    ownership.validate()
+    last = MAX_HELD_DELTAS + 1
+    assert tokens_of(ownership.receive(B, Step(1, last, truth[last : last + 1]), 0)) == truth[: last + 1]
+    assert not ownership.holds
+
+
+def test_a_second_hand_over_may_be_early_too() -> None:
+    ownership = owned_by(A)
+    ownership.receive(A, step(0, 0, 2), 0)
+    assert tokens_of(ownership.receive(B, step(1, 2, 3, first=True), 0)) == TRUTH[2:3]
+    assert ownership.receive(C, step(2, 5, 6, first=True), 5.0) == []
+    assert ownership.expire(5.9) == (), "a hold begins with what is held first"
+    assert tokens_of(ownership.expire(6.0)) == TRUTH[3:6]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from controlplane.protocols.placing import (
     Use,
     least_outstanding,
 )
+from mesh.errors import IllegalTransition
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["answered", "missed", "slow", "abandon"]), st.integers(0, 5)), max_size=20)
 
@@ -81,3 +83,21 @@ def test_the_least_burdened_scheduler_is_asked_and_equals_in_turn() -> None:
     candidates = [Candidate("a", 2), Candidate("b", 1), Candidate("c", 1)]
     assert [least_outstanding(candidates, turn) for turn in range(4)] == ["b", "c", "b", "c"]
     assert least_outstanding([], 3) is None
+
+
+@pytest.mark.parametrize("event", ["begin", "abandon"])
+def test_a_placement_begins_once(event: str) -> None:
+    attempt = PlacementAttempt(lambda asked: None if asked else "s0")
+    if event == "begin":
+        attempt.begin()
+    else:
+        assert attempt.abandon() == []
+    with pytest.raises(IllegalTransition, match="begins again; it was asked of"):
+        attempt.begin()
+
+
+def test_after_the_fallback_nothing_more_is_done() -> None:
+    attempt = PlacementAttempt(lambda asked: None if asked else "s0")
+    attempt.begin()
+    assert attempt.missed("s0", "it is gone") == [Retract("s0"), FallBack("it is gone")]
+    assert attempt.slow() == attempt.answered("s0") == attempt.missed("s0", "again") == attempt.abandon() == []
