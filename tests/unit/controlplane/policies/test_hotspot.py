@@ -60,6 +60,7 @@ def test_the_filter_ends_when_equation_2_has_held_for_long_enough() -> None:
     assert seen_among(9, 10.0) == {"a"}, "benign from here"
     assert seen_among(9, 69.9) == {"a"}
     assert seen_among(9, 70.0) == frozenset()
+    detector.validate()
 
 
 def test_a_relapse_starts_the_wait_again() -> None:
@@ -141,3 +142,33 @@ def test_where_only_filtered_instances_are_left_they_serve() -> None:
     assert chosen == ["a", "a", "b"]
     last = place(table, policy, request("r", 816, HOT_PREFIX, excluded=frozenset({"b"})))
     assert last.instance.instance_id == "a"
+
+
+def test_as_many_classes_are_kept_as_may_be_and_the_next_new_one_leaves_the_most_frequent() -> None:
+    detector = HotspotDetector(60.0, 4, 60.0)
+
+    def see(class_hash: int) -> None:
+        detector.seen(0.0, ClassSighting(class_hash=class_hash, holders=1, others=3, lower_on_holders=False))
+
+    for class_hash in range(8):
+        see(class_hash)
+    see(7)
+    see(7)
+    assert len(detector) == 8, "a known one makes no room"
+    see(8)
+    assert len(detector) == 5
+    assert detector.seen(0.0, ON_SEVEN)[0].requests.total(0.0) == 4, "its count goes on"
+
+
+ON_SEVEN = ClassSighting(class_hash=7, holders=1, others=3, lower_on_holders=False)
+
+
+def test_an_alarm_that_was_acted_on_is_counted_anew() -> None:
+    detector = HotspotDetector(60.0, 8, 60.0)
+    alarms = []
+    for _ in range(6):
+        hot, alarm = detector.seen(0.0, ON_ONE_OF_FOUR)
+        alarms.append(alarm)
+        if alarm:
+            detector.filter_out(hot, frozenset({"a"}))
+    assert alarms == [False, False, True, False, False, True]

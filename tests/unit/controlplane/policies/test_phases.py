@@ -12,7 +12,7 @@ from controlplane.model.placement import Decision, Placement, PlacementProblem, 
 from controlplane.policies import phases
 from controlplane.policies.interface import Policy
 from controlplane.policies.lmetric import LMetric
-from controlplane.policies.place import place, place_decode
+from controlplane.policies.place import choose_decode, place, place_decode
 from controlplane.policies.registry import OWN_POLICIES, create_policy
 from controlplane.policies.round_robin import RoundRobin
 from tests.examples import examples
@@ -222,3 +222,39 @@ def test_every_policy_respects_the_phases(
         assert not placement.is_split
     elif name != "arrow":
         assert last.decodes or not any(phase.decodes for phase in phase_of.values())
+
+
+def late(table: ClusterTable, request_id: str = "r", prefilled_on: str = "p", max_tokens: int = 50) -> str | None:
+    asked = PlacementRequest(request_id, "m", 100, 0.0, (), max_tokens)
+    chosen = place_decode(table, RoundRobin(), asked, prefilled_on)
+    return None if chosen is None else chosen.instance_id
+
+
+def test_at_the_end_of_a_prefill_there_is_nothing_to_choose_for_who_is_not_known_or_ends_with_it() -> None:
+    table = fleet({"d": DECODE, "p": PREFILL})
+    assert late(table, prefilled_on="gone") is None
+    assert late(table, max_tokens=1) is None
+    assert late(ClusterTable()) is None
+    assert late(table) == "d"
+
+
+def test_at_the_end_of_a_prefill_a_request_stays_where_all_do_both_or_nobody_can_take_it() -> None:
+    table = fleet({"a": ANY, "b": ANY})
+    assert late(table, prefilled_on="a") is None
+    snapshot = table.snapshot("m")
+    assert snapshot is not None
+    asked = PlacementRequest("r", "m", 100, 0.0, (), 50)
+    chosen = choose_decode(table, RoundRobin(), asked, "b")
+    assert chosen is not None
+    assert (chosen[1].row, chosen[1].rule) == (1, phases.STAYS)
+    table = fleet({"d": DECODE, "p": PREFILL})
+    report(table, "d", LoadReport(transfer_obstacle="its network device was made anew"))
+    assert late(table) is None
+
+
+def test_what_is_chosen_at_the_end_of_a_prefill_counts_until_its_request_ends() -> None:
+    table = fleet({"d": DECODE, "p": PREFILL})
+    assert late(table, "r7") == "d"
+    assert table.expected_requests() == 1
+    assert table.ended("r7") == ("d",)
+    assert table.expected_requests() == 0

@@ -73,6 +73,10 @@ def test_the_reasons_of_many_are_cut_short() -> None:
         report(table, f"i{number}", state=InstanceState.DRAINING)
     with pytest.raises(NoInstance, match="and 22 more"):
         place(table, LMetric(), request())
+    for number in range(8, 30):
+        table.lost(f"i{number}", "1")
+    with pytest.raises(NoInstance, match=r"\(i0 is draining; .*i7 is draining\); retry"):
+        place(table, LMetric(), request())
 
 
 def test_a_model_whose_instances_all_died_is_known_but_not_served() -> None:

@@ -122,3 +122,15 @@ def test_errors_tell_the_story() -> None:
         pools.join("c")
     with pytest.raises(IllegalTransition, match="b is in the pool decode"):
         pools.assign_decode("b", is_prefilling=False)
+
+
+def test_who_has_nothing_left_of_the_old_kind_changes_pools_at_once() -> None:
+    pools = ElasticPools()
+    for instance_id in "abcd":
+        pools.join(instance_id)
+    assert pools.assign_decode("a", is_prefilling=False) is Pool.DECODE
+    assert pools.assign_prefill("a", is_decoding=False) is Pool.PREFILL
+    assert pools.assign_decode("a", is_prefilling=True) is Pool.PREFILL_TO_DECODE
+    assert pools.assign_prefill("b", is_decoding=True) is Pool.DECODE_TO_PREFILL
+    with pytest.raises(IllegalTransition, match="instance z: to_prefill, but it is in no pool"):
+        pools.assign_prefill("z", is_decoding=False)
