@@ -61,7 +61,7 @@ class Answer:
     input_tokens: int
     output_tokens: int
     score_bounds: tuple[ScoreBound, ...]
-    """Of its confidence."""
+    """Upper bounds of its confidence while it was generated."""
     tier: str
 
 
@@ -77,7 +77,7 @@ class Result:
     """Share of right answers on the test prompts, 0 to 100."""
     quality_large: float
     latency_s: float
-    """Mean."""
+    """Mean over the test prompts."""
     latency_large_s: float
     throughput_per_s: float
     throughput_large_per_s: float

@@ -37,7 +37,7 @@ class SimulatedSettings:
     tensor_parallel: int = 1
     """What the instance says of itself; its costs are those of `cost`, however many GPUs they stand for."""
     pipeline_parallel: int = 1
-    """The same."""
+    """GPUs that the instance stands for by pipeline parallelism; changes no cost."""
     predict_lengths: bool = True
     """Say how long requests will get, in place of a predictor, with the errors of `length_error`."""
     length_error: LengthErrorModel = field(default_factory=LengthErrorModel)

@@ -83,7 +83,7 @@ class Adoption:
     """A request that another frontend goes on with."""
 
     request: EngineRequest
-    """With all tokens so far."""
+    """The request with all tokens generated so far."""
     epoch: int
     """Of its deltas from now on."""
     deadline_s: float | None = None
@@ -98,7 +98,7 @@ class Instructions:
     """What the worker is to do now: deltas to send and requests to abort."""
 
     messages: dict[int, list[Delta]] = field(default_factory=dict)
-    """By stream."""
+    """Deltas to send, by stream."""
     aborts: list[str] = field(default_factory=list)
     """Requests that the engine is to drop."""
     epochs: dict[str, int] = field(default_factory=dict)

@@ -24,7 +24,7 @@ class TransferWatch:
         self._agent = agent
         self._clock = clock
         self.status: AgentStatus | None = None
-        """As of the last look."""
+        """The agent's status when it was looked at last."""
 
     async def run(self) -> None:
         """Look at the transfer agent's devices every `LOOK_S` seconds until cancelled."""

@@ -23,7 +23,11 @@ class Backoff:
         self, first_s: float = FIRST_S, longest_s: float = LONGEST_S, draw: Callable[[], float] | None = None
     ) -> None:
         """`draw` gives random numbers from 0 to 1: each pause is shortened by up to half, so that those who failed
-        together do not come back together. None: pauses have their full length."""
+        together do not come back together. None: pauses have their full length.
+
+        This is the "equal jitter" of AWS's article Exponential Backoff And Jitter (2015). Its "full jitter" spreads
+        retries better, but may try again at once what has just failed.
+        """
         assert 0 <= first_s <= longest_s, (first_s, longest_s)
         self._first_s = first_s
         self._longest_s = longest_s

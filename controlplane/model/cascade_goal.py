@@ -32,7 +32,7 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """MODEL@DEVICE[:DTYPE] of the catalogue, or profile:KEY[,KEY...] for a measured one; one for each tier."""
     quality: float | None = None
     latency_s: float | None = None
-    """In the sense of `minimise`."""
+    """The latency to answer within, of the kind that `minimise` names."""
     judge_s: float | None = None
     """What a judgement takes; None: as the cascade's first judge does (`judgement_s`)."""
     replan: bool = True

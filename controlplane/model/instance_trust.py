@@ -30,7 +30,7 @@ class InstanceEvidence:
     instance_id: str
     model: str
     is_ready: bool
-    """By its last report."""
+    """Whether its last report said that it is ready."""
     reports: ReportState
     is_linked: bool
     """The directory knows it, and at least one frontend is connected to it."""

@@ -16,4 +16,4 @@ class StepSample:
     context_tokens: int
     """Sum over the decoding requests."""
     longest_context_tokens: int
-    """Of a decoding request."""
+    """Context length of the longest decoding request."""

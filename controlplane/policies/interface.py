@@ -18,7 +18,7 @@ class Policy(Protocol):
     """
 
     name: ClassVar[str]
-    """By which operators select it."""
+    """The name by which operators select the policy."""
     rule: ClassVar[str]
     """The rule in one line, for `explain`."""
 

@@ -28,7 +28,7 @@ class TransferStats:
     waited_s: float
     """For a slot and the connection."""
     duration_s: float
-    """With the wait."""
+    """From the call to its end, waiting for a slot included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class AgentStatus:
     exports: tuple[str, ...]
     exported_blocks: int
     pulls_total: int
-    """That succeeded."""
+    """Pulls that succeeded."""
     failed_pulls_total: int
     pulled_bytes_total: int
     pull_seconds_total: float

@@ -34,7 +34,7 @@ class FollowedPrefix(Generic[Record]):
         """`on_change` is told the key and the new record, None for one that is gone. A record that cannot be read, or
         for which `check` raises `ConfigurationError`, is logged and taken as gone or, with `keeps_former`, ignored."""
         self.records: dict[str, Record] = {}
-        """By key, as last heard."""
+        """The records by key, as last heard."""
         self._store = store
         self._prefix = prefix
         self._kind = kind

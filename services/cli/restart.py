@@ -19,7 +19,7 @@ class RestartReport(msgspec.Struct, frozen=True):
     """The JSON that `penstock restart --json` prints."""
 
     restarted: tuple[Restarted, ...]
-    """In order."""
+    """The restarted members, in the order of their restarts."""
     excepted: tuple[str, ...]
     """What was not restarted although everything was to be, and why."""
     duration_s: float

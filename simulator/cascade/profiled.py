@@ -23,7 +23,7 @@ class ProfiledTier:
     profiles: tuple[InstanceProfile, ...]
     """Of one engine, model and device: a plan tells replicas apart by their shapes alone."""
     max_gpus: int = MAX_REPLICA_GPUS
-    """Of one replica."""
+    """Largest number of GPUs of one replica."""
 
     @property
     def key(self) -> str:

@@ -85,7 +85,7 @@ class TierModel:
     weight_dtype: str = ""
     """Empty: the model's own."""
     max_gpus: int = MAX_REPLICA_GPUS
-    """Of one replica."""
+    """Largest number of GPUs of one replica."""
 
     @property
     def key(self) -> str:

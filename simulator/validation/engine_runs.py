@@ -33,9 +33,9 @@ class EngineRun:
     """How one of the runs was set up."""
 
     name: str
-    """In the tables."""
+    """Name of the run in the tables."""
     model: str
-    """In the catalogue."""
+    """Name of the model in the catalogue."""
     tensor_parallel: int = 1
     data_parallel: int = 1
     """Engines with requests of their own that share their experts."""

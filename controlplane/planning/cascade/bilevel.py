@@ -54,7 +54,7 @@ class Deployment:
     latencies_s: tuple[float, ...]
     """Of each tier: p95 or mean, whichever is minimised."""
     latency_s: float
-    """L."""
+    """L, the latency that the plan minimises."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,11 +68,11 @@ class PlanResult:
     p95_s: tuple[float, ...]
     """Of each tier, its judgement included; 0 where no request comes."""
     mean_s: tuple[float, ...]
-    """The same."""
+    """Mean latency of each tier, its judgement included; 0 where no request comes."""
     scores: tuple[float, ...]
-    """J of each round."""
+    """The score J that each round reached."""
     points: tuple[Point, ...]
-    """Of the last search; for the front of latency and quality."""
+    """The routings that the last search evaluated, for the front of latency and quality."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ class WorkloadSummary:
 
     rate_per_s: float
     requests: int
-    """Those sampled: their means follow."""
+    """Number of sampled requests, over which the following means are taken."""
     input_tokens: float | None
     """None: no request was sampled."""
     output_tokens: tuple[float | None, ...]
@@ -36,11 +36,11 @@ class DriftSettings:
     """How far a workload must differ from the planned one, and for how long, before the plan is made anew."""
 
     ratio: float = 1.3
-    """Rates and lengths that differ by more than this factor, either way, have moved."""
+    """Rates and lengths that differ by more than this factor, either way, have drifted."""
     score_points: float = 10.0
-    """So have scores that differ by more than this."""
+    """Scores that differ by more than this have drifted."""
     windows: int = 2
-    """So many windows in a row must have moved: one burst is none."""
+    """This many windows in a row must have drifted: one burst is no drift."""
     pause_windows: int = 2
     """After a new plan, so many windows are watched but not counted."""
     min_requests: int = MIN_REQUESTS
@@ -131,9 +131,9 @@ class DriftDetector:
         """`pauses`: the plan for this workload is new."""
         self.planned_for = planned_for
         self.moved_windows = 0
-        """In a row, until now."""
+        """Windows in a row that have drifted, up to the last one."""
         self.moved_now = ""
-        """What has moved in the last window, in words."""
+        """What has drifted in the last window, in words."""
         self.was_paused = False
         """The last window was watched and not compared: a decision was made just before."""
         self._settings = settings

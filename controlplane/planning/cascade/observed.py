@@ -20,7 +20,7 @@ class ObservedWindow:
     seconds: float | None
     """Length of the window; None: not known."""
     requests: tuple[WorkloadRequest, ...]
-    """Those sampled."""
+    """The sampled requests."""
 
     @property
     def offered(self) -> int | None:

@@ -55,12 +55,12 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An answer of tier i is accepted if it scores at least thresholds[i]."""
     quality: float
     latency_p95_s: float
-    """Of the slowest tier."""
+    """p95 of the slowest tier."""
     rate_per_s: float
     gpus: int
     quality_target: float | None = None
     latency_target_s: float | None = None
-    """In the sense of `minimise`."""
+    """The latency to answer within, of the kind that `minimise` names."""
     format: int = PLAN_FORMAT
     minimise: Minimise = "slowest_tier"
     latency_mean_s: float | None = None

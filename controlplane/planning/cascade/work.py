@@ -16,7 +16,7 @@ class TierWork:
     whole_s: NDArray[np.float64]
     """Up to the last."""
     output_tokens: NDArray[np.int64]
-    """Of the whole answers."""
+    """Lengths of the whole answers."""
 
     def only(self, requests: NDArray[np.intp]) -> "TierWork":
         """The work of these requests (indices) alone, in their order."""

@@ -22,7 +22,7 @@ from mesh.errors import TraceError
 
 MAX_REQUESTS = 100_000
 MAX_SCORE_BOUNDS = 2_000_000
-"""Of all answers together."""
+"""Bound on the score bounds of all answers of a workload together."""
 
 
 class WorkloadHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

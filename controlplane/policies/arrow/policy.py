@@ -73,7 +73,7 @@ class Arrow:
     def __init__(self, parameters: ArrowParameters) -> None:
         self.parameters = parameters
         self._models: dict[str, tuple[ElasticInstances, InstanceMonitor]] = {}
-        """As many as are served."""
+        """State by model; as many models as are served."""
         self._turns = RoundRobinCounter()
 
     def decide(self, problem: PlacementProblem) -> Decision:

@@ -14,7 +14,7 @@ class Window(Generic[Item]):
     items: tuple[Item, ...]
     """A uniform sample of what could be taken."""
     offered: int
-    """With what was only counted."""
+    """Number of all items, those only counted included."""
     seconds: float
 
 

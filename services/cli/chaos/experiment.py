@@ -36,12 +36,12 @@ class TrafficPlan:
 
     streams: int
     tokens: int
-    """Of each stream."""
+    """Answer length of each stream."""
     rate: float
     """New requests a second."""
     seed: int
     deadline_s: float
-    """For a single request."""
+    """Deadline of each request."""
 
 
 @dataclass(frozen=True, slots=True)

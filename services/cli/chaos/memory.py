@@ -18,7 +18,7 @@ class MemoryOfRole(msgspec.Struct, frozen=True):
     first_mib: float
     """Median of the first third of the time, over all processes of the role."""
     last_mib: float
-    """Of the last third."""
+    """Median of the last third of the time."""
     growth: float
     """From one to the other, as a fraction."""
     lives: int

@@ -24,7 +24,7 @@ class Load:
     rate: float
     """New ones a second; 0: none."""
     deadline_s: float
-    """For each request."""
+    """Deadline of each request."""
 
 
 class Traffic:

@@ -98,13 +98,13 @@ class ChaosReport(msgspec.Struct, frozen=True):
     streams: int
     """Long ones, so many at a time; as one ends before the fault is over, another begins."""
     finished: int
-    """Of the streams."""
+    """Streams that ended as they should."""
     new_requests: int
     """That came at `--rate` from the fault on."""
     failed: int
     """Of both: ended by an error, refused, broken off, or without an end."""
     lost: int
-    """Of both: text is missing."""
+    """Streams and new requests whose text is incomplete."""
     duplicated: int
     """There is more text than in the undisturbed run, which it contains."""
     wrong: int

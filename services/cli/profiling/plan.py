@@ -18,7 +18,7 @@ class ProfileBounds(msgspec.Struct, frozen=True):
     largest_batch: int = 64
     most_answer_tokens: int = 64
     seconds: float = 4.0
-    """For each configuration."""
+    """Duration of each configuration."""
     seed: int = 0
 
     def __post_init__(self) -> None:

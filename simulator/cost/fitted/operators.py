@@ -29,7 +29,7 @@ class Links:
     devices: int
     """That share a layer, or its experts."""
     latency_ms: float
-    """Of one hop."""
+    """Latency of one hop."""
     bytes_per_ms: float
 
     def all_reduce_ms(self, size_bytes: float) -> float:

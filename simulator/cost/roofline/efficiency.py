@@ -10,11 +10,11 @@ class Efficiency:
     """Shares of peak rates, and what every kernel and step costs besides. docs/cost_models.md has the sources."""
 
     flops: float = 0.71
-    """Of matrix products."""
+    """Share of the device's peak that matrix products reach."""
     memory: float = 0.82
     """Of memory bandwidth, where a kernel streams weights or KV."""
     prefill_attention_flops: float = 0.55
-    """Of prefill attention."""
+    """Share of the device's peak that prefill attention reaches."""
     tile_bytes_per_s: float = 21e9
     """KV that one attention tile streams when nothing else asks for memory."""
     link: float = 0.75
@@ -25,7 +25,7 @@ class Efficiency:
     """What a norm, a rotary embedding, an activation or a cache write takes at least."""
     small_kernels_per_layer: float = 5.0
     sampler_request_ms: float = 0.0005
-    """Of the sampler, per request."""
+    """Time of the sampler per request."""
     all_reduce_ms: float = 0.010
     """Latency of a small all-reduce within a node."""
     host_step_ms: float = 0.0

@@ -21,7 +21,7 @@ from simulator.reproductions.run import ReproductionRun
 from simulator.reproductions.sustainable_rate import RateSearch
 
 Rates: TypeAlias = Mapping[str, Mapping[str, SustainedLoad]]
-"""By trace, then by system."""
+"""Sustainable rates by trace, then by system."""
 
 SCALING_TRACE = setup.TRACES[0]
 GPU_COUNTS = (4, 6, 8, 12, 16)
@@ -33,7 +33,7 @@ LOW_LOAD_RATE = 1.05
 SWEEP = (0.75, 1.0, 1.25)
 """Rates at which the two static policies are compared, as shares of the lower of their sustainable rates."""
 OVERLOAD = 2.0
-"""Of Arrow's sustainable rate."""
+"""Overload, as a multiple of Arrow's sustainable rate."""
 HOST_STEP_MS = 10.0
 """A what-if: what each step takes on the host, in engines that do not hide it behind the device's work."""
 

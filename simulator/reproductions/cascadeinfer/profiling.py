@@ -23,7 +23,7 @@ class ProfileBounds:
     """How long each configuration of a profile is simulated, and up to which lengths and batches."""
 
     simulated_s: float = 60.0
-    """For each configuration."""
+    """Simulated time of each configuration."""
     largest_batch: int = 1024
     max_steps: int = 4000
     """For each configuration, whatever the time."""

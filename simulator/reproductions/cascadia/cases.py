@@ -45,7 +45,7 @@ class Workload:
     targets: tuple[float, ...]
     throughput_targets: tuple[float, ...] = ()
     max_requests: int | None = None
-    """In one run."""
+    """Most requests of one run."""
 
     def problem(self) -> PlanningProblem:
         """The planning problem at the trace's own rate."""

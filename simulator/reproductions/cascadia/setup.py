@@ -59,7 +59,7 @@ class Size:
     """How many targets, requests and seconds the experiments simulate, full or quick."""
 
     seconds: float
-    """Of arrivals in each run."""
+    """Duration of the arrivals in each run."""
     targets: tuple[float, ...]
     throughput_targets: tuple[float, ...]
     """Those for which the highest rate is searched as well."""
@@ -74,7 +74,7 @@ class Size:
     other_requests: int
     """In a run of those: their answers are short and their rates high."""
     tolerance: float
-    """Of the searches."""
+    """Relative tolerance of the searches."""
     minute_s: float
     """How long a minute of the drifting workload is."""
     drift_scales: tuple[float, ...]

@@ -13,7 +13,7 @@ from simulator.reproductions.sustainable_rate import RateSearch, sustainable_rat
 _OVERLOAD = 1.5
 """Arrivals over what a deployment holds by its tables, to keep it full."""
 _SATURATING_REQUESTS = 12_000
-"""In a run, at most."""
+"""Most requests of a saturated run."""
 _MAX_GROWTH = 16.0
 """Of a rate over the trace's own."""
 _HELD = RateSearch(highest_scale=_MAX_GROWTH, growth=1.6, tolerance=0.02, target=0.5)

@@ -43,7 +43,7 @@ def prefill_imbalance(outcomes: Sequence[RequestOutcome], instances: int) -> flo
 
 
 SWEEP = (0.25, 0.5, 0.75, 0.9)
-"""Of the highest rate."""
+"""Shares of the highest rate that are run."""
 OVERLOAD = 16.0
 """Times the trace's own rate: far beyond what is served."""
 HALF = 0.5
