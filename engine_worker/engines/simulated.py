@@ -14,7 +14,7 @@ from mesh.errors import ConfigurationError, EngineFailed
 from mesh.runtime import Clock
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 from simulator.instance.script import without_effect
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class SimulatedEngine:
             )
         self._degrees = tensor_parallel, pipeline_parallel
         self._cost = _SeenCost(cost)
-        self.instance = Instance(config, self._cost)
+        self.instance = SimulatedInstance(config, self._cost)
         """Open to the KV transfer agent, which shares the engine's event loop."""
         self._time_scale = time_scale
         self._clock = clock

@@ -12,7 +12,7 @@ from simulator.cluster.events import EventQueue
 from simulator.cluster.report_times import Grid, JustInTime, ReportTimes
 from simulator.cluster.worker import Worker, WorkerHooks
 from simulator.cost.model import CostModel
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 
 _SWEEP_PLACES = 1 << 16
 
@@ -51,7 +51,7 @@ class SimulatedFleet:
         description = self._description(number, incarnation)
         worker = Worker(
             description,
-            Instance(spec.config, spec.cost or self._cost),
+            SimulatedInstance(spec.config, spec.cost or self._cost),
             self._events,
             self._times[number],
             self._config.report_delay_ms,

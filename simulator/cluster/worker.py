@@ -13,7 +13,7 @@ from controlplane.model.instance import InstanceDescription, KvBlocks, LoadRepor
 from simulator.cluster.events import Event, EventQueue, Rank
 from simulator.cluster.report_times import EARLY_MS, ReportTimes
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 from simulator.instance.step import Step, StepResult
 
 _FIRST_RUN_STEPS = 16
@@ -50,7 +50,7 @@ class Worker:
     def __init__(
         self,
         description: InstanceDescription,
-        instance: Instance,
+        instance: SimulatedInstance,
         events: EventQueue,
         times: ReportTimes,
         report_delay_ms: float,

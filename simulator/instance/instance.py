@@ -24,7 +24,7 @@ from simulator.instance.sequence import Sequence, SequenceState, counted_sequenc
 from simulator.instance.step import DecodeRun, StartedRequest, Step, StepResult
 
 
-class Instance:
+class SimulatedInstance:
     """Continuous batching over finite KV memory, without clock, I/O or randomness."""
 
     def __init__(self, config: InstanceConfig, cost: CostModel) -> None:

@@ -37,7 +37,7 @@ _NEXT = {
 
 
 class Sequence:
-    """Mutable record of one request, owned by one `Instance` and changed only by it and its parts."""
+    """Mutable record of one request, owned by one `SimulatedInstance` and changed only by it and its parts."""
 
     __slots__ = (
         "arrival",

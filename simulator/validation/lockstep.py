@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 from simulator.report.outcome import RequestOutcome
 from simulator.traces.request import TraceRequest
 
@@ -25,7 +25,7 @@ def run_in_lockstep(
 ) -> list[RequestOutcome]:
     """Outcomes in the order of `requests`, which are sorted by arrival."""
     seen = [_SeenBatch() for _ in range(engines)]
-    instances = [Instance(config, shape) for shape in seen]
+    instances = [SimulatedInstance(config, shape) for shape in seen]
     first_ms: dict[str, float] = {}
     last_ms: dict[str, float] = {}
     now_ms, arrived = 0.0, 0
@@ -59,7 +59,7 @@ class _SeenBatch(CostModel):
         return 1.0
 
 
-def _load(instance: Instance) -> int:
+def _load(instance: SimulatedInstance) -> int:
     load = instance.load()
     return _WAITING_WEIGHT * load.queued_requests + load.running_requests
 

@@ -11,7 +11,7 @@ from statistics import median
 from mesh.errors import ConfigurationError
 from simulator.cost.catalogue import instance_for
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 from simulator.profiles.folder import ProfileFolder
 from simulator.validation.case import Case
 
@@ -109,7 +109,7 @@ def _simulated_tokens_per_s(row: ThroughputRow) -> float:
     fit = sizes.kv_blocks // -(-total // _BLOCK_TOKENS)
     if not fit:
         raise ConfigurationError(f"{row.name}: not one request fits into the KV that memory leaves")
-    instance = Instance(replace(sizes, max_batch_requests=min(MAX_BATCH_REQUESTS, fit)), cost)
+    instance = SimulatedInstance(replace(sizes, max_batch_requests=min(MAX_BATCH_REQUESTS, fit)), cost)
     for number in range(row.requests):
         instance.submit(CountedRequest(str(number), row.input_tokens, row.output_tokens))
     now_ms = 0.0

@@ -10,7 +10,7 @@ from controlplane.planning.qoe import BatchLoad, QoeFit, QoeSample, fit_qoe, rel
 from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 
 Lengths = Sequence[tuple[int, int]]
 """Input and output tokens of requests."""
@@ -74,7 +74,7 @@ def run_closed_loop(
     rng: np.random.Generator,
 ) -> list[QoeSample]:
     """`batch` requests are always in flight: when one finishes, another is submitted."""
-    instance = Instance(config, cost)
+    instance = SimulatedInstance(config, cost)
     numbers = count()
     running: dict[str, _Running] = {}
     integral, now_ms = np.zeros(4), 0.0

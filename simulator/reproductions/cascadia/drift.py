@@ -18,7 +18,7 @@ from mesh.errors import PlanInfeasible
 from simulator.reproductions.cascadia import setup
 from simulator.reproductions.cascadia.cascade_serve import cascade_serve
 from simulator.reproductions.cascadia.cases import Workload, single_request_s
-from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, serve
+from simulator.reproductions.cascadia.end_to_end import Deployed, DrawnRequests, serve
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem, System
 from simulator.reproductions.cascadia.systems import (
     CASCADE_SERVE,
@@ -63,7 +63,7 @@ class Drifted:
 class _Stream:
     """All arrivals; rows are of all questions."""
 
-    arrivals: Arrivals
+    arrivals: DrawnRequests
     segments: NDArray[np.intp]
     """Of each request: the number of its trace."""
     seconds: float
@@ -122,7 +122,7 @@ def _stream(traces: Sequence[Workload], rates: Sequence[float], minute_s: float)
         rows.append(trace.answers.questions[rng.integers(0, len(trace.answers.questions), count)])
         segments.append(np.full(count, number))
         start_s += seconds
-    return _Stream(Arrivals(np.concatenate(times), np.concatenate(rows)), np.concatenate(segments), start_s)
+    return _Stream(DrawnRequests(np.concatenate(times), np.concatenate(rows)), np.concatenate(segments), start_s)
 
 
 def _replans(
@@ -187,7 +187,7 @@ def _serve_epochs(
         here = np.flatnonzero(epoch_of == number)
         if not len(here):
             continue
-        part = Arrivals(stream.arrivals.times_s[here], stream.arrivals.rows[here])
+        part = DrawnRequests(stream.arrivals.times_s[here], stream.arrivals.rows[here])
         served = serve(sample, problem.tiers, epoch.deployed, part, problem.judge_s, seed)
         latencies_s[here], scores[here] = served.latencies_s, served.scores
     return latencies_s, scores

@@ -34,7 +34,7 @@ class Deployed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrivals:
+class DrawnRequests:
     """Requests drawn from a sample's rows."""
 
     times_s: NDArray[np.float64]
@@ -76,16 +76,21 @@ class Served:
         return answered * len(self.latencies_s) / (until_s - from_s) if until_s > from_s else np.inf
 
 
-def poisson_arrivals(sample: CascadeSample, rate_per_s: float, seconds: float, seed: int) -> Arrivals:
+def poisson_arrivals(sample: CascadeSample, rate_per_s: float, seconds: float, seed: int) -> DrawnRequests:
     """At random, every row as likely. Equal seeds draw the same requests in the same order at any rate."""
     gaps, rows = (np.random.default_rng((seed, stream)) for stream in range(2))
     count = max(1, round(rate_per_s * seconds))
     times_s = np.cumsum(gaps.exponential(1.0, count)) / rate_per_s
-    return Arrivals(times_s, rows.integers(0, sample.requests, count))
+    return DrawnRequests(times_s, rows.integers(0, sample.requests, count))
 
 
 def serve(
-    sample: CascadeSample, tiers: Sequence[Tier], deployed: Deployed, arrivals: Arrivals, judge_s: float, seed: int = 0
+    sample: CascadeSample,
+    tiers: Sequence[Tier],
+    deployed: Deployed,
+    arrivals: DrawnRequests,
+    judge_s: float,
+    seed: int = 0,
 ) -> Served:
     """Simulate the tiers one after the other: nothing flows back, so a tier's arrivals are known when the one before it
     has been simulated. Raises `PlanInfeasible` where requests reach a tier without replicas."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine_worker.engines.vllm.hidden_states.capture import HiddenStateCapture, capture_obstacle
-from engine_worker.engines.vllm.hidden_states.sender import Sender
+from engine_worker.engines.vllm.hidden_states.sender import HiddenStateSender
 
 EXTENSION_CLASS = f"{__name__}.HiddenStateExtension"
 
@@ -36,6 +36,6 @@ class HiddenStateExtension:
         layers = [layer for layer in runner.get_model().modules() if isinstance(layer, LogitsProcessor)]
         if len(layers) != 1:
             return f"the model has {len(layers)} layers of the type LogitsProcessor, and one is needed"
-        self.penstock_hidden_states = HiddenStateCapture(runner, every_steps, Sender(endpoint).put)
+        self.penstock_hidden_states = HiddenStateCapture(runner, every_steps, HiddenStateSender(endpoint).put)
         layers[0].register_forward_pre_hook(self.penstock_hidden_states, with_kwargs=True)
         return ""

@@ -20,7 +20,7 @@ _WAITING_STEPS = 16
 _WAITING_MESSAGES = 64
 
 
-class Sender:
+class HiddenStateSender:
     """A thread with a socket. `put` never waits; on a GPU the copy to the host is waited for in the thread."""
 
     def __init__(self, endpoint: str) -> None:

@@ -24,7 +24,7 @@ from mesh.store.host import StoreHost
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 
 WAIT_S = 15.0
 MODEL = "m"
@@ -163,7 +163,7 @@ def make_request(request_id: str, prompt: int = 40, max_tokens: int = 120, salt:
 
 def undisturbed(request: EngineRequest) -> list[int]:
     """What the request says when it stays where it is."""
-    instance = Instance(InstanceConfig(), LinearCost())
+    instance = SimulatedInstance(InstanceConfig(), LinearCost())
     instance.submit(request)
     said: list[int] = []
     while (step := instance.plan_step(0.0)) is not None:

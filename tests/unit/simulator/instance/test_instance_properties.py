@@ -11,7 +11,7 @@ from controlplane.model.request import EngineRequest, FinishReason, SamplingPara
 from mesh.errors import KvBlockCorrupt, RequestRefused
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig, OutputConfig
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 from simulator.instance.sequence import SequenceState
 from simulator.instance.step import Step
 from tests.examples import examples
@@ -26,7 +26,7 @@ ROOMY = InstanceConfig(
 
 def undisturbed(request: EngineRequest) -> list[TokenDelta]:
     """The request alone on an instance with all the memory it wants."""
-    instance = Instance(ROOMY, LinearCost())
+    instance = SimulatedInstance(ROOMY, LinearCost())
     instance.submit(request)
     deltas: list[TokenDelta] = []
     for _ in range(ROOMY.max_model_len_tokens):
@@ -75,7 +75,7 @@ class InstanceMachine(RuleBasedStateMachine):
     def build(
         self, kv_blocks: int, max_batch_requests: int, extra_step_tokens: int, whole_prompt_must_fit: bool
     ) -> None:
-        self.instance = Instance(
+        self.instance = SimulatedInstance(
             replace(
                 ROOMY,
                 kv_blocks=kv_blocks,
@@ -109,7 +109,7 @@ class InstanceMachine(RuleBasedStateMachine):
 
     @rule(request=requests, share=st.floats(0, 1), flipped=st.booleans())
     def import_with_kv(self, request: EngineRequest, share: float, flipped: bool) -> None:
-        source = Instance(ROOMY, LinearCost())
+        source = SimulatedInstance(ROOMY, LinearCost())
         source.submit(self._named(request))
         whole = sum(len(delta.token_ids) for delta in undisturbed(request))
         said: list[int] = []
@@ -138,7 +138,7 @@ class InstanceMachine(RuleBasedStateMachine):
     @rule(request=requests, shares=st.lists(st.floats(0, 1), min_size=1, max_size=4).map(sorted))
     def import_in_rounds(self, request: EngineRequest, shares: list[float]) -> None:
         """As a live migration does: the source goes on between the rounds, and only the last block is partial."""
-        source = Instance(ROOMY, LinearCost())
+        source = SimulatedInstance(ROOMY, LinearCost())
         request = self._named(request)
         whole = sum(len(delta.token_ids) for delta in undisturbed(request))
         source.submit(request)

@@ -9,7 +9,7 @@ from mesh.errors import IllegalTransition, KvBlockCorrupt, RequestRefused
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 from simulator.instance.sequence import SequenceState
 
 CONFIG = InstanceConfig(
@@ -25,7 +25,7 @@ SAMPLING = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
 REQUEST = EngineRequest("a", tuple(range(3, 13)), SAMPLING)
 
 
-def step(instance: Instance, steps: int) -> list[int]:
+def step(instance: SimulatedInstance, steps: int) -> list[int]:
     said: list[int] = []
     for _ in range(steps):
         planned = instance.plan_step(0.0)
@@ -34,8 +34,8 @@ def step(instance: Instance, steps: int) -> list[int]:
     return said
 
 
-def source_after(steps: int) -> tuple[Instance, EngineRequest]:
-    source = Instance(CONFIG, LinearCost())
+def source_after(steps: int) -> tuple[SimulatedInstance, EngineRequest]:
+    source = SimulatedInstance(CONFIG, LinearCost())
     source.submit(REQUEST)
     return source, replace(REQUEST, emitted_token_ids=tuple(step(source, steps)))
 
@@ -44,7 +44,7 @@ def test_a_moved_request_computes_one_token_and_says_the_rest() -> None:
     source, request = source_after(5)
     exported = source.export("a")
     assert (exported.computed_tokens, exported.tokens, len(exported.block_ids)) == (14, 15, 4)
-    target = Instance(CONFIG, LinearCost())
+    target = SimulatedInstance(CONFIG, LinearCost())
     wanted = target.admit_import(request, exported.computed_tokens)
     assert target.plan_step(0.0) is None
     for block, remote in zip(wanted.block_ids, exported.block_ids, strict=True):
@@ -80,10 +80,10 @@ def test_a_partial_block_is_filled_up_to_its_tokens() -> None:
 
 def test_a_torn_swapped_or_foreign_block_is_not_taken() -> None:
     source, request = source_after(5)
-    target = Instance(CONFIG, LinearCost())
+    target = SimulatedInstance(CONFIG, LinearCost())
     wanted = target.admit_import(request, 14)
     right = [source.read_block(block) for block in source.export("a").block_ids]
-    stranger = Instance(CONFIG, LinearCost())
+    stranger = SimulatedInstance(CONFIG, LinearCost())
     stranger.submit(replace(REQUEST, prompt_token_ids=(50, *REQUEST.prompt_token_ids[1:])))
     step(stranger, 5)
     # The second block's tokens are the same in both; what precedes them is not.
@@ -103,7 +103,7 @@ def test_a_torn_swapped_or_foreign_block_is_not_taken() -> None:
 
 def test_an_import_that_is_given_up_leaves_nothing_behind() -> None:
     _, request = source_after(5)
-    target = Instance(CONFIG, LinearCost())
+    target = SimulatedInstance(CONFIG, LinearCost())
     wanted = target.admit_import(request, 14)
     assert target.abort("a") is not None
     target.validate()
@@ -115,7 +115,7 @@ def test_an_import_that_is_given_up_leaves_nothing_behind() -> None:
 
 def test_only_blocks_that_are_not_cached_here_are_asked_for() -> None:
     source, request = source_after(5)
-    target = Instance(CONFIG, LinearCost())
+    target = SimulatedInstance(CONFIG, LinearCost())
     target.submit(replace(REQUEST, request_id="earlier"))
     step(target, 20)
     wanted = target.admit_import(request, 14)
@@ -128,7 +128,7 @@ def test_only_blocks_that_are_not_cached_here_are_asked_for() -> None:
 
 
 def test_an_import_without_room_is_refused() -> None:
-    target = Instance(CONFIG, LinearCost())
+    target = SimulatedInstance(CONFIG, LinearCost())
     target.submit(CountedRequest("big", 70, 5))
     step(target, 2)
     with pytest.raises(RequestRefused, match="too few free"):

@@ -15,7 +15,7 @@ from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.block_pool import NO_CHANGES
 from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 from simulator.instance.step import Step
 from tests.examples import examples
 
@@ -59,7 +59,7 @@ def play(
     looks_ms: Sequence[float] = (),
 ) -> Story:
     """The whole load, looked at whenever a request arrives and at `looks_ms`."""
-    instance = Instance(config, cost)
+    instance = SimulatedInstance(config, cost)
     story = Story()
     cached: set[int] = set()
     now_ms, waiting = 0.0, sorted(arrivals, key=lambda arrival: arrival[0])
@@ -159,8 +159,8 @@ def test_a_lone_decode_is_planned_in_one_run() -> None:
     assert story.loads[-1].generated_tokens_total == 80
 
 
-def lone_run(steps: int) -> tuple[Instance, Step]:
-    instance = Instance(CONFIG, LinearCost(fixed_ms=10.0))
+def lone_run(steps: int) -> tuple[SimulatedInstance, Step]:
+    instance = SimulatedInstance(CONFIG, LinearCost(fixed_ms=10.0))
     instance.submit(CountedRequest("a", 10, 80))
     first = instance.plan_step(0.0)
     assert first is not None

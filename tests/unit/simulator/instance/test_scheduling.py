@@ -11,7 +11,7 @@ from mesh.errors import ConfigurationError, IllegalTransition, RequestRefused
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.instance import Instance
+from simulator.instance.instance import SimulatedInstance
 from simulator.instance.step import Step, StepResult
 
 CONFIG = InstanceConfig(
@@ -19,7 +19,7 @@ CONFIG = InstanceConfig(
 )
 
 
-def take(instance: Instance) -> tuple[Step, StepResult]:
+def take(instance: SimulatedInstance) -> tuple[Step, StepResult]:
     step = instance.plan_step(0.0)
     assert step is not None
     instance.validate()
@@ -28,7 +28,7 @@ def take(instance: Instance) -> tuple[Step, StepResult]:
     return step, result
 
 
-def run_out(instance: Instance) -> list[StepResult]:
+def run_out(instance: SimulatedInstance) -> list[StepResult]:
     """Step until every request has ended."""
     results: list[StepResult] = []
     while instance.request_ids:
@@ -42,7 +42,7 @@ def chunks(step: Step) -> list[tuple[str, int, int]]:
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_beside_decodes() -> None:
-    instance = Instance(CONFIG, LinearCost())
+    instance = SimulatedInstance(CONFIG, LinearCost())
     instance.submit(CountedRequest("short", 3, 50))
     take(instance)
     instance.submit(CountedRequest("long", 40, 5))
@@ -52,7 +52,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_beside_decodes() -> None:
 
 
 def test_the_rest_of_the_budget_goes_to_the_next_in_line() -> None:
-    instance = Instance(CONFIG, LinearCost())
+    instance = SimulatedInstance(CONFIG, LinearCost())
     for name, tokens in (("a", 6), ("b", 20), ("c", 3)):
         instance.submit(CountedRequest(name, tokens, 50))
     assert chunks(take(instance)[0]) == [("a", 6, 0), ("b", 10, 0)]
@@ -60,14 +60,14 @@ def test_the_rest_of_the_budget_goes_to_the_next_in_line() -> None:
 
 
 def test_lower_priority_numbers_are_admitted_first() -> None:
-    instance = Instance(replace(CONFIG, max_batch_requests=1), LinearCost())
+    instance = SimulatedInstance(replace(CONFIG, max_batch_requests=1), LinearCost())
     for name, priority in (("second", 1), ("third", 1), ("first", 0)):
         instance.submit(CountedRequest(name, 3, 1, priority=priority))
     assert [take(instance)[1].finished for _ in range(3)] == [("first",), ("second",), ("third",)]
 
 
 def test_the_last_to_arrive_is_preempted_and_resumes_where_it_was() -> None:
-    instance = Instance(replace(CONFIG, kv_blocks=8, max_model_len_tokens=32), LinearCost())
+    instance = SimulatedInstance(replace(CONFIG, kv_blocks=8, max_model_len_tokens=32), LinearCost())
     instance.submit(CountedRequest("old", 12, 15))
     instance.submit(CountedRequest("young", 4, 16))
     results = run_out(instance)
@@ -80,14 +80,14 @@ def test_the_last_to_arrive_is_preempted_and_resumes_where_it_was() -> None:
 
 
 def test_the_less_important_is_preempted_even_if_it_came_first() -> None:
-    instance = Instance(replace(CONFIG, kv_blocks=8, max_model_len_tokens=32), LinearCost())
+    instance = SimulatedInstance(replace(CONFIG, kv_blocks=8, max_model_len_tokens=32), LinearCost())
     instance.submit(CountedRequest("background", 12, 15, priority=5))
     instance.submit(CountedRequest("urgent", 4, 16))
     assert {name for result in run_out(instance) for name in result.preempted} == {"background"}
 
 
 def test_a_prefix_outlives_what_follows_it() -> None:
-    instance = Instance(replace(CONFIG, kv_blocks=10, max_model_len_tokens=40), LinearCost())
+    instance = SimulatedInstance(replace(CONFIG, kv_blocks=10, max_model_len_tokens=40), LinearCost())
     instance.submit(CountedRequest("a", 16, 1, block_hashes=(1, 2, 3, 4)))
     take(instance)
     # Six blocks were never used; this takes them and evicts two of the four, from the tail.
@@ -100,7 +100,7 @@ def test_a_prefix_outlives_what_follows_it() -> None:
 
 
 def test_the_least_recently_used_prefix_is_evicted_first() -> None:
-    instance = Instance(replace(CONFIG, kv_blocks=5, max_model_len_tokens=20), LinearCost())
+    instance = SimulatedInstance(replace(CONFIG, kv_blocks=5, max_model_len_tokens=20), LinearCost())
     for name, block_hash in (("a", 1), ("b", 2), ("a-again", 1)):
         instance.submit(CountedRequest(name, 5, 1, block_hashes=(block_hash,)))
         take(instance)
@@ -109,7 +109,7 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
 
 
 def test_requests_of_one_step_share_blocks_already() -> None:
-    instance = Instance(CONFIG, LinearCost())
+    instance = SimulatedInstance(CONFIG, LinearCost())
     for name in "ab":
         instance.submit(CountedRequest(name, 9, 3, block_hashes=(1, 2)))
     step, result = take(instance)
@@ -119,7 +119,7 @@ def test_requests_of_one_step_share_blocks_already() -> None:
 
 
 def test_queued_prefill_tokens_leave_out_what_is_cached() -> None:
-    instance = Instance(CONFIG, LinearCost())
+    instance = SimulatedInstance(CONFIG, LinearCost())
     instance.submit(CountedRequest("a", 9, 1, block_hashes=(1, 2)))
     take(instance)
     instance.submit(CountedRequest("b", 9, 1, block_hashes=(1, 2)))
@@ -132,7 +132,7 @@ def test_queued_prefill_tokens_leave_out_what_is_cached() -> None:
 
 def test_a_request_that_decodes_lengthens_the_cached_chain() -> None:
     config = replace(CONFIG, output=OutputConfig(vocabulary_tokens=100, first_token_id=3, last_token_id=99))
-    instance = Instance(config, LinearCost())
+    instance = SimulatedInstance(config, LinearCost())
     prompt = tuple(range(3, 9))
     sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     instance.submit(EngineRequest("a", prompt, sampling))
@@ -155,10 +155,10 @@ def test_runs_stop_where_a_new_cached_block_lets_the_queue_move() -> None:
     first = EngineRequest("first", tuple(range(3, 27)), sampling)
 
     def ends(horizon_ms: float) -> list[tuple[str, float]]:
-        probe = Instance(config, LinearCost())
+        probe = SimulatedInstance(config, LinearCost())
         probe.submit(first)
         said = [token for result in run_out(probe) for delta in result.deltas for token in delta.token_ids]
-        instance = Instance(config, LinearCost())
+        instance = SimulatedInstance(config, LinearCost())
         instance.submit(first)
         instance.submit(EngineRequest("second", (*first.prompt_token_ids, *said[:14]), replace(sampling, max_tokens=2)))
         now_ms, seen = 0.0, []
@@ -176,7 +176,7 @@ def test_runs_stop_where_a_new_cached_block_lets_the_queue_move() -> None:
 
 
 def test_an_aborted_request_frees_its_blocks_in_the_midst_of_a_step() -> None:
-    instance = Instance(CONFIG, LinearCost())
+    instance = SimulatedInstance(CONFIG, LinearCost())
     instance.submit(CountedRequest("a", 9, 9))
     instance.submit(CountedRequest("b", 30, 9))
     step = instance.plan_step(0.0)
@@ -192,7 +192,7 @@ def test_an_aborted_request_frees_its_blocks_in_the_midst_of_a_step() -> None:
 
 
 def test_steps_are_finished_once_and_in_order() -> None:
-    instance = Instance(CONFIG, LinearCost())
+    instance = SimulatedInstance(CONFIG, LinearCost())
     instance.submit(CountedRequest("a", 9, 9))
     step = instance.plan_step(0.0)
     assert step is not None
@@ -217,7 +217,7 @@ def test_steps_are_finished_once_and_in_order() -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused(request_: EngineRequest | CountedRequest) -> None:
-    instance = Instance(CONFIG, LinearCost())
+    instance = SimulatedInstance(CONFIG, LinearCost())
     with pytest.raises(RequestRefused):
         instance.submit(request_)
     assert instance.request_ids == ()
@@ -240,7 +240,7 @@ def test_settings_that_contradict_each_other_are_refused(change: dict[str, Any])
 
 
 def test_the_load_says_who_decodes_and_how_fast() -> None:
-    instance = Instance(CONFIG, LinearCost())
+    instance = SimulatedInstance(CONFIG, LinearCost())
     instance.submit(CountedRequest("short", 3, 50))
     take(instance)
     assert (instance.load().decoding_requests, instance.load().token_interval_ms) == (1, 0.0)

@@ -17,7 +17,7 @@ from simulator.cascade import curves, replica
 from simulator.cascade.curves import SimulatedCurves
 from simulator.reproductions.cascadia import accuracy, experiment, setup, systems, throughput
 from simulator.reproductions.cascadia.cases import measure_trace, reachable
-from simulator.reproductions.cascadia.end_to_end import Arrivals, Deployed, Served, poisson_arrivals, serve
+from simulator.reproductions.cascadia.end_to_end import Deployed, DrawnRequests, Served, poisson_arrivals, serve
 from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 from simulator.reproductions.cascadia.run import Arriving
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
@@ -147,7 +147,7 @@ def test_requests_pass_tiers_until_an_answer_is_accepted_and_each_judgement_take
     )
     mixes = (((ReplicaShape(1), 1),), ((ReplicaShape(4), 1),))
     deployed = Deployed((50.0,), mixes, 87.5, (1.0, 0.5))
-    far_apart = Arrivals(np.array([0.0, 100.0]), np.array([0, 1]))
+    far_apart = DrawnRequests(np.array([0.0, 100.0]), np.array([0, 1]))
     without, judged = (serve(sample, TIERS, deployed, far_apart, judge_s) for judge_s in (0.0, 2.0))
     assert judged.scores == pytest.approx([80.0, 95.0])
     assert judged.latencies_s - without.latencies_s == pytest.approx([2.0, 2.0]), "the last tier is not judged"
@@ -166,7 +166,7 @@ def test_requests_that_reach_a_tier_without_replicas_are_refused() -> None:
 def test_an_overloaded_deployment_keeps_all_that_come_in_its_queue() -> None:
     sample = replace(BENCH.sample, output_tokens=np.full((QUESTIONS, 2), 2), input_tokens=np.full(QUESTIONS, 5))
     deployed = Deployed((0.0,), (((ReplicaShape(1), 1),), ()), 50.0, (1.0, 0.0))
-    at_once = Arrivals(np.zeros(5000), np.resize(np.arange(QUESTIONS), 5000))
+    at_once = DrawnRequests(np.zeros(5000), np.resize(np.arange(QUESTIONS), 5000))
     assert (serve(sample, TIERS, deployed, at_once, 0.0).latencies_s > 0).all()
 
 
@@ -180,7 +180,7 @@ def test_a_tier_between_that_accepts_nothing_is_skipped() -> None:
     mixes = (((ReplicaShape(1), 1),), (), ((ReplicaShape(4), 1),))
     deployed = Deployed((50.0, ESCALATE_ALL), mixes, 95.0, (1.0, 0.0, 1.0))
     tiers = (TIERS[0], TIERS[0], TIERS[1])
-    served = serve(sample, tiers, deployed, Arrivals(np.array([0.0]), np.array([0])), 0.0)
+    served = serve(sample, tiers, deployed, DrawnRequests(np.array([0.0]), np.array([0])), 0.0)
     assert served.scores == pytest.approx([95.0])
     assert served.tier_p95_s[1] == 0.0
 
