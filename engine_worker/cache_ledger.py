@@ -1,4 +1,4 @@
-"""What the engine's prefix cache holds, and what a monitor still has to be told of it. Pure."""
+"""The content of the engine's prefix cache, and the changes that a monitor has not got yet. Pure."""
 
 from collections.abc import Collection, Iterator
 from itertools import chain
@@ -35,7 +35,7 @@ class CacheLedger:
 
 
 class KvBacklog:
-    """What one monitor still has to be told: everything at first, then changes, netted while they wait."""
+    """Updates that one monitor has not got yet: everything at first, then changes, netted while they wait."""
 
     def __init__(self, max_changes: int) -> None:
         self._max_changes = max_changes
@@ -51,7 +51,7 @@ class KvBacklog:
         self._changes.clear()
 
     def add(self, change: KvBlocks) -> None:
-        """Note a change. Once more wait than it would take to tell everything, everything is told instead."""
+        """Note a change. Once the changes that wait are more than the whole cache, the whole cache is sent instead."""
         if change.cleared:
             self.restart()
         if self._everything:

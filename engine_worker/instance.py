@@ -48,7 +48,7 @@ class Instance:
         self.on_handoff: list[Callable[[str], None]] = []
         """Called with the id of a request that is another instance's from now on."""
         self.keep_abort: Callable[[str], bool] = lambda _: False
-        """Asked before the engine is told to abort a request: whether that has to wait (see `coordinator`)."""
+        """Whether an abort of this request has to wait; asked before the engine aborts it (see `coordinator`)."""
         self.was_moving: Callable[[str], bool] = lambda _: False
         """Whether a request moves to or from here, or did so a moment ago."""
         self._engine = engine

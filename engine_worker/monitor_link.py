@@ -66,7 +66,7 @@ WRITE_TIMEOUT_S = 5.0
 
 
 class MonitorLink:
-    """Everything that one monitor is told. A monitor that was away is told everything again."""
+    """Reports load and KV changes to one monitor. A monitor that was away gets everything again."""
 
     def __init__(
         self,

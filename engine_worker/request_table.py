@@ -1,4 +1,4 @@
-"""Which requests run here, whose they are, and what each stream is to be told. Pure: events in, instructions out.
+"""The requests that run here, the streams they belong to, and what each stream gets. Pure: events in, instructions out.
 
 A request lives from `admit` to the engine's own ending delta. Its stream hears of exactly one end, which may
 come earlier (deadline, drain, a broken engine): the entry then stays as `discarded`, swallowing what the engine

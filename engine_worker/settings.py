@@ -27,7 +27,7 @@ class WorkerSettings:
     report_interval_ms: int = 50
     """Load is reported after an engine step, but no more often than this."""
     heartbeat_ms: int = 500
-    """An idle worker reports its load this often, so that a hang can be told from idleness."""
+    """An idle worker reports its load this often, so that a hang is not mistaken for idleness."""
     hang_s: float = 5.0
     """An engine that has requests and makes no step for this long counts as hung."""
     max_requests: int = 1024

@@ -179,7 +179,7 @@ def running_request_message(tracked: TrackedRequest, now_s: float) -> worker_pb2
 
 
 def step_samples_message(batch: StepBatch) -> worker_pb2.StepSamples:
-    """Steps as a watcher is told of them."""
+    """Step samples as the message that a watcher gets."""
     return worker_pb2.StepSamples(
         steps=[
             worker_pb2.StepSample(

@@ -237,7 +237,7 @@ class Announcement:
 
 
 def _rank(member: Member) -> tuple[int, str]:
-    """Two that found the same are told apart by their incarnation ids, which everybody sees alike."""
+    """Ties are broken by the incarnation ids, which everybody sees alike."""
     return member.generation, member.incarnation_id
 
 

@@ -68,7 +68,7 @@ class Leadership:
         metrics: LeadershipMetrics,
         on_change: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """`me` names the duty and this process. `on_change` is told whether it leads now; it must not block."""
+        """`me` names the duty and this process. `on_change` is called with whether it leads now, and must not block."""
         self._store = store
         self._me = me
         self._clock = clock

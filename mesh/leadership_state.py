@@ -293,7 +293,7 @@ class Fence:
     """Refuses orders of replaced leaders: remembers the highest epoch seen of each duty (a fencing token)."""
 
     def __init__(self, on_refused: Callable[[str], None] = lambda _: None) -> None:
-        """`on_refused` is told the duty of every order that is refused."""
+        """`on_refused` is called with the duty of every order that is refused."""
         self._on_refused = on_refused
         self._seen: dict[str, tuple[int, str]] = {}
         """By duty, of which there are a handful."""

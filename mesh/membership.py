@@ -162,7 +162,7 @@ class Directory:
         self._missing[key] = self._tasks.spawn(self._await_return(key), name=f"missing {key}")
 
     async def _await_return(self, key: str) -> None:
-        """A store that does not answer cannot be told either, so the time then begins anew."""
+        """A store that does not answer cannot be written to either, so the time then begins anew."""
         while True:
             await asyncio.sleep(GRACE_S)
             try:

@@ -27,7 +27,7 @@ class TaskSet:
         name: str,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> asyncio.Task[Any]:
-        """Run `work` in the background. If it raises, that is logged and `on_error`, if any, is told."""
+        """Run `work` in the background. If it raises, that is logged and passed to `on_error`."""
         task = asyncio.create_task(work, name=f"{self._owner}:{name}")
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._ended(done, on_error))

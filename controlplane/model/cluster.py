@@ -29,7 +29,7 @@ class ClusterLimits:
     arriving_s: float = 15.0
     """The same for one that is to come from elsewhere, its prompt computed; it may have ended instead."""
     max_admitted: int = 20_000
-    """Admitted requests remembered, for placements that are told of after they were reported."""
+    """Admitted requests that are remembered, in case another scheduler shares their placement only after the report."""
     max_models: int = 1_000
     """Models remembered after their last instance has gone."""
 

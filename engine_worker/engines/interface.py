@@ -59,7 +59,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """What an engine is told by its worker, whatever its own settings."""
+    """What every engine factory is given by the worker, besides the engine's own settings."""
 
     model_path: str
     """Directory with the tokenizer, the chat template and the weights."""

@@ -31,8 +31,9 @@ class FollowedPrefix(Generic[Record]):
         check: Callable[[Record], object] | None = None,
         keeps_former: bool = False,
     ) -> None:
-        """`on_change` is told the key and the new record, None for one that is gone. A record that cannot be read, or
-        for which `check` raises `ConfigurationError`, is logged and taken as gone or, with `keeps_former`, ignored."""
+        """`on_change` is called with the key and the new record, None for one that is gone. A record that cannot be
+        read, or for which `check` raises `ConfigurationError`, is logged and taken as gone or, with `keeps_former`,
+        ignored."""
         self.records: dict[str, Record] = {}
         """The records by key, as last heard."""
         self._store = store

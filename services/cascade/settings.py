@@ -12,7 +12,7 @@ class CascadeSettings:
     max_judging: int = 256
     """Answers judged at the same time; more are refused."""
     sample_window_s: float = 300.0
-    """Every so many seconds the planner is told what the workload looks like."""
+    """Seconds from one report of the sampled workload to the planner to the next."""
     sample_requests: int = 50
     """Requests of each window that all tiers are asked, behind every client's, 20 at least to be planned for; 0: no
     sampling."""

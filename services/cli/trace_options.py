@@ -48,10 +48,10 @@ _OPTIONS = (
         type=click.IntRange(1, 4096),
         default=1,
         show_default=True,
-        help="Superpose so many copies of the trace, shifted in time: more load, the same bursts and span.",
+        help="Number of copies of the trace to superpose, shifted in time: more load, the same bursts and span.",
     ),
     click.option("--length-scale", type=POSITIVE, default=1.0, help="0.5 halves prompts and answers."),
-    click.option("--max-requests", type=click.IntRange(min=1), help="Stop after so many."),
+    click.option("--max-requests", type=click.IntRange(min=1), help="Stop after this many requests."),
     click.option(
         "--shared-prefix",
         type=FiniteRange(0, 1),

@@ -70,9 +70,9 @@ SUITES = ("vllm", "tensorrt-llm", "splitwise")
 @click.option(
     "--engine",
     type=click.Choice(["simulated", "vllm"]),
-    help="Bring up an own mesh with this engine and compare with it; ends it afterwards.",
+    help="Start a temporary mesh with this engine and compare with it.",
 )
-@click.option("--workers", type=click.IntRange(1, 16), default=1, show_default=True, help="Of the own mesh.")
+@click.option("--workers", type=click.IntRange(1, 16), default=1, show_default=True, help="Of the temporary mesh.")
 @click.option("--trace", default="synthetic", show_default=True, help="What to replay through a live mesh.")
 @click.option("--clip", type=Span(), default="0:60", show_default=True, help="Seconds of it.")
 @click.option("--rate-scale", type=POSITIVE, default=0.25, show_default=True, help="How dense its arrivals are.")

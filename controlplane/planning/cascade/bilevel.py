@@ -88,7 +88,7 @@ def plan(
     request: PlanRequest,
     on_round: Callable[[int, float], None] | None = None,
 ) -> PlanResult:
-    """Alternate until J has been stable for K rounds; `on_round` is told each round and its J.
+    """Alternate until J has been stable for K rounds; `on_round` is called with each round's number and J.
 
     Raises `PlanInfeasible` where no routing that was found meets the target within the GPUs.
     """

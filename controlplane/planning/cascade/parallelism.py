@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from controlplane.planning.cascade.replica import ReplicaCurve, ReplicaShape, Statistic
 
 LATENCY_LEVELS = 256
-"""Latencies that are told apart, in geometric steps: under 2 % each for a range of 1 to 100."""
+"""Number of latencies that are distinguished, in geometric steps: under 2 % each for a range of 1 to 100."""
 
 _SLACK = 1e-9
 

@@ -112,7 +112,7 @@ class RoutingSearch:
         return known
 
     def _rank(self, point: Point) -> tuple[float, float, tuple[float, ...]]:
-        """Score; then quality; then the lower thresholds, so that equals are told apart alike every time."""
+        """Score; then quality; then the lower thresholds, so that ties are broken alike every time."""
         return self._objective.score(point.latency_s, point.quality), -point.quality, point.thresholds
 
 

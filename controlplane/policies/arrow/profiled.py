@@ -10,7 +10,7 @@ from controlplane.policies.arrow.parameters import ArrowParameters, TtftParamete
 from controlplane.policies.parameters import PolicyParameters
 
 COMPARED_TOKENS = 1000
-"""Profiles are told apart by how long a prompt of this length takes."""
+"""Profiles are compared by how long a prompt of this length takes."""
 _CURVE = ("prefill_fixed_ms", "prefill_token_ms", "prefill_token_squared_ms")
 
 

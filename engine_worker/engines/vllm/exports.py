@@ -157,7 +157,7 @@ class Exports:
             del self._exports[migration_id]
 
     def _tell(self, export: _Export) -> None:
-        """Blocks are told of once their tokens have been put out."""
+        """Report blocks only once their tokens have been delivered."""
         running = export.running
         context = len(running.request.prompt_token_ids) + running.offset
         blocks = min(len(export.block_ids), context // self._block_tokens)

@@ -26,16 +26,20 @@ _COPIES = click.IntRange(1, 8)
 
 
 @click.command()
-@click.option("--url", help="Endpoint of a running mesh on this machine; default: bring up an own one and end it.")
+@click.option("--url", help="Endpoint of a running mesh on this machine; default: start a temporary one.")
 @click.option("--mesh", callback=mesh_name, default="default", show_default=True, help="With --url: name of that mesh.")
 @click.option("--store", help="With --url: state store of that mesh; default: the local mesh's.")
 @click.option("--engine", type=click.Choice(["simulated", "vllm"]), default="simulated", show_default=True)
-@click.option("--workers", type=click.IntRange(0, 64), default=3, show_default=True, help="Of the own mesh.")
-@click.option("--prefill", type=click.IntRange(0, 64), default=0, help="Workers of the own mesh for prefill only.")
-@click.option("--decode", type=click.IntRange(0, 64), default=0, help="Workers of the own mesh for decode only.")
-@click.option("--frontends", type=_COPIES, help="Of the own mesh. Default: 1; 2 with --kill-frontend and --soak.")
-@click.option("--schedulers", type=_COPIES, help="Of the own mesh. Default: 1; 2 with --kill-scheduler and --soak.")
-@click.option("--monitors", type=_COPIES, help="Of the own mesh. Default: 1; 2 with --kill-monitor and --soak.")
+@click.option("--workers", type=click.IntRange(0, 64), default=3, show_default=True, help="Of the temporary mesh.")
+@click.option(
+    "--prefill", type=click.IntRange(0, 64), default=0, help="Workers of the temporary mesh for prefill only."
+)
+@click.option("--decode", type=click.IntRange(0, 64), default=0, help="Workers of the temporary mesh for decode only.")
+@click.option("--frontends", type=_COPIES, help="Of the temporary mesh. Default: 1; 2 with --kill-frontend and --soak.")
+@click.option(
+    "--schedulers", type=_COPIES, help="Of the temporary mesh. Default: 1; 2 with --kill-scheduler and --soak."
+)
+@click.option("--monitors", type=_COPIES, help="Of the temporary mesh. Default: 1; 2 with --kill-monitor and --soak.")
 @click.option("--streams", type=click.IntRange(1, 1024), default=32, show_default=True, help="At the same time.")
 @click.option(
     "--rate",
@@ -44,41 +48,45 @@ _COPIES = click.IntRange(1, 8)
     show_default=True,
     help="New requests a second from the fault on, whether or not earlier ones are answered.",
 )
-@click.option("--kill", type=_COUNT, help="Kill so many workers (kill -9), all of them too.")
-@click.option("--hang", type=_COUNT, help="Stop so many workers (SIGSTOP).")
-@click.option("--drain", type=_COUNT, help="Drain so many workers: their requests move away, and they stay away.")
-@click.option("--restart", type=_COUNT, help="Restart so many workers, as `penstock restart` does.")
-@click.option("--rolling", type=_COUNT, help="Restart every process in turn, so many times.")
-@click.option("--delete-members", type=_COUNT, help="Delete all member records in the store, so many times.")
+@click.option("--kill", type=_COUNT, help="Number of workers to kill (kill -9); may be all.")
+@click.option("--hang", type=_COUNT, help="Number of workers to stop (SIGSTOP).")
+@click.option(
+    "--drain", type=_COUNT, help="Number of workers to drain: their requests move away, and the workers stay away."
+)
+@click.option("--restart", type=_COUNT, help="Number of workers to restart, as `penstock restart` does.")
+@click.option("--rolling", type=_COUNT, help="How many times to restart every process in turn.")
+@click.option("--delete-members", type=_COUNT, help="How many times to delete all member records in the store.")
 @click.option(
     "--cut-monitor",
     type=_COUNT,
-    help="Cut workers and schedulers from all monitors for 8 s, so many times: the monitors are stopped (SIGSTOP) and "
+    help="How many times to cut workers and schedulers from all monitors for 8 s: monitors are stopped (SIGSTOP) and "
     "go on with what they knew.",
 )
-@click.option("--kill-frontend", type=_COUNT, help="Kill so many frontends; another has to be left.")
-@click.option("--kill-scheduler", type=_COUNT, help="Kill so many schedulers.")
-@click.option("--kill-monitor", type=_COUNT, help="Kill so many monitors.")
+@click.option("--kill-frontend", type=_COUNT, help="Number of frontends to kill; another has to be left.")
+@click.option("--kill-scheduler", type=_COUNT, help="Number of schedulers to kill.")
+@click.option("--kill-monitor", type=_COUNT, help="Number of monitors to kill.")
 @click.option(
     "--wipe-store",
     type=_COUNT,
-    help="Delete every key of the store, so many times; settings are put back afterwards, as from a backup.",
+    help="How many times to delete every key of the store; settings are put back afterwards, as from a backup.",
 )
 @click.option(
     "--soak",
     "soak_s",
     type=POSITIVE,
-    help="For so many seconds, one random fault after another (--seed), and watch the memory of every role.",
+    help="Seconds of one random fault after another (--seed), with an eye on the memory of every role.",
 )
 @click.option("--tokens", type=click.IntRange(8, 100_000), help="Of each stream. Default: 300; vllm: 96.")
 @click.option("--seed", default=0, show_default=True, help="Prompts follow from it, and the faults of a soak.")
 @click.option("--deadline-s", type=POSITIVE, default=300.0, show_default=True, help="For a single request.")
-@click.option("--ready-timeout-s", type=POSITIVE, default=300.0, show_default=True, help="For the own mesh to come up.")
+@click.option(
+    "--ready-timeout-s", type=POSITIVE, default=300.0, show_default=True, help="For the temporary mesh to come up."
+)
 @click.option(
     "--logs",
     "logs_dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the logs of the own mesh in this folder.",
+    help="Keep the logs of the temporary mesh in this folder.",
 )
 @click.option(
     "--json",

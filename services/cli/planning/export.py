@@ -1,4 +1,4 @@
-"""A plan as what a deployment is told (pure)."""
+"""A plan as a Compose file or Helm values (pure)."""
 
 import re
 from collections.abc import Sequence

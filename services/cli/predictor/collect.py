@@ -58,7 +58,7 @@ class CollectOptions:
     help="Difficulty of the hardest demo tasks; demo-small was trained on 1 to 4, demo-medium on 1 to 6.",
 )
 @click.option("--requests", default=4000, show_default=True, help="Requests to run.")
-@click.option("--every", default=20, show_default=True, help="A sample at every so many generated tokens.")
+@click.option("--every", default=20, show_default=True, help="Generated tokens from one sample to the next.")
 @click.option("--max-tokens", default=512, show_default=True, help="An answer is cut there.")
 @click.option("--temperature", default=1.0, show_default=True, help="Of sampling; 0: greedy.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice of demo tasks and of the engine.")

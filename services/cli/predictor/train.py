@@ -219,7 +219,7 @@ def _record(options: TrainOptions, dataset: Dataset, epochs: int, best_epoch: in
 
 @contextmanager
 def _progress(epochs: int, title: str = "training") -> Iterator[Any]:
-    """Draws on stderr where that is a terminal; yields what is told of each epoch."""
+    """A progress bar on stderr where that is a terminal; yields the function to call with each epoch."""
     console = Console(stderr=True)
     columns = (
         TextColumn(title),

@@ -69,7 +69,7 @@ def planned_requests(plan: ReplayPlan, max_context_tokens: int | None) -> Iterat
 
 
 def survey(plan: ReplayPlan) -> TraceSurvey:
-    """Read the whole trace once, so that a malformed line is told before the load starts, not in its midst."""
+    """Read the whole trace once, so that a malformed line is found before the load starts, not in its midst."""
     total_tokens: list[int] = []
     duration_s = 0.0
     for request in planned_requests(plan, None):

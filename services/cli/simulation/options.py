@@ -69,14 +69,14 @@ _OPTIONS = (
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        help="So many of them, the first, only prefill; their requests are decoded elsewhere.",
+        help="Number of instances, the first ones, that only prefill; their requests are decoded elsewhere.",
     ),
     click.option(
         "--decode-instances",
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
-        help="So many of them, the last, only decode.",
+        help="Number of instances, the last ones, that only decode.",
     ),
     click.option(
         "--kv-bandwidth",

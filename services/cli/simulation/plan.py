@@ -35,7 +35,7 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True)
 class SimulationPlan:
-    """All that a simulation is told; equal plans give equal outcomes."""
+    """Everything that a simulation depends on: equal plans give equal outcomes."""
 
     recipe: TraceRecipe
     max_requests: int | None
