@@ -68,7 +68,7 @@ def with_score_bounds(sample: CascadeSample, seed: int) -> CascadeSample:
 
 
 def at_rate(sample: CascadeSample, rate_per_s: float) -> CascadeSample:
-    """The same requests, more or fewer of them."""
+    """The same requests at another rate."""
     return replace(sample, rate_per_s=rate_per_s)
 
 

@@ -41,7 +41,7 @@ def sentences() -> tuple[str, ...]:
 
 
 def text(characters: int, rng: random.Random) -> str:
-    """Exactly so many characters of sentences drawn by `rng`, some words mistyped."""
+    """Exactly `characters` characters of sentences drawn by `rng`, some words mistyped."""
     drawn: list[str] = []
     length = 0
     while length < characters:

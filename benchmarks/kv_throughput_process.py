@@ -54,7 +54,7 @@ class AgentMover:
         return port
 
     async def pull(self, port: int, command: dict[str, Any]) -> None:
-        """`blocks` is contiguous or scattered; `parallel` splits them among so many pulls at once."""
+        """`blocks` is "contiguous" or "scattered"; `parallel` is the number of pulls that share them."""
         source, target = list(range(self._blocks)), list(range(self._blocks))
         if command["blocks"] == "scattered":
             shuffled = random.Random(7)

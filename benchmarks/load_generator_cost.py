@@ -122,7 +122,7 @@ async def penstock_client(url: str, effort: Effort) -> tuple[float, float]:
 
 
 async def httpx_client(url: str, effort: Effort) -> tuple[float, float]:
-    """What one would write with httpx: the same body, each event decoded with json."""
+    """A straightforward client with httpx: the same body, each event decoded with json."""
     limits = httpx.Limits(max_connections=effort.streams, max_keepalive_connections=effort.streams)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client:
 

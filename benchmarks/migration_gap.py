@@ -74,7 +74,7 @@ class Client:
         await self.calls[name].write(worker_pb2.FrontendMessage(generate=request))
 
     async def until_tokens(self, count: int) -> None:
-        """Wait for so many tokens in all."""
+        """Wait until the request has `count` tokens."""
         async with asyncio.timeout(REQUEST_S):
             while len(self.token_ids) < count:
                 self._news.clear()

@@ -235,7 +235,7 @@ async def send(client: httpx.AsyncClient, request: Request, places: asyncio.Sema
 
 
 async def answered(client: httpx.AsyncClient, request: Request) -> float:
-    """The same of a request whose turn it is."""
+    """Send one request and check the length of its answer; returns the seconds it took."""
     body = {"model": MODEL, "prompt": request.prompt, "max_tokens": request.output_tokens, "ignore_eos": True}
     started_s = time.monotonic()
     answer = await client.post("/v1/completions", json=body)

@@ -58,7 +58,7 @@ class Claim:
         self._announced = False
 
     def change(self, member: Member) -> None:
-        """The same life from now on has another record."""
+        """This incarnation announces another record from now on."""
         assert member.incarnation_id == self.member.incarnation_id, "another incarnation needs a claim of its own"
         self.member = replace(member, generation=self.member.generation)
 
@@ -128,7 +128,7 @@ class Announcement:
         await self._announced.wait()
 
     def change(self, member: Member) -> None:
-        """Announce another record of the same incarnation: an address has changed."""
+        """Announce a changed record, such as a new address, under the same incarnation."""
         self._claim.change(member)
         self._news.set()
 

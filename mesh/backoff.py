@@ -10,7 +10,7 @@ _MOST_DOUBLINGS: Final = 32
 
 
 def pause_after(failures: int, first_s: float, longest_s: float) -> float:
-    """Seconds to wait after so many failures in a row; 0 after none."""
+    """Seconds to wait after this many failures in a row; 0 after none."""
     if failures < 1:
         return 0.0
     return min(longest_s, first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))

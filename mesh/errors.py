@@ -121,7 +121,7 @@ class NoInstance(PlacementError):
 
 
 class PlanInfeasible(PenstockError):
-    """No plan meets what was asked; the one in force stays."""
+    """No plan meets the target; the plan in force stays."""
 
 
 class TraceError(PenstockError):

@@ -36,7 +36,7 @@ def run_file_path(name: str) -> Path:
 
 
 def write_run_file(name: str, content: RunFile) -> None:
-    """Announce a mesh. Raises ConfigurationError if another living one has the same name."""
+    """Write the run file. Raises `ConfigurationError` if another living mesh has the same name."""
     path = run_file_path(name)
     other = read_run_file(name)
     if other is not None and other.pid != content.pid:

@@ -31,7 +31,7 @@ class HolderSets:
         return set_id
 
     def move(self, before: int, after: int, blocks: int) -> None:
-        """So many blocks name `after` now instead of `before`."""
+        """Count this number of blocks to the set `after` instead of `before`."""
         self._blocks[after] += blocks
         self._blocks[before] -= blocks
         self.discard_unused(before)

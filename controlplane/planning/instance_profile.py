@@ -60,7 +60,7 @@ class InstanceSizes(msgspec.Struct, frozen=True):
 
 
 class InstanceProfile(msgspec.Struct, frozen=True):
-    """Of every instance with the same engine, model, device and shape."""
+    """Fitted costs, which hold for every instance of the same engine, model, device and shape."""
 
     engine: str
     model: str

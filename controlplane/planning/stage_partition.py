@@ -69,7 +69,7 @@ class PartitionProblem:
         return self.requests * (self.base_ms + self.load_ms / parts)
 
     def stage_cost(self, instances: int, first: int, last: int) -> float:
-        """The same for one stage."""
+        """The cost of one stage."""
         requests = float(self.requests[first, last])
         parts = min(instances, max(requests, 1e-12))
         return requests * (self.base_ms + float(self.load_ms[first, last]) / parts)

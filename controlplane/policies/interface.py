@@ -50,7 +50,7 @@ class Observer(Policy, Protocol):
     interval_s: ClassVar[float]
 
     def observe(self, snapshot: Snapshot, now_s: float) -> None:
-        """The model's instances now, on the same clock as `PlacementRequest.now_s`."""
+        """Look at the model's instances. `now_s` is on the same clock as `PlacementRequest.now_s`."""
 
 
 class LateDecider(Policy, Protocol):

@@ -104,7 +104,7 @@ class LayoutSet(_Event, frozen=True):
 
 
 class FallbackSet(_Event, frozen=True):
-    """The fallback policy stands in, or no longer does."""
+    """The fallback policy takes over, or gives way again."""
 
     is_in_force: bool
     policy: str = "round_robin"
@@ -112,7 +112,7 @@ class FallbackSet(_Event, frozen=True):
 
 
 class Observed(_TableEvent, frozen=True):
-    """The policy in force was shown each model's instances."""
+    """The policy observed each model's instances."""
 
     now_s: float
 

@@ -59,7 +59,7 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
-    """So many messages may be sent now, the earlier ones included."""
+    """Puller to source: the number of messages that may be sent in all, earlier grants included."""
 
     transfer: int
     granted: int

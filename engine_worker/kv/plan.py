@@ -63,7 +63,7 @@ def check_block_ids(source_block_ids: Sequence[int], target_block_ids: Sequence[
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """How bytes are put into messages; see the settings of the same names."""
+    """How blocks are packed into messages; the fields are those of the settings."""
 
     message_bytes: int
     gathered_bytes: int

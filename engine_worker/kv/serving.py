@@ -39,7 +39,7 @@ class ServedPull:
         self._changed = asyncio.Event()
 
     def grant(self, granted: int) -> None:
-        """The puller awaits so many messages now."""
+        """The puller has posted receives for `granted` messages in all."""
         self._granted = max(self._granted, granted)
         self._changed.set()
         if self._has_given_up:

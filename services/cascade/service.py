@@ -117,7 +117,7 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
     async def GetThresholds(
         self, request: cascade_pb2.GetThresholdsRequest, context: Any
     ) -> cascade_pb2.GetThresholdsResponse:
-        """Those in force; none while there is no cascade."""
+        """The thresholds in force; none while there is no cascade."""
         if not request.cascade and not self._cascades.records:
             return cascade_pb2.GetThresholdsResponse()
         record = await self._find(request.cascade, context)

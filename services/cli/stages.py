@@ -70,7 +70,7 @@ async def gather_stages(directory: Directory, store: StateStore) -> dict[str, An
 
 
 def stage_lines(status: dict[str, Any], *, moves: int = 0) -> list[str]:
-    """For people; so many of the last moves of boundaries besides."""
+    """Stages as lines of text, with the last `moves` moves of boundaries."""
     if "error" in status:
         return [f"stages: {status['error']}"]
     if not status["enabled"]:

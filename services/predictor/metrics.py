@@ -28,7 +28,7 @@ class PredictorMetrics:
 
 
 class ArtefactCollector(Collector):
-    """Which artefacts are in force, read when Prometheus asks."""
+    """The artefacts in force as Prometheus metrics, read at each scrape."""
 
     def __init__(self, artefacts: ArtefactRegistry, registry: CollectorRegistry) -> None:
         self._artefacts = artefacts

@@ -319,7 +319,7 @@ class SimulatedInstance:
         check_invariants(self._scheduler, self._sequences)
 
     def _decode_run(self, step: Step, run: DecodeRun, over: int) -> list[Sequence]:
-        """So many steps of a run are over; returns the requests that thereby end."""
+        """The first `over` steps of the run are done; returns the requests that end with them."""
         decoding, done = self._scheduler.decoding, run.done
         self._last_step_ms = float(run.durations_ms[over - 1])
         began_ms = run.ends_ms[done - 1] if done else step.started_ms

@@ -1,4 +1,4 @@
-"""One measured number and the same number simulated."""
+"""A validation case: a measured number beside the simulated one."""
 
 import msgspec
 

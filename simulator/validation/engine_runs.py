@@ -85,7 +85,7 @@ def measured_run(rows: Sequence[dict[str, str]]) -> tuple[list[TraceRequest], li
 
 
 def simulate_run(folder: ProfileFolder, run: EngineRun, requests: Sequence[TraceRequest]) -> list[RequestOutcome]:
-    """The same requests at the same times."""
+    """Simulate the requests of a measured run, at the same arrival times."""
     tables = kernel_tables(folder, run.model, run.tensor_parallel, run.data_parallel)
     uneven = decode_attention(MODELS[run.model], DEVICES[DEVICE], run.tensor_parallel)
     cost = TableCost(tables, uneven, graph_tokens=GRAPH_TOKENS)

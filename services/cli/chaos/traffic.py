@@ -44,7 +44,7 @@ class Traffic:
         self._tasks = TaskSet("traffic")
 
     def start_streams(self) -> None:
-        """Start all streams."""
+        """Start all streams at once; each is repeated when it ends."""
         streams = (self._repeat(number, question) for number, question in enumerate(self._load.streams))
         self._stream_tasks = [self._tasks.spawn(lane, name=f"lane {number}") for number, lane in enumerate(streams)]
 

@@ -156,7 +156,6 @@ def _pairs(inputs: Inputs, samples: LengthSamples) -> Any:
 
 
 def _learn_others(options: TrainOptions, settings: Any, dataset: Dataset) -> dict[str, LengthBaseline]:
-    """The same network on other inputs, and one that reads the prompt."""
     from services.predictor.evaluation import LengthPrediction
     from services.predictor.prompt_model import PromptReader
     from services.predictor.training import train_network

@@ -52,7 +52,7 @@ class Lifetimes:
         self._features += (1, prompt_tokens, prompt_tokens**2, prompt_tokens)
 
     def produced(self, request_id: str, tokens: int, now_ms: float) -> None:
-        """The request has generated so many more tokens."""
+        """The request has generated `tokens` more tokens."""
         self._advance(now_ms)
         request = self._in_flight[request_id]
         if not request.answer_tokens:

@@ -44,7 +44,7 @@ class WorkerSession:
         self._call = call
 
     async def generate(self, request_id: str, prompt_token_ids: list[int], answer_tokens: int) -> None:
-        """Ask for an answer of exactly so many tokens."""
+        """Ask for an answer of exactly `answer_tokens` tokens."""
         sampling = request_pb2.SamplingParams(
             max_tokens=answer_tokens, min_tokens=answer_tokens, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )

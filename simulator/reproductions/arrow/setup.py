@@ -127,7 +127,7 @@ def curve_of(system: System) -> TtftCurve:
 
 
 def fleet_of(gpus: int, seed: int) -> System:
-    """So many single-GPU instances, colocated."""
+    """A fleet of `gpus` colocated single-GPU instances."""
     return _fleet(gpus, 1, seed, 0.0)
 
 

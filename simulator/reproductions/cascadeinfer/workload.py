@@ -38,7 +38,7 @@ def read_mooncake(path: Path, longest_tokens: int) -> Lengths:
 def poisson_requests(
     lengths: Sequence[tuple[int, int]], rate_req_s: float, duration_s: float, rng: np.random.Generator
 ) -> list[TraceRequest]:
-    """Requests of random lengths of the set, arriving for so long."""
+    """Poisson arrivals for the given time, with lengths drawn from the set."""
     arrivals = np.cumsum(rng.exponential(1 / rate_req_s, max(int(rate_req_s * duration_s * 1.5) + 50, 50)))
     chosen = rng.integers(0, len(lengths), len(arrivals))
     return [

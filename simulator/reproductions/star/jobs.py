@@ -70,7 +70,7 @@ def experiments(plan: Plan, servegen: Workload, seed: int) -> Jobs:
 
 
 def with_seeds(jobs: Jobs, seeds: int) -> Jobs:
-    """Every run but the scaled ones with so many seeds, `NAME #SEED`."""
+    """Every run but the scaled ones with each of the seeds, under `NAME #SEED`."""
     return {
         f"{name} #{number}": replace(experiment, seed=experiment.seed + number)
         for name, experiment in jobs.items()
@@ -116,5 +116,5 @@ def large_key(system: Reschedules, rate: float) -> str:
 
 
 def scale_key(system: Reschedules, instances: int) -> str:
-    """Key of a run on so many instances, for figure 13."""
+    """Key of the run on this number of instances, for figure 13."""
     return f"scale {instances} {system}"
