@@ -235,7 +235,7 @@ async def send(client: httpx.AsyncClient, request: Request, places: asyncio.Sema
 
 
 async def answered(client: httpx.AsyncClient, request: Request) -> float:
-    """Send one request and check the length of its answer; returns the seconds it took."""
+    """Send one request and check the length of its answer; returns its latency per output token in ms."""
     body = {"model": MODEL, "prompt": request.prompt, "max_tokens": request.output_tokens, "ignore_eos": True}
     started_s = time.monotonic()
     answer = await client.post("/v1/completions", json=body)
