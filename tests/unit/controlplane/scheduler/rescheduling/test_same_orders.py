@@ -29,7 +29,7 @@ from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
 from controlplane.scheduler.rescheduling.service import ReschedulingService
 from mesh.runtime import SystemThreads
 from penstock.v1 import monitor_pb2, worker_pb2
-from simulator.cluster.migration.office import MigrationEnd
+from simulator.cluster.control import MigrationEnd
 from simulator.rescheduling.controller import ReschedulingController
 from tests.still_clock import StillClock
 from tests.unit.mesh.leading import Leading
