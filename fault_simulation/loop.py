@@ -140,7 +140,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         what = repr(context.get("asyncgen") or "")
         if isinstance(task, asyncio.Task):
             what = f"{task.get_name()} of {getattr(task.get_coro(), '__qualname__', '')}"
-        self.report(context.get("message", "unhandled"), f"{what} {_told(error)}".strip(), node)
+        self.report(context.get("message", "unhandled"), f"{what} {_described(error)}".strip(), node)
 
     # -- for the harness
 
@@ -244,7 +244,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 raise
             # As asyncio does: what a callback raises is reported, and the loop goes on.
             except BaseException as error:  # noqa: BLE001
-                self.report("a callback failed", f"{callback}: {_told(error)}", node)
+                self.report("a callback failed", f"{callback}: {_described(error)}", node)
 
     def describe_tasks(self) -> str:
         """Where every task of a living node waits."""
@@ -280,7 +280,7 @@ class FindingsHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging."""
         if record.exc_info and record.exc_info[1] is not None and not isinstance(record.exc_info[1], InjectedError):
-            self._loop.report(f"logged an error: {record.getMessage()}", _told(record.exc_info[1]))
+            self._loop.report(f"logged an error: {record.getMessage()}", _described(record.exc_info[1]))
 
 
 def _end(coroutine: Any) -> None:
@@ -303,7 +303,7 @@ def _frames(coroutine: Any) -> list[str]:
     return frames
 
 
-def _told(error: BaseException | None) -> str:
+def _described(error: BaseException | None) -> str:
     """An error, and where it came from."""
     if error is None:
         return ""

@@ -212,7 +212,7 @@ class EngineConformance:
         assert len(answer.token_ids) == max_tokens
         assert answer.finish_reason is FinishReason.LENGTH
 
-    async def test_the_end_of_sequence_stops_and_is_told(self, driver: EngineDriver) -> None:
+    async def test_the_end_of_sequence_stops_and_is_reported(self, driver: EngineDriver) -> None:
         answer = await driver.answer(self.ending_prompt(), replace(GREEDY, max_tokens=512, ignore_eos=False))
         assert answer.finish_reason is FinishReason.STOP
         assert answer.token_ids[-1] == self.eos_token_id

@@ -69,14 +69,14 @@ class PolicyConformance:
 
     @pytest.mark.parametrize("seed", SEEDS)
     def test_the_same_history_gives_the_same_decisions(self, create: CreatePolicy, seed: int) -> None:
-        def told(global_seed: int) -> list[str]:
+        def choices(global_seed: int) -> list[str]:
             with global_randomness(global_seed):
                 history = History(create(), seed)
                 for _ in range(EVENTS):
                     history.happen()
             return history.chosen
 
-        assert told(1) == told(2), "a policy that draws owns a generator made from a seed"
+        assert choices(1) == choices(2), "a policy that draws owns a generator made from a seed"
 
     def test_an_instance_that_has_gone_is_not_chosen(self, create: CreatePolicy) -> None:
         """Though all requests went there before, and it is the one that has their prefix."""

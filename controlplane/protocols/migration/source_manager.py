@@ -176,7 +176,7 @@ class SourceManager:
 
     # -- orders
 
-    def _on_surroundings(self, event: PeersChanged | ObstacleChanged, now_ms: float) -> _Instructions:
+    def _on_peers_or_obstacle(self, event: PeersChanged | ObstacleChanged, now_ms: float) -> _Instructions:
         match event:
             case PeersChanged(peers):
                 self._peers = peers
@@ -475,8 +475,8 @@ def _ended(order: Order, outcome: MigrationOutcome) -> MigrationEnded:
 
 
 _HANDLERS: dict[type, Callable[..., _Instructions]] = {
-    PeersChanged: SourceManager._on_surroundings,
-    ObstacleChanged: SourceManager._on_surroundings,
+    PeersChanged: SourceManager._on_peers_or_obstacle,
+    ObstacleChanged: SourceManager._on_peers_or_obstacle,
     MoveOrdered: SourceManager._on_ordered,
     MoveWithdrawn: SourceManager._on_withdrawn,
     TransferOrdered: SourceManager._on_transfer,
