@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from typing import TypeAlias
@@ -96,10 +97,19 @@ class Coordinator:
     engine, the request table, streams to other workers, the scheduler. On one event loop.
     """
 
-    def __init__(self, instance: Instance, engine: MovableEngine, context: RoleContext, fence: Fence) -> None:
-        """`fence` knows the leaders whose answers are taken."""
+    def __init__(
+        self,
+        instance: Instance,
+        engine: MovableEngine,
+        context: RoleContext,
+        fence: Fence,
+        *,
+        open_link: Callable[..., TargetLink] = TargetLink,
+        inquiry: DecodeInquiry | None = None,
+    ) -> None:
+        """`fence` knows the leaders whose answers are taken. `open_link` and `inquiry` are seams for tests."""
         own = instance.description
-        self.manager = SourceManager(own.instance_id, own.incarnation_id, own.block_tokens)
+        self.manager = SourceManager(Incarnation(own.instance_id, own.incarnation_id), own.block_tokens)
         self._instance = instance
         self._engine = engine
         self._directory = context.directory
@@ -109,7 +119,8 @@ class Coordinator:
         self._metrics = MigrationMetrics(context.registry)
         self._tasks = TaskSet("coordinator")
         self.incoming = IncomingMigrations(instance, engine, self._metrics, self._tasks, self._clock.now_s)
-        self._inquiry = DecodeInquiry(context.directory, self._transport, fence)
+        self._inquiry = inquiry or DecodeInquiry(context.directory, self._transport, fence)
+        self._open_link = open_link
         self._watched: dict[str, WatchedRequest] = {}
         """By request."""
         self._outgoing: dict[str, OutgoingRequest] = {}
@@ -468,7 +479,7 @@ class Coordinator:
         link = self._links.get(key)
         if link is None:
             hello = source_hello(own.instance_id, own.incarnation_id, own.address, kv_address)
-            link = TargetLink(target, hello, lambda message: self.handle(wire.to_source(message)), self._transport)
+            link = self._open_link(target, hello, lambda message: self.handle(wire.to_source(message)), self._transport)
             self._links[key] = link
             self._tasks.spawn(self._run_link(key, link), name=f"link {target.member_id}")
         return link

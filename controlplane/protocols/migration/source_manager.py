@@ -76,11 +76,9 @@ class SourceManager:
     Orders wait for a slot, first come, first served; those of requests that decode never wait for another's prefill.
     """
 
-    def __init__(self, own_id: str, name: str, block_tokens: int, limits: ManagerLimits | None = None) -> None:
-        """`name` begins the ids of migrations: it must differ from that of any other life of any instance."""
+    def __init__(self, own: Incarnation, block_tokens: int, limits: ManagerLimits | None = None) -> None:
         self.limits = limits or ManagerLimits()
-        self._own_id = own_id
-        self._name = name
+        self._own = own
         self._block_tokens = block_tokens
         self._peers: Mapping[str, Incarnation] = MappingProxyType({})
         self._obstacle_reason = ""
@@ -216,7 +214,7 @@ class SourceManager:
             return f"request {request_id} does not run here; see `penstock status` or ListRequests"
         if request_id in self._orders:
             return f"request {request_id} is being moved already"
-        if target_id == self._own_id:
+        if target_id == self._own.instance_id:
             return f"request {request_id} is on {target_id} already"
         if target_id not in self._peers:
             known = ", ".join(sorted(self._peers)) or "none"
@@ -240,7 +238,7 @@ class SourceManager:
                     outcome = MigrationOutcome(Ending.FAILED, "its target left before the migration had its turn")
                     yield from self._close(order, outcome, now_ms)
                     continue
-                order.migration_id = f"{self._name}-{order.number}"
+                order.migration_id = f"{self._own.instance_id}.{self._own.incarnation_id}-{order.number}"
                 self._migrations[order.migration_id] = order
                 yield Export(order.migration_id, order.request_id, target)
 
@@ -411,7 +409,7 @@ class SourceManager:
     # -- transfers of prefills
 
     def _on_transfer(self, event: TransferOrdered, now_ms: float) -> _Instructions:
-        if event.target_id == self._own_id or event.request_id in self._transfers:
+        if event.target_id == self._own.instance_id or event.request_id in self._transfers:
             return
         transfer = self._transfers[event.request_id] = Transfer(event.request_id, event.target_id)
         if event.target_id:

@@ -80,7 +80,7 @@ class SimulatedCoordinator:
         description, limits = worker.description, cluster.config.limits
         self.own = Incarnation(description.instance_id, description.incarnation_id)
         self.worker = worker
-        self.source = SourceManager(self.own.instance_id, ".".join(self.own), description.block_tokens, limits)
+        self.source = SourceManager(self.own, description.block_tokens, limits)
         self.target = TargetManager(limits)
         self._cluster = cluster
         self._peers: object = None

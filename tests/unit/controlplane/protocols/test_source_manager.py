@@ -48,7 +48,7 @@ BLOCK_TOKENS = 4
 
 
 def new_manager(limits: ManagerLimits = LIMITS) -> SourceManager:
-    manager = SourceManager("a", "life", BLOCK_TOKENS, limits)
+    manager = SourceManager(Incarnation("a", "1"), BLOCK_TOKENS, limits)
     manager.handle(PeersChanged(PEERS), 0.0)
     return manager
 
@@ -89,7 +89,7 @@ def test_first_come_first_served_and_never_more_than_there_are_slots() -> None:
     manager = new_manager()
     assert [begun(manager, order(number)) for number in range(5)] == [["r0"], ["r1"], ["r2"], [], []]
     assert begun(manager, RequestGone("r1")) == ["r3"]
-    assert begun(manager, messages.Refuse("life-1", "full")) == ["r4"]
+    assert begun(manager, messages.Refuse("a.1-1", "full")) == ["r4"]
     assert manager.orders == 3
 
 
@@ -124,9 +124,9 @@ def test_an_order_that_is_withdrawn_leaves_the_queue_or_cancels_its_migration() 
     assert isinstance(aborted, Do)
     assert isinstance(aborted.instruction, source.Send)
     assert isinstance(aborted.instruction.message, messages.Abort)
-    assert withdrawn == Withdraw("life-1", "r0")
+    assert withdrawn == Withdraw("a.1-1", "r0")
     assert isinstance(ended, MigrationEnded)
-    assert next_one == Export("life-3", "r2", PEERS["b"])
+    assert next_one == Export("a.1-3", "r2", PEERS["b"])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_target_that_leaves_while_an_order_waits_for_it() -> None:
     instructions = manager.handle(RequestGone("r0"), 2.0)
     ended = [each for each in instructions if isinstance(each, MigrationEnded)]
     assert [(each.request_id, each.outcome.ending) for each in ended] == [("r0", Ending.ENDED), ("r1", Ending.FAILED)]
-    assert instructions[-1] == Export("life-3", "r2", PEERS["b"])
+    assert instructions[-1] == Export("a.1-3", "r2", PEERS["b"])
 
 
 def test_what_cannot_be_exported_stays_and_an_export_that_comes_too_late_is_withdrawn() -> None:
@@ -282,7 +282,7 @@ def test_stopping_ends_what_waits_and_cancels_what_is_under_way() -> None:
 
 def refuse(manager: SourceManager, number: int, now_ms: float) -> tuple[SourceManagerInstruction, ...]:
     """What is done about the refusal of a migration."""
-    return manager.handle(messages.Refuse(f"life-{number}", "full just now"), now_ms)
+    return manager.handle(messages.Refuse(f"a.1-{number}", "full just now"), now_ms)
 
 
 def test_a_decode_instance_that_is_full_is_asked_again_after_pauses_that_double() -> None:
@@ -309,10 +309,10 @@ def test_the_scheduler_is_asked_after_the_first_token() -> None:
     assert manager.handle(TransferOrdered("r0", ""), 0.0) == ()
     assert manager.handle(RequestBegan("r0"), 10.0) == (AskDecode("r0"),)
     assert begun(manager, DecodeChosen("r0", "c"), 11.0) == ["r0"]
-    manager.handle(messages.Accept("life-1"), 12.0)
-    manager.handle(messages.Pulled("life-1", 1), 13.0)
-    manager.handle(RequestPaused("life-1", (1,), 40, 10, since_ms=14.0), 14.0)
-    instructions = manager.handle(messages.Committed("life-1"), 15.0)
+    manager.handle(messages.Accept("a.1-1"), 12.0)
+    manager.handle(messages.Pulled("a.1-1", 1), 13.0)
+    manager.handle(RequestPaused("a.1-1", (1,), 40, 10, since_ms=14.0), 14.0)
+    instructions = manager.handle(messages.Committed("a.1-1"), 15.0)
     assert instructions[-1] == TransferEnded("r0", "c", TransferResult.MOVED, "", 5.0)
 
 
@@ -333,7 +333,7 @@ def test_a_transfer_whose_request_ends_is_skipped_wherever_it_stands() -> None:
         if at == "asking":
             manager.handle(RequestBegan("r0"), 1.0)
         if at in ("moving", "refused"):
-            manager.handle(exported(Export("life-1", "r0", PEERS["b"])), 1.0)
+            manager.handle(exported(Export("a.1-1", "r0", PEERS["b"])), 1.0)
         if at == "refused":
             refuse(manager, 1, 2.0)
         ended = [each for each in manager.handle(RequestGone("r0"), 3.0) if isinstance(each, TransferEnded)]
