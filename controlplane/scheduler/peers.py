@@ -182,4 +182,4 @@ class Peers:
                 "a scheduler is not told of placements", extra={"peer": peer.member.member_id, "error": str(error)}
             )
         else:
-            self._metrics.shared.labels("told").inc(len(events))
+            self._metrics.shared.labels("sent").inc(len(events))

@@ -105,7 +105,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (("{{source}}", f"sum by (source) ({WORKER}_length_source)"),),
             ),
             Panel(
-                "Remaining lengths told",
+                "Remaining lengths predicted",
                 "none",
                 (
                     ("predicted {{job}}", rate(f"{WORKER}_predictions", "job")),

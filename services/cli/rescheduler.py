@@ -59,7 +59,7 @@ def lines(status: dict[str, Any]) -> list[str]:
             f"{balance['model']}: {balance['instances']} instances, {balance['mean_tokens']:.0f} tokens each, standard "
             f"deviation {spread:.0f}"
         )
-        text += [f"  left out: {instance_id} {why}" for instance_id, why in sorted(balance["left_out"].items())]
+        text += [f"  excluded: {instance_id} {why}" for instance_id, why in sorted(balance["excluded"].items())]
     return text + [order_line(order) for order in status["orders"][:SHOWN_ORDERS]]
 
 

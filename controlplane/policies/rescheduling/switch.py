@@ -65,8 +65,8 @@ class ReschedulerSwitch:
                 "other's work; switch one of them off",
             )
         if view.unheard and len(view.instances) < FEWEST_INSTANCES:
-            instance_id, reason = next(iter(view.left_out.items()))
-            others = f" (and {len(view.left_out) - 1} more)" if len(view.left_out) > 1 else ""
+            instance_id, reason = next(iter(view.excluded.items()))
+            others = f" (and {len(view.excluded) - 1} more)" if len(view.excluded) > 1 else ""
             return Fallback(
                 ReschedulerMode.OFF,
                 f"the running requests of fewer than {FEWEST_INSTANCES} instances of {view.model} are known: "

@@ -48,7 +48,7 @@ class DecodeView:
 
     model: str
     instances: tuple[DecodeInstance, ...]
-    left_out: dict[str, str]
+    excluded: dict[str, str]
     """Instances whose requests cannot be seen or must not be moved, and why."""
     unheard: int
     """How many of them should have reported their requests and have not."""
@@ -74,21 +74,21 @@ def decode_view(
     """Who takes part in this interval. `shunned` are targets that have refused of late; their own requests may still
     leave."""
     instances: list[DecodeInstance] = []
-    left_out: dict[str, str] = {}
+    excluded: dict[str, str] = {}
     unheard = 0
     for report in reports:
         if report.refusal:
-            left_out[report.instance_id] = report.refusal
+            excluded[report.instance_id] = report.refusal
             unheard += report.is_ready
             continue
         load, heard_s = report.load, report.heard_s
         if load is None or heard_s is None or now_s - heard_s > MISSED_REPORTS * parameters.interval_s:
             age = "never" if heard_s is None else f"{now_s - heard_s:.1f} s ago"
-            left_out[report.instance_id] = f"has told of its running requests {age}"
+            excluded[report.instance_id] = f"has told of its running requests {age}"
             unheard += 1
             continue
         if report.transfer_obstacle:
-            left_out[report.instance_id] = f"cannot move requests: {report.transfer_obstacle}"
+            excluded[report.instance_id] = f"cannot move requests: {report.transfer_obstacle}"
             continue
         instances.append(
             DecodeInstance(
@@ -99,4 +99,4 @@ def decode_view(
                 load.over(parameters.horizon),
             )
         )
-    return DecodeView(model, tuple(instances), left_out, unheard)
+    return DecodeView(model, tuple(instances), excluded, unheard)

@@ -49,8 +49,8 @@ class ReschedulerMetrics:
         )
         for outcome in (OrderOutcome.MOVED, OrderOutcome.STAYED):
             self.migrations.labels(outcome)
-        self.left_out = Gauge(
-            "penstock_rescheduler_left_out_instances", "Instances that cannot be seen", ["model"], registry=registry
+        self.excluded = Gauge(
+            "penstock_rescheduler_excluded_instances", "Instances that cannot be seen", ["model"], registry=registry
         )
 
     def forget_balance(self, model: str) -> None:
@@ -60,5 +60,5 @@ class ReschedulerMetrics:
 
     def forget_balances(self) -> None:
         """Loads that nobody looks at any more."""
-        for gauge in (self.mean_tokens, self.variance, self.expected_variance, self.left_out):
+        for gauge in (self.mean_tokens, self.variance, self.expected_variance, self.excluded):
             gauge.clear()

@@ -106,7 +106,7 @@ class ReschedulingService:
         }
         decisions = self._handle(IntervalPassed(models, self._placing()))
         for model, view in self.manager.views.items():
-            self._metrics.left_out.labels(model).set(len(view.left_out))
+            self._metrics.excluded.labels(model).set(len(view.excluded))
         for decision in decisions:
             started = self._clock.now_s()
             # In a thread of its own: with hundreds of instances it takes milliseconds, which placements must not wait

@@ -82,14 +82,14 @@ class WorkloadSampler:
         completed = await asyncio.gather(*(self._on_every_tier(item, turns) for item in window.items))
         first = self._record.judges[0]
         kept = [request for request, judge in filter(None, completed) if judge == first]
-        left_out = len(completed) - len(kept)
+        dropped = len(completed) - len(kept)
         incomplete = sum(not request.is_complete for request in kept)
         self._metrics.samples.labels(self._record.name, "kept").inc(len(kept) - incomplete)
         self._metrics.samples.labels(self._record.name, "incomplete").inc(incomplete)
-        self._metrics.samples.labels(self._record.name, "left_out").inc(left_out)
-        if left_out:
+        self._metrics.samples.labels(self._record.name, "dropped").inc(dropped)
+        if dropped:
             log.warning(
-                "samples left out", extra={"cascade": self._record.name, "left_out": left_out, "of": len(completed)}
+                "samples dropped", extra={"cascade": self._record.name, "dropped": dropped, "of": len(completed)}
             )
         return SampledWorkload(self._record, window.offered, window.seconds, tuple(kept), first)
 

@@ -29,7 +29,7 @@ async def test_two_schedulers_do_not_fill_the_same_instance() -> None:
                 placed[answer.instance_id] += 1
                 await snapshot_until(other, lambda s, n=number: unreported(s) == n + 1)
             assert set(placed.values()) == {2}, "each instance got as many as the others"
-            assert (first.metric("penstock_scheduler_shared_events_total", way="told") or 0) >= 4
+            assert (first.metric("penstock_scheduler_shared_events_total", way="sent") or 0) >= 4
 
 
 @pytest.mark.slow

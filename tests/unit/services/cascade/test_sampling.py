@@ -235,7 +235,7 @@ async def test_samples_that_a_tier_or_the_first_judge_fails_are_left_out_and_cou
     await sampling.close()
     (workload,) = sampling.reported
     assert len(workload.requests) == 1
-    assert (sampling.samples("kept"), sampling.samples("left_out")) == (1, 3)
+    assert (sampling.samples("kept"), sampling.samples("dropped")) == (1, 3)
 
 
 @pytest.mark.parametrize("drained", [{"small"}, {"large"}, {"medium", "large"}, {"small", "medium", "large"}])
@@ -250,7 +250,7 @@ async def test_a_tier_without_instances_is_missing_and_the_workload_is_reported_
     (workload,) = sampling.reported
     expected = (40.0, *(None if tier in drained else 90.0 for tier in ("medium", "large")))
     assert [request.scores for request in workload.requests] == [expected] * 3, "small has answered the client"
-    assert (sampling.samples("incomplete"), sampling.samples("left_out")) == (3 * bool(drained - {"small"}), 0)
+    assert (sampling.samples("incomplete"), sampling.samples("dropped")) == (3 * bool(drained - {"small"}), 0)
     report = report_of(workload, "cascade-0")
     assert read_window(report.lines).requests == workload.requests
     assert (report.router, report.window_s, report.offered, report.judge) == ("cascade-0", 10.0, 3, "first")

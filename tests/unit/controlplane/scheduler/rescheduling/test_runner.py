@@ -135,7 +135,7 @@ async def test_silence_and_missing_predictions_fall_back_loudly(monkeypatch: Any
             await b.load(running_requests=1)
             status = await until(lambda: stub.GetRescheduler(GET), lambda s: s.fallback == "off")
             assert "has told of its running requests 1.0 s ago" in status.fallback_reason
-            assert set(status.balances[0].left_out) == {"a", "b"}
+            assert set(status.balances[0].excluded) == {"a", "b"}
             assert scheduler.metric("penstock_rescheduler_fallback", model="m") == 1
             await tell(a, ("r1", 300, 5000), ("r2", 200, 5000))
             await tell(b, ("r3", 10, 5000))
