@@ -27,7 +27,7 @@ from services.frontend.answers.schema import (
 )
 from services.frontend.answers.sse import ChunkEnvelope, encode, event
 from services.frontend.requests.plan import GenerationPlan
-from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.schema import ChatCompletionRequest, GenerationRequest
 from services.frontend.text.model_text import ModelText
 
 LEAST_LOGPROB = -9999.0
@@ -90,9 +90,7 @@ class AnswerFormat(StreamFormat, Protocol):
         """The body of an answer that is not streamed."""
 
 
-def answer_format(
-    request: ChatCompletionRequest | CompletionRequest, header: AnswerHeader, plan: GenerationPlan
-) -> AnswerFormat:
+def answer_format(request: GenerationRequest, header: AnswerHeader, plan: GenerationPlan) -> AnswerFormat:
     """For the answers to `request`, which `plan` was made from."""
     choices = len(plan.prompts) * plan.n
     if isinstance(request, ChatCompletionRequest):

@@ -16,7 +16,7 @@ from services.frontend.cascade.service import CascadeService
 from services.frontend.http.exchange import INSTANCE_HEADER, POLICY_HEADER, Exchange
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.plan import GenerationPlan
-from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.schema import ChatCompletionRequest, GenerationRequest
 
 
 class CascadeExchange(Exchange):
@@ -25,7 +25,7 @@ class CascadeExchange(Exchange):
     def __init__(
         self,
         service: CascadeService,
-        request: ChatCompletionRequest | CompletionRequest,
+        request: GenerationRequest,
         request_id: str,
         record: CascadeRecord,
         key: ApiKey | None,

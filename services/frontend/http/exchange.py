@@ -28,7 +28,7 @@ from services.frontend.requests.generation import Client, Generation, generating
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import GenerationPlan, plan_request
 from services.frontend.requests.resume_ticket import encode_ticket
-from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.schema import GenerationRequest
 from services.frontend.requests.service import FrontendService
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Exchange(Response, ABC):
     def __init__(
         self,
         service: FrontendService,
-        request: ChatCompletionRequest | CompletionRequest,
+        request: GenerationRequest,
         request_id: str,
         model_name: str,
         key: ApiKey | None,
@@ -145,7 +145,7 @@ class ModelExchange(Exchange):
     def __init__(
         self,
         service: FrontendService,
-        request: ChatCompletionRequest | CompletionRequest,
+        request: GenerationRequest,
         request_id: str,
         model: ServedModel,
         key: ApiKey | None,

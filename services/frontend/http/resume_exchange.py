@@ -59,7 +59,6 @@ class ResumeExchange(ModelExchange):
     def _plan(self) -> GenerationPlan:
         ticket, choices = self._ticket, self._adoption.choices
         requests = [choices[number * ticket.n].message.request for number in range(len(ticket.echoes))]
-        stop = ticket.request.stop
         return GenerationPlan(
             self._request_id,
             self._model,
@@ -69,7 +68,7 @@ class ResumeExchange(ModelExchange):
             ),
             ticket.n,
             ticket.request.seed,
-            (stop,) if isinstance(stop, str) else tuple(stop or ()),
+            ticket.request.stop_strings,
             ticket.request.priority or 0,
             requests[0].resume.ticket,
         )

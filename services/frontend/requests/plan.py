@@ -15,6 +15,7 @@ from services.frontend.requests.sampling import values_in
 from services.frontend.requests.schema import (
     ChatCompletionRequest,
     CompletionRequest,
+    GenerationRequest,
     Message,
     SamplingFields,
 )
@@ -74,7 +75,7 @@ class GenerationPlan:
 
 
 async def plan_request(
-    request: ChatCompletionRequest | CompletionRequest,
+    request: GenerationRequest,
     request_id: str,
     model: ServedModel,
     max_choices: int,
@@ -124,8 +125,9 @@ async def plan_completion(
 
 
 def _plan(request: SamplingFields, request_id: str, model: ServedModel, prompts: tuple[Prompt, ...]) -> GenerationPlan:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    return GenerationPlan(request_id, model, prompts, request.n or 1, request.seed, stop, request.priority or 0)
+    return GenerationPlan(
+        request_id, model, prompts, request.n or 1, request.seed, request.stop_strings, request.priority or 0
+    )
 
 
 def _template_message(message: Message) -> Mapping[str, Any]:

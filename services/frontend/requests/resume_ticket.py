@@ -1,17 +1,15 @@
 """What a worker keeps for the frontends, so that any of them can go on with a client's stream."""
 
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.plan import GenerationPlan
-from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, Message
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
 
 MAX_TICKET_BYTES: Final = 64 * 1024
 """Of a larger one (an echoed prompt) the stream cannot be resumed."""
-
-Request: TypeAlias = ChatCompletionRequest | CompletionRequest
 
 
 class ResumeTicket(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -34,7 +32,7 @@ class ResumeTicket(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.n * len(self.echoes)
 
     @property
-    def request(self) -> Request:
+    def request(self) -> GenerationRequest:
         """The body without what it asks about."""
         request = self.chat or self.completion
         assert request is not None, "decode_ticket() has checked it"
@@ -46,7 +44,7 @@ _DECODER: Final = msgspec.json.Decoder(ResumeTicket)
 _NO_MESSAGES: Final = [Message(role="assistant")]
 
 
-def encode_ticket(request: Request, plan: GenerationPlan, key: ApiKey | None, created_unix_s: int) -> bytes:
+def encode_ticket(request: GenerationRequest, plan: GenerationPlan, key: ApiKey | None, created_unix_s: int) -> bytes:
     """For a streamed answer to `request`; empty if it cannot be resumed: logprobs of tokens before are not kept."""
     if not request.stream or plan.prompts[0].sampling.HasField("logprobs"):
         return b""

@@ -7,7 +7,7 @@ named here and accepted; those that would are refused with their name (`unsuppor
 the engine as they are come from the one table of them (`sampling`).
 """
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -108,6 +108,11 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop`, in the one form that it is worked with."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
 
 class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions"""
@@ -147,3 +152,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     suffix: str | None = None
     """Refused unless empty."""
     response_format: dict[str, Any] | None = None
+
+
+GenerationRequest: TypeAlias = ChatCompletionRequest | CompletionRequest
+"""The body of a request that generates, at either endpoint."""
