@@ -71,7 +71,7 @@ class Result:
 
     target: float
     expected: float
-    """By the plan, on the calibration prompts."""
+    """Quality that the plan expects, on the calibration prompts."""
     thresholds: tuple[float, ...]
     quality: float
     """Share of right answers on the test prompts, 0 to 100."""

@@ -56,7 +56,7 @@ class Effort:
     requests: int
     """In a round, of each kind; each kind's own number is the most."""
     stream_tokens: int
-    """Of each stream in a round."""
+    """Tokens of each stream in a round."""
     workers: tuple[int, ...]
     """Each number of workers that streams come from in turn."""
 

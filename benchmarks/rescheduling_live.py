@@ -271,7 +271,7 @@ class DecodeStep:
     """A step that computed no prompt."""
 
     second: int
-    """In which it was heard of."""
+    """Second of the monotonic clock in which the step was received."""
     duration_ms: float
 
 

@@ -10,7 +10,7 @@ class FailureCode(StrEnum):
     """Why the worker, rather than the engine, ended a request."""
 
     REFUSED = "refused"
-    """It can never be served here."""
+    """The request can never be served here."""
     UNAVAILABLE = "unavailable"
     """Not now; another worker may take it."""
     ENGINE = "engine"

@@ -118,4 +118,4 @@ OWN_ENGINES: Final[Mapping[str, EngineFactory]] = MappingProxyType(
     }
 )
 ENGINES: Final = PluginRegistry("penstock.engines", "engine", EngineFactory, OWN_ENGINES)
-"""Those and what installed packages add."""
+"""Penstock's own engines and those of installed packages."""

@@ -19,7 +19,7 @@ class FinishedTail:
     """A finished request with all its tokens, for a client that comes back for the rest of its answer."""
 
     request: EngineRequest
-    """With all tokens that were generated."""
+    """The request with all tokens that were generated."""
     finish_reason: FinishReason | None
     """None: its frontend had all that its client wanted, which ends at a stop string."""
     cached_tokens: int | None

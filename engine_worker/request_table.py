@@ -85,7 +85,7 @@ class Adoption:
     request: EngineRequest
     """The request with all tokens generated so far."""
     epoch: int
-    """Of its deltas from now on."""
+    """The epoch of its deltas from now on."""
     deadline_s: float | None = None
     cached_tokens: int | None = None
     is_ended: bool = False

@@ -39,12 +39,12 @@ class Phase(StrEnum):
     READING = "reading"
     """It has the lock and reads the last epoch."""
     FENCING = "fencing"
-    """It writes an epoch of its own."""
+    """It holds the lock and writes an epoch higher than any before."""
     ANNOUNCING = "announcing"
-    """It writes who leads."""
+    """It writes the record that says who leads."""
     LEADING = "leading"
     RESIGNED = "resigned"
-    """It wants the duty no more."""
+    """It does not want the duty any more."""
 
 
 class Step(StrEnum):
@@ -139,7 +139,7 @@ class Candidate:
         """`member_id`: a holder of that name is a former life of this process, which it need not wait for."""
         self.phase = Phase.WATCHING
         self.epoch = 0
-        """Its own, from `FENCING` on."""
+        """Its own epoch, from `FENCING` on."""
         self.holder: LeaderRecord | None = None
         """Who holds the duty, as last heard."""
         self._duty = duty

@@ -78,7 +78,7 @@ class Directory:
         self._tasks = TaskSet("directory")
         self._listed = asyncio.Event()
         self._missing: dict[str, asyncio.Task[None]] = {}
-        """By key: members whose record is gone."""
+        """Members whose record is gone, by key."""
 
     async def start(self) -> None:
         """Return once the members present now are known."""

@@ -47,7 +47,7 @@ class FluidWork:
     context_tokens: int
     """Summed over the decoded ones: the context that each is decoded with."""
     held_tokens: int
-    """The same, without what prompts share."""
+    """Summed over the decoded ones: their context without what prompts share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class CascadeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """A virtual model, and the models that answer for it."""
 
     name: str
-    """What clients ask for."""
+    """Model name that clients ask for."""
     tiers: tuple[str, ...]
     """Models, smallest first."""
     thresholds: tuple[float, ...]

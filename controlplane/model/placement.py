@@ -80,7 +80,7 @@ class Placement(msgspec.Struct, frozen=True, eq=False):
     rule: str
     decision: Decision
     instances: tuple[InstanceDescription, ...]
-    """What the rows of `decision` mean."""
+    """The instances in the order of the snapshot, to which the rows of `decision` refer."""
     excluded: Mapping[str, str]
     """Instances that were no candidates, and why."""
     is_decode_open: bool = False

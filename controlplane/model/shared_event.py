@@ -10,13 +10,13 @@ class SharedKind(StrEnum):
     """Kinds of events that schedulers share about a request at an instance."""
 
     PREFILL = "prefill"
-    """It was placed there."""
+    """The request was placed on the instance."""
     DECODE = "decode"
     """It is to be decoded there after its prefill elsewhere."""
     ARRIVING = "arriving"
-    """The same, with its prefill done."""
+    """It is to be decoded there, and its prefill elsewhere is done."""
     ENDED = "ended"
-    """It is over, or does not come."""
+    """The request has ended, or will not come."""
 
 
 PLACED_KINDS: Final = (SharedKind.PREFILL, SharedKind.DECODE, SharedKind.ARRIVING)
@@ -29,6 +29,6 @@ class SharedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     request_id: str
     instance_id: str
     tokens: int = 0
-    """To prefill or, for decodes, of context."""
+    """Tokens to prefill; for decodes, context tokens."""
     origin: str = ""
     """The scheduler that told of it."""

@@ -12,7 +12,7 @@ class StagePlan(msgspec.Struct, frozen=True):
     """Stages by ascending length: how many instances each has, and where one ends and the next begins."""
 
     instances: tuple[int, ...]
-    """Of each stage; at least 1."""
+    """Number of instances of each stage; at least 1."""
     boundaries_tokens: tuple[int, ...]
     """The longest sequence that each stage serves, strictly ascending; the last stage has no bound."""
     quality: float = 0.0

@@ -52,7 +52,7 @@ OWN_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
     }
 )
 POLICIES: Final = PluginRegistry("penstock.policies", "placement policy", PolicyFactory, OWN_POLICIES)
-"""Those and what installed packages add."""
+"""Penstock's own policies and those of installed packages."""
 DEFAULT_POLICY: Final = LMetric.name
 NO_PARAMETERS: Mapping[str, float] = MappingProxyType({})
 

@@ -43,7 +43,7 @@ class KvTransferSettings:
     reopen_s: float = 5.0
     """How long transfers under way are given before an agent that cannot be reached is opened anew."""
     max_connections: int = 256
-    """With other agents, both ways together."""
+    """Connections with other agents, both directions together."""
     checksums: bool = False
     """Debug mode: xxh3 of every message, taken before it is sent and after it arrived."""
 

@@ -47,7 +47,7 @@ class AgentStatus:
     failed_pulls_total: int
     pulled_bytes_total: int
     pull_seconds_total: float
-    """Of those that succeeded, with their waits."""
+    """Duration of all pulls that succeeded, waiting for a slot included."""
     port: int = 0
     """Where peers connect now: it may have changed when the agent was opened anew."""
     obstacle: str = ""

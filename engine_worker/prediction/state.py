@@ -36,7 +36,7 @@ class PredictionState:
     skipped_batches_total: int = 0
     """Captured while a call was under way, and overtaken."""
     latency_ms: float = 0.0
-    """Of the last call to the predictor."""
+    """Duration of the last call to the predictor."""
 
     def predicted_by(self, artefact: str) -> None:
         """A predictor has answered with this artefact; logged when that is new."""

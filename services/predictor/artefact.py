@@ -55,7 +55,7 @@ class ArtefactMetadata(msgspec.Struct, frozen=True):
     mae_tokens: dict[str, float]
     """Mean absolute error by split."""
     baseline_mae_tokens: dict[str, float]
-    """Of each baseline, on the test split."""
+    """Mean absolute error of each baseline on the test split."""
     training: TrainingRecord
 
 

@@ -13,7 +13,7 @@ class Network:
     first and the last layer."""
 
     weights: tuple[NDArray[np.float32], ...]
-    """Of each layer, outputs x inputs."""
+    """One matrix per layer, outputs x inputs."""
     biases: tuple[NDArray[np.float32], ...]
 
     @property

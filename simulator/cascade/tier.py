@@ -50,7 +50,7 @@ NODE_LINK_BYTES_PER_S = 25e9
 """Between the servers of a pipeline: a 200 Gb/s network card (Cascadia, section 4.1, has 200 GB/s of InfiniBand for a
 server of eight)."""
 HOP_MS = 0.05
-"""To start a transfer between two stages."""
+"""Time to start a transfer between two pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ class KvExport:
     """The blocks that hold a running request's KV."""
 
     block_ids: tuple[int, ...]
-    """In the order of its tokens."""
+    """The request's blocks in the order of its tokens."""
     computed_tokens: int
     """Tokens whose KV is there."""
     tokens: int

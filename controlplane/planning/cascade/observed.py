@@ -16,7 +16,7 @@ class ObservedWindow:
     """The requests of a cascade that came in one sampling window."""
 
     rate_per_s: float
-    """Of all requests, 0 if none came."""
+    """Rate of all requests, sampled or not; 0 if none came."""
     seconds: float | None
     """Length of the window; None: not known."""
     requests: tuple[WorkloadRequest, ...]

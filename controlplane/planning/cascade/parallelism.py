@@ -30,7 +30,7 @@ class Capacity:
     """What f GPUs can sustain within each latency level, for one tier and one distribution of lengths."""
 
     statistic: Statistic
-    """What the levels are."""
+    """The statistic of the latencies that the levels stand for."""
     levels_s: NDArray[np.float64]
     """Shape (levels,), ascending."""
     rates_per_s: NDArray[np.float64]

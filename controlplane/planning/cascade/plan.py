@@ -73,7 +73,7 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int = 0
     """Fencing epoch of the planner that put it into force by itself; 0: an operator applied it, which always counts."""
     leader: str = ""
-    """That planner."""
+    """The planner that put it into force by itself; empty where an operator did."""
 
     @property
     def latency_s(self) -> float:

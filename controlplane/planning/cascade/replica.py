@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mesh.errors import ConfigurationError
 
 Statistic = Literal["p95", "mean"]
-"""Of the latencies of a replica's requests."""
+"""Statistic of the latencies of a replica's requests."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

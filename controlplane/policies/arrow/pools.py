@@ -35,11 +35,11 @@ class PoolEvent(StrEnum):
     TO_PREFILL = "to_prefill"
     """The scheduler reassigns it to prefill; nothing left to decode."""
     TO_PREFILL_BUSY = "to_prefill_busy"
-    """The same, with requests left to decode."""
+    """The scheduler reassigns it to prefill; requests are left to decode."""
     TO_DECODE = "to_decode"
     """The scheduler reassigns it to decode; nothing left to prefill."""
     TO_DECODE_BUSY = "to_decode_busy"
-    """The same, with prompts left to compute."""
+    """The scheduler reassigns it to decode; prompts are left to compute."""
     PREFILL_DONE = "prefill_done"
     DECODE_DONE = "decode_done"
 

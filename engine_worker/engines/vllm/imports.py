@@ -26,9 +26,9 @@ _CARRIER = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "detokenize
 class _Import:
     request: EngineRequest
     blocks: int
-    """That it needed when it was offered."""
+    """Blocks that the request needed when it was offered."""
     peer_block_ids: list[int] = field(default_factory=list)
-    """As far as they are known."""
+    """The peer's ids of its blocks, as far as they are known."""
     carried_blocks: int = 0
     """Leading blocks that carriers brought."""
     staged_blocks: int = 0

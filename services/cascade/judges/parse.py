@@ -48,4 +48,4 @@ OWN_JUDGES: Final[Mapping[str, JudgeFactory]] = MappingProxyType(
     }
 )
 JUDGES: Final = PluginRegistry("penstock.judges", "judge", JudgeFactory, OWN_JUDGES)
-"""Those and what installed packages add."""
+"""Penstock's own judges and those of installed packages."""

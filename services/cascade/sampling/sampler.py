@@ -31,7 +31,7 @@ class SampledWorkload:
     """All that came."""
     window_s: float
     requests: tuple[WorkloadRequest, ...]
-    """Those sampled; none is news too."""
+    """The sampled requests; an empty window is reported too."""
     judge: str
     """Whose scores these are: those of other judges are left out, they do not compare."""
 

@@ -29,7 +29,7 @@ class SampledRequest:
     """A request that came from a client."""
 
     request: Mapping[str, Any]
-    """As the client sent it."""
+    """The JSON body as the client sent it."""
     chat: bool
     prompt: str
     input_tokens: int

@@ -36,7 +36,7 @@ class Answer:
     longest_gap_ms: float = 0.0
     chunks: int = 0
     wait_ms: float = 0.0
-    """From the request to its first chunk."""
+    """Time from the request to its first chunk."""
     error: str = ""
     """Why it is not whole; empty if it is."""
     instance_id: str = ""

@@ -27,7 +27,7 @@ class Measured(msgspec.Struct, frozen=True):
     steps: tuple[StepSample, ...]
     qoe: tuple[QoeSample, ...]
     ttft: tuple[TtftPoint, ...]
-    """Of prompts that the instance computed alone."""
+    """TTFT of prompts that the instance computed alone."""
 
 
 class ClosedLoop:

@@ -35,7 +35,7 @@ class Configuration(msgspec.Struct, frozen=True):
     """One length bucket at one batch size."""
 
     shortest_tokens: int
-    """Of prompt and answer together."""
+    """Shortest total of prompt and answer."""
     below_tokens: int
     batch: int
 

@@ -18,7 +18,7 @@ class Endpoint:
     port: int
     tls: bool
     path: str
-    """In front of `/v1/...`; usually empty."""
+    """Path in front of `/v1/...`; usually empty."""
 
     @property
     def authority(self) -> str:

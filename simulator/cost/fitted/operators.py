@@ -27,7 +27,7 @@ class Links:
     """Bandwidths and latencies of the links between an instance's devices, over which collectives run."""
 
     devices: int
-    """That share a layer, or its experts."""
+    """Number of devices that share a layer, or its experts."""
     latency_ms: float
     """Latency of one hop."""
     bytes_per_ms: float

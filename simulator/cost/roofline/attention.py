@@ -79,7 +79,7 @@ class DecodeAttention:
     slots: int
     """Tiles that are resident at once."""
     bytes_per_ms: float
-    """Of memory, as reached."""
+    """Memory bandwidth that is reached."""
     lone_token_ms: float
     """A tile's time for one token when nothing else asks for memory."""
     kernel_ms: float
@@ -124,7 +124,7 @@ class PrefillAttention:
     """Per query head and pair of tokens: scores and weighted values."""
     multiprocessors: int
     flops_per_ms: float
-    """Of the device, as reached."""
+    """Compute rate of the device that is reached."""
     lone_token_ms: float
     """A tile's time for one token of KV when it is bound by streaming it."""
     kernel_ms: float

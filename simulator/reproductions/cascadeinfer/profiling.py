@@ -28,7 +28,7 @@ class ProfileBounds:
     max_steps: int = 4000
     """For each configuration, whatever the time."""
     batch_factor: int = 2
-    """From one batch size to the next."""
+    """Factor from one batch size to the next."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ class PlanningProblem:
     """The workload, tiers and GPUs that every compared system is given."""
 
     sample: CascadeSample
-    """At the rate to plan for."""
+    """The workload at the rate to plan for."""
     tiers: Sequence[Tier]
     source: CurveSource
     gpus: int

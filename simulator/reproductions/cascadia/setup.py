@@ -70,7 +70,7 @@ class Size:
     ablation_throughput: bool
     """Saturate the ablations too."""
     other_targets: tuple[float, ...]
-    """Of the workloads with two tiers."""
+    """Quality targets of the workloads with two tiers."""
     other_requests: int
     """In a run of those: their answers are short and their rates high."""
     tolerance: float

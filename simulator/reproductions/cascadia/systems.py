@@ -22,7 +22,7 @@ CASCADE_SERVE = "CascadeServe-like"
 UNIFORM_PARALLELISM = "uniform parallelism"
 UNIFORM_ALLOCATION = "uniform allocation"
 COMPARED = (CASCADIA, STAND_ALONE, CASCADE_SERVE)
-"""Those of figures 5, 6 and 11."""
+"""The systems of figures 5, 6 and 11."""
 ABLATIONS = (UNIFORM_PARALLELISM, UNIFORM_ALLOCATION)
 """Figure 9."""
 SERVER_GPUS = 8

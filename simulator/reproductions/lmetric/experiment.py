@@ -66,7 +66,7 @@ class Highest:
 
     req_s: float
     own_req_s: float
-    """Of the trace at scale 1."""
+    """Rate of the trace at scale 1."""
 
     def scale(self, share: float) -> float:
         """At which the trace offers this share of the highest rate."""
@@ -83,7 +83,7 @@ class OnLoad:
     best: Mapping[str, str]
     """For each rival the setting with the lowest mean TTFT, as it stands in `at_half`."""
     fluid_req_s: float
-    """What no schedule could exceed."""
+    """Rate that no schedule could exceed."""
     sweep: Mapping[str, Mapping[float, Placed]]
     """By contender, rivals at their best settings, then by share of the highest rate."""
 

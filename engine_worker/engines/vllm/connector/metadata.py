@@ -12,7 +12,7 @@ class Load:
     carrier_id: str
     """vLLM's id of the carrier."""
     load_id: str
-    """What the worker's process calls it."""
+    """The worker process's id of the load."""
     migration_id: str
     peer: str
     peer_block_ids: tuple[int, ...]

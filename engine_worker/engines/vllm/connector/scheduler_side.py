@@ -20,7 +20,7 @@ class _Export:
     published: int = 0
     """Full blocks that the bridge knows of."""
     internal_id: str = ""
-    """Of the request whose blocks they are."""
+    """vLLM's id of the request that the blocks belong to."""
 
 
 class SchedulerSide:
