@@ -138,7 +138,9 @@ class StageController:
                 case Closed():
                     self.moved += instruction.moved
                     if not instruction.moved:
-                        self.kept[instruction.reason.partition(":")[0]] += 1
+                        # Some reasons name the request: it had ended, and nobody had noticed yet.
+                        names_it = instruction.reason.startswith(f"request {instruction.request_id} ")
+                        self.kept["the request ended" if names_it else instruction.reason.partition(":")[0]] += 1
                 case StartedOver(reason):
                     raise IllegalTransition(reason)
 
