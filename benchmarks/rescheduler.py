@@ -21,8 +21,7 @@ import numpy as np  # noqa: E402
 
 from controlplane.model.running_request import RunningRequest  # noqa: E402
 from controlplane.policies.rescheduling.decode_load import decode_load  # noqa: E402
-from controlplane.policies.rescheduling.mode import ReschedulerMode  # noqa: E402
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters  # noqa: E402
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters  # noqa: E402
 from controlplane.policies.rescheduling.problem import DecodeInstance  # noqa: E402
 from controlplane.policies.rescheduling.rescheduler import Rescheduler  # noqa: E402
 

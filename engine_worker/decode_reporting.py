@@ -2,8 +2,7 @@
 
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import DecodeLoad, decode_load
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.record import ReschedulerRecord
 from engine_worker.request_table import RequestTable
 

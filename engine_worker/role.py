@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
-from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.parameters import ReschedulerMode
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.coordinator.stages.coordinator import StageCoordinator

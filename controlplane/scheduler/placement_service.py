@@ -9,13 +9,12 @@ from controlplane.model.duties import POOLS
 from controlplane.model.frontend_links import MAX_LINKS, NOBODY, FrontendLinks
 from controlplane.model.placement import Placement
 from controlplane.model.shared_event import SharedEvent, SharedKind
-from controlplane.policies.interface import Policy, has_pools
+from controlplane.policies.interface import Policy, has_pools, is_observer
 from controlplane.policies.place import choose_decode, place
 from controlplane.scheduler import wire
 from controlplane.scheduler.explanations import NO_POOLS, Explanations
 from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.metrics import Gauges, SchedulerMetrics
-from controlplane.scheduler.observation import Observation
 from controlplane.scheduler.policy_switch import PolicySwitch, PoolsLead
 from controlplane.scheduler.recorder import DecisionRecorder, Recorder
 from controlplane.scheduler.settings import SchedulerSettings
@@ -32,6 +31,30 @@ OUTCOMES = {
     UnknownModel: scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL,
     NoInstance: scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE,
 }
+
+
+class Observation:
+    """Shows the cluster to policies that want to see it from time to time, whether or not anything is placed."""
+
+    def __init__(self, on_shown: Callable[[float], None] = lambda _: None) -> None:
+        """`on_shown` is called before the policy is shown anything, with the time."""
+        self._on_shown = on_shown
+        self._policy: Policy | None = None
+        self._due_s = 0.0
+
+    def tick(self, policy: Policy, table: ClusterTable, now_s: float) -> None:
+        """Show the policy in force each model's instances if it is time; one that has just come into force at once."""
+        if policy is not self._policy:
+            self._policy, self._due_s = policy, now_s
+        if not is_observer(policy) or now_s < self._due_s:
+            return
+        self._due_s += policy.interval_s
+        if self._due_s <= now_s:  # what was missed is not made up for
+            self._due_s = now_s + policy.interval_s
+        self._on_shown(now_s)
+        for model in table.models():
+            if (snapshot := table.snapshot(model)) is not None:
+                policy.observe(snapshot, now_s)
 
 
 class PlacementService:

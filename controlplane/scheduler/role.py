@@ -8,7 +8,7 @@ from controlplane.model.duties import POOLS, RESCHEDULER
 from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.registry import POLICIES
 from controlplane.policies.rescheduling.manager import ReschedulingManager
-from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.parameters import ReschedulerMode
 from controlplane.scheduler.metrics import GaugeCollector, SchedulerMetrics
 from controlplane.scheduler.monitor_watch import MonitorWatch
 from controlplane.scheduler.peers import Peers

@@ -18,8 +18,7 @@ from controlplane.policies.rescheduling.manager import (
     ReschedulingManager,
 )
 from controlplane.policies.rescheduling.migrations import OrderedMigration
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.view import InstanceReport, ModelReport
 from simulator.cluster.control import Cluster, ClusterEvent, MigrationEnd
 from simulator.rescheduling.remaining_lengths import RemainingLengths, Tokens

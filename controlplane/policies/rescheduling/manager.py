@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.policies.rescheduling.migrations import Migrations, OrderedMigration
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.problem import Balance, DecodeInstance, Rescheduling
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
 from controlplane.policies.rescheduling.switch import Fallback, ReschedulerSwitch

@@ -1,5 +1,6 @@
-"""What operators may set of the rescheduler."""
+"""What operators may set of the rescheduler: its mode and its parameters."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -7,6 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.policies.parameters import PolicyParameters
+
+
+class ReschedulerMode(StrEnum):
+    """What running requests are moved by: as operators choose, or what stands in for it (`ReschedulerSwitch`)."""
+
+    OFF = "off"
+    """Nothing is moved."""
+    CURRENT = "current"
+    """The load of this moment: STAR without prediction."""
+    PREDICTED = "predicted"
+    """The load of this moment and of the horizon, by predicted remaining lengths."""
 
 
 class Horizon(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.policies.rescheduling.decode_load import DecodeLoad
-from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.parameters import ReschedulerMode
 
 
 @dataclass(frozen=True, slots=True, eq=False)

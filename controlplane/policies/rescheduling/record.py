@@ -3,8 +3,7 @@
 import msgspec
 
 from controlplane.policies.parameters import checked
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from mesh.errors import ConfigurationError
 
 RESCHEDULER_KEY = "/penstock/config/rescheduler"

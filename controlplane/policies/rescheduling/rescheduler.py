@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.policies.rescheduling.decode_load import UNKNOWN, last_point, profiles
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import Horizon, ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import Horizon, ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.problem import Balance, DecodeInstance, Rescheduling, load_matrix
 
 Floats = NDArray[np.float64]

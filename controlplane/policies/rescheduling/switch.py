@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
 from controlplane.policies.rescheduling.view import DecodeView
 from controlplane.policies.stages.placement import Stages

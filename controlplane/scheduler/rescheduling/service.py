@@ -20,8 +20,7 @@ from controlplane.policies.rescheduling.manager import (
     ReschedulingManager,
 )
 from controlplane.policies.rescheduling.migrations import OrderedMigration
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.problem import Balance
 from controlplane.policies.rescheduling.switch import Fallback
 from controlplane.policies.rescheduling.view import InstanceReport, ModelReport

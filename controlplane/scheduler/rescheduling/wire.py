@@ -2,7 +2,7 @@
 
 from controlplane.policies.rescheduling.manager import ReschedulingManager
 from controlplane.policies.rescheduling.migrations import OrderedMigration, OrderOutcome
-from controlplane.policies.rescheduling.mode import ReschedulerMode
+from controlplane.policies.rescheduling.parameters import ReschedulerMode
 from controlplane.scheduler.rescheduling.service import ReschedulingService
 from penstock.v1 import scheduler_pb2
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from controlplane.policies.parameters import checked
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from mesh.errors import ConfigurationError
 from services.cli.simulation.assignments import parse_assignments
 from simulator.rescheduling.controller import ReschedulingController

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from controlplane.model.instance import InstancePhase
 from controlplane.policies.registry import create_policy
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from simulator.cluster.config import ClusterConfig, InstanceSpec, KvLinkConfig
 from simulator.cluster.recording import LoadSeries, RecordingConfig
 from simulator.cluster.simulation import ClusterSimulation

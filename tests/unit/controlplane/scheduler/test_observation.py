@@ -2,7 +2,7 @@
 
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies.lmetric import LMetric
-from controlplane.scheduler.observation import Observation
+from controlplane.scheduler.placement_service import Observation
 from tests.unit.controlplane.builders import cluster
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from controlplane.policies.registry import create_policy
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from simulator.cluster.config import ClusterConfig
 from simulator.cluster.recording import RecordingConfig
 from simulator.cluster.simulation import ClusterSimulation

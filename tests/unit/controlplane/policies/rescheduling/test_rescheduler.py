@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.problem import DecodeInstance
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
 from tests.examples import examples

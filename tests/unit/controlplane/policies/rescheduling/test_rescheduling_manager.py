@@ -16,8 +16,7 @@ from controlplane.policies.rescheduling.manager import (
     ReschedulingInstruction,
     ReschedulingManager,
 )
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.view import InstanceReport, ModelReport
 from mesh.errors import IllegalTransition
 

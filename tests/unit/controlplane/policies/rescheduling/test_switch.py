@@ -2,8 +2,7 @@
 
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.problem import DecodeInstance
 from controlplane.policies.rescheduling.switch import ReschedulerSwitch
 from controlplane.policies.rescheduling.view import DecodeView

@@ -12,8 +12,7 @@ from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.manager import ReschedulingManager
 from controlplane.policies.rescheduling.migrations import OrderedMigration
-from controlplane.policies.rescheduling.mode import ReschedulerMode
-from controlplane.policies.rescheduling.parameters import ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
 from controlplane.scheduler.rescheduling.service import ReschedulingService
