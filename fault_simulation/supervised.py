@@ -1,4 +1,4 @@
-"""`penstock up` on simulated machines: its supervisor, fleet and plan follower keep simulated processes running.
+"""`penstock up` on simulated machines: its supervisor and deployer keep simulated processes running.
 
 What is real: which processes there are and what they are told (down to the arguments of `penstock serve`), when they
 are started again, how plans are followed, and the state store inside the supervisor's process. What is not: each

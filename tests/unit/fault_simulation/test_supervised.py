@@ -1,4 +1,4 @@
-"""`penstock up` in the simulation: its own supervisor and plan follower keep simulated processes running."""
+"""`penstock up` in the simulation: its own supervisor and deployer keep simulated processes running."""
 
 import asyncio
 import random
