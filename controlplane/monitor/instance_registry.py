@@ -6,6 +6,7 @@ Messages of the contract serve as values here: the monitor passes them on unread
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mesh.invariants import invariants
 from penstock.v1 import monitor_pb2, worker_pb2
 
 MAX_ADMITTED = 1024
@@ -108,6 +109,16 @@ class InstanceRegistry:
         instance.blocks.difference_update(change.removed)
         instance.blocks.update(change.stored)
         return [instance.update(kv=change)]
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        for instance_id, instance in self._instances.items():
+            assert instance.instance_id == instance_id, "each instance by its own id"
+            assert not instance.superseded, f"a newer stream speaks for {instance_id}"
+            assert len(instance.admitted) <= MAX_ADMITTED, (
+                f"admissions that are remembered of {instance_id} are bounded"
+            )
 
     def tick(self, now_s: float) -> list[monitor_pb2.InstanceUpdate]:
         """Find the instances whose load reports have stopped."""

@@ -30,6 +30,11 @@ class MonitorRole:
         self._ticking: asyncio.Task[None] | None = None
         self._tasks = TaskSet("monitor")
 
+    def validate(self) -> None:
+        """Check what must hold of its state between two events. Raises `InvariantBroken`."""
+        if self._service is not None:
+            self._service.registry.validate()
+
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve reports from workers and watches of schedulers; begins with no instance known."""
         clock = context.runtime.clock.now_s

@@ -24,6 +24,7 @@ from controlplane.protocols.recovery import (
     Woken,
 )
 from mesh.errors import NoInstance, QueueFull, RequestRefused
+from mesh.invariants import invariants
 from simulator.cluster import events
 from simulator.cluster.events import EventQueue, Rank
 from simulator.cluster.fleet import SimulatedFleet, incarnation_of
@@ -78,12 +79,15 @@ class Placements:
         """A request has all its tokens."""
         entry.recovery.handle(Ended(), now_ms / 1000)
 
+    @invariants
     def validate(self) -> None:
         """Raises `InvariantBroken` where what is kept contradicts itself."""
-        assert self._waiting.keys() <= self._alarms.keys() <= self._ledger.open.keys()
+        assert self._waiting.keys() <= self._alarms.keys() <= self._ledger.open.keys(), (
+            "who waits is open, and is woken"
+        )
         for request_id, entry in self._ledger.open.items():
             entry.recovery.validate()
-            assert (entry.ownership.owner is None) == (request_id in self._alarms), request_id
+            assert (entry.ownership.owner is None) == (request_id in self._alarms), f"{request_id} runs, or is woken"
 
     def _handle(self, entry: OpenRequest, event: Event | None, now_ms: float) -> None:
         while event is not None:

@@ -1,5 +1,8 @@
 """The monitor's registry: reports in, changes out."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from controlplane.monitor.instance_registry import MAX_ADMITTED, PIECE_BLOCKS, InstanceRegistry, ReportedInstance
 from penstock.v1 import monitor_pb2, worker_pb2
 
@@ -112,3 +115,45 @@ def test_who_begins_to_watch_is_told_which_requests_were_admitted_of_late() -> N
     registry.loaded(instance, worker_pb2.LoadReport(admitted_request_ids=crowd), 0.3)
     (*_, last) = registry.describe(instance)
     assert list(last.load.admitted_request_ids) == crowd[-MAX_ADMITTED:]
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["join", "end", "load", "time"]), st.sampled_from("abc"), st.floats(0.0, 3.0)),
+    max_size=40,
+)
+
+
+@given(EVENTS)
+def test_who_follows_the_changes_knows_who_is_there_and_who_is_stale(events: list[tuple[str, str, float]]) -> None:
+    registry, now_s = InstanceRegistry(STALE_S), 0.0
+    streams: list[ReportedInstance] = []
+    known: dict[str, tuple[str, bool]] = {}
+    for what, name, duration_s in events:
+        mine = [stream for stream in streams if stream.instance_id == name]
+        match what:
+            case "join":
+                stream, changes = registry.joined(description(name, str(len(streams))), now_s)
+                streams.append(stream)
+            case "end":
+                changes = [change for stream in mine for change in registry.lost(stream, "its stream ended")]
+            case "load":
+                here = [stream for stream in mine if registry.get(name) is stream]
+                changes = [each for stream in here for each in registry.loaded(stream, worker_pb2.LoadReport(), now_s)]
+            case _:
+                now_s += duration_s
+                changes = registry.tick(now_s)
+        for change in changes:
+            incarnation_id = known.get(change.instance_id, ("", False))[0]
+            match change.WhichOneof("change"):
+                case "joined":
+                    assert not incarnation_id, "it was lost before"
+                    known[change.instance_id] = (change.incarnation_id, False)
+                case "lost":
+                    assert change.incarnation_id == incarnation_id
+                    del known[change.instance_id]
+                case "stale":
+                    assert change.stale != known[change.instance_id][1], "told once"
+                    known[change.instance_id] = (incarnation_id, change.stale)
+        registry.validate()
+        found = {each.instance_id: (each.description.incarnation_id, each.stale) for each in registry.instances()}
+        assert known == found
