@@ -12,8 +12,7 @@ from engine_worker import wire
 from engine_worker.admission import refusal
 from engine_worker.deltas import Failure, FailureCode
 from engine_worker.engines.interface import Engine
-from engine_worker.hang_detector import HangDetector
-from engine_worker.heartbeats import Heartbeats
+from engine_worker.liveness import HangDetector, Heartbeats
 from engine_worker.metrics import WorkerMetrics
 from engine_worker.reported_load import reported_load
 from engine_worker.request_table import Instructions, RequestTable

@@ -1,15 +1,28 @@
-"""Watchers of an engine's steps: each has a bounded queue of its own."""
+"""Durations of an engine's steps, for profiles to fit step costs to: each watcher has a bounded queue of its own."""
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import Engine
-from engine_worker.engines.step_source import has_steps
 from mesh.errors import RequestRefused
+
+
+@runtime_checkable
+class StepSource(Protocol):
+    """An engine whose steps can be watched."""
+
+    def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:
+        """Call `observe` after each step from now on; None: no more. While nobody watches it costs nothing."""
+
+
+def has_steps(engine: Engine) -> TypeGuard[StepSource]:
+    return isinstance(engine, StepSource)
+
 
 MOST_WATCHERS = 4
 MOST_SAMPLES = 4096

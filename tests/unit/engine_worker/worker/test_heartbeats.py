@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_worker.heartbeats import HEARTBEAT_S, Heartbeats
+from engine_worker.liveness import HEARTBEAT_S, Heartbeats
 from penstock.v1 import worker_pb2
 from tests.unit.engine_worker.worker.running_worker import FrontendStream, RunningWorker
 

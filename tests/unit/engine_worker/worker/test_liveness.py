@@ -1,5 +1,5 @@
 from controlplane.model.instance import LoadReport
-from engine_worker.hang_detector import HangDetector
+from engine_worker.liveness import HangDetector
 
 STILL = LoadReport(running_requests=1)
 
