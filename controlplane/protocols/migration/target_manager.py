@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 from controlplane.protocols.migration.limits import ManagerLimits
@@ -88,7 +89,8 @@ class _Arrival:
     connection: str
     machine: TargetMigration
     began_ms: float
-    ended_ms: float | None = None
+    ended_ms: float = 0.0
+    """0 while it runs."""
 
 
 class TargetManager:
@@ -100,11 +102,11 @@ class TargetManager:
 
     def __init__(self, limits: ManagerLimits | None = None) -> None:
         self.limits = limits or ManagerLimits()
-        self.running = 0
-        """Migrations that have not ended."""
         self._obstacle_reason = ""
-        self._arrivals: dict[str, _Arrival] = {}
+        self._running: dict[str, _Arrival] = {}
         """By migration id, in the order of their offers."""
+        self._ended: dict[str, _Arrival] = {}
+        """Those that are remembered, in the order of their ends."""
 
     def handle(self, event: TargetManagerEvent, now_ms: float) -> tuple[TargetManagerInstruction, ...]:
         """What is to be done about `event`."""
@@ -112,26 +114,33 @@ class TargetManager:
         handler = _HANDLERS[type(event)].__get__(self)
         return tuple(handler(event, now_ms))
 
+    @property
+    def running(self) -> int:
+        """Migrations that have not ended."""
+        return len(self._running)
+
     def is_running(self, migration_id: str) -> bool:
         """Whether the migration is here and has not ended."""
-        arrival = self._arrivals.get(migration_id)
-        return arrival is not None and arrival.ended_ms is None
+        return migration_id in self._running
 
     def moved_lately(self, request_id: str) -> bool:
         """Whether the request moves to here or did so a short while ago."""
-        return any(arrival.machine.offer.request.request_id == request_id for arrival in self._arrivals.values())
+        arrivals = chain(self._running.values(), self._ended.values())
+        return any(arrival.machine.offer.request.request_id == request_id for arrival in arrivals)
 
     @invariants
     def validate(self) -> None:
         """Raises `InvariantBroken` where the state contradicts itself or exceeds a bound."""
-        running = [arrival for arrival in self._arrivals.values() if arrival.ended_ms is None]
-        assert self.running == len(running), f"{self.running} are counted, {len(running)} run"
         assert self.running <= self.limits.arriving, f"{self.running} migrations, at most {self.limits.arriving}"
-        assert len(self._arrivals) <= self.limits.remembered, f"{len(self._arrivals)} migrations are remembered"
-        for migration_id, arrival in self._arrivals.items():
+        known = len(self._running) + len(self._ended)
+        assert known <= self.limits.remembered, f"{known} migrations are known, at most {self.limits.remembered}"
+        assert not self._running.keys() & self._ended.keys(), "a migration runs and has ended"
+        for migration_id, arrival in (*self._running.items(), *self._ended.items()):
             assert arrival.machine.migration_id == migration_id
-            assert (arrival.ended_ms is not None) == (arrival.machine.state in FINAL), arrival.machine.story
+            assert (migration_id in self._ended) == (arrival.machine.state in FINAL), arrival.machine.story
             arrival.machine.validate()
+        ends_ms = [arrival.ended_ms for arrival in self._ended.values()]
+        assert ends_ms == sorted(ends_ms), "they are not in the order of their ends"
 
     def _on_obstacle(self, event: ObstacleChanged, now_ms: float) -> _Instructions:
         self._obstacle_reason = event.reason
@@ -139,7 +148,7 @@ class TargetManager:
 
     def _on_received(self, event: Received, now_ms: float) -> _Instructions:
         message = event.message
-        arrival = self._arrivals.get(message.migration_id)
+        arrival = self._find(message.migration_id)
         if arrival is not None:
             yield from self._tell(arrival, message, now_ms)
         elif isinstance(message, Offer):
@@ -149,19 +158,18 @@ class TargetManager:
             yield Answer(event.connection, Failed(message.migration_id, "this migration is unknown here"))
 
     def _on_answered(self, event: Answered, now_ms: float) -> _Instructions:
-        arrival = self._arrivals.get(event.migration_id)
+        arrival = self._find(event.migration_id)
         if arrival is not None:
             yield from self._tell(arrival, event.event, now_ms)
 
     def _on_connection_ended(self, event: ConnectionEnded, now_ms: float) -> _Instructions:
-        for arrival in list(self._arrivals.values()):
+        for arrival in list(self._running.values()):
             if arrival.connection == event.connection:
                 yield from self._tell(arrival, SourceLost(), now_ms)
 
     def _on_tick(self, event: Tick, now_ms: float) -> _Instructions:
-        for arrival in list(self._arrivals.values()):
-            if arrival.ended_ms is None:
-                yield from self._tell(arrival, event, now_ms)
+        for arrival in list(self._running.values()):
+            yield from self._tell(arrival, event, now_ms)
         self._forget(now_ms)
 
     def _take(self, connection: str, offer: Offer, now_ms: float) -> _Instructions:
@@ -170,19 +178,24 @@ class TargetManager:
             yield Answer(connection, Refuse(offer.migration_id, reason))
             return
         self._forget(now_ms)
-        if self.running >= self.limits.arriving or len(self._arrivals) >= self.limits.remembered:
+        known = len(self._running) + len(self._ended)
+        if self.running >= self.limits.arriving or known >= self.limits.remembered:
             reason = f"{self.running} migrations to here are under way, {self.limits.arriving} are possible; try again"
             yield Answer(connection, Refuse(offer.migration_id, reason))
             return
         arrival = _Arrival(connection, TargetMigration(offer, limits=self.limits.live, now_ms=now_ms), now_ms)
-        self._arrivals[offer.migration_id] = arrival
-        self.running += 1
+        self._running[offer.migration_id] = arrival
         yield from self._carry_on(arrival, arrival.machine.start(), now_ms)
 
     def _forget(self, now_ms: float) -> None:
-        for migration_id, arrival in list(self._arrivals.items()):
-            if arrival.ended_ms is not None and now_ms - arrival.ended_ms >= self.limits.remember_ms:
-                del self._arrivals[migration_id]
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if now_ms - oldest.ended_ms < self.limits.remember_ms:
+                return
+            del self._ended[oldest.machine.migration_id]
+
+    def _find(self, migration_id: str) -> _Arrival | None:
+        return self._running.get(migration_id) or self._ended.get(migration_id)
 
     def _tell(self, arrival: _Arrival, event: TargetEvent, now_ms: float) -> _Instructions:
         yield from self._carry_on(arrival, arrival.machine.handle(event, now_ms), now_ms)
@@ -194,9 +207,9 @@ class TargetManager:
                 yield Answer(arrival.connection, instruction.message)
             else:
                 yield Do(machine.migration_id, instruction)
-        if machine.state in FINAL and arrival.ended_ms is None:
+        if machine.state in FINAL and machine.migration_id in self._running:
             arrival.ended_ms = now_ms
-            self.running -= 1
+            self._ended[machine.migration_id] = self._running.pop(machine.migration_id)
             duration_ms = now_ms - arrival.began_ms
             yield ArrivalEnded(machine.migration_id, machine.state, duration_ms, machine.story)
 
