@@ -50,7 +50,7 @@ def route(sample: CascadeSample, thresholds: Sequence[float]) -> Routed:
     """Send every request up the tiers until its answer scores at least the tier's threshold; the last accepts all.
 
     Only tiers that accept some score are asked, as by requests in the live mesh
-    (`controlplane.protocols.cascade.walk`): every model by itself is a routing too.
+    (`controlplane.protocols.cascade.state_machine`): every model by itself is a routing too.
     """
     check_thresholds(thresholds, sample.tiers)
     accepted = np.ones(sample.scores.shape, np.bool_)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
 from mesh.store.interface import StateStore
 from mesh.store.stored_folder import StoredFolder
-from services.frontend.cascade.tier_times import TierTimes
+from services.frontend.cascade.latency_estimates import TierLatencyEstimates
 
 log = logging.getLogger(__name__)
 
@@ -15,8 +15,8 @@ class Cascades:
     """Follows the state store."""
 
     def __init__(self, store: StateStore) -> None:
-        self.times = TierTimes()
-        """What their tiers took."""
+        self.latencies = TierLatencyEstimates()
+        """Of the tiers of all cascades, which may share models."""
         self._folder = StoredFolder(store, CASCADES_PREFIX, CascadeRecord, CascadeRecord.checked, self._on_change)
 
     @property

@@ -5,19 +5,22 @@ from dataclasses import replace
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.protocols.cascade.terms import CascadeTerms, WithoutJudge, thresholds_for
 from mesh.errors import ConfigurationError
-from services.frontend.cascade.tier_times import TierTimes
+from services.frontend.cascade.latency_estimates import TierLatencyEstimates
 from services.frontend.errors import bad_request, unavailable
 from services.frontend.requests.schema import CascadeHints, ChatCompletionRequest, CompletionRequest
 
 
 def terms_in_force(record: CascadeRecord) -> CascadeTerms:
-    """Those of a request without hints."""
+    """What holds for a request without hints, from the record in the state store."""
     unknown_s = (0.0,) * len(record.tiers)
     return CascadeTerms(record.thresholds, unknown_s, without_judge=WithoutJudge(record.without_judge))
 
 
 def terms_of(
-    request: ChatCompletionRequest | CompletionRequest, record: CascadeRecord, times: TierTimes, arrived_s: float
+    request: ChatCompletionRequest | CompletionRequest,
+    record: CascadeRecord,
+    latencies: TierLatencyEstimates,
+    arrived_s: float,
 ) -> CascadeTerms:
     """Raises ApiError (400) for hints that this cascade cannot follow, and for several answers."""
     hints = request.penstock or CascadeHints()
@@ -38,7 +41,7 @@ def terms_of(
             deadline_s=None if hints.latency_s is None else arrived_s + hints.latency_s,
             max_tier=max_tier,
         )
-        return replace(terms, expected_s=times.expected_s(record, terms, arrived_s))
+        return replace(terms, expected_s=latencies.expected_s(record, terms, arrived_s))
     except ConfigurationError as error:
         raise unavailable(f"The cascade `{record.name}` cannot be served: {error}.") from error
 

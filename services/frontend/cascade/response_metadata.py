@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from controlplane.model.cascade_record import CascadeRecord
-from controlplane.protocols.cascade.walk import Accept
+from controlplane.protocols.cascade.state_machine import Accept
 from services.frontend.answers.schema import CascadeFacts
 from services.frontend.cascade.attempt import Attempt
 
@@ -17,7 +17,7 @@ def facts(record: CascadeRecord, accepted: Accept, attempts: Sequence[Attempt], 
     """Which tier answers and why, and what came of all that was asked. `seconds`: None while it is being written."""
     return CascadeFacts(
         tier=record.tiers[accepted.tier],
-        because=accepted.because.value,
+        because=accepted.reason.value,
         compromise=accepted.is_compromise,
         seconds=None if seconds is None else round(seconds, 6),
         tiers=[attempt.facts() for attempt in attempts],

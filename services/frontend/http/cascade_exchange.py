@@ -8,7 +8,7 @@ from services.frontend.answers.formats import AnswerFormat, AnswerHeader, WholeA
 from services.frontend.answers.schema import CascadeFacts
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.cascade import response_metadata
-from services.frontend.cascade.ascent import Accepted, Ascent
+from services.frontend.cascade.executor import Accepted, CascadeExecutor
 from services.frontend.cascade.hints import terms_of
 from services.frontend.cascade.keep_alives import KeepAlives
 from services.frontend.cascade.live_stream import LiveStream
@@ -35,11 +35,11 @@ class CascadeExchange(Exchange):
         super().__init__(service.frontend, request, request_id, record.name, key, arrived_s)
         self._cascade_service = service
         self._record = record
-        self._terms = terms_of(request, record, service.cascades.times, arrived_s)
+        self._terms = terms_of(request, record, service.cascades.latencies, arrived_s)
         self._created_unix_s = int(service.frontend.unix_time())
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
-        ascent = Ascent(
+        executor = CascadeExecutor(
             self._cascade_service,
             self._record,
             self._request,
@@ -49,15 +49,15 @@ class CascadeExchange(Exchange):
             self._client(scope),
         )
         if not self._request.stream:
-            await self._send_at_once(sender, await ascent.run(None))
+            await self._send_at_once(sender, await executor.run(None))
             return
 
         def announce(facts: CascadeFacts, instance_id: str, policy: str) -> None:
             self._announce(sender, facts, instance_id, policy)
 
-        async with KeepAlives(sender, lambda: ascent.doing) as keep_alives:
+        async with KeepAlives(sender, lambda: executor.doing) as keep_alives:
             live = LiveStream(sender, keep_alives, self._form, announce, self._include_usage)
-            accepted = await ascent.run(live)
+            accepted = await executor.run(live)
         if not live.began:
             await self._send_at_once(sender, accepted)
 

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.planning.cascade.parallelism import Mix
-from controlplane.planning.cascade.routing import judged_tiers, skipped_tiers
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.policies.registry import create_policy
 from mesh.errors import PlanInfeasible
+from simulator.cascade.executor import SimulatedExecutor
 from simulator.cascade.tier import Tier
 from simulator.cluster.config import ClusterConfig, InstanceSpec
 from simulator.cluster.simulation import ClusterSimulation
@@ -92,37 +92,32 @@ def serve(
     judge_s: float,
     seed: int = 0,
 ) -> Served:
-    """Simulate the tiers one after the other: nothing flows back, so a tier's arrivals are known when the one before it
-    has been simulated. Raises `PlanInfeasible` where requests reach a tier without replicas."""
-    ready_s = arrivals.times_s.copy()
-    scores = np.zeros(len(ready_s))
-    here = np.arange(len(ready_s))
+    """Simulate the tiers one after the other, routed by the live cascade's state machine (`SimulatedExecutor`). Raises
+    `PlanInfeasible` where requests reach a tier without replicas."""
+    executor = SimulatedExecutor(deployed.thresholds, arrivals.times_s, judge_s)
+    scores = np.zeros(len(arrivals.rows))
     tails: list[float] = []
     ends: list[NDArray[np.float64]] = []
     fed_until: list[float] = []
-    skipped, is_judged = skipped_tiers(deployed.thresholds), judged_tiers(deployed.thresholds)
     for number, tier in enumerate(tiers):
-        if not len(here) or number in skipped:
+        here = executor.asked(number)
+        if not len(here):
             tails.append(0.0)
             ends.append(np.zeros(0))
             fed_until.append(0.0)
             continue
-        here = here[np.argsort(ready_s[here], kind="stable")]
-        rows = arrivals.rows[here]
+        asked_s, rows = executor.ready_s[here], arrivals.rows[here]
         trace = [
             TraceRequest(at_s, int(sample.input_tokens[row]), int(sample.output_tokens[row, number]))
-            for at_s, row in zip(ready_s[here].tolist(), rows.tolist(), strict=True)
+            for at_s, row in zip(asked_s.tolist(), rows.tolist(), strict=True)
         ]
         finished_s = _finished_s(tier, deployed.mixes[number], trace, seed)
-        ends.append(finished_s)
-        fed_until.append(float(ready_s[here[-1]]))
-        answered_s = finished_s + judge_s * is_judged[number]
-        tails.append(float(np.quantile(answered_s - ready_s[here], 0.95)))
-        ready_s[here] = answered_s
         scores[here] = sample.scores[rows, number]
-        if number < len(deployed.thresholds):
-            here = here[scores[here] < deployed.thresholds[number]]
-    return Served(ready_s - arrivals.times_s, scores, tuple(tails), tuple(ends), tuple(fed_until))
+        executor.answered(number, here, finished_s, scores[here])
+        ends.append(finished_s)
+        fed_until.append(float(asked_s[-1]))
+        tails.append(float(np.quantile(executor.ready_s[here] - asked_s, 0.95)))
+    return Served(executor.ready_s - arrivals.times_s, scores, tuple(tails), tuple(ends), tuple(fed_until))
 
 
 def _finished_s(tier: Tier, mix: Mix, trace: list[TraceRequest], seed: int) -> NDArray[np.float64]:

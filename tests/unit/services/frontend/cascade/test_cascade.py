@@ -188,7 +188,7 @@ async def test_an_answer_that_any_score_would_do_for_is_not_judged_but_counted(
         assert (told.sample_only, told.first_answer, told.answer, told.tier) == (True, True, "", "small")
         assert (told.prompt, told.prompt_tokens) == ("Say something.", answer.usage.prompt_tokens)
         assert msgspec.json.decode(told.request_json)["messages"][0]["content"] == USER[0]["content"]
-        assert both.mesh.cascades.times.answer("small").median_s(both.mesh.service.clock()) > 0
+        assert both.mesh.cascades.latencies.answer_latency("small").median_s(both.mesh.service.clock()) > 0
         monkeypatch.setattr(judge_request, "MAX_SAMPLED_BYTES", 10)
         await both.ask()
         told = (await told_of(both, 2))[1]

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.protocols.cascade.expected_time import DOUBT_AFTER_S
 from penstock.v1 import request_pb2
-from services.frontend.cascade.tier_times import TierTimes
+from services.frontend.cascade.latency_estimates import TierLatencyEstimates
 from tests.unit.services.frontend.cascade_of_fakes import RECORD, USER, Cascade, cascade, saying
 from tests.unit.services.frontend.fakes import failure
 
@@ -27,8 +27,8 @@ def prompt_tokens(both: Cascade) -> int:
 # -- times
 
 
-def times_of(both: Cascade) -> TierTimes:
-    return both.mesh.cascades.times
+def times_of(both: Cascade) -> TierLatencyEstimates:
+    return both.mesh.cascades.latencies
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ async def test_one_slow_answer_does_not_lock_its_tier_out(model_path: Path) -> N
     async with cascade(model_path, lambda _: 10.0) as both:
         now_s = both.mesh.service.clock()
         both.mesh.service.clock = lambda: now_s
-        times_of(both).answer("large").took(60.0, now_s)
+        times_of(both).answer_latency("large").took(60.0, now_s)
         assert (await both.ask(**hinted(10))).parse().penstock["because"] == "deadline"
         now_s += DOUBT_AFTER_S
         for _ in range(3):
@@ -48,7 +48,7 @@ async def test_a_tier_that_was_cut_is_known_to_take_longer(model_path: Path) -> 
     async with cascade(model_path, lambda _: 10.0, large_step_s=5.0) as both:
         large = both.mesh.workers[1]
         assert (await both.ask(**hinted(2))).parse().penstock["because"] == "deadline"
-        assert times_of(both).answer("large").median_s(both.mesh.service.clock()) > 0.5
+        assert times_of(both).answer_latency("large").median_s(both.mesh.service.clock()) > 0.5
         assert (await both.ask(**hinted(0.5))).parse().penstock["because"] == "deadline"
         assert len(large.received) == 1
 
@@ -57,7 +57,7 @@ async def test_whole_answers_are_measured_whoever_accepts_them_and_judgements_ap
     async with cascade(model_path, lambda _: 90.0) as both:
         await both.ask(extra_body={"penstock": {"max_tier": "small"}})
         now_s = both.mesh.service.clock()
-        small, judgement = times_of(both).answer("small"), times_of(both).judgement("both")
+        small, judgement = times_of(both).answer_latency("small"), times_of(both).judge_latency("both")
         assert small.median_s(now_s) > 0
         assert judgement.median_s(now_s) == 0
         await both.ask()
@@ -70,7 +70,7 @@ async def test_an_answer_that_was_given_up_is_not_taken_for_a_short_one(model_pa
         await both.ask()
         assert both.mesh.metric("cascade_tier_seconds_count", cascade="both", tier="small") == 0
         assert both.mesh.metric("cascade_tier_seconds_count", cascade="both", tier="large") == 1
-        small = times_of(both).answer("small")
+        small = times_of(both).answer_latency("small")
         small.took(60.0, both.mesh.service.clock())
         assert small.median_s(both.mesh.service.clock()) == 60.0
 

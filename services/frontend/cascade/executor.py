@@ -1,4 +1,4 @@
-"""A request's way up a cascade: asks tiers and judges as the state machine says."""
+"""Carries out a cascade's state machine for one request: asks tiers and judges, and tells what came of it."""
 
 import asyncio
 import logging
@@ -10,8 +10,24 @@ from typing import Any
 import msgspec
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.protocols.cascade.state_machine import (
+    Accept,
+    Answered,
+    Begin,
+    Broken,
+    CascadeStateMachine,
+    EndedEarly,
+    Event,
+    Fail,
+    Generate,
+    Instruction,
+    Judge,
+    Judged,
+    NotJudged,
+    Report,
+    TierFailed,
+)
 from controlplane.protocols.cascade.terms import CascadeTerms
-from controlplane.protocols.cascade.walk import Accept, Action, Because, CascadeWalk, Fail, Generate, Judge
 from mesh.errors import JudgeUnavailable
 from services.frontend.answers.schema import CascadeFacts, Usage
 from services.frontend.cascade import response_metadata
@@ -37,7 +53,7 @@ class Accepted:
     facts: CascadeFacts
 
 
-class Ascent:
+class CascadeExecutor:
     """One request; `run` it once."""
 
     def __init__(
@@ -51,136 +67,135 @@ class Ascent:
         client: Client,
     ) -> None:
         self._service = service.frontend
-        self._cascades = service.cascades
+        self._latencies = service.cascades.latencies
         self._judging = service.judging
         self._record = record
         self._request = request
         self._request_id = request_id
         self._arrived_s = arrived_s
         self._client = client
-        self._walk = CascadeWalk(request_id, terms)
+        self._first_tier = terms.first_tier
+        self._machine = CascadeStateMachine(request_id, terms)
         self._attempts: list[Attempt] = []
+        """One for each `Generate`, in order."""
         self._judge_requests = JudgeRequests(record, request, request_id)
         self._live: LiveStream | None = None
         self.doing = ""
         """In words, for keep-alives."""
 
     async def run(self, live: LiveStream | None) -> Accepted:
-        """Raises the last tier's ApiError if no tier could answer.
+        """The accepted answer. Raises the last tier's ApiError if no tier could answer.
 
         `live`: shows an answer that is sure to be accepted while it is being written. If its tier fails then, the
         answer has failed.
         """
         self._live = live
-        action: Action = self._walk.first
-        while not isinstance(action, Accept | Fail):
-            if isinstance(action, Generate):
-                self._count_escalation(action)
-                action = await self._generate(action.tier)
-            else:
-                action = await self._judge(action)
-        if isinstance(action, Fail):
-            raise max((a.tier, place, a.failure) for place, a in enumerate(self._attempts) if a.failure is not None)[2]
-        return self._accepted(action)
+        event: Event = Begin()
+        while True:
+            *reports, instruction = self._machine.handle(event, self._service.clock())
+            self._machine.validate()
+            for report in reports:
+                self._report(report)
+            match instruction:
+                case Generate():
+                    event = await self._generate(instruction)
+                case Judge():
+                    event = await self._judge(instruction)
+                case Accept():
+                    return self._accepted(instruction)
+                case Fail(asked=asked):
+                    failure = self._attempts[asked].failure
+                    assert failure is not None, "the attempt that is told of has failed"
+                    raise failure
 
-    async def _generate(self, tier: int) -> Action:
+    async def _generate(self, asking: Generate) -> Event:
+        self._count_escalation(asking)
+        tier = asking.tier
         attempt = Attempt(tier, self._record.tiers[tier], self._service.clock())
         self.doing = f"{attempt.model} is answering"
-        timeout_s = self._time_for_a_further_tier(attempt.began_s)
         before, self._attempts = self._attempts, [*self._attempts, attempt]
         try:
-            async with asyncio.timeout(timeout_s):
-                attempt.answer = await self._ask(attempt, before)
+            async with asyncio.timeout(asking.timeout_s):
+                attempt.answer = await self._ask(asking, attempt, before)
         except TimeoutError:
             attempt.cut_s = self._service.clock() - attempt.began_s
-            accepted = self._walk.out_of_time()
-            if accepted is None:
-                raise
-            return accepted
+            return Broken(tier, "cut at the request's deadline", may_accept_another=True)
         except ApiError as error:
             return self._failed(attempt, error)
         if attempt.answer.given_up:
-            return self._gave_up(attempt, attempt.answer)
-        action = self._walk.answered(tier, self._service.clock())
-        # A request that had no answer before is still to be counted.
-        if not isinstance(action, Judge) and not self._judge_requests.is_counted:
-            self._judging.tell(self._judge_requests.to_count(tier, attempt.answer))
-        return action
+            attempt.judge, attempt.score = CONFIDENCE, attempt.answer.confidence
+            return EndedEarly(tier, attempt.answer.confidence)
+        return Answered(tier)
 
-    def _failed(self, attempt: Attempt, error: ApiError) -> Action:
+    def _failed(self, attempt: Attempt, error: ApiError) -> Event:
         attempt.failure = error
         story = {"request_id": self._request_id, "tier": attempt.model, "error": error.message}
         if self._live is not None and self._live.began:
             self._service.metrics.cascade.broken_off.labels(self._record.name, attempt.model).inc()
             log.error("an answer broke off that its client had begun to get", extra=story)
-            raise error
+            return Broken(attempt.tier, error.message, may_accept_another=False)
         log.warning("a tier could not answer", extra=story)
         if error.code in (DEADLINE_EXCEEDED, STOPPED):  # no other tier would fare better
-            accepted = self._walk.out_of_time()
-            if accepted is None:
-                raise error
-            return accepted
-        return self._walk.failed(attempt.tier, error.message, self._service.clock())
+            return Broken(attempt.tier, error.message, may_accept_another=True)
+        return TierFailed(attempt.tier, error.message)
 
-    async def _ask(self, attempt: Attempt, before: list[Attempt]) -> TierAnswer:
+    async def _ask(self, asking: Generate, attempt: Attempt, before: list[Attempt]) -> TierAnswer:
         model = await self._service.catalogue.find(attempt.model)
         if model is None:
             raise model_not_found(attempt.model)
-        because = self._walk.will_accept
-        is_live = self._live is not None and because is not None
+        is_live = self._live is not None and asking.will_accept is not None
         metrics = self._service.metrics
         labels = (self._record.name, attempt.model)
         question = TierQuestion(
             msgspec.structs.replace(self._request, model=attempt.model, penstock=None),
-            self._request_id_of(attempt, before),
+            self._request_id_of(asking),
             model,
             attempt.began_s,
             ttft=metrics.cascade.tier_ttft.labels(*labels),
             inter_token=metrics.of(self._record.name if is_live else attempt.model).inter_token,
             # Another tier that can answer now is better than one that may be back in half a minute.
             waits=not any(self._service.pool.connected(tier) for tier in self._record.tiers if tier != attempt.model),
-            with_logprobs=CONFIDENCE in self._record.judges and self._walk.may_be_judged,
+            with_logprobs=CONFIDENCE in self._record.judges and asking.may_be_judged,
         )
         answer = await self._timed(
-            attempt, ask_tier(self._service, question, self._client, self._read(attempt, because, before))
+            attempt, ask_tier(self._service, question, self._client, self._read(asking, attempt, before))
         )
         if not answer.given_up:
             metrics.cascade.tier_seconds.labels(*labels).observe(answer.seconds)
         return answer
 
-    def _request_id_of(self, attempt: Attempt, before: list[Attempt]) -> str:
+    def _request_id_of(self, asking: Generate) -> str:
         """The first request to a tier has the client's request id, so that it is found by it everywhere."""
-        is_first = attempt.tier == self._walk.terms.first_tier
-        request_id = self._request_id if is_first else f"{self._request_id}-tier{attempt.tier}"
-        is_again = any(attempt.tier == former.tier for former in before)  # given up, and needed after all
-        return f"{request_id}-again" if is_again else request_id
+        is_first = asking.tier == self._first_tier
+        request_id = self._request_id if is_first else f"{self._request_id}-tier{asking.tier}"
+        return f"{request_id}-again" if asking.attempt > 1 else request_id
 
     async def _timed(self, attempt: Attempt, answering: Coroutine[Any, Any, TierAnswer]) -> TierAnswer:
-        """What is cut, be it at the deadline, by its client or because it was given up, would have taken longer."""
-        clock, times = self._service.clock, self._cascades.times.answer(attempt.model)
-        times.begins(attempt.began_s)
+        """What is cut, be it at the deadline, by its client or by an early exit, would have taken longer."""
+        clock, latency = self._service.clock, self._latencies.answer_latency(attempt.model)
+        latency.begins(attempt.began_s)
         try:
             answer = await answering
         except asyncio.CancelledError:
             now_s = clock()
-            times.took_at_least(now_s - attempt.began_s, now_s)
+            latency.took_at_least(now_s - attempt.began_s, now_s)
             raise
-        (times.took_at_least if answer.given_up else times.took)(answer.seconds, clock())
+        (latency.took_at_least if answer.given_up else latency.took)(answer.seconds, clock())
         return answer
 
-    def _read(self, attempt: Attempt, because: Because | None, before: list[Attempt]) -> Read:
-        """How the tier's answer is read."""
+    def _read(self, asking: Generate, attempt: Attempt, before: list[Attempt]) -> Read:
+        """How the tier's answer is read: shown as it comes, to its end, or until it exits early."""
         live = self._live
-        # Only of the judge that is asked first: the thresholds are for its scores.
-        gives_up = self._record.judges[:1] == (CONFIDENCE,) and self._walk.may_give_up
-        read_on = read_until(self._walk.terms.thresholds[attempt.tier] if gives_up else 0.0)
+        # The thresholds are for the scores of the judge that is asked first.
+        is_first_judge = self._record.judges[:1] == (CONFIDENCE,)
+        read_on = read_until(asking.early_exit_below if is_first_judge else 0.0)
 
         async def read(reader: TierReader) -> None:
             attempt.reader = reader
-            if live is None or because is None:
+            if live is None or asking.will_accept is None:
                 await read_on(reader)
                 return
-            accept = Accept(attempt.tier, because)
+            accept = Accept(attempt.tier, asking.will_accept)
 
             def complete() -> CascadeFacts:
                 attempt.answer = reader.answer()
@@ -191,47 +206,41 @@ class Ascent:
 
         return read
 
-    def _gave_up(self, attempt: Attempt, answer: TierAnswer) -> Action:
-        """Nothing waits for the judge, who is told for the sake of those who count and sample."""
-        attempt.judge, attempt.score = CONFIDENCE, answer.confidence
-        self._judging.tell(self._judge_requests.to_judge(attempt.tier, answer))
-        return self._walk.gave_up(attempt.tier, answer.confidence)
+    def _report(self, report: Instruction) -> None:
+        assert isinstance(report, Report), "only reports come before the next thing to do"
+        answer = self._attempts[-1].answer
+        assert answer is not None, "the tier that was asked last has just answered"
+        make = self._judge_requests.to_judge if report.for_score else self._judge_requests.to_count
+        self._judging.tell(make(report.tier, answer))
 
-    def _count_escalation(self, action: Generate) -> None:
-        if action.because is not None:
-            labels = (self._record.name, self._record.tiers[action.tier], action.because.value)
+    def _count_escalation(self, asking: Generate) -> None:
+        if asking.reason is not None:
+            labels = (self._record.name, self._record.tiers[asking.tier], asking.reason.value)
             self._service.metrics.cascade.escalations.labels(*labels).inc()
 
-    def _time_for_a_further_tier(self, now_s: float) -> float | None:
-        """None where the request has no deadline of its own, or no answer yet to fall back on."""
-        deadline_s = self._walk.terms.deadline_s
-        has_answer = any(attempt.answer is not None for attempt in self._attempts)
-        return max(0.0, deadline_s - now_s) if deadline_s is not None and has_answer else None
-
-    async def _judge(self, action: Judge) -> Action:
-        attempt, answer = self._answered(action.tier)
+    async def _judge(self, judge: Judge) -> Event:
+        attempt, answer = self._answered(judge.tier)
         self.doing = f"the answer of {attempt.model} is being judged"
         began_s = self._service.clock()
-        deadline_s = self._walk.terms.deadline_s
-        left_s = min(self._client.left_s(), inf if deadline_s is None else deadline_s - began_s)
-        times = self._cascades.times.judgement(self._record.name)
-        times.begins(began_s)
+        left_s = min(self._client.left_s(), inf if judge.timeout_s is None else judge.timeout_s)
+        latency = self._latencies.judge_latency(self._record.name)
+        latency.begins(began_s)
         try:
-            score = await self._judging.judge(self._judge_requests.to_judge(action.tier, answer), left_s)
+            score = await self._judging.judge(self._judge_requests.to_judge(judge.tier, answer), left_s)
         except JudgeUnavailable as error:
             now_s = self._service.clock()
-            times.took_at_least(now_s - began_s, now_s)
+            latency.took_at_least(now_s - began_s, now_s)
             self._service.metrics.cascade.unjudged.labels(self._record.name).inc()
             log.warning("an answer could not be judged", extra={"request_id": self._request_id, "error": str(error)})
             attempt.judge = f"none: {error}"
-            return self._walk.not_judged(action.tier, now_s)
+            return NotJudged(judge.tier)
         now_s = self._service.clock()
-        times.took(now_s - began_s, now_s)
+        latency.took(now_s - began_s, now_s)
         attempt.judge, attempt.score = score.judge, score.score
-        return self._walk.judged(action.tier, score.score, now_s)
+        return Judged(judge.tier, score.score)
 
     def _accepted(self, accept: Accept) -> Accepted:
-        labels = (self._record.name, self._record.tiers[accept.tier], accept.because.value)
+        labels = (self._record.name, self._record.tiers[accept.tier], accept.reason.value)
         self._service.metrics.cascade.answers.labels(*labels).inc()
         _, answer = self._answered(accept.tier)
         return Accepted(answer, summed(self._attempts), self._facts(accept, self._attempts, self._seconds))
