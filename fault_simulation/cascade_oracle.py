@@ -9,7 +9,7 @@ from fault_simulation.oracle import CHAT_PATH, ExpectedChoice, Oracle
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedAscent:
+class ExpectedCascadeAnswer:
     """What the tiers of a cascade say to one request."""
 
     choices: Mapping[str, ExpectedChoice]
@@ -32,10 +32,12 @@ class CascadeOracle:
     def __init__(self, tiers: Sequence[Oracle]) -> None:
         self._tiers = tiers
 
-    def answer(self, path: str, body: Mapping[str, Any], thresholds: Sequence[float]) -> ExpectedAscent:
+    def answer(self, path: str, body: Mapping[str, Any], thresholds: Sequence[float]) -> ExpectedCascadeAnswer:
         """`thresholds`: one for each tier but the last."""
         asked = {**body, "logprobs": True if path == CHAT_PATH else 0}
         found = [tier.answer(path, asked)[0] for tier in self._tiers]
         enough = (index for index, limit in enumerate(thresholds) if found[index].confidence >= limit)
         accepted = self._tiers[next(enough, len(found) - 1)]
-        return ExpectedAscent({tier.name: one for tier, one in zip(self._tiers, found, strict=True)}, accepted.name)
+        return ExpectedCascadeAnswer(
+            {tier.name: one for tier, one in zip(self._tiers, found, strict=True)}, accepted.name
+        )
