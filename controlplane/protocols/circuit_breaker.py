@@ -18,7 +18,7 @@ class BreakerState(StrEnum):
     """Whether the peer may be asked."""
 
     CLOSED = "closed"
-    """It may."""
+    """Requests may be sent."""
     OPEN = "open"
     """It may not; a probe is due some time."""
     HALF_OPEN = "half_open"
@@ -26,12 +26,12 @@ class BreakerState(StrEnum):
 
 
 class BreakerEvent(StrEnum):
-    """What moves a breaker."""
+    """What changes the state of a breaker."""
 
     MISS = "miss"
     """The peer did not do what it was asked to."""
     PROBE = "probe"
-    """A probe begins."""
+    """A single request is sent to see whether the other side answers again."""
     PROBE_OK = "probe_ok"
     PROBE_FAILED = "probe_failed"
 
@@ -51,7 +51,7 @@ TRANSITIONS: Mapping[tuple[BreakerState, BreakerEvent], BreakerState] = MappingP
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """Times between probes."""
+    """How long a breaker stays open before each probe, in seconds."""
 
     first_pause_s: float = 0.1
     """From a miss to the first probe; doubles with every failure."""
@@ -70,7 +70,7 @@ class CircuitBreaker:
     """Starts open, with a probe due at once: a peer is asked nothing before it has shown that it answers."""
 
     def __init__(self, name: str, now_s: float, limits: BreakerLimits | None = None) -> None:
-        """`name` is for errors."""
+        """`name` tells in errors whose breaker this is."""
         self.state = BreakerState.OPEN
         self.probe_due_s = now_s
         """When the next probe is due, while open."""

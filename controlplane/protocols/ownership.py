@@ -38,7 +38,7 @@ class Delta(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The tokens."""
+        """The tokens that the step added, in order; may be empty."""
 
     @property
     def emitted_token_ids(self) -> Sequence[int]:
@@ -174,7 +174,7 @@ class TokenStream(Ownership, Generic[D]):
         return ()
 
     def expire(self, now_s: float) -> Sequence[D | Filled]:
-        """Time has passed."""
+        """Wait no longer for former owners if the time for that is up; what is released is to be passed on."""
         if self._deadline_s is not None and now_s >= self._deadline_s:
             return self.settle()
         return ()

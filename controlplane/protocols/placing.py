@@ -18,7 +18,7 @@ MAX_ASKED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask this scheduler."""
+    """Ask this scheduler where the request goes; tell `answered` or `missed`."""
 
     scheduler_id: str
 
@@ -32,7 +32,7 @@ class Retract:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """This scheduler's answer counts."""
+    """Place the request as this scheduler answered; no other answer counts any more."""
 
     scheduler_id: str
 
@@ -79,7 +79,7 @@ class PlacementAttempt:
         self.decided = False
 
     def begin(self) -> list[Instruction]:
-        """Ask the first one."""
+        """Ask the first scheduler, or fall back if there is none. Once; raises IllegalTransition after that."""
         if self._asked or self.decided:
             raise IllegalTransition(f"a placement begins again; it was asked of {self._asked}")
         return self._ask_another() or self._fall_back()

@@ -34,7 +34,7 @@ LONGEST_PAUSE_S: Final = 5.0
 
 
 class RecoveryState(StrEnum):
-    """Where the request stands."""
+    """Where the request stands on its way to an instance."""
 
     NEW = "new"
     """Nothing was asked for yet."""
@@ -43,7 +43,7 @@ class RecoveryState(StrEnum):
     SUBMITTING = "submitting"
     """It is being sent to an instance, whose connection may have to be waited for."""
     RUNNING = "running"
-    """An instance owns it."""
+    """An instance was given it and owns it."""
     PAUSED = "paused"
     """It has lost its instance, and is placed again after a pause."""
     WAITING = "waiting"
@@ -251,7 +251,7 @@ class _Patience:
     """When the first attempt had failed."""
 
     def waited_s(self, now_s: float) -> float:
-        """Since then; 0 before."""
+        """Seconds since the first attempt failed; 0 before one has."""
         return 0.0 if self.began_s is None else now_s - self.began_s
 
 

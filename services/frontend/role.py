@@ -54,6 +54,7 @@ class FrontendRole:
     def validate(self) -> None:
         """Check what must hold of its state between two events. Raises `InvariantBroken`."""
         if self.service is not None:
+            self.service.pool.validate()
             for link in self.service.placement.links():
                 link.breaker.validate()
             for generation in self.service.running.values():

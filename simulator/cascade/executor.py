@@ -55,7 +55,7 @@ class SimulatedExecutor:
                 self._handle(number, Judged(tier, score), now_s + self._judge_s)
 
     def validate(self) -> None:
-        """Raises AssertionError where what is kept contradicts itself."""
+        """Raises `InvariantBroken` where what is kept of a request contradicts itself."""
         for machine in self._machines:
             machine.validate()
 

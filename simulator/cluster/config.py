@@ -1,4 +1,4 @@
-"""What is simulated."""
+"""What a simulation is of: instances, links, reports, failures and bounds."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ class Failure:
     """An instance dies, and with it its cache; its requests are placed anew and go on after their last token."""
 
     instance: int
-    """Counted from 0."""
+    """The number of the instance that dies, counted from 0."""
     at_s: float
     back_after_s: float | None = None
     """When a fresh incarnation joins, empty; None: never."""

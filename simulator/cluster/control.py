@@ -97,14 +97,14 @@ class Cluster(Protocol):
 
     @property
     def now_ms(self) -> float:
-        """Simulated time."""
+        """Simulated time since the start, in milliseconds."""
 
     @property
     def message_delay_ms(self) -> float:
         """Of a message between two instances."""
 
     def instance_ids(self) -> tuple[str, ...]:
-        """Instances that are alive."""
+        """The ids of all instances that are alive."""
 
     def description(self, instance_id: str) -> InstanceDescription:
         """Facts about an instance. Raises KeyError for one that is not alive, as all of these do."""
@@ -116,7 +116,7 @@ class Cluster(Protocol):
         """The cluster as the scheduler knows it; None before any instance has joined."""
 
     def load(self, instance_id: str) -> LoadReport:
-        """Its load now."""
+        """The instance's load at this very moment."""
 
     def running(self, instance_id: str) -> list[RunningRequest]:
         """The requests that decode there, without predictions, in no particular order but always the same one."""

@@ -118,7 +118,7 @@ class SimulatedFleet:
 
 
 def instance_id_of(number: int) -> str:
-    """Counted from 0."""
+    """The id of an instance by its number, counted from 0."""
     return f"instance-{number}"
 
 

@@ -12,7 +12,7 @@ from simulator.report.outcome import RequestOutcome
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request under way."""
+    """A request that has arrived and has not ended."""
 
     index: int
     """Its place in the trace."""
@@ -22,9 +22,9 @@ class OpenRequest:
     recovery: RecoveryManager
     """Where it is to go."""
     ownership: Ownership = field(default_factory=Ownership)
-    """Whose tokens count."""
+    """Whose tokens count, as at the frontend."""
     instance_id: str = ""
-    """Where it was last."""
+    """The instance that it was on last; empty before the first."""
     decode_instance_id: str = ""
     """Where it is to be decoded; empty: that is chosen once it is prefilled."""
     brought_tokens: int = 0
@@ -36,7 +36,7 @@ class OpenRequest:
 
     @property
     def owner(self) -> Incarnation | None:
-        """None between two placements."""
+        """Who has it now; None between two placements."""
         return self.ownership.owner
 
     @property
@@ -68,7 +68,7 @@ class Ledger:
         return self._outcomes[index]
 
     def arrived(self, entry: OpenRequest) -> None:
-        """A request comes in."""
+        """Note a new request. Raises `IllegalTransition` if it has arrived before."""
         request_id = entry.request.request_id
         if request_id in self.open or entry.index in self._outcomes:
             raise IllegalTransition(f"request {request_id} has arrived before")
@@ -114,7 +114,7 @@ class Ledger:
         self._close(request_id, now_s, "")
 
     def failed(self, request_id: str, now_s: float, error: str) -> None:
-        """Nobody will serve it."""
+        """Close a request that nobody will serve, with the reason for its outcome."""
         self._close(request_id, now_s, error)
 
     def _close(self, request_id: str, now_s: float, error: str) -> None:

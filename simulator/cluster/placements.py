@@ -62,7 +62,7 @@ class Placements:
         """Those that look again as soon as an instance joins."""
 
     def arrived(self, entry: OpenRequest, now_ms: float) -> None:
-        """Place a new request."""
+        """Place a new request, which waits if there is no instance."""
         self._handle(entry, Begin(entry.recovery.limits.wait_s), now_ms)
 
     def lost(self, entry: OpenRequest, instance_id: str, emitted_tokens: int, now_ms: float) -> None:

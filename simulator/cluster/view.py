@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClusterView:
-    """A `Cluster`."""
+    """A `Cluster` over a simulation under way."""
 
     def __init__(self, simulation: ClusterSimulation) -> None:
         self._simulation = simulation

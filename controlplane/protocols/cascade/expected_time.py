@@ -5,7 +5,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 REMEMBERED: Final = 16
-"""Times, the latest."""
+"""How many of the latest times an expectation rests on."""
 MAX_AGE_S: Final = 120.0
 """What is older says nothing any more."""
 DOUBT_AFTER_S: Final = 5.0
@@ -37,11 +37,11 @@ class ExpectedTime:
         self._lately_s = -inf
 
     def begins(self, now_s: float) -> None:
-        """Another one is begun."""
+        """Another one is begun at `now_s`: the expectation is being tried, and need not be doubted yet."""
         self._lately_s = now_s
 
     def took(self, seconds: float, now_s: float) -> None:
-        """One has ended."""
+        """One was seen to its end at `now_s`, after so many `seconds`."""
         self._lately_s = now_s
         self._seen.append(_Seen(seconds, False, now_s))
 

@@ -27,7 +27,7 @@ from mesh.invariants import invariants
 
 
 class CascadeState(StrEnum):
-    """Where the request stands."""
+    """Where the request stands on its way through the tiers."""
 
     NEW = "new"
     """No tier was asked yet."""
@@ -36,9 +36,9 @@ class CascadeState(StrEnum):
     JUDGING = "judging"
     """Its answer is being judged."""
     DONE = "done"
-    """An answer was accepted."""
+    """An answer was accepted, which is the client's."""
     FAILED = "failed"
-    """No tier could answer."""
+    """No tier could answer: the client gets an error."""
 
 
 TRANSITIONS: Final[dict[CascadeState, frozenset[CascadeState]]] = {
@@ -57,7 +57,7 @@ TRANSITIONS: Final[dict[CascadeState, frozenset[CascadeState]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The request was admitted."""
+    """The request was admitted, and its first tier may be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class CascadeStateMachine:
         self._left_out = [tier for tier in range(terms.last_tier) if not terms.accepts_some(tier)]
         """Asked where all others fail: instances of a tier that a new plan wants may still be loading."""
         self._failures: dict[int, str] = {}
-        """By place in `_asked`."""
+        """Why attempts failed, by their place in `_asked`."""
         self._is_falling_back = False
         self._is_reported = False
         """The cascade router has been told of the request."""

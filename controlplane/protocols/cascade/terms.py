@@ -43,7 +43,7 @@ class CascadeTerms:
 
     @property
     def tiers(self) -> int:
-        """How many there are."""
+        """How many tiers the cascade has, those included that may not be asked."""
         return len(self.thresholds) + 1
 
     @property

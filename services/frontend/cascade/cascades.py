@@ -1,4 +1,4 @@
-"""The cascades in force."""
+"""The cascades that clients may ask for, as the state store has them now."""
 
 import logging
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Cascades:
-    """Follows the state store."""
+    """The records of all cascades, kept at what the state store says; serve what is known while it is away."""
 
     def __init__(self, store: StateStore) -> None:
         self.latencies = TierLatencyEstimates()
@@ -25,7 +25,7 @@ class Cascades:
         return self._folder.records
 
     async def follow(self) -> None:
-        """For ever."""
+        """Keep the records current, until cancelled."""
         await self._folder.follow()
 
     def _on_change(self, name: str, record: CascadeRecord | None) -> None:

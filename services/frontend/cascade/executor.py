@@ -81,7 +81,7 @@ class CascadeExecutor:
         self._judge_requests = JudgeRequests(record, request, request_id)
         self._live: LiveStream | None = None
         self.doing = ""
-        """In words, for keep-alives."""
+        """What the request waits for just now, in words that its client may read."""
 
     async def run(self, live: LiveStream | None) -> Accepted:
         """The accepted answer. Raises the last tier's ApiError if no tier could answer.
@@ -246,7 +246,7 @@ class CascadeExecutor:
         return Accepted(answer, summed(self._attempts), self._facts(accept, self._attempts, self._seconds))
 
     def _answered(self, tier: int) -> tuple[Attempt, TierAnswer]:
-        """The tier's last answer."""
+        """The tier's last answer and the attempt that gave it; an attempt that failed gave none."""
         answers = ((attempt, attempt.answer) for attempt in reversed(self._attempts) if attempt.tier == tier)
         return next((attempt, answer) for attempt, answer in answers if answer is not None)
 

@@ -38,7 +38,7 @@ _HAS_COUNTED: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.Status
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What came back."""
+    """A judge's verdict on one answer: 0 to 100, and the judge's name."""
 
     score: float
     judge: str
@@ -58,7 +58,7 @@ class JudgeClient:
         self._tasks = TaskSet("judging")
 
     def on_change(self, change: MemberChange) -> None:
-        """Follow the directory."""
+        """Call the routers that the directory announces, and no longer those that have left."""
         member = change.member
         if member.role != CASCADE_ROLE:
             return
@@ -106,7 +106,7 @@ class JudgeClient:
             log.info("no router was told", extra={"request_id": request.request_id, "error": str(error)})
 
     async def stop(self) -> None:
-        """Close every connection."""
+        """Give up all judgements under way and close every connection."""
         await self._tasks.cancel()
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels))

@@ -25,7 +25,7 @@ class LiveAnswer:
     reader: TierReader
     so_far: CascadeFacts
     complete: Callable[[], CascadeFacts]
-    """Once it has ended."""
+    """Says how the answer was come to, once its last token is here."""
     usage: Callable[[], Usage]
     """Of all tiers that were asked, this one included."""
 

@@ -21,14 +21,14 @@ from services.frontend.requests.service import FrontendService
 
 @dataclass(frozen=True, slots=True)
 class TierAnswer:
-    """What a tier said."""
+    """One tier's answer, complete or ended early, with what it cost."""
 
     plan: GenerationPlan
     text: str
     positions: tuple[TokenPosition, ...]
     """Logprobs, where they were asked for."""
     finish: Finish | None
-    """None: it was given up, and is not complete."""
+    """Why it ended; None: it was ended early, and is not complete."""
     usage: Usage
     instance_id: str
     policy: str
@@ -113,7 +113,7 @@ class TierReader:
         return shown
 
     def usage(self) -> Usage:
-        """So far."""
+        """Tokens of the prompt and of what has come of the answer so far."""
         return self._reader.usage()
 
     def answer(self) -> TierAnswer:

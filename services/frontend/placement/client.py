@@ -113,7 +113,7 @@ class PlacementClient:
         self._drop_departed()
 
     def links(self) -> tuple[SchedulerLink, ...]:
-        """To all schedulers."""
+        """The links to all schedulers that may be asked, those included whose lease ran out."""
         return tuple(self._links.values())
 
     @property
@@ -154,7 +154,7 @@ class PlacementClient:
             link.tell_workers(workers)
 
     async def stop(self) -> None:
-        """Close the streams."""
+        """Close the streams to all schedulers; nobody is told of requests that still run."""
         await self._tasks.cancel()
 
     async def _ask(self, request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse | None:
@@ -261,7 +261,7 @@ class _Asking:
         return await self._result
 
     def close(self) -> None:
-        """Ask no more."""
+        """Ask no further scheduler, and tell those that have not answered that the request has ended there."""
         if self._hedge is not None:
             self._hedge.cancel()
         self._carry_out(self._attempt.abandon())

@@ -55,7 +55,7 @@ class Placer:
     metrics: FrontendMetrics
     clock: Callable[[], float]
     _managers: dict[str, RecoveryManager] = field(default_factory=dict)
-    """By request id."""
+    """By request id, one for each choice."""
     _placed_ids: set[str] = field(default_factory=set)
     """Of requests whose end the schedulers have not been told."""
     _recoveries: set[asyncio.Task[None]] = field(default_factory=set)

@@ -52,6 +52,10 @@ class HangWatch:
             else:
                 self._take_requests(link, finding)
 
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        self._monitor.validate()
+
     async def _probe(self, link: WorkerLink, probe: Probe) -> None:
         is_alive = await _answers(self._transport, link.member.address, probe.deadline_s)
         self._monitor.probed(probe.worker, is_alive=is_alive)

@@ -12,8 +12,7 @@ from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.frontend.errors import upstream_failed
 from services.frontend.workers.liveness import Hang
-from services.frontend.workers.relay import Loss, LossReason, Relay
-from services.frontend.workers.relays import Relays
+from services.frontend.workers.relay import Loss, LossReason, Relay, RelayRegistry
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class WorkerLink:
         self,
         member: Member,
         frontend_id: str,
-        relays: Relays,
+        relays: RelayRegistry,
         clock: Callable[[], float],
         transport: Transport,
         on_moved: Callable[[Incarnation, worker_pb2.RequestMoved], None],
@@ -54,7 +53,7 @@ class WorkerLink:
         self.has_moved = False
         """The worker is announced at another address than that of the stream."""
         self.messages = 0
-        """Received so far."""
+        """How many messages have come, heartbeats included: a sign of life is that it grows."""
         self._hello = worker_pb2.FrontendMessage(
             hello=worker_pb2.FrontendHello(frontend_id=frontend_id, wants_heartbeats=True)
         )
@@ -87,7 +86,7 @@ class WorkerLink:
 
     @property
     def model(self) -> str:
-        """The model it serves."""
+        """The name of the model that the worker serves; empty if it did not announce one."""
         return self.member.attributes.get("model", "")
 
     @property

@@ -22,6 +22,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from controlplane.model.incarnation import Incarnation
+from mesh.invariants import invariants
 
 LONGEST_LOOK_S: Final = 0.15
 IDLE_FREEZE_S: Final = 2.5
@@ -38,7 +39,7 @@ class Hang(Enum):
     """In which way a worker hangs."""
 
     FROZEN = "frozen"
-    """Its process does nothing."""
+    """Its process does nothing: it neither sends nor answers a probe."""
     STALLED = "stalled"
     """Its process lives, its engine makes no step."""
 
@@ -91,10 +92,10 @@ class _Watched:
     longest_s: float = 0.0
     """Of the silences that ended well, in the present period."""
     longest_before_s: float = 0.0
-    """In the period before."""
+    """The same, in the period before the present one."""
 
     def hear(self, messages: int) -> None:
-        """A message has come."""
+        """A message has come: the silence is over."""
         self.messages = messages
         self.begin()
 
@@ -104,7 +105,7 @@ class _Watched:
         self.probe_failed = self.is_reported = False
 
     def learn(self) -> None:
-        """The silence ended well."""
+        """The silence was one of a live worker: the next one may be as long."""
         self.longest_s = max(self.longest_s, min(self.silence_s, LONGEST_LEARNT_S))
 
 
@@ -147,7 +148,7 @@ class LivenessMonitor:
         return [finding for finding in found if finding is not None]
 
     def probed(self, worker: Incarnation, *, is_alive: bool) -> None:
-        """How a probe ended."""
+        """A `Probe` has ended: whether the worker answered it within its deadline."""
         watched = self._watched.get(worker)
         if watched is None or not watched.is_probing:
             return
@@ -164,6 +165,14 @@ class LivenessMonitor:
             return IDLE_FREEZE_S
         longest_s = max(watched.longest_s, watched.longest_before_s)
         return min(max(self._freeze_s, MARGIN * longest_s), self._stall_s)
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        for worker, watched in self._watched.items():
+            assert 0 <= watched.unseen_s <= watched.silence_s, f"{worker} was seen before it fell silent"
+            assert 0 <= max(watched.longest_s, watched.longest_before_s) <= LONGEST_LEARNT_S, f"{worker} taught a lot"
+            assert self.bound_s(worker) <= max(self._stall_s, IDLE_FREEZE_S), f"{worker} may be silent for too long"
 
     def _judge(self, worker: Incarnation, seen: Sighting) -> Finding | None:
         watched, bound_s = self._watched[worker], self.bound_s(worker)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controlplane.model.incarnation import Incarnation
+from mesh.invariants import invariants
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import Transport
 from mesh.tasks import TaskSet
@@ -15,8 +16,7 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.workers.hang_watch import HangWatch
 from services.frontend.workers.link import WorkerLink
 from services.frontend.workers.liveness import LivenessMonitor
-from services.frontend.workers.relay import Loss, Relay
-from services.frontend.workers.relays import Relays
+from services.frontend.workers.relay import Loss, Relay, RelayRegistry
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ class WorkerPool:
         self._links: dict[str, WorkerLink] = {}
         self._all_links: dict[Incarnation, WorkerLink] = {}
         """With those of workers that have left and still finish requests."""
-        self._relays = Relays(metrics)
+        self._relays = RelayRegistry(metrics)
         self._adopting: dict[str, _Adopting] = {}
-        """By client request."""
+        """Requests that a client came back for, by its request id, while workers are asked for them."""
         self._tasks = TaskSet("worker-pool")
         self._hangs = HangWatch(liveness, transport, metrics, self._tasks, on_failed)
         self._watch: asyncio.Task[None] | None = None
@@ -187,6 +187,15 @@ class WorkerPool:
         adopting.asked.discard(sender)
         if not adopting.asked:
             adopting.has_all.set()
+
+    @invariants
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
+        self._relays.validate()
+        self._hangs.validate()
+        for instance_id, link in self._links.items():
+            assert link.instance_id == instance_id, "kept by its own id"
+            assert self._all_links.get(link.sender) is link, f"nobody watches the link to {instance_id}"
 
     async def stop(self) -> None:
         """Close all streams; the workers abort what still runs on them."""

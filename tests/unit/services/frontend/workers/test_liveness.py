@@ -56,6 +56,7 @@ class World:
             else:
                 self.hung.append((self.now_s, finding))
                 self.requests[finding.worker] = 0
+        self.monitor.validate()
 
     def look_for(self, seconds: float, *heard: Incarnation) -> None:
         for _ in range(round(seconds / LOOK_S)):

@@ -7,8 +7,7 @@ from penstock.v1 import request_pb2
 from services.frontend.errors import ApiError, unavailable
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.workers.mailbox import Mailbox
-from services.frontend.workers.relay import Loss, Relay
-from services.frontend.workers.relays import MAX_RELEASED, Relays
+from services.frontend.workers.relay import MAX_RELEASED, Loss, Relay, RelayRegistry
 
 WORKER = Incarnation("worker-0", "first")
 
@@ -124,7 +123,7 @@ class ToldLink:
 
 
 def test_a_request_that_moves_after_its_client_has_left_to_come_back_is_kept() -> None:
-    relays, link = Relays(FrontendMetrics(CollectorRegistry())), ToldLink()
+    relays, link = RelayRegistry(FrontendMetrics(CollectorRegistry())), ToldLink()
     relay = relay_into(mailbox())
     arrived = request_pb2.TokenDelta(request_id="r", offset=1, token_ids=[8], emitted_token_ids=[7], epoch=1)
     relays.add(relay)
@@ -137,7 +136,7 @@ def test_a_request_that_moves_after_its_client_has_left_to_come_back_is_kept() -
 
 
 def test_few_requests_that_were_left_to_their_workers_are_remembered() -> None:
-    relays, link = Relays(FrontendMetrics(CollectorRegistry())), ToldLink()
+    relays, link = RelayRegistry(FrontendMetrics(CollectorRegistry())), ToldLink()
     for number in range(MAX_RELEASED + 1):
         relay = relay_into(mailbox())
         relay.request_id = f"r{number}"
