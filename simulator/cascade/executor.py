@@ -42,7 +42,7 @@ class SimulatedExecutor:
 
     def asked(self, tier: int) -> NDArray[np.intp]:
         """The requests that the tier is to answer, in the order in which they come to it."""
-        requests = np.array(sorted(self._asked[tier]), np.intp)
+        requests = np.array(self._asked[tier], np.intp)
         return requests[np.argsort(self.ready_s[requests], kind="stable")]
 
     def answered(
