@@ -284,12 +284,6 @@ def test_the_wall_of_the_seams_has_no_holes(source: str, broken: str) -> None:
     assert next((name for _, name in _seam_breaks(ast.parse(source))), "") == broken
 
 
-YET_TO_RENAME = (
-    "controlplane/protocols/cascade/",
-    "fault_simulation/cascade_oracle.py",
-    "services/frontend/cascade/",
-)
-"""Where modules, classes and functions have private words still."""
 PRIVATE_WORDS = frozenset(
     "ascent ascents blow blows book borders desk falls fate fates foretell foretold foretells hub hubs lane lanes "
     "lived office remarks scene shelf shortfall surroundings tap told walk workplace".split()
@@ -326,7 +320,7 @@ def test_private_words_are_found() -> None:
 def test_names_are_in_plain_english(package: str) -> None:
     for path in _modules(package):
         relative = path.relative_to(ROOT).as_posix()
-        for name in () if relative.startswith(YET_TO_RENAME) else _names_in(path):
+        for name in _names_in(path):
             assert not _private_words(name), (
                 f"{relative}: {name} has {_private_words(name)}; the glossary in docs/architecture.md has better words"
             )

@@ -20,7 +20,7 @@ from penstock.v1 import cascade_pb2, cascade_pb2_grpc
 log = logging.getLogger(__name__)
 
 CASCADE_ROLE: Final = "cascade"
-MAX_TOLD: Final = 256
+MAX_UNHEARD: Final = 256
 """Judgements under way that nobody waits for: they only count and sample."""
 
 _ANOTHER_MAY: Final = frozenset(
@@ -94,12 +94,12 @@ class JudgeClient:
 
     def tell(self, request: cascade_pb2.JudgeRequest) -> None:
         """Have an answer judged, or a request counted, whose score nobody waits for, unless too many are."""
-        if len(self._tasks) < MAX_TOLD:
-            self._tasks.spawn(self._told(request), name=f"tell the judge of {request.request_id}")
+        if len(self._tasks) < MAX_UNHEARD:
+            self._tasks.spawn(self._judge_unheard(request), name=f"tell the judge of {request.request_id}")
         else:
             self._count_untold(request)
 
-    async def _told(self, request: cascade_pb2.JudgeRequest) -> None:
+    async def _judge_unheard(self, request: cascade_pb2.JudgeRequest) -> None:
         try:
             await self.judge(request, None)
         except JudgeUnavailable as error:
