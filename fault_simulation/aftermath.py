@@ -5,6 +5,11 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import msgspec
+
+from controlplane.deployment.deployment_status import DEPLOYMENTS_PREFIX, DRAINED, DeploymentStatus
+from controlplane.model.cascade_record import CASCADES_PREFIX, CascadeRecord
+from controlplane.scheduler.policy_config import POLICY_KEY, PolicyRecord
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
@@ -14,6 +19,7 @@ from fault_simulation.node import NodeState, NodeTask
 from fault_simulation.nodes import Life, SimulatedMesh
 from fault_simulation.oracle import COMPLETIONS_PATH
 from fault_simulation.timeline import HEALED_S, STORE, Request, Timeline
+from mesh.store.host import StoreHost
 from services.frontend.role import FrontendRole
 
 PROBED_S: Final = HEALED_S + 11.0
@@ -29,6 +35,7 @@ KEPT_TASKS: Final = frozenset(
         "worker Connection.listen",
         "worker Coordinator._run_link",
         "worker StageLinks._run",
+        "worker StreamUnaryCall._conduct_rpc",
         "worker _write",
         "worker TargetLink._write",
         "worker TargetLink._read",
@@ -66,6 +73,11 @@ def leftovers(mesh: SimulatedMesh, timeline: Timeline, usual: set[str]) -> Itera
                 yield "left on a frontend", name, f"{links} streams to {len(_workers(mesh))} workers"
         elif isinstance(life.role, SchedulerRole):
             yield from (("not as new", name, what) for what in _ill_of_scheduler(life.role, _workers(mesh)))
+    store = mesh.machines[STORE].life
+    if store is not None and store.store is not None and not store.store.closed:
+        yield from (("other setting", name, what) for name, what in _other_settings(mesh, store.store))
+        if mesh.up is not None:
+            yield from (("plan not followed", STORE, what) for what in _not_as_planned(store.store))
     for task_name in sorted(task_names(mesh) - usual - KEPT_TASKS):
         yield "left task", task_name.partition(" ")[0], task_name
 
@@ -94,6 +106,31 @@ def _members(mesh: SimulatedMesh, timeline: Timeline) -> tuple[str, ...]:
         return topology.member_ids
     others = (*topology.control_ids, *topology.frontend_ids)
     return (*others, *sorted(mesh.up.supervisor.names() - set(others)))
+
+
+def _other_settings(mesh: SimulatedMesh, store: StoreHost) -> Iterator[tuple[str, str]]:
+    """Who goes by other settings than the store's."""
+    policy = store.get(POLICY_KEY)
+    name = None if policy is None else msgspec.json.decode(policy.value, type=PolicyRecord).name
+    cascades = {
+        entry.key.removeprefix(CASCADES_PREFIX): msgspec.json.decode(entry.value, type=CascadeRecord)
+        for entry in store.range(CASCADES_PREFIX).entries
+    }
+    for who in mesh.machines:
+        role = mesh.role(who)
+        if isinstance(role, SchedulerRole) and role.placements is not None and name is not None:
+            if role.placements.switch.configured.name != name:
+                yield who, f"its policy is {role.placements.switch.configured.name}, not {name}"
+        elif isinstance(role, FrontendRole) and role.cascade is not None and role.cascade.cascades.records != cascades:
+            yield who, f"its cascades are {dict(role.cascade.cascades.records)}, not {cascades}"
+
+
+def _not_as_planned(store: StoreHost) -> Iterator[str]:
+    for entry in store.range(DEPLOYMENTS_PREFIX).entries:
+        record = msgspec.json.decode(entry.value, type=DeploymentStatus)
+        missing = [each for each in record.missing if each.why != DRAINED]
+        if record.plans and (missing or record.leaving):
+            yield f"{record.supervisor}: missing {missing}, leaving {record.leaving}"
 
 
 def _workers(mesh: SimulatedMesh) -> list[str]:

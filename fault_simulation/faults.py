@@ -4,7 +4,7 @@ started again, where `penstock up` does not do it."""
 import asyncio
 import random
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from fault_simulation.actions import ApplyPlan, OperatorAction
 from fault_simulation.node import NodeTask
@@ -122,7 +122,14 @@ class Breaker:
         self._mesh.machines[STORE].disk.is_full = False
 
     def _operate(self, action: OperatorAction) -> None:
-        self._operations.append(self._mesh.operator.begin(action))
+        operation = self._mesh.operator.begin(action)
+        self._operations.append(operation)
+        operation.add_done_callback(self._operated)
+
+    def _operated(self, operation: "asyncio.Future[Any]") -> None:
+        """What a command raises besides the errors that it shows its user is a bug."""
+        if not operation.cancelled() and (error := operation.exception()) is not None:
+            self._mesh.loop.report("a command failed", repr(error), self._mesh.operator.node)
 
     def _heal(self) -> None:
         for operation in self._operations:

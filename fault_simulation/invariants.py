@@ -158,7 +158,8 @@ class Watch:
         if life is None:
             return
         ended_s = self._asked_to_end_s.get(life)
-        if life.shutdown.cut_asked.is_set() or (ended_s is not None and now_s - ended_s >= DRAIN_S - 0.5):
+        drain_s = DRAIN_S if life.shutdown.drain_s is None else life.shutdown.drain_s
+        if life.shutdown.cut_asked.is_set() or (ended_s is not None and now_s - ended_s >= drain_s - 0.5):
             return
         serving = self._serving(life, (answer.tier,) if answer.tier else asked.models)
         if answer.status == 404 and asked.tiers and self._may_lose_settings:
