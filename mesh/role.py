@@ -5,9 +5,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
@@ -161,7 +161,7 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
     )
     server.add(member_pb2_grpc.add_MemberServicer_to_server, service, "penstock.v1.Member")
     try:
-        await directory.start()
+        await _unless_asked_to_end(directory.start(), shutdown)
         attributes = {"pid": str(environment.pid), **await role.start(context)}
         await server.start()
         announcement = await _announce(context, _at(host, environment.metrics_address), attributes)
@@ -174,6 +174,9 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
         if status is not ExitStatus.FAILED:
             await _drain(role, settings.drain_s if shutdown.drain_s is None else shutdown.drain_s, shutdown.cut_asked)
         return status
+    except _AskedToEndEarly:
+        log.warning("asked to end before the state store was there")
+        return shutdown.status
     except ConfigurationError as error:
         log.error("the role cannot run with its settings", extra={"error": str(error)})
         return ExitStatus.WRONG_SETTINGS
@@ -185,6 +188,26 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
         await role.stop()
         await directory.stop()
         await server.stop(SERVER_GRACE_S)
+
+
+class _AskedToEndEarly(Exception):
+    """Before the process was a member."""
+
+
+async def _unless_asked_to_end(work: Coroutine[Any, Any, None], shutdown: Shutdown) -> None:
+    """Do what waits for the state store as long as that is away. Raises `_AskedToEndEarly`: a process whose store never
+    comes back has to end all the same."""
+    working = asyncio.create_task(work)
+    asked = asyncio.create_task(shutdown.asked.wait())
+    try:
+        await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _AskedToEndEarly
+        working.result()
+    finally:
+        for task in (working, asked):
+            task.cancel()
+        await asyncio.wait((working, asked))
 
 
 def _shutdown_by_signals() -> Shutdown:
@@ -261,7 +284,11 @@ async def _announce(context: RoleContext, metrics_address: str, attributes: Mapp
     )
     written = register_member_metrics(context)
     announcement = Announcement(context.store, member, lambda reason: written.labels(reason).inc())
-    await announcement.start()
+    try:
+        await _unless_asked_to_end(announcement.start(), context.shutdown)
+    except _AskedToEndEarly:
+        await announcement.withdraw()
+        raise
     serving = {"address": context.address, "metrics_address": metrics_address, "incarnation_id": context.incarnation_id}
     log.info("serving", extra=serving)
     return announcement

@@ -11,6 +11,7 @@ from mesh.membership import ChangeKind, Directory, MemberChange
 from mesh.role import RoleContext, RoleEnvironment, RoleSettings, run_role_in
 from mesh.runtime import SystemClock, SystemEntropy, system_runtime
 from mesh.shutdown import ExitStatus, Shutdown
+from mesh.store import open_store
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 
@@ -64,6 +65,17 @@ async def test_a_role_whose_name_is_taken_drains_and_ends_with_a_status_of_its_o
         around.shutdown.on_signal()
         assert await second_life == ExitStatus.STOPPED
     await directory.stop()
+
+
+async def test_a_process_that_cannot_reach_the_store_ends_when_it_is_asked_to(host: StoreHost) -> None:
+    role, around = Idle(), environment(host)
+    away = replace(around, store=open_store("penstock://127.0.0.1:1", around.runtime))
+    life = asyncio.create_task(run_role_in(role, RoleSettings("penstock://127.0.0.1:1", "alone"), away))
+    around.shutdown.on_signal()
+    async with asyncio.timeout(10):
+        assert await life == ExitStatus.STOPPED
+    assert role.calls == ["stop"]
+    await away.store.close()
 
 
 async def test_another_address_of_the_machine_is_announced_for_all_that_is_reached_there(
