@@ -105,19 +105,18 @@ def keep_export(mesh: SimulatedMesh) -> None:
     role(mesh, "worker-0").engine.kv_agent().export("kept", [1])
 
 
-def forget_epoch(mesh: SimulatedMesh) -> None:
+def forget_admissions(mesh: SimulatedMesh) -> None:
     for name in ("worker-0", "worker-1"):
-        for tracked in role(mesh, name).instance.table:
-            tracked.epoch = -1
+        role(mesh, name).instance.table.admissions_total = 0
 
 
 def remember_the_gone(mesh: SimulatedMesh) -> None:
-    role(mesh, "scheduler-0").desk.feed.table.immovable.add("gone")
+    role(mesh, "scheduler-0").placements.feed.table.immovable.add("gone")
 
 
 def never_probe(mesh: SimulatedMesh) -> None:
     for link in role(mesh, "frontend-0").service.placement.links():
-        link.breaker._pause_s = 1e9
+        link.breaker._probed_s = -float("inf")
 
 
 def stay_away(mesh: SimulatedMesh) -> None:
@@ -136,7 +135,7 @@ def stay_away(mesh: SimulatedMesh) -> None:
         (DURING_S, end, "process ended"),
         (DURING_S, log_error, "finding: logged an error: a bug"),
         (DURING_S, stay_away, "endless request"),
-        (DURING_S, forget_epoch, "broken state"),
+        (DURING_S, forget_admissions, "broken state"),
         (DURING_S, remember_the_gone, "broken state"),
         (DURING_S, never_probe, "broken state"),
         (AFTER_S, forget_member, "missing member"),
