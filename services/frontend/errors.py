@@ -6,10 +6,12 @@ Any part of the frontend may raise them; `http.errors` writes them as OpenAI's c
      context_too_long      prompt and answer do not fit the model
 401  invalid_api_key
 404  model_not_found
+     stream_not_found      there is nothing to resume
 408  body_timeout          the client takes too long to send its request
 409  adopted_elsewhere     the client gets this stream over another connection
 413  body_too_large
 429  too_many_requests     the queue, the waiting room or a key's limit; with the seconds until another try
+499  client_too_slow       the client does not read its answer, so it never sees this
 500  internal_error        a bug of ours
 502  upstream_failed       the worker that had the request failed
 503  unavailable           for a reason that passes
@@ -66,6 +68,16 @@ def model_not_found(model: str) -> ApiError:
     )
 
 
+def stream_not_found(request_id: str) -> ApiError:
+    """404: nobody has the request any more, or has ever had it."""
+    return ApiError(
+        404,
+        f"There is no stream of `{request_id}` to resume: it is unknown, was not streamed, or ended too long ago.",
+        param="request_id",
+        code="request_not_found",
+    )
+
+
 def invalid_api_key() -> ApiError:
     """401: no key, or an unknown one."""
     return ApiError(
@@ -90,6 +102,11 @@ def body_timeout() -> ApiError:
 def body_too_large(limit_bytes: int) -> ApiError:
     """413: the body is not read any further."""
     return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="request_too_large")
+
+
+def client_too_slow() -> ApiError:
+    """499, nginx's status for a client that is gone: too much waits for one that does not read."""
+    return ApiError(499, "The client does not read its answer.", "server_error", code="client_too_slow")
 
 
 def unavailable(message: str, code: str = "service_unavailable") -> ApiError:

@@ -6,9 +6,9 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.answers.event_ids import Covered
 from services.frontend.answers.sender import AnswerSender
-from services.frontend.errors import bad_request
+from services.frontend.errors import bad_request, stream_not_found
 from services.frontend.http.exchange import ModelExchange
-from services.frontend.requests.adoption import Adoption, not_found
+from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.generation import generating
 from services.frontend.requests.plan import GenerationPlan, Prompt
@@ -34,7 +34,7 @@ class ResumeExchange(ModelExchange):
         model is not known here."""
         model = service.catalogue.get(adoption.choices[0].message.request.model)
         if model is None:
-            raise not_found(adoption.request_id)
+            raise stream_not_found(adoption.request_id)
         self._covered = _covered(last_event_id, adoption)
         super().__init__(service, ticket.request, adoption.request_id, model, key, arrived_s)
         self._created_unix_s = ticket.created_unix_s

@@ -8,7 +8,7 @@ from typing import Final
 
 from controlplane.model.incarnation import Incarnation
 from penstock.v1 import worker_pb2
-from services.frontend.errors import ApiError
+from services.frontend.errors import stream_not_found
 from services.frontend.requests.resume_ticket import ResumeTicket, decode_ticket
 from services.frontend.requests.service import FrontendService
 from services.frontend.workers.mailbox import Mailbox, Piece
@@ -54,7 +54,7 @@ class Adoption:
             ticket = self.ticket
             if ticket is not None and ticket.key_name != key_name:
                 self.close()
-                raise not_found(self.request_id)
+                raise stream_not_found(self.request_id)
             if ticket is not None and len(self.choices) >= ticket.choices:
                 return ticket
             if clock() >= give_up_s:
@@ -64,7 +64,7 @@ class Adoption:
                         extra={"request_id": self.request_id, "found": sorted(self.choices)},
                     )
                 self.close()
-                raise not_found(self.request_id)
+                raise stream_not_found(self.request_id)
             await asyncio.sleep(RETRY_S)
 
     def close(self) -> None:
@@ -124,16 +124,6 @@ class Adoption:
         if not choice.relay.finished:
             choice.relay.finished = True
             self._service.pool.release(choice.relay)
-
-
-def not_found(request_id: str) -> ApiError:
-    """404: nobody has the request any more, or has ever had it."""
-    return ApiError(
-        404,
-        f"There is no stream of `{request_id}` to resume: it is unknown, was not streamed, or ended too long ago.",
-        param="request_id",
-        code="request_not_found",
-    )
 
 
 def _choice_of(engine_request_id: str, client_request_id: str) -> int:

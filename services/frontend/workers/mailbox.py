@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.v1 import request_pb2
-from services.frontend.errors import ApiError
+from services.frontend.errors import ApiError, client_too_slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Mailbox:
         self._pieces.append(piece)
         self._pending_tokens += len(piece.token_ids)
         if self._pending_tokens > self._max_pending_tokens:
-            self.fail(ApiError(499, "The client does not read its answer.", "server_error", code="client_too_slow"))
+            self.fail(client_too_slow())
             self._on_overflow()
         self._wake()
 
