@@ -49,7 +49,7 @@ class ScriptedTarget(migration_pb2_grpc.MigrationServicer):
         return getattr(message, kind)
 
     async def accept(self) -> str:
-        """Take the next offer and every round; returns the migration's id once the request is handed over."""
+        """Take the next offer and every round; returns the migration's id once the request is paused and sent."""
         offer = await self.hear("offer")
         self.say(accept=migration_pb2.MigrationAccept(migration_id=offer.migration_id))
         async with asyncio.timeout(WAIT_S):

@@ -27,8 +27,9 @@ async def test_a_request_moves_in_mid_stream_and_back_without_a_lost_token() -> 
         answer = await mesh.migrate("a", "r", "b")
         assert answer.moved, answer.reason
         assert answer.blocks >= 7
-        await mesh.until_tokens("r", 70)
-        assert (heard.owner, heard.epoch, heard.moved_to) == ("b", 1, ["b"])
+        # The two streams may be read in any order, and a busy machine copies slowly.
+        await mesh.until(lambda: heard.moved_to == ["b"] and heard.owner == "b" and len(heard.token_ids) >= 70)
+        assert heard.epoch == 1
         assert len(mesh.workers["a"].instance.table) == 0
         back = await mesh.migrate("b", "r", "a")
         assert back.moved, back.reason
