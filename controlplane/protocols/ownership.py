@@ -157,12 +157,8 @@ class TokenStream(Ownership, Generic[D]):
 
     def gives_up(self, sender: Incarnation, epoch: int) -> bool:
         """`sender` has ended the request with an error: whether it was the owner, who leaves the request to nobody."""
-        former = self.owner
-        if epoch > self.epoch:
-            if not self.claim(sender, epoch):
-                return False
-            assert former is not None, "only what somebody owns can be claimed"
-            self._formers.add(former)
+        if epoch > self.epoch and not self.claim(sender, epoch):
+            return False
         return sender == self.owner and epoch == self.epoch
 
     def silenced(self, sender: Incarnation) -> Sequence[D | Filled]:

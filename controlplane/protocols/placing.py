@@ -118,9 +118,7 @@ class PlacementAttempt:
         assert len(set(self._asked)) == len(self._asked) <= MAX_ASKED, "nobody is asked twice, and not all are"
         assert set(self._waiting) <= set(self._asked), "only those that were asked may answer"
         if self._asked:
-            assert self.decided is not bool(self._waiting), (
-                "it is waited for answers until it is decided, and not after"
-            )
+            assert self.decided is (not self._waiting), "it is waited for answers until it is decided, and not after"
 
     def _ask_another(self) -> list[Instruction]:
         if len(self._asked) >= MAX_ASKED:
