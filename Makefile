@@ -15,7 +15,7 @@ ARGS ?=
 
 QUICK := not process and not slow and not vllm and not etcd and not docker
 
-.PHONY: up test check quick mutants install package protos lint types fast-tests test-services clean
+.PHONY: up test check quick quick-steps mutants install package protos lint types fast-tests test-services clean
 
 up: install
 	$(BIN)/penstock up $(ARGS)
@@ -29,7 +29,11 @@ check: package test-services lint types fast-tests
 # While one works: mypy looks at what changed since its last run, properties are tried with a tenth of their examples,
 # and what starts processes or takes long is left out (the last line says how much).
 # pytest may keep the tests that it has compiled, wherever Python is told not to: doing it anew takes ten seconds.
-quick: lint types
+# The last line says how much CPU that took. Tests that take a second of it and are not marked slow are named.
+quick: package
+	@$(BIN)/python scripts/cpu_limit.py 60 $(MAKE) --no-print-directory quick-steps ARGS='$(ARGS)'
+
+quick-steps: lint types
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --hypothesis-profile=quick -m "$(QUICK)" $(ARGS)
 
 # By its module or function: make mutants ARGS="controlplane.protocols.placing.*". What was tried before is not tried

@@ -1,6 +1,8 @@
 """Hypothesis profiles, and a word on what a run leaves out."""
 
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +28,28 @@ PROCESSES = ("tests/mesh/", "tests/kv/", "tests/vllm/", "tests/benchmarks/test_b
 """Where every test starts processes, `IN_PROCESS` left out."""
 IN_PROCESS = "tests/mesh/store/"
 
+MAX_CPU_S = 1.0
+"""Of a test that is not marked as one of `KINDS`, under the quick profile; more is said at the end of the run. Well above
+what `slow` begins with (see pyproject.toml): a busy machine takes more CPU for the same."""
+CPU_S = "cpu_s"
+"""Of a test's call, among its report's properties."""
+
 _left_out = pytest.StashKey[Counter[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_left_out] = Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Note what it takes of the CPU."""
+    began_s = time.process_time()
+    try:
+        return (yield)
+    finally:
+        if not any(item.get_closest_marker(kind) for kind in KINDS):
+            item.user_properties.append((CPU_S, time.process_time() - began_s))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,7 +79,19 @@ def pytest_testnodedown(node: Any, error: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if settings.get_current_profile_name() == "quick":
+        for cpu_s, name in _too_slow(terminalreporter):
+            terminalreporter.write_line(
+                f"took {cpu_s:.1f} s of CPU: {name}; mark it slow, or make it quick", yellow=True
+            )
     left_out = config.stash[_left_out]
     if left_out:
         kinds = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common())
         terminalreporter.write_line(f"left out: {kinds} (`make test` runs all)")
+
+
+def _too_slow(terminalreporter: pytest.TerminalReporter) -> list[tuple[float, str]]:
+    """Tests for which `make quick` is no longer quick, the slowest first."""
+    reports = (report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, ()))
+    took = [(cpu_s, report.nodeid) for report in reports for name, cpu_s in report.user_properties if name == CPU_S]
+    return sorted((each for each in took if each[0] > MAX_CPU_S), reverse=True)
