@@ -17,8 +17,8 @@ from services.frontend.answers.formats import AnswerHeader, ChatFormat
 from services.frontend.http.body import decode_body
 from services.frontend.requests.schema import ChatCompletionRequest
 from services.frontend.text.model_text import ModelText
-from services.frontend.workers.mailbox import Mailbox, Piece
 from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.token_mailbox import Piece, TokenMailbox
 
 BLOCK_TOKENS = 16
 ROUNDS = 5
@@ -112,7 +112,7 @@ def _relay(token_ids: list[int]) -> Relay:
         priority=0,
         started_s=0.0,
         deadline_s=600.0,
-        mailbox=Mailbox(10**9, lambda: None),
+        mailbox=TokenMailbox(10**9, lambda: None),
         on_lost=_never_lost,
     )
 

@@ -26,7 +26,7 @@ from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import Prompt, plan_request
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.text.model_text import ModelText
-from services.frontend.workers.mailbox import Piece
+from services.frontend.workers.token_mailbox import Piece
 from simulator.instance.config import InstanceConfig
 from simulator.instance.script import Script
 

@@ -29,8 +29,8 @@ PROCESSES = ("tests/mesh/", "tests/kv/", "tests/vllm/", "tests/benchmarks/test_b
 IN_PROCESS = "tests/mesh/store/"
 
 MAX_CPU_S = 1.0
-"""Of a test that is not marked as one of `KINDS`, under the quick profile; more is said at the end of the run. Well above
-what `slow` begins with (see pyproject.toml): a busy machine takes more CPU for the same."""
+"""Of a test that is not marked as one of `KINDS`, under the quick profile; more is said at the end of the run. Well
+above what `slow` begins with (see pyproject.toml): a busy machine takes more CPU for the same."""
 CPU_S = "cpu_s"
 """Of a test's call, among its report's properties."""
 

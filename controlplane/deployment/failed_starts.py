@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from controlplane.deployment.steps import TierShape
+from mesh.backoff import pause_after
 
 FIRST_BACKOFF_S = 5.0
 MAX_BACKOFF_S = 300.0
@@ -22,7 +23,7 @@ class Failure:
     @property
     def again_s(self) -> float:
         """From when on another try may be made."""
-        return self.last_s + min(FIRST_BACKOFF_S * 2.0 ** (self.times - 1), MAX_BACKOFF_S)
+        return self.last_s + pause_after(self.times, FIRST_BACKOFF_S, MAX_BACKOFF_S)
 
 
 class FailedStarts:

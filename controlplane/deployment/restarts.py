@@ -3,6 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from mesh.backoff import pause_after
+
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
 WINDOW_S = 120.0
@@ -25,6 +27,6 @@ class RestartHistory:
             self.restarts_s.popleft()
         if len(self.restarts_s) == MAX_RESTARTS_IN_WINDOW:
             return None
-        delay_s = min(FIRST_BACKOFF_S * 2.0 ** len(self.restarts_s), MAX_BACKOFF_S)
+        delay_s = pause_after(len(self.restarts_s) + 1, FIRST_BACKOFF_S, MAX_BACKOFF_S)
         self.restarts_s.append(now_s)
         return delay_s

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 
 import grpc
@@ -11,6 +10,7 @@ from engine_worker.coordinator import wire
 from mesh.errors import IllegalTransition, PenstockError, ProtocolViolation
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.rpc.outbox import LossyOutbox
 from mesh.runtime import Transport
 from penstock.v1 import migration_pb2, migration_pb2_grpc
 
@@ -19,30 +19,6 @@ log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 1.0
 MAX_UNSENT_MESSAGES = 1024
 """Waiting for one peer; what does not fit is lost, as the protocol allows."""
-
-
-class Outbox:
-    """What waits to be sent on a stream. Bounded: what does not fit is dropped, and the protocol sends it again."""
-
-    def __init__(self, max_messages: int = MAX_UNSENT_MESSAGES) -> None:
-        self._waiting: deque[object] = deque()
-        self._max_messages = max_messages
-        self._ready = asyncio.Event()
-
-    def put(self, message: object) -> None:
-        """Queue a message."""
-        if len(self._waiting) >= self._max_messages:
-            log.warning("a migration message was dropped: the peer does not read")
-            return
-        self._waiting.append(message)
-        self._ready.set()
-
-    async def take(self) -> object:
-        """The next message, waiting for one."""
-        while not self._waiting:
-            self._ready.clear()
-            await self._ready.wait()
-        return self._waiting.popleft()
 
 
 class TargetLink:
@@ -57,7 +33,7 @@ class TargetLink:
     ) -> None:
         self.target = target
         self._transport = transport
-        self._outbox = Outbox()
+        self._outbox = LossyOutbox[migration_pb2.SourceMessage](f"worker {target.member_id}", MAX_UNSENT_MESSAGES)
         self._outbox.put(hello)
         self._receive = receive
 
@@ -93,8 +69,8 @@ class TargetLink:
                 await asyncio.gather(writer, return_exceptions=True)
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
-        while True:
-            await call.write(await self._outbox.take())
+        async for message in self._outbox:
+            await call.write(message)
 
     async def _greet(self, call: grpc.aio.StreamStreamCall) -> None:
         async with asyncio.timeout(HELLO_TIMEOUT_S):

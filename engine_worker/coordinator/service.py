@@ -9,9 +9,10 @@ import grpc
 
 from engine_worker.coordinator import wire
 from engine_worker.coordinator.incoming import IncomingMigrations
-from engine_worker.coordinator.link import Outbox
+from engine_worker.coordinator.link import MAX_UNSENT_MESSAGES
 from engine_worker.instance import Instance
 from mesh.errors import IllegalTransition, ProtocolViolation
+from mesh.rpc.outbox import LossyOutbox
 from penstock.v1 import migration_pb2, migration_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class MigrationService(migration_pb2_grpc.MigrationServicer):
             await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came; send SourceHello first")
         except ProtocolViolation as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        outbox = Outbox()
+        outbox = LossyOutbox[migration_pb2.TargetMessage](f"worker {hello.instance_id}", MAX_UNSENT_MESSAGES)
         connection = self._incoming.connect(hello, outbox.put)
         description = self._instance.description
         outbox.put(wire.target_hello(description.instance_id, description.incarnation_id))
@@ -64,9 +65,9 @@ async def _read_hello(inbound: Inbound) -> migration_pb2.SourceHello:
     raise ProtocolViolation("the stream ended before its hello")
 
 
-async def _write(outbox: Outbox, context: Any) -> None:
-    while True:
-        await context.write(await outbox.take())
+async def _write(outbox: LossyOutbox[migration_pb2.TargetMessage], context: Any) -> None:
+    async for message in outbox:
+        await context.write(message)
 
 
 async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:

@@ -9,8 +9,8 @@ from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, SamplingParams, StepOutput
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import EngineLimits
-from engine_worker.engines.mailbox import Mailbox
 from mesh.errors import ConfigurationError, EngineFailed
+from mesh.mailbox import Mailbox
 from mesh.runtime import Clock
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig

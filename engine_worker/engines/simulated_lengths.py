@@ -6,12 +6,12 @@ import numpy as np
 
 from controlplane.model.request import EngineRequest
 from controlplane.prediction.length_error import LengthErrorModel
-from engine_worker.engines.mailbox import Mailbox
 from engine_worker.engines.predicted_lengths import PredictedLength
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.kv.fabric import KvFabric
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.ucx_worker import ucx_fabric
+from mesh.mailbox import Mailbox
 from mesh.runtime import Clock
 from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig

@@ -1,11 +1,14 @@
 """What waits to be written to a stream: bounded, in order, and itself the iterator that gRPC reads it from."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final, Generic, TypeVar
 
 from mesh.errors import PeerUnavailable
+
+log = logging.getLogger(__name__)
 
 MAX_OUTBOX_MESSAGES: Final = 8192
 
@@ -58,3 +61,14 @@ class Outbox(Generic[Out]):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class LossyOutbox(Outbox[Out]):
+    """For protocols that send again what was lost: what does not fit is dropped."""
+
+    def put(self, message: Out) -> None:
+        """Queue the message, or drop it loudly if the peer has long stopped reading."""
+        if self._is_full:
+            log.warning("a message was dropped: the peer does not read", extra={"peer": self._peer})
+            return
+        super().put(message)

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeAlias
 
 import grpc
 
-from engine_worker.coordinator.link import Outbox
 from engine_worker.coordinator.stages import wire
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
+from mesh.rpc.outbox import LossyOutbox
 from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import stages_pb2, stages_pb2_grpc
@@ -17,6 +18,7 @@ from penstock.v1 import stages_pb2, stages_pb2_grpc
 log = logging.getLogger(__name__)
 
 MAX_UNSENT_MESSAGES = 1024
+_Outbox: TypeAlias = LossyOutbox[stages_pb2.StageMessage]
 
 
 class StageLinks:
@@ -36,7 +38,7 @@ class StageLinks:
         self._peers = peers
         self._lost = lost
         self._transport = transport
-        self._outboxes: dict[tuple[str, str], Outbox] = {}
+        self._outboxes: dict[tuple[str, str], _Outbox] = {}
         """By instance and incarnation."""
         self._tasks = TaskSet("stage links")
 
@@ -48,7 +50,7 @@ class StageLinks:
         key = (peer.member_id, peer.incarnation_id)
         outbox = self._outboxes.get(key)
         if outbox is None:
-            outbox = self._outboxes[key] = Outbox(MAX_UNSENT_MESSAGES)
+            outbox = self._outboxes[key] = _Outbox(f"worker {instance_id}", MAX_UNSENT_MESSAGES)
             outbox.put(wire.hello(self._instance_id, self._incarnation_id, peer.incarnation_id))
             self._tasks.spawn(self._run(peer, outbox), name=peer.member_id)
         outbox.put(message)
@@ -57,7 +59,7 @@ class StageLinks:
         """End all streams."""
         await self._tasks.cancel()
 
-    async def _run(self, peer: Member, outbox: Outbox) -> None:
+    async def _run(self, peer: Member, outbox: _Outbox) -> None:
         name = f"worker {peer.member_id} at {peer.address}"
         reason = "it ended the stream"
         try:
@@ -82,6 +84,6 @@ class StageLinks:
         self._lost(peer.member_id)
 
 
-async def _write(call: grpc.aio.StreamUnaryCall, outbox: Outbox) -> None:
-    while True:
-        await call.write(await outbox.take())
+async def _write(call: grpc.aio.StreamUnaryCall, outbox: _Outbox) -> None:
+    async for message in outbox:
+        await call.write(message)

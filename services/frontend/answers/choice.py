@@ -8,7 +8,7 @@ from typing import Final, Literal
 from penstock.v1 import request_pb2
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.stop_strings import StopStrings
-from services.frontend.workers.mailbox import Piece
+from services.frontend.workers.token_mailbox import Piece
 
 Finish = Literal["stop", "length"]
 

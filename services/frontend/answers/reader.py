@@ -8,7 +8,7 @@ from services.frontend.answers.choice import ChoicePiece, ChoiceText
 from services.frontend.answers.event_ids import Covered
 from services.frontend.answers.schema import PromptTokensDetails, Usage
 from services.frontend.requests.generation import Generation
-from services.frontend.workers.mailbox import Piece
+from services.frontend.workers.token_mailbox import Piece
 
 
 class AnswerReader:

@@ -11,8 +11,8 @@ from penstock.v1 import worker_pb2
 from services.frontend.errors import stream_not_found
 from services.frontend.requests.resume_ticket import ResumeTicket, decode_ticket
 from services.frontend.requests.service import FrontendService
-from services.frontend.workers.mailbox import Mailbox, Piece
 from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.token_mailbox import Piece, TokenMailbox
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Adoption:
         self.ticket: ResumeTicket | None = None
         self.on_overflow: Callable[[], None] = lambda: None
         self.on_lost: Callable[[Relay, Loss], None] = lambda relay, loss: relay.fail(loss.error)
-        self.mailbox = Mailbox(0, lambda: self.on_overflow())
+        self.mailbox = TokenMailbox(0, lambda: self.on_overflow())
         self.is_handed_on = False
         """A generation looks after the choices."""
 

@@ -14,8 +14,8 @@ from services.frontend.placement.placer import Placer
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.service import FrontendService
-from services.frontend.workers.mailbox import Mailbox
 from services.frontend.workers.relay import Relay
+from services.frontend.workers.token_mailbox import TokenMailbox
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Generation:
         plan: GenerationPlan,
         started_s: float,
         on_overflow: Callable[[], None],
-        mailbox: Mailbox | None = None,
+        mailbox: TokenMailbox | None = None,
     ) -> None:
         """`started_s`: when the client's request arrived, or a cascade asked its tier; `on_overflow`: the client
         does not read; `mailbox`: of choices that are adopted."""
@@ -40,7 +40,7 @@ class Generation:
         self.plan = plan
         self.started_s = started_s
         choices = len(plan.prompts) * plan.n
-        self.mailbox = mailbox or Mailbox(settings.max_pending_tokens * choices, on_overflow)
+        self.mailbox = mailbox or TokenMailbox(settings.max_pending_tokens * choices, on_overflow)
         self.relays: list[Relay] = []
         self.instance_ids: list[str] = []
         """Of each prompt: where it was placed first."""

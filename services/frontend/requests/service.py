@@ -14,16 +14,16 @@ from services.frontend.requests.admission import AdmissionGate
 from services.frontend.requests.api_keys import ApiKey, KeyLimits, KeyRing
 from services.frontend.requests.models import ModelCatalogue
 from services.frontend.settings import FrontendSettings
-from services.frontend.workers.mailbox import Mailbox
 from services.frontend.workers.pool import WorkerPool
 from services.frontend.workers.relay import Relay
+from services.frontend.workers.token_mailbox import TokenMailbox
 
 
 class RunningRequest(Protocol):
     """What operators see of a request in flight, and what ends it."""
 
     started_s: float
-    mailbox: Mailbox
+    mailbox: TokenMailbox
     relays: list[Relay]
     """One for each of its choices."""
 

@@ -23,7 +23,7 @@ from services.frontend.errors import (
     upstream_failed,
 )
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.workers.mailbox import Mailbox, Piece
+from services.frontend.workers.token_mailbox import Piece, TokenMailbox
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Relay:
         priority: int,
         started_s: float,
         deadline_s: float,
-        mailbox: Mailbox,
+        mailbox: TokenMailbox,
         on_lost: Callable[["Relay", Loss], None],
         resume: request_pb2.Resume | None = None,
         emitted_token_ids: list[int] | None = None,

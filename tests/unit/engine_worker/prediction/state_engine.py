@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 
 from engine_worker.engines.hidden_state_source import HiddenStates
-from engine_worker.engines.mailbox import Mailbox
+from mesh.mailbox import Mailbox
 from tests.unit.engine_worker.worker.fake_engine import FakeEngine
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from controlplane.model.request import FinishReason, StepOutput, TokenDelta
-from engine_worker.engines.mailbox import Mailbox
 from engine_worker.engines.predicted_lengths import PredictedLength
 from engine_worker.prediction.loop import PredictionLoop
 from engine_worker.prediction.predictor_link import Answer, StateBatch
 from engine_worker.prediction.state import LengthSource, PredictionState
 from engine_worker.request_table import RequestTable
 from mesh.errors import DeadlineExceeded, PeerUnavailable
+from mesh.mailbox import Mailbox
 from tests.still_clock import StillClock
 from tests.unit.engine_worker.prediction.state_engine import StateEngine
 from tests.unit.engine_worker.worker.fake_engine import FakeEngine, make_request

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.v1 import request_pb2
 from services.frontend.answers.choice import ChoiceText
-from services.frontend.workers.mailbox import Piece
+from services.frontend.workers.token_mailbox import Piece
 
 END = 0
 LENGTH = request_pb2.FINISH_REASON_LENGTH

@@ -36,8 +36,8 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import Placement
 from services.frontend.placement.placer import Placer
 from services.frontend.placement.waiting_room import WaitingRoom
-from services.frontend.workers.mailbox import Mailbox
 from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.token_mailbox import TokenMailbox
 from simulator.cluster.config import ClusterConfig, Failure
 from simulator.cluster.simulation import ClusterSimulation
 from simulator.cost.linear import LinearCost
@@ -104,7 +104,7 @@ class RecordedMesh:
             priority=0,
             started_s=0.0,
             deadline_s=600.0,
-            mailbox=Mailbox(1000, lambda: None),
+            mailbox=TokenMailbox(1000, lambda: None),
             on_lost=self.placer.recover,
         )
 

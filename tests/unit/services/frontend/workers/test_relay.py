@@ -6,13 +6,13 @@ from controlplane.protocols.ownership import TokenGap
 from penstock.v1 import request_pb2
 from services.frontend.errors import ApiError, unavailable
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.workers.mailbox import Mailbox
 from services.frontend.workers.relay import MAX_RELEASED, Loss, Relay, RelayRegistry
+from services.frontend.workers.token_mailbox import TokenMailbox
 
 WORKER = Incarnation("worker-0", "first")
 
 
-def relay_into(mailbox: Mailbox) -> Relay:
+def relay_into(mailbox: TokenMailbox) -> Relay:
     relay = Relay(
         request_id="r",
         index=0,
@@ -29,8 +29,8 @@ def relay_into(mailbox: Mailbox) -> Relay:
     return relay
 
 
-def mailbox() -> Mailbox:
-    return Mailbox(100, lambda: None)
+def mailbox() -> TokenMailbox:
+    return TokenMailbox(100, lambda: None)
 
 
 def test_a_relay_can_be_placed_again_at_any_moment() -> None:
@@ -76,7 +76,7 @@ async def test_a_waiting_reader_gets_what_comes() -> None:
 
 def test_a_full_mailbox_ends_once() -> None:
     overflows: list[int] = []
-    box = Mailbox(3, lambda: overflows.append(1))
+    box = TokenMailbox(3, lambda: overflows.append(1))
     relay = relay_into(box)
     for index in range(10):
         relay.accept(WORKER, request_pb2.TokenDelta(offset=index, token_ids=[7]), 0.0)

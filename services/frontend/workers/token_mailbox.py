@@ -20,8 +20,9 @@ class Piece:
     cached_tokens: int | None
 
 
-class Mailbox:
-    """Of one client request, all its choices together.
+class TokenMailbox:
+    """Of one client request, all its choices together. Unlike `mesh.mailbox.Mailbox` it counts tokens, and fails when
+    too many wait.
 
     The reader takes all that waits at once, so a client that falls behind gets fewer and larger writes.
     """
