@@ -84,6 +84,15 @@ def test_linked_files_exist(page: Path) -> None:
     assert not {target for target in local if not (page.parent / target).exists()}
 
 
+def test_paths_that_contributors_are_shown_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    shown = {match["path"] for match in re.finditer(r"`(?P<path>[a-z_]+/[\w/.]*)`", text)}
+    folders = (ROOT, ROOT / "services" / "frontend", ROOT / "engine_worker", ROOT / "controlplane")
+    generated = {"generated/"}
+    assert len(shown) > 40
+    assert not {path for path in shown - generated if not any((folder / path).exists() for folder in folders)}
+
+
 def test_the_code_of_plugins_is_that_of_the_example() -> None:
     blocks = re.findall(r"```(?:python|toml)\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text("utf-8"), re.DOTALL)
     files = [path for path in (ROOT / "docs" / "examples" / "plugin").rglob("*.*") if path.suffix in (".py", ".toml")]
