@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from controlplane.model.incarnation import Incarnation
-from controlplane.protocols.ownership import MAX_HELD_DELTAS, Filled, TokenGap, TokenStream
+from controlplane.protocols.ownership import MAX_HELD_DELTAS, Filled, Ownership, TokenGap, TokenStream
 from mesh.errors import IllegalTransition
 
 A, B, C = Incarnation("a", "1"), Incarnation("b", "1"), Incarnation("c", "1")
@@ -286,3 +286,19 @@ def test_a_second_hand_over_may_be_early_too() -> None:
     assert ownership.receive(C, step(2, 5, 6, first=True), 5.0) == []
     assert ownership.expire(5.9) == (), "a hold begins with what is held first"
     assert tokens_of(ownership.expire(6.0)) == TRUTH[3:6]
+
+
+def test_a_life_that_a_recovery_has_overtaken_cannot_claim_the_request() -> None:
+    ownership = Ownership()
+    ownership.place(A)
+    assert not ownership.claim(B, 0)
+    assert ownership.claim(B, 1)
+    assert not ownership.claim(A, 1)
+    assert (ownership.owner, ownership.epoch) == (B, 1)
+
+
+def test_a_stray_life_is_told_to_stop_once_while_nobody_owns_the_request() -> None:
+    ownership = owned_by(A)
+    ownership.take_back()
+    assert ownership.receive(B, step(7, 0, 1, first=True), 0) is None
+    assert ownership.receive(B, step(7, 1, 2), 0) == ()
