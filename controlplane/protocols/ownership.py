@@ -18,7 +18,7 @@ from mesh.invariants import invariants
 HOLD_S: Final = 1.0
 MAX_HELD_DELTAS: Final = 256
 EPOCHS_PER_RECOVERY: Final = 2
-"""A hand-over takes one: one that committed unheard stays below the recovery that followed."""
+"""A handoff takes one: one that committed unheard stays below the recovery that followed."""
 
 
 class TokenGap(RpcError):
@@ -42,7 +42,7 @@ class Delta(Protocol):
 
     @property
     def emitted_token_ids(self) -> Sequence[int]:
-        """All tokens before `offset`; on the first delta after a hand-over only."""
+        """All tokens before `offset`; on the first delta after a handoff only."""
 
 
 class Filled(NamedTuple):
@@ -94,7 +94,7 @@ class TokenStream(Ownership, Generic[D]):
     """The tokens of one request, from whoever owns it. What is returned is to be passed on, in order: each token
     exactly once."""
 
-    __slots__ = ("_deadline_s", "_formers", "_handed_over_at", "_held", "_hold_s", "_told", "token_ids")
+    __slots__ = ("_deadline_s", "_formers", "_handoff_offset", "_held", "_hold_s", "_told", "token_ids")
 
     def __init__(self, hold_s: float = HOLD_S) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class TokenStream(Ownership, Generic[D]):
         self._hold_s = hold_s
         self._formers: set[Incarnation] = set()
         """Former owners whose last tokens may still come."""
-        self._handed_over_at = 0
+        self._handoff_offset = 0
         """Offset of the present owner's first token."""
         self._held: list[D] = []
         self._deadline_s: float | None = None
@@ -143,13 +143,13 @@ class TokenStream(Ownership, Generic[D]):
             self.token_ids += delta.token_ids
             return (delta,)
         if delta.epoch > self.epoch:
-            return self._handed_over(sender, delta, now_s)
+            return self._handed_off(sender, delta, now_s)
         if sender in self._formers and self._held:
             return self._late(delta, now_s)
         return self._unwanted(sender)
 
     def moved(self, sender: Incarnation, target: Incarnation, epoch: int) -> Sequence[D | Filled]:
-        """`sender` says that it has handed the request over and that all its tokens have been sent."""
+        """`sender` says that it has handed the request off and that all its tokens have been sent."""
         if sender == self.owner and epoch > self.epoch:
             self.owner, self.epoch = target, epoch
             return ()
@@ -207,7 +207,7 @@ class TokenStream(Ownership, Generic[D]):
             assert not self._formers, "a request that nobody owns has been taken back from all former owners"
             assert not self._held, "nothing is held for a request that nobody owns"
 
-    def _handed_over(self, sender: Incarnation, delta: D, now_s: float) -> Sequence[D | Filled] | None:
+    def _handed_off(self, sender: Incarnation, delta: D, now_s: float) -> Sequence[D | Filled] | None:
         account = list(delta.emitted_token_ids)
         former = self.owner
         if former is None:
@@ -219,11 +219,11 @@ class TokenStream(Ownership, Generic[D]):
         self.claim(sender, delta.epoch)
         self._formers.add(former)
         self._formers.discard(sender)
-        self._handed_over_at = delta.offset
+        self._handoff_offset = delta.offset
         return self._hold(delta, now_s)
 
     def _late(self, delta: D, now_s: float) -> Sequence[D | Filled]:
-        beyond = delta.offset + len(delta.token_ids) > self._handed_over_at
+        beyond = delta.offset + len(delta.token_ids) > self._handoff_offset
         if beyond or delta.offset < len(self.token_ids):
             return ()
         return self._hold(delta, now_s)

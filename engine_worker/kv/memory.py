@@ -125,7 +125,7 @@ class BlockBytesMemory:
     ) -> None:
         """What `read_block` and `write_block` raise ends the transfer with that error."""
         if len(layout.region_block_bytes) != 1:
-            raise ConfigurationError("blocks that are handed over as bytes have one region")
+            raise ConfigurationError("blocks that are transferred as bytes have one region")
         self.layout = layout
         self.blocks = blocks
         self._read_block = read_block

@@ -18,7 +18,7 @@ class SequenceState(StrEnum):
     IMPORTING = "importing"
     """Holds blocks into which another instance's KV is being written."""
     PAUSED = "paused"
-    """Stands still with its KV, while it is handed over to another instance."""
+    """Stands still with its KV, while it is handed off to another instance."""
     PREFILL = "prefill"
     """Runs; a part of its prompt is still to be computed."""
     DECODE = "decode"

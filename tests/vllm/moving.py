@@ -83,7 +83,7 @@ class Migration:
         assert paused is not None
         return paused
 
-    async def hand_over(self, paused: PausedRequest) -> Answer:
+    async def hand_off(self, paused: PausedRequest) -> Answer:
         """Pull the last blocks and run the request at the target."""
         covered = paused.computed_tokens - len(self.request.prompt_token_ids)
         await self._pull(paused.block_ids, paused.emitted_token_ids[: max(0, covered)])

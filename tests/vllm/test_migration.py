@@ -29,7 +29,7 @@ async def test_moved_in_mid_decode(sides: tuple[Side, Side], tokens: int) -> Non
     assert migration.copied >= tokens // BLOCK_TOKENS
     paused = await migration.pause()
     assert migration.answer.token_ids == paused.emitted_token_ids
-    continued = await migration.hand_over(paused)
+    continued = await migration.hand_off(paused)
     await target.driver.end_of(continued)
     assert not migration.answer.ended.is_set()
     assert continued.deltas[0].offset == len(paused.emitted_token_ids)
@@ -55,7 +55,7 @@ async def test_moved_under_load_into_a_warm_cache(sides: tuple[Side, Side]) -> N
     await migration.round()
     await source.driver.until(lambda: len(migration.answer.token_ids) >= emitted + 2 * BLOCK_TOKENS)
     await migration.round()
-    continued = await migration.hand_over(await migration.pause())
+    continued = await migration.hand_off(await migration.pause())
     await target.driver.end_of(continued)
     assert continued.cached_tokens >= 1500
     for answer in load:
@@ -74,7 +74,7 @@ async def test_moved_while_the_prompt_is_computed(sides: tuple[Side, Side]) -> N
     paused = await migration.pause()
     assert paused.emitted_token_ids == ()
     assert 0 < paused.computed_tokens < 3000
-    continued = await migration.hand_over(paused)
+    continued = await migration.hand_off(paused)
     await target.driver.end_of(continued)
     assert continued.cached_tokens == paused.computed_tokens
     assert continued.token_ids == await expected(source, migration.request)
@@ -87,14 +87,14 @@ async def test_there_and_back(sides: tuple[Side, Side]) -> None:
     migration = await begin(source, target, 700, 200, after=20)
     await migration.offer()
     first = migration.answer
-    second = await migration.hand_over(await migration.pause())
+    second = await migration.hand_off(await migration.pause())
     await target.driver.until(lambda: len(second.token_ids) >= 50)
     moved = replace(migration.request, emitted_token_ids=first.token_ids)
     back = Migration(target, source, moved, second, emitted_before=first.token_ids)
     await back.offer()
     await target.driver.until(lambda: len(back.progress.block_ids) >= 700 // BLOCK_TOKENS)
     await back.round()
-    third = await back.hand_over(await back.pause())
+    third = await back.hand_off(await back.pause())
     await source.driver.end_of(third)
     assert third.cached_tokens >= 700
     whole = first.token_ids + second.token_ids + third.token_ids

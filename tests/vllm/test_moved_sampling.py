@@ -21,7 +21,7 @@ async def moved(
     source, target = sides
     migration = await begin(source, target, tokens, max_tokens, after, sampling)
     await migration.offer()
-    continued = await migration.hand_over(await migration.pause())
+    continued = await migration.hand_off(await migration.pause())
     await target.driver.end_of(continued)
     assert continued.token_ids, "it was moved in time"
     return migration, continued

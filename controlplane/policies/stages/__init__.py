@@ -1,4 +1,4 @@
-"""Length-specialised stages (CascadeInfer): who serves which lengths, where a boundary lies, who hands over what.
+"""Length-specialised stages (CascadeInfer): who serves which lengths, where a boundary lies, who hands off what.
 
 `layout` says which instances form which stage; `refinement` moves the boundary between neighbours; `rebalancing` names
 the requests that are to leave an instance; `placement` is the policy for new requests; `agent` joins these to the

@@ -1,4 +1,4 @@
-"""One instance's part in the stages: what it tells its neighbours, where its range ends, what it hands over.
+"""One instance's part in the stages: what it tells its neighbours, where its range ends, what it hands off.
 
 The paper's LoadTracker and Coordinator (CascadeInfer, section 3.1) as one pure object, for one set of parameters. The
 `StageManager` holds it and keeps it at the plan in force.
@@ -26,7 +26,7 @@ from controlplane.protocols.bid_ask.sender import BidAskSender, Closed, Migrate
 from mesh.invariants import invariants
 
 
-class HandOver(StrEnum):
+class RoutingMode(StrEnum):
     """How the next stage's instance is found for a request that has outgrown its own."""
 
     BID_ASK = "bid_ask"
@@ -38,7 +38,7 @@ class StageParameters(msgspec.Struct, frozen=True):
     """How an instance behaves within its stage."""
 
     refinement: RefinementParameters = RefinementParameters()
-    hand_over: HandOver = HandOver.BID_ASK
+    routing_mode: RoutingMode = RoutingMode.BID_ASK
     rebalance: bool = True
     """Whether overloaded instances offer requests within their stage."""
     overload_share: Annotated[float, msgspec.Meta(ge=0)] = 0.25
@@ -87,7 +87,7 @@ class StageAgent:
         self.sender = BidAskSender(name, limits)
         self.receiver = BidAskReceiver(limits)
         self.layout: StageLayout | None = None
-        """Of instances that are alive; None: no stages, nothing is handed over."""
+        """Of instances that are alive; None: no stages, nothing is handed off."""
         self.boundary: Boundary | None = None
         """None in the last stage."""
         self._model: QoeModel | None = None
@@ -185,7 +185,7 @@ class StageAgent:
         instructions += self._refine(self.layout, stage, now_ms)
         if capacity.transfer_obstacle:
             return tuple(instructions)  # no request can leave: offers would hold promises of others for nothing
-        instructions += self._hand_over(self.layout, stage, now_ms)
+        instructions += self._hand_off(self.layout, stage, now_ms)
         if self.parameters.rebalance:
             instructions += self._rebalance(self.layout, stage, now_ms)
         return tuple(instructions)
@@ -239,7 +239,7 @@ class StageAgent:
         ]
         return sum(said) / len(said) if said else layout.boundaries_tokens[stage]
 
-    def _hand_over(self, layout: StageLayout, stage: int, now_ms: float) -> list[AgentInstruction]:
+    def _hand_off(self, layout: StageLayout, stage: int, now_ms: float) -> list[AgentInstruction]:
         """Offer what has outgrown the range to the stage that covers it."""
         instructions: list[AgentInstruction] = []
         if self.boundary is None:
@@ -251,7 +251,7 @@ class StageAgent:
                 continue
             target = max(stage + 1, layout.stage_of(request.context_tokens))
             candidates: Sequence[str] = layout.stages[target]
-            if self.parameters.hand_over is HandOver.ROUND_ROBIN:
+            if self.parameters.routing_mode is RoutingMode.ROUND_ROBIN:
                 self._turn += 1
                 candidates = (candidates[self._turn % len(candidates)],)
             offered = self.sender.offer(

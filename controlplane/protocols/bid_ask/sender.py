@@ -1,4 +1,4 @@
-"""The side that has requests to hand over."""
+"""The side that has requests to hand off."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from mesh.invariants import invariants
 
 
 class DealState(StrEnum):
-    """Where the handing over of one request stands."""
+    """Where the handoff of one request stands."""
 
     ASKING = "asking"
     """Candidates have been asked; nothing is promised."""

@@ -33,7 +33,7 @@ def engine_environment(settings: VllmSettings, device: Device) -> dict[str, str]
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
-        # A step's outputs are handed over in slices of this size, with a turn of the event loop in between; one
+        # A step's outputs are passed on in slices of this size, with a turn of the event loop in between; one
         # slice keeps one step one message.
         "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, settings.max_batch_requests)),
         # Its successor does not show which row of a step belongs to which request (see `hidden_states`).

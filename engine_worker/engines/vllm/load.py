@@ -1,10 +1,10 @@
-"""The engine's load, from vLLM's statistics of each step and an account of the requests handed to it. Pure.
+"""The engine's load, from vLLM's statistics of each step and an account of the requests submitted to it. Pure.
 
 How exact each field of the report is, as of the last step:
 
 - running_requests, preemptions_total, kv_blocks_used: vLLM's own numbers. A preemption shows once the request
   produces its next token.
-- queued_requests: handed over and unfinished, less the running ones; exact.
+- queued_requests: submitted and unfinished, less the running ones; exact.
 - generated_tokens_total, finished_requests_total: counted from the outputs; exact.
 - prefilled_tokens_total: the tokens that steps computed for requests without output yet; exact. What is computed
   again after a preemption is not in it.
@@ -68,7 +68,7 @@ class LoadAccount:
         self._attended_pairs = 0.0
 
     def submitted(self, request_id: str, context_tokens: int, cached_tokens: int, priority: int, now_s: float) -> None:
-        """A request was handed over, of whose context that many tokens are thought to be cached."""
+        """A request was submitted, of whose context that many tokens are thought to be cached."""
         if not self._accounts:
             self._step_since_s = now_s
         self._arrivals += 1

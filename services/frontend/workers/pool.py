@@ -258,7 +258,7 @@ class WorkerPool:
                 self._relays.drop(link, moved.request_id)
         elif link is None or not link.connected.is_set():
             message = f"The worker {target.instance_id} that this request moved to was lost."
-            relay.lost(target, Loss("hand_over", target.instance_id, upstream_failed(message, "worker_lost")))
+            relay.lost(target, Loss("handoff", target.instance_id, upstream_failed(message, "worker_lost")))
 
     async def _tick_forever(self) -> None:
         while True:

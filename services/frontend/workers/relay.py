@@ -27,12 +27,12 @@ from services.frontend.workers.token_mailbox import Piece, TokenMailbox
 
 log = logging.getLogger(__name__)
 
-LossReason = Literal["worker_lost", "worker_hung", "unavailable", "hand_over"]
+LossReason = Literal["worker_lost", "worker_hung", "unavailable", "handoff"]
 
 _RECOVERABLE: Final[dict[int, LossReason]] = {
     request_pb2.ERROR_CODE_UNSPECIFIED: "unavailable",
     request_pb2.ERROR_CODE_UNAVAILABLE: "unavailable",
-    request_pb2.ERROR_CODE_LOST: "hand_over",
+    request_pb2.ERROR_CODE_LOST: "handoff",
 }
 
 _GIVEN_UP: Final = frozenset((request_pb2.FINISH_REASON_ERROR, request_pb2.FINISH_REASON_ABORT))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from controlplane.planning.qoe import QoeModel
 from controlplane.planning.stage_partition import PartitionMethod
-from controlplane.policies.stages.agent import HandOver
+from controlplane.policies.stages.agent import RoutingMode
 from controlplane.policies.stages.refinement import Refinement
 from simulator.reproductions.cascadeinfer.profiling import ProfileBounds, ProfileResult
 from simulator.reproductions.cascadeinfer.systems import (
@@ -39,7 +39,7 @@ REFINEMENTS = {
 }
 FOUR_BY_FOUR = replace(OURS, sizes=(4, 4, 4, 4))
 BALANCING = {
-    "round robin": replace(FOUR_BY_FOUR, hand_over=HandOver.ROUND_ROBIN, rebalance=False),
+    "round robin": replace(FOUR_BY_FOUR, routing_mode=RoutingMode.ROUND_ROBIN, rebalance=False),
     "inter-stage bid-ask": replace(FOUR_BY_FOUR, rebalance=False),
     "full bid-ask": FOUR_BY_FOUR,
 }

@@ -22,7 +22,7 @@ from controlplane.planning.stage_partition import (
 from controlplane.planning.stage_plan import StagePlan
 from controlplane.policies.interface import Policy
 from controlplane.policies.round_robin import RoundRobin
-from controlplane.policies.stages.agent import HandOver, StageParameters
+from controlplane.policies.stages.agent import RoutingMode, StageParameters
 from controlplane.policies.stages.layout import StageLayout, assign
 from controlplane.policies.stages.placement import Stages
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters
@@ -95,7 +95,7 @@ class Variant:
     method: PartitionMethod = PartitionMethod.EXACT
     cuts_per_octave: int = 4
     refinement: Refinement = Refinement.QUALITY
-    hand_over: HandOver = HandOver.BID_ASK
+    routing_mode: RoutingMode = RoutingMode.BID_ASK
     rebalance: bool = True
     sizes: tuple[int, ...] = ()
     """Instances of each stage; empty: the partition finds them."""
@@ -241,9 +241,9 @@ def _made(setting: Setting, variant: Variant, rate_req_s: float) -> tuple[Policy
                 plan, [f"instance-{number}" for number in range(INSTANCES)], model=MODEL_NAME, revision=1
             )
             parameters = StageParameters(
-                RefinementParameters(policy=variant.refinement), variant.hand_over, variant.rebalance
+                RefinementParameters(policy=variant.refinement), variant.routing_mode, variant.rebalance
             )
-            policy = Stages(round_robin=variant.hand_over is HandOver.ROUND_ROBIN)
+            policy = Stages(round_robin=variant.routing_mode is RoutingMode.ROUND_ROBIN)
             model = _quality(setting)
             return policy, (StageController(layout, model, policy, parameters),)
 

@@ -15,9 +15,9 @@ MOST_POINTS = 400
 
 SETUP = """
 - Clusters: 1 prefill and 3 decode instances on RTX 4090D with R1-Distill-Qwen-7B in 8 bit, and 2 + 6 on H800 with
-  Qwen3-14B; step times and KV memory by the roofline model of the catalogue. Prefill hands over to the decode instance
-  whose KV memory is emptiest (all systems), over 200 Gbit/s links; figure 13 has 25 Gbit/s and the small cluster's
-  devices, a quarter of them for prefill.
+  Qwen3-14B; step times and KV memory by the roofline model of the catalogue. Prefill instances
+  transfer to the decode instance whose KV memory is emptiest (all systems), over 200 Gbit/s links; figure 13 has
+  25 Gbit/s and the small cluster's devices, a quarter of them for prefill.
 - Arrivals are a Poisson process; lengths come stratified, one from every twentieth of the distribution in each block
   of 20 requests. Throughput and goodput count what ended within the time of the arrivals, percentiles every request.
   SLO: TTFT 1 s, TPOT 25 ms (small) and 50 ms (large).

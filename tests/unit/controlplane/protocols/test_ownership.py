@@ -130,11 +130,11 @@ EVENTS = st.lists(st.sampled_from(["a", "b", "b", "time", "repeat", "a ends"]), 
 
 
 @given(EVENTS, st.integers(0, 12), st.integers(0, 12))
-def test_two_senders_in_any_order_with_loss_and_death(events: list[str], hand_over: int, lost_from: int) -> None:
-    """A hands over to B; both streams are interleaved at will, A's tail may be lost with it, time may pass."""
-    sent_by_a = [step(0, index, index + 1) for index in range(hand_over)]
-    by_a, by_b = sent_by_a[:lost_from], [step(1, hand_over, hand_over + 1, first=True)]
-    by_b += [step(1, index, index + 1) for index in range(hand_over + 1, hand_over + 5)]
+def test_two_senders_in_any_order_with_loss_and_death(events: list[str], handoff: int, lost_from: int) -> None:
+    """A hands off to B; both streams are interleaved at will, A's tail may be lost with it, time may pass."""
+    sent_by_a = [step(0, index, index + 1) for index in range(handoff)]
+    by_a, by_b = sent_by_a[:lost_from], [step(1, handoff, handoff + 1, first=True)]
+    by_b += [step(1, index, index + 1) for index in range(handoff + 1, handoff + 5)]
     ownership, passed, now_s = owned_by(A), list[int](), 0.0
     for event in [*events, *(["b"] * 5), *(["a"] * 12), "time", "time"]:
         if event == "a" and by_a:
@@ -152,7 +152,7 @@ def test_two_senders_in_any_order_with_loss_and_death(events: list[str], hand_ov
         ownership.validate()
         assert passed == ownership.token_ids == TRUTH[: len(passed)]
     assert ownership.owner == B
-    assert passed == TRUTH[: hand_over + 5]
+    assert passed == TRUTH[: handoff + 5]
 
 
 @given(st.lists(st.sampled_from(["deliver", "die", "stray", "duplicate"]), max_size=40))
@@ -189,7 +189,7 @@ def test_an_adopted_request_goes_on_from_the_tokens_that_its_owner_tells_of() ->
         ownership.adopt(A, 6)
 
 
-def test_every_recovery_leaves_an_epoch_free_for_a_hand_over_that_was_not_heard_of() -> None:
+def test_every_recovery_leaves_an_epoch_free_for_a_handoff_that_was_not_heard_of() -> None:
     ownership = owned_by(A)
     for epoch in (2, 4, 6):
         ownership.take_back()
@@ -229,7 +229,7 @@ def test_a_life_with_another_past_is_told_to_stop_once() -> None:
     assert ownership.receive(B, Step(1, 2, [7], [1, 2]), 0) == ()
 
 
-def test_what_a_former_owner_repeats_or_went_on_to_after_the_hand_over_does_not_count() -> None:
+def test_what_a_former_owner_repeats_or_went_on_to_after_the_handoff_does_not_count() -> None:
     ownership = owned_by(A)
     ownership.receive(A, step(0, 0, 2), 0)
     ownership.receive(B, step(1, 4, 5, first=True), 0)
@@ -279,7 +279,7 @@ def test_no_more_is_held_than_may_be() -> None:
     assert not ownership.holds
 
 
-def test_a_second_hand_over_may_be_early_too() -> None:
+def test_a_second_handoff_may_be_early_too() -> None:
     ownership = owned_by(A)
     ownership.receive(A, step(0, 0, 2), 0)
     assert tokens_of(ownership.receive(B, step(1, 2, 3, first=True), 0)) == TRUTH[2:3]

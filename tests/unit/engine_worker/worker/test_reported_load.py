@@ -18,7 +18,7 @@ def test_what_the_engine_counts_is_reported_as_it_is() -> None:
     assert reported_load(load, table_of(10, 20, 30)) is load
 
 
-def test_requests_handed_over_since_the_last_step_are_added() -> None:
+def test_requests_submitted_since_the_last_step_are_added() -> None:
     load = LoadReport(running_requests=1, queued_requests=0, queued_prefill_tokens=5)
     reported = reported_load(load, table_of(10, 20, 30))
     assert reported.queued_requests == 2

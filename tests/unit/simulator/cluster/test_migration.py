@@ -131,7 +131,7 @@ def test_an_order_for_an_unknown_or_moving_request_is_answered_at_once() -> None
 
 
 @pytest.mark.parametrize("at_s", [0.1012, 0.103, 0.1095, 0.1102])
-def test_a_source_that_dies_while_it_hands_over_loses_no_token(at_s: float) -> None:
+def test_a_source_that_dies_while_it_hands_off_loses_no_token(at_s: float) -> None:
     run, orders = simulation([TraceRequest(0.0, 50, 40)], two(failures=(Failure(0, at_s),)), [(100.0, "r0", 0, 1)])
     (outcome,) = run.run()
     assert (outcome.error, outcome.output_tokens, outcome.instance_id) == ("", 40, "instance-1")

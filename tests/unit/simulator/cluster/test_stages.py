@@ -46,7 +46,7 @@ def test_requests_end_in_the_stage_of_their_length() -> None:
     assert all(outcome.output_tokens == r.output_tokens for outcome, r in zip(outcomes, requests(), strict=True))
     assert controller.moved > 60
     for outcome in outcomes:
-        # A hand-over takes a moment, in which the request goes on where it is.
+        # A handoff takes a moment, in which the request goes on where it is.
         length = outcome.input_tokens + outcome.output_tokens
         stage = LAYOUT.stage_with(outcome.instance_id)
         assert stage is not None

@@ -11,7 +11,7 @@ from controlplane.planning.qoe import QoeModel
 from controlplane.policies.stages.agent import (
     AgentInstruction,
     BoundaryMoved,
-    HandOver,
+    RoutingMode,
     StageAgent,
     StageParameters,
     ToPeer,
@@ -116,8 +116,8 @@ def test_who_cannot_move_kv_or_cannot_be_reached_by_the_frontend_is_not_chosen()
     assert cut.moves == [("r", "a", "c")], "f has no stream to d"
 
 
-def test_round_robin_hands_over_whatever_the_load() -> None:
-    mesh = Mesh(parameters=StageParameters(refinement=FROZEN, hand_over=HandOver.ROUND_ROBIN, rebalance=False))
+def test_round_robin_hands_off_whatever_the_load() -> None:
+    mesh = Mesh(parameters=StageParameters(refinement=FROZEN, routing_mode=RoutingMode.ROUND_ROBIN, rebalance=False))
     mesh.add("c", 50_000)
     mesh.add("a", 1200, 1300, 1400, 1500)
     mesh.tick(5)
@@ -200,7 +200,7 @@ def test_a_new_plan_starts_from_its_own_boundary_and_a_loss_elsewhere_changes_no
     assert agent.boundary is None
 
 
-def test_without_a_layout_nothing_is_handed_over_but_questions_are_answered() -> None:
+def test_without_a_layout_nothing_is_handed_off_but_questions_are_answered() -> None:
     agent = StageAgent("a", "a0", StageParameters(), BidAskLimits())
     capacity = Capacity(5000, 5000)
     assert agent.tick(capacity, (RunningRequest("r", 5000, 10),), 1000.0) == ()

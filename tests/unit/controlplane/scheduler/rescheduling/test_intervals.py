@@ -85,7 +85,7 @@ async def test_a_request_that_two_instances_tell_of_is_ordered_to_move_once() ->
     bench.decodes("d")
     await bench.service.reschedule()
     await asyncio.sleep(0)
-    assert bench.given == ["r"], "while it is handed over both tell of it"
+    assert bench.given == ["r"], "while it is handed off both tell of it"
 
 
 async def test_loads_that_cannot_be_compared_any_more_are_not_shown() -> None:

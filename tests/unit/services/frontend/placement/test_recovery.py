@@ -282,7 +282,7 @@ async def test_a_worker_that_is_busy_with_others_keeps_its_requests(model_path: 
         )
 
 
-def handed_over(request_id: str, at: int) -> list[Delta]:
+def handed_off(request_id: str, at: int) -> list[Delta]:
     """What a target sends."""
     made = deltas(at, len(TRUTH))
     made[0].emitted_token_ids.extend(TRUTH[:at])
@@ -302,7 +302,7 @@ def say_tail(worker: FakeWorker, tail: list[Delta]) -> None:
 
 
 def target_first(one: FakeWorker, two: FakeWorker, request_id: str) -> None:
-    say_tail(two, handed_over(request_id, 12))
+    say_tail(two, handed_off(request_id, 12))
     tail = deltas(10, 12)
     for delta in tail:
         delta.request_id = request_id
@@ -312,11 +312,11 @@ def target_first(one: FakeWorker, two: FakeWorker, request_id: str) -> None:
 
 def source_first(one: FakeWorker, two: FakeWorker, request_id: str) -> None:
     one.say(moved(request_id))
-    say_tail(two, handed_over(request_id, 10))
+    say_tail(two, handed_off(request_id, 10))
 
 
 def tail_is_lost(one: FakeWorker, two: FakeWorker, request_id: str) -> None:
-    say_tail(two, handed_over(request_id, 12))
+    say_tail(two, handed_off(request_id, 12))
 
 
 @pytest.mark.slow
@@ -345,5 +345,5 @@ async def test_a_client_that_leaves_is_followed_to_where_its_request_moved(model
         request_id = one.received[0].request_id
         asking.cancel()
         await one.wait_until(lambda: one.aborted == [request_id])
-        say_tail(two, handed_over(request_id, 10)[:1])
+        say_tail(two, handed_off(request_id, 10)[:1])
         await two.wait_until(lambda: two.aborted == [request_id])

@@ -101,7 +101,7 @@ def test_a_lost_request_is_placed_again_under_a_higher_epoch() -> None:
     relay._on_lost = lambda _, loss: losses.append(loss.reason)
     error = request_pb2.RequestError(code=request_pb2.ERROR_CODE_LOST)
     relay.accept(WORKER, request_pb2.TokenDelta(finish_reason=request_pb2.FINISH_REASON_ERROR, error=error), 0.0)
-    assert losses == ["hand_over"]
+    assert losses == ["handoff"]
     assert not relay.finished
     again = relay.generate_request(now_s=101.0)
     assert (again.epoch, list(again.emitted_token_ids)) == (2, [7])
