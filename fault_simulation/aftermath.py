@@ -41,7 +41,8 @@ KEPT_TASKS: Final = frozenset(
         "worker TargetLink._read",
     }
 )
-"""Of connections between two workers that are opened when first needed and stay: for migrations, and between stages."""
+"""Of connections between two workers that are opened when first needed and stay: for migrations, and between stages.
+`_left_open` looks at how many there are."""
 
 
 def probe(number: int, model: str) -> Request:
@@ -66,6 +67,7 @@ def leftovers(mesh: SimulatedMesh, timeline: Timeline, usual: set[str]) -> Itera
         yield from (("missing member", name, what) for what in _missing(mesh, members, life))
         if isinstance(life.role, WorkerRole):
             yield from (("left on a worker", name, what) for what in _left_on_worker(life.role))
+            yield from (("left on a worker", name, what) for what in _left_open(mesh, life))
         elif isinstance(life.role, FrontendRole):
             yield from (("left on a frontend", name, what) for what in _left_on_frontend(life.role))
             links = _running(mesh, life, "WorkerLink.run")
@@ -181,6 +183,18 @@ def _left_on_worker(role: WorkerRole) -> Iterator[str]:
     yield from engine.transfers
     if coordinator is not None:
         yield from _left_to_move(coordinator)
+
+
+def _left_open(mesh: SimulatedMesh, life: Life) -> Iterator[str]:
+    """One connection of each kind to each other worker is enough, and a call is of a connection."""
+    others = len(_workers(mesh)) - 1
+    streams = _running(mesh, life, "StageLinks._run")
+    if streams > others:
+        yield f"{streams} stage streams to {others} other workers"
+    if (calls := _running(mesh, life, "StreamUnaryCall._conduct_rpc")) > streams:
+        yield f"{calls} calls of {streams} stage streams"
+    if (links := _running(mesh, life, "Coordinator._run_link")) > others:
+        yield f"{links} links for migrations to {others} other workers"
 
 
 def _left_to_move(coordinator: Coordinator) -> Iterator[str]:

@@ -59,8 +59,8 @@ class SeedRange(click.ParamType[range]):
 @click.option(
     "--save",
     "folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Write the timelines of failures to this folder, each as soon as it is found.",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the timelines of failures to this folder, each as soon as it is found; it is made if there is none.",
 )
 @click.pass_context
 def command(
@@ -87,6 +87,8 @@ def command(
         raise click.UsageError("--story tells one simulation: give --seed or --timeline")
     if json_path not in (None, STDOUT):
         check_writable(Path(json_path))
+    if folder is not None:
+        _make(folder)
     is_complete = True
     if seeds is not None:
         outcomes, failed = _many(seeds, jobs, folder, quiet=json_path == STDOUT)
@@ -126,6 +128,14 @@ def _many(seeds: range, jobs: int, folder: Path | None, *, quiet: bool) -> tuple
                     )
             show("seeds", len(outcomes))
     return outcomes, sorted(failed, key=lambda outcome: outcome.seed)
+
+
+def _make(folder: Path) -> None:
+    """Before a long run, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"cannot make {folder}: {error.strerror}") from None
 
 
 def _save(folder: Path | None, failed: list[Outcome], timeline: Timeline) -> None:

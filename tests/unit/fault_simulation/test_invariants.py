@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from controlplane.policies.stages.neighbours import StageReport
+from engine_worker.coordinator.stages.wire import stage_message
 from fault_simulation.client import ReceivedAnswer
 from fault_simulation.invariants import flaws
 from fault_simulation.nodes import SimulatedMesh
@@ -101,6 +103,20 @@ def keep_task(mesh: SimulatedMesh) -> None:
     mesh.loop.spawn(life.node, asyncio.sleep(1000.0), "kept")
 
 
+def speak_twice(mesh: SimulatedMesh) -> None:
+    """Forget a stage stream that is open, and open another."""
+    life = mesh.machines["worker-0"].life
+    assert life is not None
+    links = role(mesh, "worker-0").stages._links
+
+    async def speak() -> None:
+        for _ in range(2):
+            links.send("worker-1", stage_message(StageReport(0, None, ())))
+            links._outboxes.clear()
+
+    mesh.loop.spawn(life.node, speak(), "speak")
+
+
 def keep_export(mesh: SimulatedMesh) -> None:
     role(mesh, "worker-0").engine.kv_agent().export("kept", [1])
 
@@ -141,6 +157,7 @@ def stay_away(mesh: SimulatedMesh) -> None:
         (AFTER_S, forget_member, "missing member"),
         (AFTER_S, keep_request, "left on a frontend"),
         (AFTER_S, keep_export, "left on a worker"),
+        (AFTER_S, speak_twice, "left on a worker"),
         (AFTER_S, keep_task, "left task"),
         (38.5, stay_away, "new request not served"),
     ],
