@@ -39,6 +39,8 @@ from services.frontend.settings import FrontendSettings
 
 ENDED_S: Final = HEALED_S + 42.0
 """When the last request is to have ended: those that waited for a frontend all this time come at once."""
+MAX_INDEXED_BLOCKS: Final = 16_384
+"""More than all workers can hold. The table of the default, 2 million, is half of a seed's memory and a tenth of its CPU."""
 QUIET_S: Final = 6.0
 """In which what is left of the last requests has to go."""
 QUIET_EVERY_S: Final = 0.25
@@ -108,7 +110,10 @@ def build(timeline: Timeline) -> SimulatedMesh:
     for name in topology.monitor_ids:
         mesh.add_monitor(name)
     for name in topology.scheduler_ids:
-        mesh.add_scheduler(name, SchedulerSettings(policy=topology.policy, rescheduler=topology.rescheduler))
+        mesh.add_scheduler(
+            name,
+            SchedulerSettings(topology.policy, rescheduler=topology.rescheduler, max_indexed_blocks=MAX_INDEXED_BLOCKS),
+        )
     for name in topology.router_ids:
         mesh.add_cascade(name)
     for name in topology.planner_ids:
