@@ -40,7 +40,7 @@ from services.frontend.settings import FrontendSettings
 ENDED_S: Final = HEALED_S + 42.0
 """When the last request is to have ended: those that waited for a frontend all this time come at once."""
 MAX_INDEXED_BLOCKS: Final = 16_384
-"""More than all workers can hold. The table of the default, 2 million, is half of a seed's memory and a tenth of its CPU."""
+"""More than all workers can hold. The table of the default, 2 million, takes a tenth of a seed's CPU."""
 QUIET_S: Final = 6.0
 """In which what is left of the last requests has to go."""
 QUIET_EVERY_S: Final = 0.25
