@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Literal
 
 from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
+from controlplane.protocols.ownership import EPOCHS_PER_ADOPTION
 from engine_worker.deltas import Delta, Failure, FailureCode
 from engine_worker.finished_tails import FinishedTail, FinishedTails
 from mesh.errors import IllegalTransition
@@ -32,8 +33,6 @@ _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 MAX_REMEMBERED_ADMISSIONS = 8192
 NO_STREAM = 0
 """The stream of a request whose frontend has gone and which waits for another one."""
-EPOCHS_PER_ADOPTION = 2
-"""As for a recovery: what the former frontend still does for the request is overtaken."""
 
 
 @dataclass(slots=True)

@@ -17,8 +17,11 @@ from mesh.invariants import invariants
 
 HOLD_S: Final = 1.0
 MAX_HELD_DELTAS: Final = 256
-EPOCHS_PER_RECOVERY: Final = 2
-"""A handoff takes one: one that committed unheard stays below the recovery that followed."""
+EPOCHS_PER_RECOVERY: Final = 1 << 20
+"""A move takes one epoch, a recovery a million: none of the moves that a frontend has not heard of has the epoch of the
+recovery that followed. (With steps of one and two, two unheard moves made a second owner in the recovery's epoch.)"""
+EPOCHS_PER_ADOPTION: Final = 1 << 40
+"""More than all recoveries: what a former frontend still does for a request is overtaken."""
 
 
 class TokenGap(RpcError):
@@ -79,7 +82,7 @@ class Ownership:
         if epoch <= self.epoch:
             return False
         if self.owner is None:
-            self.epoch = epoch + 1
+            self.epoch = epoch + EPOCHS_PER_RECOVERY
             return False
         self.owner, self.epoch = claimant, epoch
         return True

@@ -16,8 +16,8 @@ handshake, the refusals and the epochs are ours. Who owns the request while a me
 
 - A source that has paused resumes only when the target has said that it did not and will not commit. Where it gets
   no answer it gives the request up, and the frontend recovers it from the tokens it has.
-- Every handoff raises the request's epoch by one, every recovery by two. The frontend takes tokens of the highest
-  epoch only, so a target that committed unheard can do no harm.
+- Every handoff raises the request's epoch by one, every recovery by more than any number of handoffs. The frontend
+  takes tokens of the highest epoch only, so a target that committed unheard can do no harm.
 
 Disaggregated prefill and decode is the same protocol, ordered when the request comes: the offer is made once the first
 blocks of its prompt are computed, the rounds follow the prefill, and the final message follows the first token.

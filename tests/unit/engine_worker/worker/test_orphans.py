@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.request import EngineRequest, FinishReason, Resume, SamplingParams, StepOutput, TokenDelta
+from controlplane.protocols.ownership import EPOCHS_PER_ADOPTION
 from engine_worker.deltas import Failure, FailureCode
 from engine_worker.finished_tails import MAX_KEPT, MAX_KEPT_TOKENS, FinishedTail, FinishedTails
-from engine_worker.request_table import EPOCHS_PER_ADOPTION, NO_STREAM, Instructions, RequestTable
+from engine_worker.request_table import NO_STREAM, Instructions, RequestTable
 
 ORPHAN_S = 10.0
 
