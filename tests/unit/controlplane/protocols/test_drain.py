@@ -86,6 +86,17 @@ def test_pauses_double_up_to_a_bound_while_nothing_moves_and_are_short_again_onc
     assert drain.handle(LoadsKnown({})) == (LookAfter(PAUSE_MS),)
 
 
+def test_one_move_in_a_pass_is_enough_for_a_short_pause() -> None:
+    drain = Drain()
+    drain.handle(Looked(("r", "s"), frozenset(("r", "s"))))
+    drain.handle(Looked(("r", "s"), NOBODY))
+    drain.handle(LoadsKnown({"a": 0}))
+    drain.handle(MoveEnded("r", moved=True))
+    assert drain.handle(MoveEnded("s", moved=False)) == (LookAfter(2 * PAUSE_MS),)
+    drain.handle(Looked(("s",), NOBODY))
+    assert drain.handle(LoadsKnown({})) == (LookAfter(PAUSE_MS),)
+
+
 def test_what_others_have_ordered_is_looked_at_again() -> None:
     drain = Drain()
     assert drain.handle(Looked(("r",), frozenset("r"))) == (LookAfter(PAUSE_MS),)

@@ -20,6 +20,7 @@ from controlplane.protocols.migration.source_events import (
     Export,
     Exported,
     MigrationEnded,
+    MigrationOutcome,
     MoveOrdered,
     MoveWithdrawn,
     NotExported,
@@ -118,14 +119,14 @@ def test_an_order_that_is_withdrawn_leaves_the_queue_or_cancels_its_migration() 
     manager = new_manager(ManagerLimits(parallel=1))
     for number in range(3):
         begun(manager, order(number))
-    assert end_of(manager.handle(MoveWithdrawn(1), 1.0)).request_id == "r1"
+    ended = end_of(manager.handle(MoveWithdrawn(1), 1.0))
+    assert ended == MigrationEnded(1, "", "r1", "b", MigrationOutcome(Ending.FAILED, "the order was withdrawn"))
     instructions = manager.handle(MoveWithdrawn(0), 1.0)
-    aborted, withdrawn, ended, next_one = instructions
-    assert isinstance(aborted, Do)
-    assert isinstance(aborted.instruction, source.Send)
-    assert isinstance(aborted.instruction.message, messages.Abort)
+    aborted, withdrawn, other_ended, next_one = instructions
+    assert aborted == Do("a.1-1", source.Send(messages.Abort("a.1-1", "the order was withdrawn")))
     assert withdrawn == Withdraw("a.1-1", "r0")
-    assert isinstance(ended, MigrationEnded)
+    assert isinstance(other_ended, MigrationEnded)
+    assert manager.handle(MoveWithdrawn(0), 2.0) == (), "it is over"
     assert next_one == Export("a.1-3", "r2", PEERS["b"])
 
 
@@ -216,18 +217,20 @@ def paused(manager: SourceManager) -> str:
     migration_id = migration_of(manager, order(0))
     manager.handle(messages.Accept(migration_id), 0.0)
     manager.handle(messages.Pulled(migration_id, 1), 0.0)
-    manager.handle(RequestPaused(migration_id, (1,), 40, 10, since_ms=10.0), 20.0)
+    sent = manager.handle(RequestPaused(migration_id, (1,), 41, 11, since_ms=10.0), 20.0)
+    assert sent == (Do(migration_id, source.Send(messages.FinalMessage(migration_id, (1,), 41, 10, 1))),)
     return migration_id
 
 
 def test_the_outcome_tells_what_it_took() -> None:
     manager = new_manager()
+    migration_id = migration_of(manager, order(1), 5.0)
+    refused = end_of(manager.handle(messages.Refuse(migration_id, "full"), 7.0)).outcome
+    assert (refused.ending, refused.reason, refused.paused_ms, refused.duration_ms) == (Ending.REFUSED, "full", None, 2)
     ended = end_of(manager.handle(messages.Committed(paused(manager)), 40.0))
-    assert ended.outcome.moved
-    assert (ended.outcome.rounds, ended.outcome.blocks, ended.outcome.paused_ms) == (1, 10, 30.0)
-    assert manager.moved_lately("r0")
-    manager.handle(source.Tick(), 41.0 + LIMITS.remember_ms)
-    assert not manager.moved_lately("r0")
+    story = "0 ms: ordered; 0 ms: offered; 0 ms: copying; 0 ms: pausing; 20 ms: committing; 40 ms: moved"
+    moved = source.SourceState.MOVED
+    assert ended.outcome == MigrationOutcome(Ending.MOVED, "", 1, 11, 30.0, 40.0, moved, f"migration a.1-2: {story}")
 
 
 @pytest.mark.parametrize("target_commits", [True, False])
@@ -236,10 +239,11 @@ def test_an_abort_waits_while_the_request_may_be_the_targets(target_commits: boo
     migration_id = paused(manager)
     assert manager.is_paused("r0")
     (sent,) = manager.handle(AbortAsked("r0"), 21.0)
-    assert isinstance(sent, Do)
+    assert sent == Do(migration_id, source.Send(messages.Abort(migration_id, "the request was taken back")))
     answer = messages.Committed(migration_id) if target_commits else messages.Failed(migration_id, "dropped")
     instructions = manager.handle(answer, 22.0)
     assert (Abort("r0") in instructions) is not target_commits
+    assert end_of(instructions).outcome.blocks == (11 if target_commits else 10), "what it has, or what was copied"
     assert not manager.is_paused("r0")
 
 
@@ -274,7 +278,43 @@ def test_stopping_ends_what_waits_and_cancels_what_is_under_way() -> None:
     begun(manager, order(1))
     ended = [each for each in manager.handle(Stopped(), 1.0) if isinstance(each, MigrationEnded)]
     assert sorted(each.request_id for each in ended) == ["r0", "r1"]
+    assert {(each.outcome.ending, each.outcome.reason) for each in ended} == {(Ending.FAILED, "the worker is stopping")}
     assert manager.orders == 0
+
+
+def test_what_it_tells_of_a_request_on_its_way() -> None:
+    manager = new_manager(ManagerLimits(parallel=1))
+
+    def told(request_id: str) -> tuple[bool, bool, bool, bool]:
+        return (
+            manager.knows(request_id),
+            manager.is_ordered(request_id),
+            manager.moved_lately(request_id),
+            manager.is_paused(request_id),
+        )
+
+    assert told("r0") == (False, False, False, False)
+    assert not manager.is_busy
+    (export,) = manager.handle(order(0), 0.0)
+    assert isinstance(export, Export)
+    assert (told("r0"), manager.migration_ids, manager.is_busy) == ((True, True, True, False), ("a.1-1",), True)
+    assert not manager.awaits_step("a.1-1"), "nothing is known of its blocks yet"
+    manager.handle(order(1), 0.0)
+    assert told("r1") == (True, True, False, False), "it waits"
+    manager.handle(exported(export), 0.0)
+    manager.handle(messages.Accept("a.1-1"), 0.0)
+    assert not manager.awaits_step("a.1-1"), "a round is under way"
+    manager.handle(messages.Pulled("a.1-1", 1), 0.0)
+    assert manager.awaits_step("a.1-1")
+    assert not manager.awaits_step("a.1-2"), "there is none"
+    manager.handle(RequestPaused("a.1-1", (1,), 41, 11, since_ms=10.0), 20.0)
+    assert told("r0") == (True, True, True, True)
+    manager.handle(messages.Committed("a.1-1"), 21.0)
+    assert told("r0") == (False, False, True, False)
+    manager.handle(source.Tick(), 21.0 + LIMITS.remember_ms)
+    assert manager.moved_lately("r0")
+    manager.handle(source.Tick(), 22.0 + LIMITS.remember_ms)
+    assert not manager.moved_lately("r0")
 
 
 # -- transfers of prefills
@@ -316,6 +356,16 @@ def test_the_scheduler_is_asked_after_the_first_token() -> None:
     assert instructions[-1] == TransferEnded("r0", "c", TransferResult.MOVED, "", 5.0)
 
 
+def test_a_transfer_to_where_nothing_can_move_fails_at_once() -> None:
+    manager = new_manager()
+    manager.handle(TransferOrdered("r0", ""), 0.0)
+    manager.handle(RequestBegan("r0"), 10.0)
+    ended, transfer = manager.handle(DecodeChosen("r0", "d"), 12.0)
+    reason = "d is no instance that could take it; those of the same model and engine: b, c"
+    assert ended == MigrationEnded(None, "", "r0", "d", MigrationOutcome(Ending.FAILED, reason))
+    assert transfer == TransferEnded("r0", "d", TransferResult.FAILED, reason, 2.0)
+
+
 @pytest.mark.parametrize(("error", "result"), [("", []), ("nobody there", [TransferResult.FAILED])])
 def test_a_request_that_is_to_stay_stays(error: str, result: list[TransferResult]) -> None:
     manager = new_manager()
@@ -337,7 +387,8 @@ def test_a_transfer_whose_request_ends_is_skipped_wherever_it_stands() -> None:
         if at == "refused":
             refuse(manager, 1, 2.0)
         ended = [each for each in manager.handle(RequestGone("r0"), 3.0) if isinstance(each, TransferEnded)]
-        assert [each.result for each in ended] == ([TransferResult.SKIPPED] if at in ("moving", "refused") else [])
+        skipped = TransferEnded("r0", "b", TransferResult.SKIPPED, "the request ended before it was moved")
+        assert ended == ([skipped] if at in ("moving", "refused") else [])
         assert manager.transfers == manager.orders == 0
         assert begun(manager, source.Tick(), 60_000.0) == []
 
