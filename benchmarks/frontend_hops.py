@@ -8,16 +8,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from benchmarks.english import prompts, text
 from controlplane.model.incarnation import Incarnation
 from controlplane.model.prefix_hash import block_hashes
+from controlplane.protocols.relay.events import Loss
 from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
 from services.frontend.answers.formats import AnswerHeader, ChatFormat
+from services.frontend.errors import ApiError
 from services.frontend.http.body import decode_body
+from services.frontend.metrics import FrontendMetrics
 from services.frontend.requests.schema import ChatCompletionRequest
 from services.frontend.text.model_text import ModelText
-from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.relay import Relay, RelayRegistry
 from services.frontend.workers.token_mailbox import Piece, TokenMailbox
 
 BLOCK_TOKENS = 16
@@ -75,8 +80,10 @@ def chunk_hops(model: ModelText, streams: int) -> dict[str, float]:
     """Of one chunk, where a step's message holds one delta for each stream."""
     deltas = [request_pb2.TokenDelta(request_id=f"chatcmpl-{i:032x}", offset=9, token_ids=[70]) for i in range(streams)]
     message = worker_pb2.WorkerMessage(step=worker_pb2.StepOutput(deltas=deltas)).SerializeToString()
-    relay, delta = _relay([1]), request_pb2.TokenDelta(offset=0, token_ids=[70])
-    relay.placed(OWNER)
+    relay = _relay([1])
+    delta = request_pb2.TokenDelta(request_id=relay.request_id, offset=0, token_ids=[70])
+    relays = RelayRegistry(FrontendMetrics(CollectorRegistry()), {}, lambda: 0.0)
+    relays.submitted(relay, OWNER)
     answer = model.chunked.encode(text(ANSWER_CHARACTERS, random.Random(0)))
     pieces = itertools.cycle([Piece(0, [token_id], (), 0, None) for token_id in answer])
     plain = ChoiceText(0, model.detokenizer([]), (), frozenset())
@@ -84,13 +91,13 @@ def chunk_hops(model: ModelText, streams: int) -> dict[str, float]:
     header = AnswerHeader("chatcmpl-" + 32 * "0", 0, "demo", model, logprobs=False, include_usage=False)
     form, shown = ChatFormat(header, 1), ChoicePiece(0, " token", (), None)
 
-    def accept() -> None:
+    def deliver() -> None:
         relay.emitted_token_ids.clear()
-        relay.accept(OWNER, delta, 0.0)
+        relays.deliver(OWNER, delta, 0.0)
 
     return {
         "stream: decode the message, per delta": cpu_us(lambda: _read(message), 200) / streams,
-        "stream: relay": cpu_us(accept, 2000),
+        "stream: relay": cpu_us(deliver, 2000),
         "detokenise": cpu_us(lambda: plain.push(next(pieces)), 2000),
         "detokenise, with two stop strings": cpu_us(lambda: stopping.push(next(pieces)), 2000),
         "SSE: encode": cpu_us(lambda: form.event(shown), 2000),
@@ -117,5 +124,5 @@ def _relay(token_ids: list[int]) -> Relay:
     )
 
 
-def _never_lost(relay: Relay, loss: Loss) -> None:
+def _never_lost(relay: Relay, loss: Loss[ApiError]) -> None:
     raise RuntimeError(f"the benchmark loses no worker: {loss}")

@@ -216,7 +216,7 @@ def _left_on_frontend(role: FrontendRole) -> Iterator[str]:
         "admitted requests": service.gate.queue.running,
         "queued requests": service.gate.queue.queued,
         "waiting requests": len(service.room),
-        "relays": service.pool.relays,
+        "relays": len(service.pool.relays),
         "placements that schedulers have not been told the end of": service.placement.placed,
     }
     yield from (f"{count} {what}" for what, count in counts.items() if count)

@@ -47,6 +47,10 @@ class Delta(Protocol):
     def emitted_token_ids(self) -> Sequence[int]:
         """All tokens before `offset`; on the first delta after a handoff only."""
 
+    @property
+    def finish_reason(self) -> int:
+        """Not 0 on the request's last delta."""
+
 
 class Filled(NamedTuple):
     """Tokens that are known from the new owner's account only, so without logprobs."""
@@ -131,6 +135,20 @@ class TokenStream(Ownership, Generic[D]):
         """See `Ownership`."""
         super().take_back()
         self._forget_formers()
+
+    def push(self, sender: Incarnation, delta: D) -> bool:
+        """Take a delta that simply goes on where its owner's last one ended, as nearly all do; it is to be passed on.
+        False: it is another one, and `receive` takes it."""
+        if (
+            delta.epoch != self.epoch
+            or sender != self.owner
+            or delta.offset != len(self.token_ids)
+            or self._held
+            or delta.finish_reason
+        ):
+            return False
+        self.token_ids += delta.token_ids
+        return True
 
     def receive(self, sender: Incarnation, delta: D, now_s: float) -> Sequence[D | Filled] | None:
         """Tokens have come. None: they are not wanted and the sender is to drop the request (said once). Raises

@@ -29,6 +29,7 @@ from controlplane.protocols.recovery import (
     Wait,
     Woken,
 )
+from controlplane.protocols.relay.events import Loss
 from mesh.errors import NoInstance, PeerUnavailable, UnknownModel
 from penstock.v1 import scheduler_pb2
 from services.frontend.errors import ApiError, stopped, unavailable
@@ -37,7 +38,7 @@ from services.frontend.placement.client import Placement, PlacementClient
 from services.frontend.placement.waiting_room import WaitingRoom
 from services.frontend.workers.link import WorkerLink
 from services.frontend.workers.pool import WorkerPool
-from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.relay import Relay
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +73,14 @@ class Placer:
         """Look after a choice that a worker has already: its client came back from another frontend."""
         self._manager(relay).handle(Submitted(relay.instance_id), self.clock())
 
-    def recover(self, relay: Relay, loss: Loss) -> None:
+    def recover(self, relay: Relay, loss: Loss[ApiError]) -> None:
         """Place a choice again that nobody owns, or fail it with the loss."""
         manager = self._manager(relay)
         instruction = manager.handle(Lost(loss.instance_id, len(relay.emitted_token_ids)), self.clock())
         story = {
             "request_id": relay.request_id,
             "instance_id": loss.instance_id,
-            "reason": loss.reason,
+            "reason": loss.reason.value,
             "emitted_tokens": len(relay.emitted_token_ids),
             "losses_without_progress": manager.budget.losses,
         }
@@ -118,8 +119,8 @@ class Placer:
             manager = self._managers[relay.request_id] = RecoveryManager(relay.request_id, self.limits)
         return manager
 
-    async def _recover(self, relay: Relay, loss: Loss, instruction: Instruction) -> None:
-        self.ended(relay.request_id, ok=False, reason=loss.reason)
+    async def _recover(self, relay: Relay, loss: Loss[ApiError], instruction: Instruction) -> None:
+        self.ended(relay.request_id, ok=False, reason=loss.reason.value)
         try:
             await self._carry_out(self._manager(relay), instruction, [relay], is_new=False)
         except ApiError as error:
@@ -128,19 +129,18 @@ class Placer:
             return
         if relay.finished:
             return
-        self.metrics.recoveries.labels(loss.reason).inc()
+        self.metrics.recoveries.labels(loss.reason.value).inc()
         log.info("request recovered", extra={"request_id": relay.request_id, "instance_id": relay.instance_id})
 
-    def _recovered(self, task: asyncio.Task[None], relay: Relay, loss: Loss) -> None:
+    def _recovered(self, task: asyncio.Task[None], relay: Relay, loss: Loss[ApiError]) -> None:
         self._recoveries.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a recovery broke", exc_info=error, extra={"request_id": relay.request_id})
             self._give_up(relay, loss)
 
-    def _give_up(self, relay: Relay, loss: Loss) -> None:
-        self.metrics.failed_recoveries.labels(loss.reason).inc()
-        self.pool.take_back(relay)
-        relay.fail(loss.error)
+    def _give_up(self, relay: Relay, loss: Loss[ApiError]) -> None:
+        self.metrics.failed_recoveries.labels(loss.reason.value).inc()
+        self.pool.relays.fail(relay, loss.error)
 
     async def _carry_out(
         self, manager: RecoveryManager, instruction: Instruction, relays: Sequence[Relay], *, is_new: bool
@@ -233,8 +233,7 @@ class Placer:
                 sent.append(relay)
         except PeerUnavailable:
             for relay in sent:
-                self.pool.take_back(relay)
-                relay.ownership.take_back()
+                self.pool.relays.withdraw(relay)
             return False
         return True
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from controlplane.model.incarnation import Incarnation
+from controlplane.protocols.relay.events import Loss, RelayState
 from penstock.v1 import worker_pb2
-from services.frontend.errors import stream_not_found
+from services.frontend.errors import ApiError, stream_not_found
 from services.frontend.requests.resume_ticket import ResumeTicket, decode_ticket
 from services.frontend.requests.service import FrontendService
-from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.relay import Relay
 from services.frontend.workers.token_mailbox import Piece, TokenMailbox
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Adoption:
         self.choices: dict[int, AdoptedChoice] = {}
         self.ticket: ResumeTicket | None = None
         self.on_overflow: Callable[[], None] = lambda: None
-        self.on_lost: Callable[[Relay, Loss], None] = lambda relay, loss: relay.fail(loss.error)
+        self.on_lost: Callable[[Relay, Loss[ApiError]], None] = self._fail
         self.mailbox = TokenMailbox(0, lambda: self.on_overflow())
         self.is_handed_on = False
         """A generation looks after the choices."""
@@ -72,7 +73,7 @@ class Adoption:
         if self.is_handed_on:
             return
         for choice in self.choices.values():
-            self._give_back(choice)
+            self._service.pool.relays.release(choice.relay)
         self.choices.clear()
 
     def _take(self, sender: Incarnation, message: worker_pb2.AdoptedRequest) -> None:
@@ -87,8 +88,7 @@ class Adoption:
         if former is not None and former.message.request.epoch >= request.epoch:
             return
         if former is not None:  # an earlier life of it, that a recovery had left behind
-            former.relay.finished = True
-            self._service.pool.take_back(former.relay)
+            self._service.pool.relays.drop(former.relay)
         self.ticket = ticket
         relay = self._relay(index, message)
         self.choices[index] = AdoptedChoice(relay, message)
@@ -98,9 +98,9 @@ class Adoption:
             Piece(index, tokens, (), message.finish_reason, cached), self._service.settings.max_pending_tokens
         )
         if message.is_ended:
-            relay.finished = True
+            relay.request.go(RelayState.ENDED)
         else:
-            self._service.pool.take_over(relay, sender, request.epoch)
+            self._service.pool.relays.adopted(relay, sender, request.epoch)
 
     def _relay(self, index: int, message: worker_pb2.AdoptedRequest) -> Relay:
         request, deadline_s = message.request, self._service.settings.request_deadline_s
@@ -120,10 +120,8 @@ class Adoption:
             emitted_token_ids=list(request.emitted_token_ids),
         )
 
-    def _give_back(self, choice: AdoptedChoice) -> None:
-        if not choice.relay.finished:
-            choice.relay.finished = True
-            self._service.pool.release(choice.relay)
+    def _fail(self, relay: Relay, loss: Loss[ApiError]) -> None:
+        self._service.pool.relays.fail(relay, loss.error)
 
 
 def _choice_of(engine_request_id: str, client_request_id: str) -> int:

@@ -89,29 +89,21 @@ class Generation:
 
     def abort_choice(self, index: int) -> None:
         """The client has all it wants of this choice."""
-        relay = self.relays[index]
-        if not relay.finished:
-            relay.finished = True
-            self._service.pool.take_back(relay, is_done=True)
+        self._service.pool.relays.drop(self.relays[index], is_done=True)
 
     def close(self, ok: bool, reason: str, *, keeps: bool = False) -> None:
         """Take back what still runs and tell the scheduler how it ended; `keeps`: what can be resumed is left to its
         worker instead."""
         for relay in self.relays:
-            if relay.finished:
-                continue
-            relay.finished = True
             if keeps and relay.resume is not None:
-                self._service.pool.release(relay)
+                self._service.pool.relays.release(relay)
             else:
-                self._service.pool.take_back(relay)
+                self._service.pool.relays.drop(relay)
         self._placer.close(ok, reason)
 
     def validate(self) -> None:
         """Raises `InvariantBroken` where what is kept of a choice contradicts itself."""
         self._placer.validate()
-        for relay in self.relays:
-            relay.ownership.validate()
 
     def _relay(self, choice: int) -> Relay:
         plan = self.plan

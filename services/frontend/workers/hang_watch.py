@@ -68,7 +68,7 @@ class HangWatch:
         )
         self._metrics.hung_workers.labels(hung.hang.value).inc()
         link.note_hang(hung.hang)
-        link.drop_requests("worker_hung", reason)
+        link.drop_requests(reason)
 
 
 async def _answers(transport: Transport, address: str, deadline_s: float) -> bool:

@@ -5,14 +5,14 @@ import logging
 from collections.abc import Callable
 
 from controlplane.model.incarnation import Incarnation
+from controlplane.protocols.relay.events import LossReason
 from mesh.errors import PeerUnavailable, PenstockError
 from mesh.membership import Member
 from mesh.rpc.peer_stream import PeerStream, StreamHandlers
 from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
-from services.frontend.errors import upstream_failed
 from services.frontend.workers.liveness import Hang
-from services.frontend.workers.relay import Loss, LossReason, Relay, RelayRegistry
+from services.frontend.workers.relay import Relay, RelayRegistry
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +31,12 @@ class WorkerLink:
         relays: RelayRegistry,
         clock: Callable[[], float],
         transport: Transport,
-        on_moved: Callable[[Incarnation, worker_pb2.RequestMoved], None],
         on_connected: Callable[[], None],
         on_unusable: Callable[[], None],
         on_adopted: Callable[[Incarnation, worker_pb2.Adopted], None],
     ) -> None:
-        """`on_moved`: a request has left this worker for another one; `on_connected`: it takes requests from now on;
-        `on_unusable`: it does not, and what it had is not lost yet; `on_adopted`: what it has of a request."""
+        """`on_connected`: it takes requests from now on; `on_unusable`: it does not, and what it had is not lost yet;
+        `on_adopted`: what it has of a request."""
         self.member = member
         self.instance_id = member.member_id
         self.sender = Incarnation(member.member_id, member.incarnation_id)
@@ -60,7 +59,6 @@ class WorkerLink:
         self._on_adopted = on_adopted
         self._relays = relays
         self._clock = clock
-        self._on_moved = on_moved
         self._on_connected = on_connected
         self._on_unusable = on_unusable
         self._stream: PeerStream[worker_pb2.FrontendMessage, worker_pb2.WorkerMessage] = PeerStream(
@@ -92,7 +90,7 @@ class WorkerLink:
     @property
     def requests(self) -> int:
         """Requests of ours that it has."""
-        return len(self._relays.of(self.sender))
+        return self._relays.owned()[self.sender]
 
     @property
     def is_connected(self) -> bool:
@@ -124,8 +122,7 @@ class WorkerLink:
         generate.decode_instance_id = decode_instance_id
         generate.is_decode_open = is_decode_open
         self._stream.send(worker_pb2.FrontendMessage(generate=generate))
-        relay.placed(self.sender)
-        self._relays.add(relay)
+        self._relays.submitted(relay, self.sender)
 
     def abort(self, request_id: str, *, is_done: bool = False) -> None:
         """Tell the worker to drop a request; `is_done`: its client has all that it wanted."""
@@ -154,18 +151,9 @@ class WorkerLink:
             return False
         return True
 
-    def drop_requests(self, reason: LossReason, message: str) -> None:
-        """Take all requests from a worker that may still be alive."""
-        for relay in self._relays.of(self.sender):
-            self.abort(relay.request_id)
-        self.lose_requests(reason, message)
-
-    def lose_requests(self, reason: LossReason, message: str) -> None:
-        """All requests on it need another owner."""
-        error = upstream_failed(f"The worker {self.instance_id} that served this request was lost: {message}", reason)
-        lost = self._relays.lose(self.sender, Loss(reason, self.instance_id, error))
-        if lost:
-            log.error("requests lost with their worker", extra={"instance_id": self.instance_id, "lost": lost})
+    def drop_requests(self, message: str) -> None:
+        """Take all requests from a worker that hangs."""
+        self._relays.worker_lost(self.sender, LossReason.WORKER_HUNG, message, is_connected=True)
 
     def _opened(self) -> None:
         self.has_moved = False
@@ -185,11 +173,11 @@ class WorkerLink:
         if self.hung is not None:
             self._note_life()
         if message.HasField("step"):
-            now_s, deliver = self._clock(), self._relays.deliver
+            now_s, sender, deliver = self._clock(), self.sender, self._relays.deliver
             for delta in message.step.deltas:
-                deliver(self, delta, now_s)
+                deliver(sender, delta, now_s)
         elif message.HasField("moved"):
-            self._on_moved(self.sender, message.moved)
+            self._relays.moved(self.sender, message.moved)
         elif message.HasField("adopted"):
             self._on_adopted(self.sender, message.adopted)
         elif message.HasField("hello"):
@@ -214,4 +202,4 @@ class WorkerLink:
         self.connected.clear()
         self.stalled_s = 0.0
         self._on_unusable()
-        self.lose_requests("worker_lost", reason)
+        self._relays.worker_lost(self.sender, LossReason.WORKER_LOST, reason)

@@ -11,12 +11,11 @@ from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import worker_pb2
-from services.frontend.errors import upstream_failed
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.workers.hang_watch import HangWatch
 from services.frontend.workers.link import WorkerLink
 from services.frontend.workers.liveness import LivenessMonitor
-from services.frontend.workers.relay import Loss, Relay, RelayRegistry
+from services.frontend.workers.relay import RelayRegistry
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class WorkerPool:
         self._links: dict[str, WorkerLink] = {}
         self._all_links: dict[Incarnation, WorkerLink] = {}
         """With those of workers that have left and still finish requests."""
-        self._relays = RelayRegistry(metrics)
+        self.relays = RelayRegistry(metrics, self._all_links, clock)
         self._adopting: dict[str, _Adopting] = {}
         """Requests that a client came back for, by its request id, while workers are asked for them."""
         self._tasks = TaskSet("worker-pool")
@@ -89,11 +88,6 @@ class WorkerPool:
     def connected(self, model: str) -> tuple[WorkerLink, ...]:
         """Those that take requests for a model, by instance id."""
         return tuple(link for link in self.links() if link.is_connected and link.model == model)
-
-    @property
-    def relays(self) -> int:
-        """Requests that are on some worker, or on their way there."""
-        return len(self._relays)
 
     async def wait_connected(self, instance_id: str, timeout_s: float) -> WorkerLink | None:
         """The link to an instance once it is connected; None if that does not happen in time."""
@@ -135,21 +129,6 @@ class WorkerPool:
             self._has_news.clear()
             await self._has_news.wait()
 
-    def take_back(self, relay: Relay, *, is_done: bool = False) -> None:
-        """Nobody wants its tokens any more (`is_done`: its client has all of them); those that are on their way are
-        dropped."""
-        self._relays.remove(relay)
-        link = self._owner_of(relay)
-        if link is not None:
-            link.abort(relay.request_id, is_done=is_done)
-
-    def release(self, relay: Relay) -> None:
-        """Its client has gone, and may come back to any frontend: the worker keeps it for a while."""
-        self._relays.release(relay)
-        link = self._owner_of(relay)
-        if link is not None:
-            link.release(relay.request_id)
-
     async def adopt(
         self, client_request_id: str, take: Callable[[Incarnation, worker_pb2.AdoptedRequest], None], timeout_s: float
     ) -> None:
@@ -168,19 +147,12 @@ class WorkerPool:
         finally:
             del self._adopting[client_request_id]
 
-    def take_over(self, relay: Relay, owner: Incarnation, epoch: int) -> None:
-        """A request of another frontend is ours from now on."""
-        relay.ownership.adopt(owner, epoch)
-        self._relays.add(relay)
-
-    def _owner_of(self, relay: Relay) -> WorkerLink | None:
-        return self._all_links.get(relay.ownership.owner) if relay.ownership.owner is not None else None
-
     def _on_adopted(self, sender: Incarnation, adopted: worker_pb2.Adopted) -> None:
         adopting = self._adopting.get(adopted.client_request_id)
         if adopting is None:  # too late: give them back
-            for late in adopted.requests:
-                self._all_links[sender].release(late.request.request_id)
+            if (link := self._all_links.get(sender)) is not None:
+                for late in adopted.requests:
+                    link.release(late.request.request_id)
             return
         for request in adopted.requests:
             adopting.take(sender, request)
@@ -191,7 +163,7 @@ class WorkerPool:
     @invariants
     def validate(self) -> None:
         """Raises `InvariantBroken`."""
-        self._relays.validate()
+        self.relays.validate()
         self._hangs.validate()
         for instance_id, link in self._links.items():
             assert link.instance_id == instance_id, "kept by its own id"
@@ -223,10 +195,9 @@ class WorkerPool:
         link = WorkerLink(
             member,
             self._frontend_id,
-            self._relays,
+            self.relays,
             self._clock,
             self._transport,
-            self._on_moved,
             on_connected=self.wake,
             on_unusable=self._tell_links,
             on_adopted=self._on_adopted,
@@ -250,24 +221,14 @@ class WorkerPool:
         self._tell_links()
         log.info("worker left", extra={"instance_id": member.member_id, "requests": link.requests})
 
-    def _on_moved(self, sender: Incarnation, moved: worker_pb2.RequestMoved) -> None:
-        target = Incarnation(moved.instance_id, moved.incarnation_id)
-        relay, link = self._relays.moved(sender, moved), self._all_links.get(target)
-        if relay is None:  # its client took it back from the former owner meanwhile
-            if link is not None:
-                self._relays.drop(link, moved.request_id)
-        elif link is None or not link.connected.is_set():
-            message = f"The worker {target.instance_id} that this request moved to was lost."
-            relay.lost(target, Loss("handoff", target.instance_id, upstream_failed(message, "worker_lost")))
-
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self._tick(self._clock())
 
     def _tick(self, now_s: float) -> None:
-        self._relays.expire(now_s)
-        owned = self._relays.owned()
+        self.relays.tick()
+        owned = self.relays.owned()
         self._hangs.tick(self._all_links, owned, now_s)
         for link in list(self._all_links.values()):
             if owned.get(link.sender):

@@ -29,6 +29,7 @@ class Step:
     offset: int
     token_ids: list[int]
     emitted_token_ids: list[int] = field(default_factory=list)
+    finish_reason: int = 0
 
 
 def step(epoch: int, start: int, end: int, *, first: bool = False) -> Step:

@@ -28,15 +28,15 @@ from controlplane.protocols.recovery import (
     Wait,
     Woken,
 )
+from controlplane.protocols.relay.events import LossReason
 from fault_simulation.loop import VirtualLoop
 from mesh.errors import NoInstance
 from penstock.v1 import request_pb2
-from services.frontend.errors import unavailable
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import Placement
 from services.frontend.placement.placer import Placer
 from services.frontend.placement.waiting_room import WaitingRoom
-from services.frontend.workers.relay import Loss, Relay
+from services.frontend.workers.relay import Relay, RelayRegistry
 from services.frontend.workers.token_mailbox import TokenMailbox
 from simulator.cluster.config import ClusterConfig, Failure
 from simulator.cluster.simulation import ClusterSimulation
@@ -87,11 +87,13 @@ class RecordedMesh:
     answers: deque[Entry]
     placer: Placer = field(init=False)
     relay: Relay = field(init=False)
+    relays: RelayRegistry = field(init=False)
     news: int = 0
 
     def __post_init__(self) -> None:
         metrics = FrontendMetrics(CollectorRegistry())
         here: Any = self
+        self.relays = RelayRegistry(metrics, {}, self.loop.time)
         self.placer = Placer(
             here, here, CONFIG.block_tokens, 1.0, LIMITS, WaitingRoom(9, metrics), metrics, self.loop.time
         )
@@ -132,7 +134,7 @@ class RecordedMesh:
     async def wait_connected(self, instance_id: str, timeout_s: float) -> Any:
         self._next(Submitted)
         owner = Incarnation(instance_id, "0")
-        return SimpleNamespace(submit=lambda relay, decode_instance_id, is_decode_open: relay.placed(owner))
+        return SimpleNamespace(submit=lambda relay, *_, **__: self.relays.submitted(relay, owner))
 
     async def wait_for_news(self, seen: int, timeout_s: float) -> bool:
         entry = self._next(Woken)
@@ -140,9 +142,6 @@ class RecordedMesh:
         has_news = entry.event.has_news
         await asyncio.sleep(entry.at_s - self.loop.time() if has_news else timeout_s)
         return has_news
-
-    def take_back(self, relay: Relay) -> None:
-        """A request that is given up."""
 
     async def play(self) -> None:
         """What comes from outside: the request, the losses of its instances, and its end."""
@@ -167,11 +166,11 @@ class RecordedMesh:
         if isinstance(instruction, Pause):
             paused = self.answers.popleft()
             assert isinstance(paused.event, Woken), "the driver's own timer"
-        self.relay.ownership.token_ids = [7] * lost.emitted_tokens
-        owner = self.relay.ownership.owner
+        self.relay.request.stream.token_ids = [7] * lost.emitted_tokens
+        owner = self.relay.request.stream.owner
         assert owner is not None
         assert owner.instance_id == lost.instance_id
-        self.relay.lost(owner, Loss("worker_lost", lost.instance_id, unavailable("gone")))
+        self.relays.worker_lost(owner, LossReason.WORKER_LOST, "gone")
 
 
 COURSES = {
