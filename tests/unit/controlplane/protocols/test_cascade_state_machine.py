@@ -194,7 +194,9 @@ def test_an_answer_that_was_given_up_is_asked_for_again_if_all_further_tiers_fai
     step(broken, EndedEarly(0, 10.0), 0.0)
     step(broken, TierFailed(1, "gone"), 1.0)
     assert step(broken, TierFailed(2, "gone"), 1.0) == Generate(0, EscalationReason.TIER_FAILED)
-    assert isinstance(step(broken, TierFailed(0, "gone too"), 1.0), Fail)
+    failed = step(broken, TierFailed(0, "gone too"), 1.0)
+    assert isinstance(failed, Fail)
+    assert failed.asked == 2, "the client gets the error of the highest tier, not of the last that was asked"
 
 
 def test_a_further_tier_that_accepts_nothing_is_not_asked() -> None:

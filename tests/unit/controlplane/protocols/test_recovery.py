@@ -1,5 +1,7 @@
 """Where one request goes and when it is placed again: by example, and under any course of events."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,6 +128,40 @@ def test_events_out_of_place_raise_with_the_story() -> None:
     assert ended.handle(Ended(), 0.0) == Nothing()
     with pytest.raises(IllegalTransition, match="ended"):
         ended.handle(Lost("a", 1), 0.0)
+
+
+@pytest.mark.parametrize(
+    "event", [Begin(1.0), Chosen("b"), NoneChosen("none"), Submitted("b"), NotSubmitted("b"), Woken()]
+)
+def test_what_is_not_awaited_is_named_with_where_the_request_stands(event: Event) -> None:
+    story = "request r, running, last on a, not on (), 0 choices, 0 losses without a token does not await"
+    with pytest.raises(IllegalTransition, match=re.escape(f"{story} {event}")):
+        running("a").handle(event, 0.0)
+    with pytest.raises(IllegalTransition, match=r"request r, new, last on no instance, .* does not await Lost\("):
+        manager().handle(Lost("a", 1), 0.0)
+
+
+def test_a_state_that_cannot_follow_is_named() -> None:
+    with pytest.raises(IllegalTransition, match=r"request r, running, .* cannot become waiting"):
+        running()._go(RecoveryState.WAITING)
+
+
+def test_the_story_names_the_instance_that_was_chosen_last() -> None:
+    one = manager()
+    one.handle(Begin(30.0), 0.0)
+    one.handle(Chosen("a"), 0.0)
+    one.handle(NotSubmitted("a"), 0.0)
+    with pytest.raises(IllegalTransition, match=r"choosing, last on a, not on \('a',\), 1 choices"):
+        one.handle(Begin(30.0), 0.0)
+
+
+def test_the_next_attempt_may_be_overruled_as_well_where_a_choice_was_not_reached() -> None:
+    one = manager()
+    one.handle(Begin(30.0), 0.0)
+    one.handle(NoneChosen("none"), 5.0)
+    one.handle(Woken(), 5.0)
+    one.handle(Chosen("a"), 5.0 + OVERRULE_S)
+    assert one.handle(NotSubmitted("a"), 5.0 + OVERRULE_S) == Choose(("a",), may_overrule=True)
 
 
 def answer(instruction: Instruction, luck: float, tokens: int) -> Event:
