@@ -79,6 +79,7 @@ def test_a_target_is_left_alone_when_it_refuses_again() -> None:
     assert migrations.shunned_targets(0.2) == {"b"}
     end(migrations, migrations.begin(order("r3"), 0.2, 1), moved=True, now_s=0.3)
     assert migrations.shunned_targets(0.4) == frozenset()
+    assert (migrations.moved_total, migrations.stayed_total) == (1, 2)
 
 
 def test_what_there_is_no_room_for_cannot_begin() -> None:

@@ -10,7 +10,7 @@ from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
-from controlplane.policies.rescheduling.problem import DecodeInstance
+from controlplane.policies.rescheduling.problem import DecodeInstance, Rescheduling
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
 from tests.examples import examples
 from tests.unit.controlplane.policies.rescheduling.naive_rescheduler import NaiveInstance, NaiveRescheduler
@@ -182,10 +182,17 @@ def test_orders_that_are_settled_or_about_instances_gone_change_nothing() -> Non
 
 
 def test_nothing_is_decided_when_off_alone_or_empty() -> None:
-    assert decide(OFF, instance("a", (200, 9)), instance("b")).orders == ()
+    assert decide(OFF, instance("a", (200, 9)), instance("b")) == Rescheduling(OFF, (), (), (), (), 0, None)
+    assert decide(CURRENT) == Rescheduling(CURRENT, (), (), (), (), 0, None)
     assert decide(PREDICTED).balance is None
     assert decide(PREDICTED, instance("a", (200, 9))).orders == ()
     assert decide(PREDICTED, instance("a"), instance("b")).orders == ()
+
+
+def test_who_carries_exactly_as_much_as_it_may_is_not_overloaded() -> None:
+    strict = ReschedulerParameters(**{**SMALL.values(), "theta": 0.0})
+    decided = decide(CURRENT, instance("a", (200, 9)), instance("b", (200, 9)), parameters=strict)
+    assert (decided.overloaded, decided.underloaded) == ((), ())
 
 
 def test_an_order_says_why() -> None:

@@ -36,7 +36,10 @@ def test_without_predictions_the_current_load_stands_in_and_says_so() -> None:
 def test_nothing_is_moved_blindly() -> None:
     switch = ReschedulerSwitch(ReschedulerMode.CURRENT)
     assert mode(switch, view(5, instances=1, unheard=1)) == ("off", True)
-    assert "u0 has told of its running requests never" in switch.fallbacks["m"].reason
+    known = "the running requests of fewer than 2 instances of m are known: u0 has told of its running requests never"
+    assert switch.fallbacks["m"].reason == known
+    mode(switch, view(5, instances=1, unheard=3))
+    assert switch.fallbacks["m"].reason == f"{known} (and 2 more)"
     assert mode(switch, view(5, instances=2, unheard=1)) == ("current", True)
     assert mode(switch, view(5, instances=1)) == ("current", False), "one instance is no trouble, only no choice"
 

@@ -37,6 +37,10 @@ def test_refined_boundaries_are_the_mean_of_what_is_said() -> None:
     assert LAYOUT.refined({"a": 200.0, "b": 300.0, "zz": 1.0}).boundaries_tokens == (250, 1000)
 
 
+def test_refined_boundaries_that_would_not_ascend_are_pushed_up() -> None:
+    assert LAYOUT.refined({"a": 1.0, "b": 1.0, "c": 1.0}).boundaries_tokens == (1, 2)
+
+
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcde"), st.floats(1, 1e6)))
 def test_refined_boundaries_ascend(said: dict[str, float]) -> None:

@@ -23,7 +23,7 @@ from controlplane.policies.stages.manager import (
     Tick,
 )
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters
-from controlplane.protocols.bid_ask.messages import Accepted, Ask, Award, Begun, Bid, Done, Ready, Withdrawn
+from controlplane.protocols.bid_ask.messages import Accepted, Ask, Award, Begun, Bid, Done, Ready, Starving, Withdrawn
 from controlplane.protocols.bid_ask.receiver import Capacity
 from controlplane.protocols.bid_ask.sender import Closed
 from mesh.errors import IllegalTransition
@@ -104,6 +104,27 @@ def test_a_migration_that_outlives_its_parameters_is_ended_by_who_asked_for_it()
     assert a.tell(MoveEnded(move.order_id, True)) == (ToPeer("b", Done(ask_id, True)), Closed("r", "b", True, ""))
     with pytest.raises(KeyError):
         a.manager.handle(MoveEnded(move.order_id, True), 9.0)
+
+
+def test_the_end_of_one_migration_may_begin_the_next_even_of_a_former_agent() -> None:
+    a = OfA()
+    _, move = a.begins_to_move()
+    told = a.tell(Tick(ROOMY, (REQUEST, RunningRequest("s", 400, 20))))
+    (ask,) = [each.message for each in told if isinstance(each, ToPeer) and isinstance(each.message, Ask)]
+    a.heard(Bid(ask.ask_id, 0, 0.0))
+    a.heard(Starving(ask.ask_id, 6))
+    a.tell(PlanChanged(LAYOUT, MODEL, StageParameters(FROZEN.refinement, rebalance=False, retry_s=9.0)))
+    *_, begun, following = a.tell(MoveEnded(move.order_id, True))
+    assert begun == ToPeer("b", Begun(ask.ask_id))
+    assert isinstance(following, MoveRequest)
+    assert a.tell(MoveEnded(following.order_id, True))[0] == ToPeer("b", Done(ask.ask_id, True))
+
+
+def test_the_loss_of_a_peer_makes_room_for_the_promises_of_another() -> None:
+    a = OfA()
+    for number, peer in enumerate(("b", "c", "d", "e")):
+        a.tell(Heard(peer, Award(f"{peer}-1", f"r{number}", 10, 10), ROOMY))
+    assert a.tell(PeerLost("b", ROOMY)) == (ToPeer("e", Ready("e-1", 1)),), "three slots, four promises"
 
 
 def test_a_request_that_ends_while_it_is_on_offer_is_withdrawn() -> None:

@@ -103,6 +103,14 @@ def test_a_boundary_stays_between_its_neighbours(
     assert lower < boundary.tokens < lower + width or width < 2
 
 
+@pytest.mark.parametrize(("lower", "upper", "tokens"), [(9500.0, 9900.0, 9501), (10.0, 900.0, 899), (700, 701, 701)])
+def test_a_boundary_comes_within_a_token_of_its_neighbours(lower: float, upper: float, tokens: float) -> None:
+    boundary = Boundary(1000, RefinementParameters(smoothing=1.0))
+    both = (of_length(*[100] * 30), [of_length(9000, 9000)])
+    assert boundary.refine(*both, MODEL, lower_tokens=lower, upper_tokens=upper)
+    assert boundary.tokens == tokens
+
+
 def test_steady_lengths_are_converged_to() -> None:
     boundary = Boundary(100, RefinementParameters())
     for _ in range(40):
