@@ -27,6 +27,7 @@ from engine_worker.kv.slots import TransferSlots
 from engine_worker.kv.staging import StagingRing
 from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
 from engine_worker.kv.ucx_worker import ucx_fabric
+from mesh.backoff import Backoff
 from mesh.errors import ConfigurationError, DeadlineExceeded, KvTransferRefused, RpcError
 from mesh.runtime import Clock
 
@@ -224,7 +225,9 @@ class KvTransferAgent:
     async def _watch(self) -> None:
         """Look at the fabric every `probe_s`, and after each failed attempt to connect; open it anew where that helps,
         after pauses that double while it fails."""
-        pause_s = self._settings.probe_s
+        probe_s = self._settings.probe_s
+        backoff = Backoff(2 * probe_s, max(2 * probe_s, LONGEST_PAUSE_S))
+        pause_s = probe_s
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -232,13 +235,15 @@ class KvTransferAgent:
             if self._doubt.is_set():
                 self._doubt.clear()
                 # Peers that are gone are doubted with each request for them: once in a while is enough.
-                await self._clock.sleep(min(DOUBT_S, self._settings.probe_s))
-            pause_s = self._settings.probe_s
+                await self._clock.sleep(min(DOUBT_S, probe_s))
+            pause_s = probe_s
             if self._fabric is not None and self._note_obstacle(self._fabric.obstacle()):
                 continue
             staleness = self._fabric.staleness() if self._fabric is not None else self._obstacle
             if staleness and not await self._reopen(staleness):
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = backoff.next_s()
+            else:
+                backoff.reset()
 
     def _note_obstacle(self, obstacle: str) -> bool:
         """Whether there is one that opening anew would not remove."""

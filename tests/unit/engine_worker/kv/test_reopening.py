@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from engine_worker.kv.agent import KvTransferAgent
+from engine_worker.kv.agent import LONGEST_PAUSE_S, KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.devices import Device, changes, ipv4_devices, lost
 from engine_worker.kv.fabric import KvEndpoint, KvListener
 from engine_worker.kv.memory import RegionMemory
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.transfer import AgentStatus
+from fault_simulation.loop import VirtualLoop
 from mesh.errors import ConfigurationError, KvTransferRefused, PeerUnavailable
 from mesh.runtime import SystemClock
 
@@ -27,10 +29,12 @@ class Machine:
         self.obstacle = ""
         self.refuses = ""
         self.taken: set[int] = set()
+        self.refused_s: list[float] = []
         self.fabrics: list[Fabric] = []
 
     def make(self, settings: KvTransferSettings) -> "Fabric":
         if self.refuses:
+            self.refused_s.append(asyncio.get_running_loop().time())
             raise RuntimeError(self.refuses)
         self.fabrics.append(Fabric(self))
         return self.fabrics[-1]
@@ -113,6 +117,19 @@ async def test_one_that_cannot_be_opened_says_why_and_tries_on(machine: Machine)
     status = await until(agent, lambda status: not status.obstacle)
     assert status.reopened_total == 1
     await agent.stop()
+
+
+def test_attempts_to_open_anew_become_rare(machine: Machine) -> None:
+    async def ten_minutes() -> None:
+        agent = await started(machine, probe_s=1.0)
+        machine.refuses, machine.devices = "no devices", "second"
+        await asyncio.sleep(600.0)
+        await agent.stop()
+
+    VirtualLoop().run(ten_minutes())
+    pauses_s = [after - before for before, after in pairwise(machine.refused_s)]
+    assert pauses_s[:5] == pytest.approx([2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE_S])
+    assert set(pauses_s[5:]) == {LONGEST_PAUSE_S}
 
 
 async def test_an_obstacle_that_no_other_fabric_would_remove_is_told_and_closes_nothing(machine: Machine) -> None:
