@@ -1,12 +1,28 @@
-"""The choices of a client's request, taken over from the frontend that had it."""
+"""The choices of a client's request, adopted from the frontend that had it."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from controlplane.model.incarnation import Incarnation
+from controlplane.protocols.adoption import (
+    AdoptionManager,
+    AllAnswered,
+    Ask,
+    Begin,
+    Closed,
+    Event,
+    Found,
+    GiveBack,
+    Instruction,
+    LookedAfter,
+    Pause,
+    Refuse,
+    Resume,
+    Take,
+    Woken,
+)
 from controlplane.protocols.relay.events import Loss, RelayState
 from penstock.v1 import worker_pb2
 from services.frontend.errors import ApiError, stream_not_found
@@ -16,12 +32,6 @@ from services.frontend.workers.relay import Relay
 from services.frontend.workers.token_mailbox import Piece, TokenMailbox
 
 log = logging.getLogger(__name__)
-
-ANSWER_S: Final = 1.0
-"""How long workers are given to say what they have."""
-RETRY_S: Final = 0.2
-PATIENCE_S: Final = 3.0
-"""For a request that is nowhere just now: it may be moving, or the frontend that was asked has only just started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +43,61 @@ class AdoptedChoice:
 
 
 class Adoption:
-    """Of one client request; `close` it."""
+    """Of one client request, as the adoption manager says; `close` it."""
 
     def __init__(self, service: FrontendService, request_id: str) -> None:
         self._service = service
+        self._manager = AdoptionManager(request_id)
         self.request_id = request_id
         self.choices: dict[int, AdoptedChoice] = {}
-        self.ticket: ResumeTicket | None = None
         self.on_overflow: Callable[[], None] = lambda: None
         self.on_lost: Callable[[Relay, Loss[ApiError]], None] = self._fail
         self.mailbox = TokenMailbox(0, lambda: self.on_overflow())
-        self.is_handed_on = False
-        """A generation looks after the choices."""
+        self._ticket: ResumeTicket | None = None
 
     async def gather(self, key_name: str) -> ResumeTicket:
-        """Take over what the workers have. Raises ApiError (404) if that is not the whole request, or another key's."""
-        clock = self._service.clock
-        give_up_s = clock() + PATIENCE_S
-        while True:
-            await self._service.pool.adopt(self.request_id, self._take, ANSWER_S)
-            ticket = self.ticket
-            if ticket is not None and ticket.key_name != key_name:
-                self.close()
-                raise stream_not_found(self.request_id)
-            if ticket is not None and len(self.choices) >= ticket.choices:
-                return ticket
-            if clock() >= give_up_s:
-                if self.choices:
-                    log.error(
-                        "a stream cannot be resumed: choices are missing",
-                        extra={"request_id": self.request_id, "found": sorted(self.choices)},
-                    )
-                self.close()
-                raise stream_not_found(self.request_id)
-            await asyncio.sleep(RETRY_S)
+        """Adopt what the workers have. Raises ApiError (404) if that is not the whole request, or another key's."""
+        try:
+            instruction = self._handle(Begin(key_name))
+            while not isinstance(instruction, Resume):
+                match instruction:
+                    case Ask(timeout_s):
+                        await self._service.pool.adopt(self.request_id, self._found, timeout_s)
+                        instruction = self._handle(AllAnswered())
+                    case Pause(seconds):
+                        await asyncio.sleep(seconds)
+                        instruction = self._handle(Woken())
+                    case Refuse(indexes, missing):
+                        if indexes and missing:
+                            log.error(
+                                "a stream cannot be resumed: choices are missing",
+                                extra={"request_id": self.request_id, "found": indexes},
+                            )
+                        self._give_back(indexes)
+                        raise stream_not_found(self.request_id)
+                    case _:
+                        raise AssertionError(f"{instruction} is no answer to what was said")
+        except BaseException:  # its client may have left meanwhile
+            self.close()
+            raise
+        assert self._ticket is not None, "each choice that was found has brought it"
+        return self._ticket
+
+    def look_after(self, on_overflow: Callable[[], None], on_lost: Callable[[Relay, Loss[ApiError]], None]) -> None:
+        """The caller has the choices from now on, and drops or releases them."""
+        self._handle(LookedAfter())
+        self.on_overflow, self.on_lost = on_overflow, on_lost
 
     def close(self) -> None:
         """Give back to the workers what nobody looks after, to be resumed once more."""
-        if self.is_handed_on:
-            return
-        for choice in self.choices.values():
-            self._service.pool.relays.release(choice.relay)
-        self.choices.clear()
+        instruction = self._handle(Closed())
+        if isinstance(instruction, GiveBack):
+            self._give_back(instruction.indexes)
 
-    def _take(self, sender: Incarnation, message: worker_pb2.AdoptedRequest) -> None:
+    def _handle(self, event: Event) -> Instruction:
+        return self._manager.handle(event, self._service.clock())
+
+    def _found(self, sender: Incarnation, message: worker_pb2.AdoptedRequest) -> None:
         request = message.request
         try:
             ticket = decode_ticket(request.resume.ticket)
@@ -84,23 +105,29 @@ class Adoption:
             log.error("a request cannot be resumed", extra={"request_id": request.request_id, "error": str(error)})
             return
         index = _choice_of(request.request_id, self.request_id)
-        former = self.choices.get(index)
-        if former is not None and former.message.request.epoch >= request.epoch:
-            return
-        if former is not None:  # an earlier life of it, that a recovery had left behind
-            self._service.pool.relays.drop(former.relay)
-        self.ticket = ticket
-        relay = self._relay(index, message)
+        instruction = self._handle(Found(index, request.epoch, ticket.choices, ticket.key_name))
+        if isinstance(instruction, Take):
+            if instruction.is_newer:
+                self._service.pool.relays.drop(self.choices[index].relay)
+            self._ticket = ticket
+            self._take(index, sender, message)
+
+    def _take(self, index: int, sender: Incarnation, message: worker_pb2.AdoptedRequest) -> None:
+        request, relay = message.request, self._relay(index, message)
         self.choices[index] = AdoptedChoice(relay, message)
         cached = message.cached_tokens if message.HasField("cached_tokens") else None
-        tokens = list(request.emitted_token_ids)
         self.mailbox.preload(
-            Piece(index, tokens, (), message.finish_reason, cached), self._service.settings.max_pending_tokens
+            Piece(index, list(request.emitted_token_ids), (), message.finish_reason, cached),
+            self._service.settings.max_pending_tokens,
         )
         if message.is_ended:
             relay.request.go(RelayState.ENDED)
         else:
             self._service.pool.relays.adopted(relay, sender, request.epoch)
+
+    def _give_back(self, indexes: tuple[int, ...]) -> None:
+        for index in indexes:
+            self._service.pool.relays.release(self.choices[index].relay)
 
     def _relay(self, index: int, message: worker_pb2.AdoptedRequest) -> Relay:
         request, deadline_s = message.request, self._service.settings.request_deadline_s

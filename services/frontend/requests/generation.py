@@ -85,7 +85,7 @@ class Generation:
                 self._placer.adopt(relay)
         self.instance_ids = [relay.instance_id for relay in self.relays if relay.instance_id]
         self.policies = [RESUMED]
-        adoption.on_overflow, adoption.on_lost, adoption.is_handed_on = on_overflow, self._placer.recover, True
+        adoption.look_after(on_overflow, self._placer.recover)
 
     def abort_choice(self, index: int) -> None:
         """The client has all it wants of this choice."""
