@@ -121,8 +121,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def close(self) -> None:
         """Run nothing more, hear of no more errors, and end every coroutine where it waits."""
         self._is_closed = True
-        for task in asyncio.all_tasks(self):
-            _end(task.get_coro())
+        former = events._get_running_loop()
+        # Clean-up may start tasks. Where no loop runs, asyncio makes one for them and keeps it, and them, for good.
+        events._set_running_loop(self)
+        try:
+            for task in asyncio.all_tasks(self):
+                _end(task.get_coro())
+        finally:
+            events._set_running_loop(former)
         self._ready.clear()
         self._timers.clear()
 

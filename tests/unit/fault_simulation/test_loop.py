@@ -1,12 +1,15 @@
 """Virtual time, and simulated processes that pause and die."""
 
 import asyncio
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
+from fault_simulation.isolation import _unheard
 from fault_simulation.loop import SimulationStuck, VirtualLoop
 from fault_simulation.node import Node
 
@@ -151,6 +154,7 @@ def test_deadlock_and_livelock_are_told() -> None:
 
 _SETS = """
 import asyncio, random
+from fault_simulation.isolation import _unheard
 from fault_simulation.loop import VirtualLoop
 loop, order = VirtualLoop(), []
 async def main():
@@ -173,3 +177,26 @@ def test_sets_of_tasks_and_futures_have_the_same_order_in_every_process() -> Non
         for _ in range(3)
     }
     assert len(outputs) == 1
+
+
+def test_a_loop_that_is_closed_goes_with_all_that_ran_there() -> None:
+    async def wait(loop: VirtualLoop) -> None:
+        try:
+            await asyncio.sleep(1000.0)
+        finally:
+            await asyncio.gather(asyncio.sleep(1.0, loop))  # as a supervisor does that ends its processes
+
+    async def main(loop: VirtualLoop) -> None:
+        loop.spawn(loop.world, wait(loop), "wait")
+        await asyncio.sleep(1.0)
+
+    def closed() -> weakref.ref[VirtualLoop]:
+        loop = VirtualLoop()
+        loop.run(main(loop))
+        loop.close()
+        return weakref.ref(loop)
+
+    with _unheard():
+        was_there = closed()
+        gc.collect()
+    assert was_there() is None
