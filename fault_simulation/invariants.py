@@ -157,6 +157,7 @@ class Watch:
             return
         if life is None:
             return
+        self._note_end(life)  # it may have been asked to since the last sample, with no time to drain
         ended_s = self._asked_to_end_s.get(life)
         drain_s = DRAIN_S if life.shutdown.drain_s is None else life.shutdown.drain_s
         if life.shutdown.cut_asked.is_set() or (ended_s is not None and now_s - ended_s >= drain_s - 0.5):

@@ -183,6 +183,19 @@ def test_a_drain_may_not_stand_still() -> None:
     assert "drain stands still" in run_timeline(timeline, mesh).kinds
 
 
+def test_a_frontend_that_is_given_no_time_to_drain_may_fail_its_requests_at_once() -> None:
+    timeline = peaceful()
+    mesh = build(timeline)
+
+    def restart() -> None:
+        life = mesh.machines["frontend-0"].life
+        assert life is not None
+        life.shutdown.ask(ExitStatus.RESTART, 0.0)
+
+    mesh.loop.call_in_at(mesh.loop.world, DURING_S + 0.03, restart)  # between two samples
+    assert run_timeline(timeline, mesh).violations == ()
+
+
 def test_a_mesh_in_peace_violates_nothing() -> None:
     assert run_timeline(peaceful()).violations == ()
 
