@@ -12,7 +12,6 @@ from controlplane.deployment.replicas import Replica, ReplicaState, Shape, gpus_
 from controlplane.deployment.steps import Situation, Start, TierShape, next_steps
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planning.cascade.plan import CascadePlan
-from mesh.errors import ConfigurationError
 from mesh.invariants import invariants
 
 LINGER_S: Final = 60.0
@@ -316,7 +315,7 @@ class DeploymentManager:
                 self._plans.unserved = {key for key in self._plans.unserved if key[0] != replica.model}
         for step in next_steps(self._situation(now_s)):
             if isinstance(step, Start):
-                instructions += self._start(step.model, step.shape, seen.names, now_s)
+                instructions.append(self._start(step.model, step.shape, seen.names, now_s))
             else:
                 instance = self._instances[step.name]
                 drains = instance.state is not ReplicaState.FAILED
@@ -324,16 +323,12 @@ class DeploymentManager:
                 instructions += (Say(f"{step.name} is drained and ended"), EndInstance(step.name, drains))
         return tuple(instructions)
 
-    def _start(
-        self, model: str, shape: Shape, names: frozenset[str], now_s: float
-    ) -> tuple[DeploymentInstruction, ...]:
+    def _start(self, model: str, shape: Shape, names: frozenset[str], now_s: float) -> StartInstance:
+        """Of what fits: steps never start more."""
         name = new_name(model, names | self._instances.keys())
-        try:
-            environment = self._gpus.take(name, gpus_of(shape))
-        except ConfigurationError as error:
-            return self._note_failure((model, shape), str(error), now_s)
+        environment = self._gpus.take(name, gpus_of(shape))
         self._instances[name] = _Instance(model, shape, self._joined.get(name, ""), unjoined_since_s=now_s)
-        return (StartInstance(name, model, shape, environment),)
+        return StartInstance(name, model, shape, environment)
 
     def _forget(self, name: str) -> _Instance:
         self._gpus.give_back(name)

@@ -334,3 +334,28 @@ def test_every_failure_that_passes_is_got_over(fails: int) -> None:
         if world.serving("large"):
             world.held.clear()
     assert world.reached()
+
+
+def situation(wanted: dict[str, dict[Shape, int]], *replicas: Replica, free: int, **facts: object) -> Situation:
+    return Situation(replicas, wanted, free, gpus_of, **facts)  # type: ignore[arg-type]
+
+
+def serving(model: str, shape: Shape = ONE) -> Replica:
+    return Replica(f"{model}-0", model, shape, ReplicaState.SERVING)
+
+
+def test_who_has_none_is_given_the_first() -> None:
+    now = situation({"small": {ONE: 3}, "large": {ONE: 1}}, serving("small"), free=1)
+    assert next_steps(now) == (Start("large", ONE),)
+
+
+def test_a_tier_with_a_stand_in_gets_nothing_else_at_once() -> None:
+    now = situation({"small": {TWO: 1}}, free=4, failed=frozenset({("small", TWO)}), former={"small": ONE})
+    assert next_steps(now) == (Start("small", ONE),)
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+def test_nobody_is_ended_for_a_substitute_while_one_that_is_left_out_is_about_to_go(lingers: bool) -> None:
+    now = situation({"old": {}, "new": {TWO: 1}}, serving("old"), serving("new"), free=1)
+    now = replace(now, lingering=frozenset({"old"} if lingers else ()))
+    assert next_steps(now) == (() if lingers else (End("old-0"),))
