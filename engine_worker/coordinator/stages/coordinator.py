@@ -81,6 +81,7 @@ class StageCoordinator:
         self._boundary: BoundaryRecord | None = None
         self._boundary_changed = asyncio.Event()
         self._tasks = TaskSet("stages")
+        self._has_left = False
         context.server.add(
             stages_pb2_grpc.add_StagesServicer_to_server,
             StagesService(description.incarnation_id, self._heard, self.lengths, self._transfer_tokens_s),
@@ -103,7 +104,9 @@ class StageCoordinator:
         self._handle(Tick(self._capacity(), tuple(running_requests(instance.table)), gone))
 
     async def stop(self) -> None:
-        """Leave the stages; deals under way end with the migrations of this worker."""
+        """Leave the stages; deals under way end with the migrations of this worker. What is heard from here on starts
+        nothing: neither a stream nor a migration, which nobody would end."""
+        self._has_left = True
         await self._tasks.cancel()
         await self._links.stop()
 
@@ -159,6 +162,8 @@ class StageCoordinator:
     # -- what is done about it
 
     def _handle(self, event: StageEvent) -> None:
+        if self._has_left:
+            return
         for instruction in self.manager.handle(event, 1000 * self._clock.now_s()):
             match instruction:
                 case ToPeer(peer, message):

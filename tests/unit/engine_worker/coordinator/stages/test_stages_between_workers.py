@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 
 import msgspec
 import pytest
@@ -74,6 +75,20 @@ async def test_a_short_answer_ends_where_it_began_and_its_lengths_are_told() -> 
         told = await stub.GetLengths(stages_pb2.GetLengthsRequest(), timeout=WAIT_S)
         assert list(told.input_tokens) == [40]
         assert 1 <= told.output_tokens[0] <= 30
+
+
+async def test_a_worker_that_has_left_the_stages_opens_no_stream() -> None:
+    async with running_workers("a", "b") as mesh:
+        await plan(mesh, StageLayout(MODEL, 1, (("a", "b"),), ()))
+        stages = mesh.workers["a"].role.stages
+        assert stages is not None
+        await eventually(lambda: bool(stages._links._outboxes))
+        await stages.stop()
+        assert not stages._links._outboxes
+        assert stages.manager.agent is not None
+        stages.manager.agent._reported_ms = -inf  # a report is due
+        stages.tick()
+        assert not stages._links._outboxes
 
 
 @pytest.mark.slow
