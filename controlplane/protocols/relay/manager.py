@@ -253,7 +253,6 @@ class RelayManager(Generic[D, E]):
     def _lose(self, request: RelayedRequest[D], loss: Loss[E]) -> Iterator[Instruction[D, E]]:
         request.last_instance_id = loss.instance_id
         request.stream.take_back()
-        self._watch(request)
         if len(request.stream.token_ids) >= request.max_tokens:  # only the word that this was all is missing
             yield FinishAtLength(request.request_id)
             yield self._end(request)
