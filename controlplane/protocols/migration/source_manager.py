@@ -12,7 +12,6 @@ from controlplane.protocols.migration.messages import (
     Accept,
     Committed,
     Failed,
-    Offer,
     Pulled,
     Refuse,
     ToSource,
@@ -25,7 +24,6 @@ from controlplane.protocols.migration.source import (
     Ended,
     Paused,
     Progress,
-    Send,
     SourceEvent,
     SourceInstruction,
     SourceMigration,
@@ -382,7 +380,7 @@ class SourceManager:
         self, order: Order, machine: SourceMigration, instructions: Iterable[SourceInstruction], now_ms: float
     ) -> _Instructions:
         for instruction in instructions:
-            if isinstance(instruction, Send) and isinstance(instruction.message, Offer) and order.offered_ms is None:
+            if order.offered_ms is None:  # nothing is done about a migration before its offer
                 order.offered_ms = now_ms
             yield Do(order.migration_id, instruction)
         if machine.state not in FINAL:

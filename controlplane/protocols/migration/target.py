@@ -229,7 +229,6 @@ class TargetMigration:
         return (Send(Pulled(self.migration_id, pulling.number)),)
 
     def _on_not_arrived(self, event: NotArrived, now_ms: float) -> tuple[TargetInstruction, ...]:
-        self._pulling = None
         return self._discard(event.reason, now_ms)
 
     def _on_abort(self, event: Abort, now_ms: float) -> tuple[TargetInstruction, ...]:

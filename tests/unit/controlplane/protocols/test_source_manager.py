@@ -105,12 +105,13 @@ def test_long_prefills_keep_nobody_waiting_who_decodes() -> None:
     assert begun(manager, RequestGone("r1")) == ["r3"]
 
 
-def test_a_request_that_ends_while_its_order_waits_needs_no_slot() -> None:
+@pytest.mark.parametrize("gone", [RequestGone, AbortAsked])
+def test_a_request_that_ends_while_its_order_waits_needs_no_slot(gone: type[RequestGone | AbortAsked]) -> None:
     manager = new_manager(ManagerLimits(parallel=1))
     begun(manager, order(0))
     begun(manager, order(1))
-    ended = end_of(manager.handle(RequestGone("r1"), 5.0))
-    assert (ended.order_id, ended.outcome.ending, ended.migration_id) == (1, Ending.ENDED, "")
+    outcome = MigrationOutcome(Ending.ENDED, "the request ended before it was moved")
+    assert end_of(manager.handle(gone("r1"), 5.0)) == MigrationEnded(1, "", "r1", "b", outcome)
     assert begun(manager, order(2)) == []
     assert begun(manager, RequestGone("r0")) == ["r2"]
 
@@ -133,21 +134,19 @@ def test_an_order_that_is_withdrawn_leaves_the_queue_or_cancels_its_migration() 
 @pytest.mark.parametrize(
     ("given", "asked", "reason"),
     [
-        (None, order(1, is_here=False), "does not run here"),
-        (order(1), order(1), "being moved already"),
-        (None, order(1, target="a"), "on a already"),
-        (None, order(1, target="d"), "no instance that could take it; those of the same model and engine: b, c"),
+        (None, order(1, is_here=False), "request r1 does not run here; see `penstock status` or ListRequests"),
+        (order(1), order(1), "request r1 is being moved already"),
+        (None, order(1, target="a"), "request r1 is on a already"),
+        (None, order(1, target="d"), "d is no instance that could take it; those of the same model and engine: b, c"),
         (ObstacleChanged("no route"), order(1), "no request can leave this worker: no route"),
-        (Stopped(), order(1), "stopping"),
+        (Stopped(), order(1), "the worker is stopping"),
     ],
 )
 def test_what_cannot_move_is_refused_at_once(given: SourceManagerEvent | None, asked: MoveOrdered, reason: str) -> None:
     manager = new_manager()
     if given is not None:
         begun(manager, given)
-    ended = end_of(manager.handle(asked, 0.0))
-    assert reason in ended.outcome.reason
-    assert ended.outcome.ending is Ending.FAILED
+    assert end_of(manager.handle(asked, 0.0)).outcome == MigrationOutcome(Ending.FAILED, reason)
 
 
 def test_so_many_orders_wait_and_one_more_is_refused_but_transfers_are_not() -> None:
@@ -169,6 +168,7 @@ def test_a_target_that_leaves_while_an_order_waits_for_it() -> None:
     instructions = manager.handle(RequestGone("r0"), 2.0)
     ended = [each for each in instructions if isinstance(each, MigrationEnded)]
     assert [(each.request_id, each.outcome.ending) for each in ended] == [("r0", Ending.ENDED), ("r1", Ending.FAILED)]
+    assert ended[1].outcome.reason == "its target left before the migration had its turn"
     assert instructions[-1] == Export("a.1-3", "r2", PEERS["b"])
 
 
@@ -301,7 +301,8 @@ def test_what_it_tells_of_a_request_on_its_way() -> None:
     assert not manager.awaits_step("a.1-1"), "nothing is known of its blocks yet"
     manager.handle(order(1), 0.0)
     assert told("r1") == (True, True, False, False), "it waits"
-    manager.handle(exported(export), 0.0)
+    offer = messages.Offer("a.1-1", exported(export).request, 1, "f")
+    assert manager.handle(exported(export), 0.0) == (Do("a.1-1", source.Send(offer)),)
     manager.handle(messages.Accept("a.1-1"), 0.0)
     assert not manager.awaits_step("a.1-1"), "a round is under way"
     manager.handle(messages.Pulled("a.1-1", 1), 0.0)
