@@ -271,6 +271,9 @@ def test_a_bid_over_the_ceiling_does_not_count() -> None:
     (closed,) = giver.receive("b", messages.Bid("a-1", 100, 0.0), 1.0)
     assert isinstance(closed, Closed)
     assert not closed.moved
+    giver.offer("r", 10, ("b",), 0.0, ceiling_tokens=100)
+    giver.receive("b", messages.Bid("a-2", 100, 0.0), 1.0)
+    assert giver.promised_to("r") == "b"
 
 
 def test_only_so_many_are_offered_at_once() -> None:

@@ -159,6 +159,14 @@ def test_with_a_sender_that_is_lost_go_its_promises_alone() -> None:
     taker.validate()
 
 
+def test_of_one_sender_one_is_attempted_at_a_time() -> None:
+    taker = ready()
+    taker.receive("s", messages.Busy("s-1", 1), ROOMY, 0.0)
+    assert Send("s", messages.Ready("s-2", 1)) in taker.receive("s", award("s", number=2), ROOMY, 1.0)
+    taker.receive("s", messages.Busy("s-2", 1), ROOMY, 2.0)
+    assert taker.tick(ROOMY, 2.0 + LIMITS.retry_ms) == (Send("s", messages.Ready("s-1", 2)),)
+
+
 def test_the_load_of_a_sender_is_the_one_last_heard_of() -> None:
     taker = BidAskReceiver(LIMITS)
     for name in "stuv":

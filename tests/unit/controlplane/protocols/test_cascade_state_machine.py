@@ -184,6 +184,22 @@ def test_an_answer_that_may_be_needed_is_not_given_up() -> None:
         step(begun(THREE), EndedEarly(0, 80.0), 0.0)
 
 
+def test_a_request_is_counted_once_however_many_tiers_answer_it() -> None:
+    walk = begun(THREE)
+    assert walk.handle(Answered(0), 1.0) == (Judge(0),), "whoever judges counts it"
+    walk.handle(Judged(0, 10.0), 2.0)
+    walk.handle(TierFailed(1, "gone"), 3.0)
+    assert walk.handle(Answered(2), 4.0) == (Accept(2, AcceptReason.LAST_TIER),)
+
+
+def test_a_tier_is_told_which_time_it_is_asked() -> None:
+    walk = begun(THREE)
+    assert first(THREE).attempt == 1
+    asked_by(walk, EndedEarly(0, 10.0))
+    assert asked_by(walk, TierFailed(1, "gone")).attempt == 1
+    assert asked_by(walk, TierFailed(2, "gone")).attempt == 2
+
+
 def test_an_answer_that_was_given_up_is_asked_for_again_if_all_further_tiers_fail() -> None:
     walk = begun(THREE)
     step(walk, EndedEarly(0, 10.0), 0.0)
@@ -196,6 +212,7 @@ def test_an_answer_that_was_given_up_is_asked_for_again_if_all_further_tiers_fai
     assert step(broken, TierFailed(2, "gone"), 1.0) == Generate(0, EscalationReason.TIER_FAILED)
     failed = step(broken, TierFailed(0, "gone too"), 1.0)
     assert isinstance(failed, Fail)
+    assert failed.reason == "tier 1: gone; tier 2: gone; tier 0: gone too"
     assert failed.asked == 2, "the client gets the error of the highest tier, not of the last that was asked"
 
 
