@@ -58,7 +58,9 @@ def test_sides_that_are_gone_need_not_confirm() -> None:
 def test_a_request_that_stayed_waits_twice_as_long_each_time() -> None:
     migrations, now_s, held_s = Migrations(2, 10), 0.0, []
     for _ in range(9):
-        end(migrations, migrations.begin(order(target=f"t{now_s}"), now_s, 1), moved=False, now_s=now_s)
+        ordered = migrations.begin(order(target=f"t{now_s}"), now_s, 1)
+        end(migrations, ordered, moved=False, now_s=now_s)
+        assert (ordered.outcome, ordered.message) == (OrderOutcome.STAYED, "no room")
         assert migrations.moving() == ()
         began_s = now_s
         while migrations.held_requests(now_s):

@@ -64,6 +64,7 @@ def test_a_load_over_another_horizon_is_what_the_worker_would_report() -> None:
     other = Horizon(steps=2, stride_tokens=20)
     assert LOAD.frontends == ("f", "g")
     assert LOAD.over(PARAMETERS.horizon) is LOAD
+    assert LOAD.over(other).horizon == other
     assert alike(LOAD.over(other), decode_load(RUNNING, other))
     assert not alike(LOAD.over(other), LOAD)
 

@@ -208,6 +208,49 @@ def test_without_a_layout_nothing_is_handed_off_but_questions_are_answered() -> 
     assert isinstance(answer, ToPeer)
 
 
+def test_who_is_in_no_stage_hands_nothing_off() -> None:
+    agent = StageAgent("z", "z0", StageParameters(), BidAskLimits())
+    agent.use_layout(LAYOUT, MODEL, 0.0)
+    assert agent.tick(Capacity(5000, 5000), (RunningRequest("r", 5000, 10),), 1000.0) == ()
+
+
+@pytest.mark.parametrize(("said", "lowest"), [(None, 100), (950.0, 950), (10.0, 10)])
+def test_a_boundary_stays_above_what_the_stage_before_says_or_else_the_plan(said: float | None, lowest: float) -> None:
+    layout = StageLayout("m", 1, (("a",), ("b",), ("c",)), (100, 1000))
+    refinement = RefinementParameters(interval_s=1.0, smoothing=1.0, fewest_requests=2)
+    agent = StageAgent("b", "b0", StageParameters(refinement, rebalance=False), BidAskLimits())
+    agent.use_layout(layout, MODEL, 0.0)
+    capacity = Capacity(0, 100_000)
+    if said is not None:
+        agent.receive("a", StageReport(0, said, ()), capacity, 500.0)
+    agent.receive("c", StageReport(0, None, (RequestLength(1, 5),) * 4), capacity, 500.0)
+    told = agent.tick(capacity, (), 1000.0)
+    assert [each for each in told if isinstance(each, BoundaryMoved)] == [BoundaryMoved(lowest + 1)]
+
+
+def test_what_has_just_come_is_not_sent_back_at_once() -> None:
+    mesh = Mesh()
+    mesh.add("a", *[400] * 4)
+    mesh.tick(8)
+    arrived = len(mesh.moves)
+    assert arrived > 0
+    mesh.running["a"].clear()
+    mesh.tick(30)
+    assert len(mesh.moves) == arrived, "although b has all the load now"
+    mesh.tick(60)
+    assert len(mesh.moves) > arrived
+
+
+def test_the_frontend_of_a_request_is_told_within_the_stage_as_well() -> None:
+    agent = StageAgent("a", "a0", StageParameters(refinement=FROZEN), BidAskLimits())
+    agent.use_layout(LAYOUT, MODEL, 0.0)
+    agent.receive("b", StageReport(0, 1000, ()), Capacity(800, 0), 500.0)
+    running = tuple(RunningRequest(name, 400, 10, frontend_id="f") for name in "rs")
+    told = agent.tick(Capacity(800, 9000), running, 600.0)
+    asks = [each.message for each in told if isinstance(each, ToPeer) and isinstance(each.message, Ask)]
+    assert [(each.request_id, each.frontend_id) for each in asks] == [("r", "f")]
+
+
 def test_what_found_no_taker_rests() -> None:
     mesh = Mesh()
     for full in ("c", "d"):
