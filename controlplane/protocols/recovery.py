@@ -26,6 +26,9 @@ MAX_CHOICES: Final = 3
 FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 2.0
 """A request that waits asks again after the first of these times, then after twice as long, up to the second."""
+SHORTEST_WAIT_S: Final = 1e-6
+"""What is left of a wait and is shorter is over. A clock in milliseconds may not even move by it: a simulated request
+that had lost all instances then waited for ever, 4e-15 s at a time."""
 OVERRULE_S: Final = 1.0
 """A scheduler that finds no instance for so long, while some are connected, is not asked any more. Long enough for the
 monitors to tell it of a worker that has just joined."""
@@ -357,7 +360,7 @@ class RecoveryManager:
         if patience.began_s is None:
             patience.began_s = now_s
         left_s = patience.wait_s - patience.waited_s(now_s)
-        if left_s <= 0:
+        if left_s < SHORTEST_WAIT_S:
             self._go(RecoveryState.ENDED)
             return GiveUp(because, reason)
         self._go(RecoveryState.WAITING)

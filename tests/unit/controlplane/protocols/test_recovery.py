@@ -1,5 +1,6 @@
 """Where one request goes and when it is placed again: by example, and under any course of events."""
 
+import math
 import re
 
 import pytest
@@ -55,6 +56,32 @@ def test_a_new_request_is_chosen_for_submitted_and_runs() -> None:
     assert one.handle(Begin(30.0), 0.0) == Choose()
     assert one.handle(Chosen("a"), 0.0) == Submit("a")
     assert one.handle(Submitted("a"), 0.0) == Run("a", is_recovered=False)
+
+
+def test_a_wait_ends_though_the_clock_rounds() -> None:
+    one, now_ms = manager(), 1234.567
+    instruction = one.handle(Begin(30.0), now_ms / 1000)
+    for _ in range(40):
+        assert isinstance(instruction, Choose)
+        instruction = one.handle(NoneChosen("none"), now_ms / 1000)
+        if isinstance(instruction, GiveUp):
+            break
+        assert isinstance(instruction, Wait)
+        assert now_ms + 1000 * instruction.seconds > now_ms, "a clock in milliseconds moves by it"
+        now_ms += 1000 * instruction.seconds
+        instruction = one.handle(Woken(False), now_ms / 1000)
+    assert isinstance(instruction, GiveUp)
+    assert now_ms == pytest.approx(31234.567)
+
+
+@given(st.floats(0, 1e9))
+def test_a_rest_that_no_clock_can_tell_is_no_wait(began_ms: float) -> None:
+    one = manager()
+    one.handle(Begin(30.0), began_ms / 1000)
+    one.handle(NoneChosen("none"), began_ms / 1000)
+    almost_s = math.nextafter(began_ms / 1000 + 30.0, 0.0)
+    one.handle(Woken(False), almost_s)
+    assert isinstance(one.handle(NoneChosen("none"), almost_s), GiveUp)
 
 
 def test_a_lost_request_goes_elsewhere_at_once_and_anywhere_later() -> None:
