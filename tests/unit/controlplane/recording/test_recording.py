@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
+import simulator.cluster.placements
 import simulator.cluster.simulation
 from controlplane.load_message import load_message
 from controlplane.model.cluster import ClusterLimits
@@ -248,7 +249,7 @@ def test_a_decision_that_was_otherwise_and_one_over_another_snapshot_are_named(t
 
 
 def test_replayed_by_the_functions_and_the_table_of_the_simulator() -> None:
-    assert simulator.cluster.simulation.place is replaying.place
+    assert simulator.cluster.placements.place is replaying.place
     assert simulator.cluster.simulation.place_decode is replaying.place_decode
     assert simulator.cluster.fleet.ClusterTable is replaying.ClusterTable
 
