@@ -115,6 +115,6 @@ async def test_a_watch_that_dies_ends_the_role(tmp_path: Path, monkeypatch: pyte
         def broken(_: ArtefactRegistry) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(ArtefactRegistry, "look", broken)
+        monkeypatch.setattr(ArtefactRegistry, "reload", broken)
         with pytest.raises(ZeroDivisionError):
             await role.failed()

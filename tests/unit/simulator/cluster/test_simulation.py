@@ -48,7 +48,7 @@ def test_there_is_no_second_copy_of_the_live_objects() -> None:
     assert simulator.cluster.placements.place is controlplane.policies.place.place is placement_service.place  # type: ignore[attr-defined]
     assert type(simulation.table) is ClusterTable is feed.ClusterTable  # type: ignore[attr-defined]
     assert type(simulation.table.index) is PrefixIndex
-    engines_instance = engine_worker.engines.simulated.Instance  # type: ignore[attr-defined]
+    engines_instance = engine_worker.engines.simulated.SimulatedInstance  # type: ignore[attr-defined]
     assert all(type(worker.instance) is engines_instance for worker in simulation.workers.values())
 
 

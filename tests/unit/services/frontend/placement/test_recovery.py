@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.protocols.ownership import EPOCHS_PER_RECOVERY
 from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
 from tests.unit.services.frontend.fakes import Delta, FakeWorker, Script, failure
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
@@ -80,7 +81,7 @@ async def test_a_request_survives_the_death_of_its_worker(model_path: Path, fiel
         assert answer.usage == expected.usage
         assert instance == "worker-0", "the first one"
         assert {(again.epoch, len(again.emitted_token_ids), again.sampling.max_tokens) for again in two.received} == {
-            (2, 10, 40)
+            (EPOCHS_PER_RECOVERY, 10, 40)
         }
         assert mesh.metric("recoveries_total", reason="worker_lost") == choices
         await mesh.until(lambda: any(not ended.ok and ended.reason == "worker_lost" for ended in mesh.scheduler.ended))
@@ -134,7 +135,7 @@ async def test_recoveries_are_bounded(model_path: Path) -> None:
     async with mesh_of_fakes(model_path, lambda _: nobody, **settings) as mesh, mesh.http() as http:
         response = await http.post("/v1/completions", json=BODY)
         assert response.status_code == 503
-        assert [request.epoch for request in mesh.worker.received] == [0, 2, 4]
+        assert [request.epoch for request in mesh.worker.received] == [0, EPOCHS_PER_RECOVERY, 2 * EPOCHS_PER_RECOVERY]
         assert mesh.metric("failed_recoveries_total", reason="unavailable") == 1
 
 
