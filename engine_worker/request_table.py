@@ -346,7 +346,7 @@ class RequestTable:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert len(self.orphans) <= self._max_orphans, "requests without a frontend are bounded"
         assert len(self._requests) <= self.admissions_total, "what is here was admitted"
         for request_id, tracked in self._requests.items():

@@ -108,7 +108,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """Ignored."""
+        """Does nothing: asyncio's debug mode measures callbacks by the wall clock, which no simulation has."""
 
     def is_running(self) -> bool:
         """Whether `run` is under way."""

@@ -113,7 +113,7 @@ class Life:
             await store.close()
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Ask the process to end as SIGTERM does: it drains first, and a second one cuts the drain."""
         self.mesh.loop.call_in(self.node, 0.0, self.shutdown.on_signal)
 
     async def _run(self) -> None:
@@ -254,13 +254,13 @@ class SimulatedMesh:
             life.terminate()
 
     def pause(self, name: str) -> None:
-        """SIGSTOP."""
+        """Freeze a machine's process as SIGSTOP does: no line of it runs until `resume`; its connections stay open."""
         life = self.machines[name].life
         if life is not None:
             self.loop.pause(life.node)
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
+        """Let a paused process go on, as SIGCONT does: what came meanwhile reaches it all at once."""
         life = self.machines[name].life
         if life is not None:
             self.loop.resume(life.node)

@@ -202,7 +202,7 @@ class SimulatedProcess:
         return status
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Ask the process to end as SIGTERM does, after its drain."""
         self._life.terminate()
 
     def kill_group(self) -> None:

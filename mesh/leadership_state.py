@@ -248,7 +248,7 @@ class Candidate:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         if self.phase in (Phase.FENCING, Phase.ANNOUNCING, Phase.LEADING):
             assert self.epoch > 0, "who writes an epoch has one"
         if self.phase in (Phase.ANNOUNCING, Phase.LEADING):

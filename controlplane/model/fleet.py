@@ -134,7 +134,7 @@ class Fleet:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         table = self._table
         assert self._ids == sorted(set(self._ids)), "rows are in the order of ids"
         assert self._ids == [each.instance_id for each in self._instances] == list(self._rows), "rows are instances"

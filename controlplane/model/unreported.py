@@ -68,7 +68,7 @@ class UnreportedRequests:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert len(self._open) <= self._max_requests, "open placements are bounded"
         assert all(request_id == request.request_id for request_id, request in self._open.items()), "each by its own id"
 

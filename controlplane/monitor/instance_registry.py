@@ -112,7 +112,7 @@ class InstanceRegistry:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         for instance_id, instance in self._instances.items():
             assert instance.instance_id == instance_id, "each instance by its own id"
             assert not instance.superseded, f"a newer stream speaks for {instance_id}"

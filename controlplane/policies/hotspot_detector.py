@@ -81,7 +81,7 @@ class HotspotDetector:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert len(self._classes) <= 2 * self._max_classes, "classes are bounded"
         self._requests.validate()
         for known in self._classes.values():

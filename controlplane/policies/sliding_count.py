@@ -31,7 +31,7 @@ class SlidingCount:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert all(count >= 0 for count in self._counts), "slices count events"
         assert self._total == sum(self._counts), "the total is that of the slices"
 

@@ -188,7 +188,7 @@ class AdoptionManager:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         for index, found in self._found.items():
             assert index == found.index, self._story()
             assert 0 <= index < found.choices, self._story()

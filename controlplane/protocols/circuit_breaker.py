@@ -115,7 +115,7 @@ class CircuitBreaker:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         if self.state is BreakerState.OPEN:
             assert self.probe_due_s < float("inf"), "an open breaker is probed some time"
         else:

@@ -217,7 +217,7 @@ class TokenStream(Ownership, Generic[D]):
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert self.epoch >= 0, "epochs count from 0"
         assert bool(self._held) == (self._deadline_s is not None), "what is held has a deadline, and nothing else has"
         assert len(self._held) <= MAX_HELD_DELTAS, "what is held is bounded"

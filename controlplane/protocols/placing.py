@@ -114,7 +114,7 @@ class PlacementAttempt:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert len(set(self._asked)) == len(self._asked) <= MAX_ASKED, "nobody is asked twice, and not all are"
         assert set(self._waiting) <= set(self._asked), "only those that were asked may answer"
         if self._asked:

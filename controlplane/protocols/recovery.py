@@ -322,7 +322,7 @@ class RecoveryManager:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert self._choices <= MAX_CHOICES, self._story()
         assert len(self._excluded) <= MAX_CHOICES + 1, self._story()
         assert self.budget.losses >= 0, self._story()

@@ -24,7 +24,7 @@ Inbound: TypeAlias = AsyncIterator[migration_pb2.SourceMessage]
 
 
 class MigrationService(migration_pb2_grpc.MigrationServicer):
-    """penstock.v1.Migration."""
+    """Takes the streams on which other workers offer their requests, and gives each to the migrations to here."""
 
     def __init__(self, instance: Instance, incoming: IncomingMigrations) -> None:
         self._instance = instance

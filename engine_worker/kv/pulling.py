@@ -126,7 +126,7 @@ class RunningPull:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert 0 <= self._granted <= self._posted, "nothing is granted that nobody would receive"
         assert self.messages + len(self._receiving) <= self._posted, "what comes was asked for"
         assert len(self._digests) <= self.messages, "a checksum for each message, where there are any"

@@ -40,7 +40,7 @@ class TransferSlots:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert len({id(ring) for ring in self._rings}) == len(self._rings) <= self._parallel, "each slot is free once"
         assert len(self._waiting) <= self._max_queued, "those that wait are bounded"
         assert not self._rings or all(turn.done() for turn in self._waiting), "nobody waits while a slot is free"

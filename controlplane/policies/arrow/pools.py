@@ -146,7 +146,7 @@ class ElasticPools:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert self._pinned <= self._pools.keys(), "who is set aside is in a pool"
         between = (Pool.PREFILL_TO_DECODE, Pool.DECODE_TO_PREFILL)
         assert all(self._pools[each] not in between for each in self._pinned), "who is set aside never changes pools"

@@ -64,7 +64,7 @@ class PrefillQueue:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert len(self._prompts) <= MAX_ENTRIES, "the queue is bounded"
         if self._prompts:
             assert self._tokens == sum(prompt.new_tokens for prompt in self._prompts), "all prompts' tokens count"

@@ -270,7 +270,7 @@ class CascadeStateMachine:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         tiers = (*self._asked, *self._answered, *self._ended_early, *self.scores, self.tier)
         assert all(0 <= tier <= self.terms.last_tier for tier in tiers), "no tier but those that may be asked"
         assert all(self._asked.count(tier) <= 2 for tier in self._asked), "a tier is asked again once at most"

@@ -91,7 +91,7 @@ class RelayManager(Generic[D, E]):
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         assert len(self._released) <= MAX_RELEASED, "what is remembered is bounded"
         assert not self._released.keys() & self._requests.keys(), "a request is here or was left to its worker"
         for request_id, request in self._requests.items():

@@ -53,7 +53,7 @@ class HangWatch:
                 self._take_requests(link, finding)
 
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         self._monitor.validate()
 
     async def _probe(self, link: WorkerLink, probe: Probe) -> None:

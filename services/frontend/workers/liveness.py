@@ -168,7 +168,7 @@ class LivenessMonitor:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         for worker, watched in self._watched.items():
             assert 0 <= watched.unseen_s <= watched.silence_s, f"{worker} was seen before it fell silent"
             assert 0 <= max(watched.longest_s, watched.longest_before_s) <= LONGEST_LEARNT_S, f"{worker} taught a lot"

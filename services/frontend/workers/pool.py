@@ -162,7 +162,7 @@ class WorkerPool:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         self.relays.validate()
         self._hangs.validate()
         for instance_id, link in self._links.items():

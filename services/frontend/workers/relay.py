@@ -260,7 +260,7 @@ class RelayRegistry:
 
     @invariants
     def validate(self) -> None:
-        """Raises `InvariantBroken`."""
+        """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         self._manager.validate()
         assert len(self._relays) == len(self._manager), "the manager has the same requests"
         for request_id, relay in self._relays.items():
