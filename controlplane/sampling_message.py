@@ -32,6 +32,9 @@ def sampling_params(message: request_pb2.SamplingParams) -> SamplingParams:
 def _set_items(message: request_pb2.SamplingParams, name: str, items: tuple[Any, ...]) -> None:
     if name in _MAPS:
         getattr(message, name).update(items)
+    elif name in _LISTS:
+        for token_ids in items:
+            getattr(message, name).add(token_ids=token_ids)
     else:
         getattr(message, name).extend(items)
 
@@ -39,6 +42,8 @@ def _set_items(message: request_pb2.SamplingParams, name: str, items: tuple[Any,
 def _reader(name: str, default: Any) -> _Read:
     if name in _MAPS:
         return lambda message: tuple(sorted(getattr(message, name).items()))
+    if name in _LISTS:
+        return lambda message: tuple(tuple(each.token_ids) for each in getattr(message, name))
     if default == ():
         return lambda message: tuple(getattr(message, name))
     if default is None:
@@ -47,7 +52,11 @@ def _reader(name: str, default: Any) -> _Read:
 
 
 _FIELDS: Final = request_pb2.SamplingParams.DESCRIPTOR.fields_by_name
-_MAPS: Final = frozenset(name for name, each in _FIELDS.items() if each.message_type is not None)
+_LISTS: Final = frozenset(
+    name for name, each in _FIELDS.items() if each.message_type is request_pb2.TokenIds.DESCRIPTOR
+)
+"""Tuples of token ids there, messages here."""
+_MAPS: Final = frozenset(name for name, each in _FIELDS.items() if each.message_type is not None) - _LISTS
 """Pairs there, a map here."""
 _NAMES: Final = tuple(parameters(SamplingParams))
 _READS: Final = {name: _reader(name, each.default) for name, each in parameters(SamplingParams).items()}

@@ -3,6 +3,7 @@ field by field (three times faster in upb than keyword construction)."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from controlplane.load_message import phase_code
 from controlplane.model.instance import InstanceDescription, KvBlocks
@@ -44,6 +45,7 @@ def engine_request(message: request_pb2.GenerateRequest) -> EngineRequest:
         emitted_token_ids=tuple(message.emitted_token_ids),
         priority=message.priority,
         resume=Resume(message.resume.client_request_id, message.resume.ticket) if message.HasField("resume") else None,
+        cache_salt=message.cache_salt,
     )
 
 
@@ -60,6 +62,7 @@ def generate_message(
         deadline_ms=deadline_ms,
         model=model,
         epoch=epoch,
+        cache_salt=request.cache_salt,
     )
     if request.resume is not None:
         message.resume.client_request_id = request.resume.client_request_id
@@ -111,7 +114,9 @@ def step_message(
             continue
         added.token_ids.extend(delta.token_ids)
         if delta.logprobs:
-            _add_logprobs(added, delta.logprobs)
+            _add_logprobs(added.logprobs, delta.logprobs)
+        if delta.prompt_logprobs:
+            _add_logprobs(added.prompt_logprobs, delta.prompt_logprobs)
         if delta.cached_tokens is not None:
             added.cached_tokens = delta.cached_tokens
         if delta.finish_reason is not None:
@@ -196,9 +201,10 @@ def step_samples_message(batch: StepBatch) -> worker_pb2.StepSamples:
     )
 
 
-def _add_logprobs(delta: request_pb2.TokenDelta, positions: Sequence[PositionLogprobs]) -> None:
+def _add_logprobs(message: Any, positions: Sequence[PositionLogprobs]) -> None:
+    """`message` is a repeated field of them, whose type is none that can be named."""
     for position in positions:
-        added = delta.logprobs.add()
+        added = message.add()
         _set_logprob(added.chosen, position.chosen)
         for rival in position.top:
             _set_logprob(added.top.add(), rival)

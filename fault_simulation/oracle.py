@@ -98,7 +98,7 @@ class Oracle:
         message = request_pb2.GenerateRequest(request_id="expected", sampling=sampling)
         params = wire.engine_request(message).sampling
         prompt = np.array(prompt_token_ids, np.uint32)
-        return Script(prompt, 0, params, self._model.max_model_len_tokens, self._output)
+        return Script(prompt, (), params, self._model.max_model_len_tokens, self._output)
 
     def _spell(self, script: Script, text: ChoiceText, prompt: Prompt) -> ExpectedChoice:
         token_ids, has_logprobs = script.token_ids(0, script.total_tokens), prompt.sampling.HasField("logprobs")

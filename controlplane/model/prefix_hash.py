@@ -13,10 +13,15 @@ from xxhash import xxh3_64_intdigest
 ROOT_HASH = 0
 
 
+def root_hash(cache_salt: str) -> int:
+    """The `parent_hash` of a prompt's first block: prompts of different salts share no block."""
+    return xxh3_64_intdigest(cache_salt.encode()) if cache_salt else ROOT_HASH
+
+
 def block_hashes(token_ids: Sequence[int], block_tokens: int, parent_hash: int = ROOT_HASH) -> list[int]:
     """Hashes of the full blocks of `token_ids`, in order; a trailing partial block has none.
 
-    `parent_hash` is the hash of the block before the first one, `ROOT_HASH` at the start of a prompt.
+    `parent_hash` is the hash of the block before the first one, `root_hash` at the start of a prompt.
     """
     if block_tokens <= 0:
         raise ValueError(f"block_tokens must be positive, got {block_tokens}")

@@ -62,6 +62,14 @@ class SamplingParams:
     """None: no logprobs; k: the chosen token's and those of the k most likely tokens."""
     logit_bias: tuple[tuple[int, float], ...] = parameter((), is_in_body=False)
     """From token id to what is added to its logit, by token id."""
+    allowed_token_ids: tuple[int, ...] = parameter(
+        (), "Nothing but these tokens is generated.", TOKEN_IDS, min_items=1, max_items=16_384
+    )
+    bad_words: tuple[tuple[int, ...], ...] = parameter((), is_in_body=False)
+    """Sequences of tokens of which the last one is never generated behind the others."""
+    prompt_logprobs: int | None = parameter(
+        None, "Logprobs of each token of the prompt, and of so many of the likeliest at its place.", Bounds(0, 20)
+    )
 
     @property
     def named_token_ids(self) -> tuple[int, ...]:
@@ -70,6 +78,7 @@ class SamplingParams:
         return (
             *(token_id for token_ids in listed for token_id in token_ids),
             *(token_id for token_id, _ in self.logit_bias),
+            *(token_id for word in self.bad_words for token_id in word),
         )
 
 
@@ -96,6 +105,8 @@ class EngineRequest:
     """Lower is served first, as in vLLM."""
     resume: Resume | None = None
     """None: it ends with its frontend."""
+    cache_salt: str = ""
+    """Its blocks in the prefix cache are found by requests of the same salt only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,9 @@ class TokenDelta:
     error: str = ""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; set on a request's first delta."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """Of the prompt's tokens but the first, which nothing comes before; on the first delta of a request that asked for
+    them and has not emitted anything elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,14 @@ class Parameter:
 
     name: str
     type: Any
-    """Of the value in `SamplingParams`: int, float, bool, str, a tuple of one of them, or one of them and None."""
+    """Of the value in `SamplingParams`: int, float, bool, str, a tuple of one of them, or one of them and None.
+    `logit_bias` and `bad_words`, which no body holds as they are, are tuples of tuples."""
     default: Any
     description: str
     bounds: Bounds
+    min_items: int
+    """Of a tuple that is given."""
     max_items: int
-    """Of a tuple."""
     is_in_body: bool
     """Both endpoints take it under its own name. False: the frontend works it out from the body by itself."""
     from_body: Callable[[Any], Any] | None
@@ -81,6 +83,7 @@ def parameter(
     description: str = "",
     bounds: Bounds = Bounds(),
     *,
+    min_items: int = 0,
     max_items: int = 256,
     is_in_body: bool = True,
     from_body: Callable[[Any], Any] | None = None,
@@ -89,6 +92,7 @@ def parameter(
     declared = {
         "description": description,
         "bounds": bounds,
+        "min_items": min_items,
         "max_items": max_items,
         "is_in_body": is_in_body,
         "from_body": from_body,

@@ -83,9 +83,7 @@ class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
             return
         config = self.instance.config
         prompt = np.asarray(request.prompt_token_ids, dtype=np.uint32)
-        script = Script(
-            prompt, len(request.emitted_token_ids), request.sampling, config.max_model_len_tokens, config.output
-        )
+        script = Script(prompt, request.emitted_token_ids, request.sampling, config.max_model_len_tokens, config.output)
         self._total_tokens[request.request_id] = script.total_tokens
 
     def _predict(self, error: LengthErrorModel) -> tuple[PredictedLength, ...]:

@@ -23,6 +23,7 @@ def token_delta(sequence: Sequence, tokens: int) -> TokenDelta:
         logprobs=logprobs,
         finish_reason=sequence.finish_reason if tokens == sequence.total_tokens else None,
         cached_tokens=None if sequence.started else sequence.cached_prompt_tokens,
+        prompt_logprobs=() if sequence.started else text.script.prompt_logprobs(),
     )
 
 

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from controlplane.model.prefix_hash import ROOT_HASH, block_hashes
+from controlplane.model.prefix_hash import block_hashes
 from controlplane.model.request import EngineRequest, FinishReason
 from mesh.errors import IllegalTransition, RequestRefused
 from simulator.instance.config import InstanceConfig
@@ -124,7 +124,7 @@ class Sequence:
         """Hash of its full block `index`; None where only lengths are known."""
         if index >= len(self.hashes) and self.text is not None:
             known = len(self.hashes)
-            parent = self.hashes[-1] if self.hashes else ROOT_HASH
+            parent = self.hashes[-1] if self.hashes else self.text.root_hash
             fresh = self.text.between(known * block_tokens, (index + 1) * block_tokens)
             # The array stands for the sequence of ids; `block_hashes` turns lists into such arrays anyway.
             self.hashes += block_hashes(fresh, block_tokens, parent)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def sequence_of(request: EngineRequest, config: InstanceConfig) -> Sequence:
     )
     sequence.finish_reason = text.script.finish_reason
     sequence.text = text
-    sequence.hashes = block_hashes(text.known, config.block_tokens)  # type: ignore[arg-type]
+    sequence.hashes = block_hashes(text.known, config.block_tokens, text.root_hash)  # type: ignore[arg-type]
     return sequence
 
 

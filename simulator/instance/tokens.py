@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.model.prefix_hash import root_hash
 from controlplane.model.request import EngineRequest
 from mesh.errors import RequestRefused
 from simulator.instance.config import InstanceConfig
@@ -14,18 +15,21 @@ from simulator.instance.script import Script
 class RequestTokens:
     """Token ids by position: known at first (prompt, emitted elsewhere), then the script's."""
 
-    __slots__ = ("known", "prompt_tokens", "sampling", "script")
+    __slots__ = ("known", "prompt_tokens", "root_hash", "sampling", "script")
 
     def __init__(self, request: EngineRequest, config: InstanceConfig) -> None:
         """Raises `RequestRefused` for a request that no engine with this config can serve."""
         self.sampling = request.sampling
+        self.root_hash = root_hash(request.cache_salt)
         self.prompt_tokens = len(request.prompt_token_ids)
         _check_lengths(request, config.max_model_len_tokens)
         vocabulary_tokens = config.output.vocabulary_tokens
         prompt = _checked_ids(request.prompt_token_ids, vocabulary_tokens)
         emitted = _checked_ids(request.emitted_token_ids, vocabulary_tokens)
         self.known = np.concatenate((prompt, emitted)) if len(emitted) else prompt
-        self.script = Script(prompt, len(emitted), request.sampling, config.max_model_len_tokens, config.output)
+        self.script = Script(
+            prompt, request.emitted_token_ids, request.sampling, config.max_model_len_tokens, config.output
+        )
 
     def between(self, start: int, stop: int) -> NDArray[np.uint32]:
         """Token ids at the positions start .. stop - 1, counted from the start of the prompt."""
@@ -60,6 +64,8 @@ def _check_lengths(request: EngineRequest, max_model_len_tokens: int) -> None:
         )
     if sampling.temperature < 0 or (sampling.logprobs is not None and sampling.logprobs < 0):
         raise RequestRefused(f"request {request.request_id}: temperature and logprobs must not be negative")
+    if any(not word for word in sampling.bad_words):
+        raise RequestRefused(f"request {request.request_id}: a bad word must hold at least one token")
 
 
 def _checked_ids(token_ids: Sequence[int], vocabulary_tokens: int) -> NDArray[np.uint32]:

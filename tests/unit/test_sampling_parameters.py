@@ -62,6 +62,8 @@ def test_what_a_client_sends_reaches_vllm(declared: Parameter) -> None:
         logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=3).map(
             lambda biases: tuple(sorted(biases.items()))
         ),
+        bad_words=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+        prompt_logprobs=st.none() | st.integers(0, 20),
     )
 )
 def test_a_message_says_what_the_value_says(sampling: SamplingParams) -> None:
@@ -118,4 +120,5 @@ def test_every_parameter_of_a_body_is_documented() -> None:
 def test_a_simulated_engine_says_what_it_does_not_honour() -> None:
     assert without_effect(SamplingParams(max_tokens=5, temperature=0.3, seed=4, stop_token_ids=(3,))) == ()
     assert without_effect(SamplingParams(max_tokens=5, top_p=0.5, logit_bias=((3, 1.0),))) == ("top_p", "logit_bias")
+    assert without_effect(SamplingParams(max_tokens=5, logit_bias=((3, 100.0), (4, -100.0)))) == ()
     assert {each.name for each in fields(SamplingParams)} >= HONOURED

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from controlplane.model.instance import KvBlocks
-from controlplane.model.prefix_hash import ROOT_HASH, block_hashes
+from controlplane.model.prefix_hash import block_hashes, root_hash
 
 EngineHash = int | bytes
 _ENGINE_MEDIUM = "GPU"
@@ -91,14 +91,14 @@ class BlockMap:
         self._entries.clear()
         self._cached.clear()
 
-    def cached_tokens(self, token_ids: tuple[int, ...]) -> int:
+    def cached_tokens(self, token_ids: tuple[int, ...], cache_salt: str = "") -> int:
         """How many leading tokens of a prompt the engine would find in its cache now. It always computes the
         last token, with the whole block that it is in."""
         usable = token_ids[: (len(token_ids) - 1) // self._block_tokens * self._block_tokens]
         if not self._cached or not usable:
             return 0
         blocks = 0
-        for mesh_hash in block_hashes(usable, self._block_tokens):
+        for mesh_hash in block_hashes(usable, self._block_tokens, root_hash(cache_salt)):
             if mesh_hash not in self._cached:
                 break
             blocks += 1
@@ -122,13 +122,15 @@ class BlockMap:
             _note(changed, mesh_hash, is_stored=True)
 
     def _parent(self, event: BlockStored) -> int | None:
-        is_plain_text = event.lora_name is None and not any(event.extra_keys or ())
+        keys = event.extra_keys or ()
+        salt = _salt_of(keys[0]) if keys and event.parent_block_hash is None else ""
+        is_plain_text = event.lora_name is None and not any(keys[1:] if salt else keys)
         # Sliding windows leave blocks out and hybrid models store partial ones: neither can be named by tokens.
         is_whole = len(event.token_ids) == len(event.block_hashes) * self._block_tokens
         if not is_plain_text or not is_whole:
             return None
         if event.parent_block_hash is None:
-            return ROOT_HASH
+            return root_hash(salt)
         entry = self._entries.get(event.parent_block_hash)
         return None if entry is None else entry.mesh_hash
 
@@ -144,6 +146,12 @@ class BlockMap:
                 del self._entries[engine_hash]
                 self._cached.discard(entry.mesh_hash)
                 _note(changed, entry.mesh_hash, is_stored=False)
+
+
+def _salt_of(keys: object) -> str:
+    """The cache salt among a first block's extra keys: its only one, if it is of neither LoRA nor another medium. What
+    else may be in it is a pair or bytes."""
+    return keys[0] if isinstance(keys, list | tuple) and len(keys) == 1 and isinstance(keys[0], str) else ""
 
 
 def _note(changed: dict[int, bool], mesh_hash: int, *, is_stored: bool) -> None:

@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.vllm.connector.staging import STAGING_BLOCKS
-from engine_worker.engines.vllm.deltas import Completion
+from engine_worker.engines.vllm.deltas import Completion, PromptLogprobs
 from engine_worker.engines.vllm.environment import Device
 from engine_worker.engines.vllm.hidden_states.extension import EXTENSION_CLASS
 from engine_worker.engines.vllm.kv_events import BUFFERED_BATCHES
@@ -85,17 +85,18 @@ class Core:
             raise RequestRefused(str(error)) from error
 
     async def generate(
-        self, request_id: str, token_ids: Sequence[int], params: SamplingParams, priority: int
-    ) -> AsyncIterator[tuple[Completion, int | None]]:
-        """What each step adds, with the number of tokens found in the prefix cache where it is known. Once an
-        earlier request was served, the request is known to vLLM as soon as the iteration is first awaited.
+        self, request_id: str, token_ids: Sequence[int], params: SamplingParams, priority: int, cache_salt: str = ""
+    ) -> AsyncIterator[tuple[Completion, int | None, PromptLogprobs]]:
+        """What each step adds, with the number of tokens found in the prefix cache where it is known, and the prompt's
+        logprobs where they were asked for. Once an earlier request was served, the request is known to vLLM as soon as
+        the iteration is first awaited.
 
         Raises RequestRefused if vLLM does not take the request and EngineFailed if it cannot go on.
         """
-        prompt = tokens_input(list(token_ids))
+        prompt = tokens_input(list(token_ids), cache_salt=cache_salt or None)
         try:
             async for output in self._llm.generate(prompt, params, request_id, priority=priority):
-                yield output.outputs[0], output.num_cached_tokens
+                yield output.outputs[0], output.num_cached_tokens, output.prompt_logprobs or ()
         except VLLMServerError as error:
             raise EngineFailed(f"vLLM failed: {error}") from error
         except (ValueError, VLLMClientError) as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from controlplane.model.request import FinishReason, PositionLogprobs, TokenDelta, TokenLogprob
 
@@ -14,6 +14,10 @@ class Logprob(Protocol):
 
     logprob: float
     rank: int | None
+
+
+PromptLogprobs: TypeAlias = Sequence[Mapping[int, Logprob] | None]
+"""`vllm.outputs.RequestOutput.prompt_logprobs`: of each token of the prompt; None for the first one."""
 
 
 class Completion(Protocol):
@@ -31,6 +35,7 @@ def token_delta(
     *,
     logprobs: int | None,
     cached_tokens: int | None,
+    prompt_logprobs: tuple[PositionLogprobs, ...] = (),
 ) -> TokenDelta:
     """What one step added to a request. `logprobs` is the number of rivals asked for at each position."""
     reason = completion.finish_reason
@@ -43,6 +48,16 @@ def token_delta(
         finish_reason=finish_reason,
         error=f"vLLM ended the request: {reason}" if finish_reason is FinishReason.ERROR else "",
         cached_tokens=cached_tokens,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def prompt_positions(token_ids: Sequence[int], candidates: PromptLogprobs, rivals: int) -> tuple[PositionLogprobs, ...]:
+    """Of each token of a prompt of `token_ids` but the first."""
+    return tuple(
+        _position(token_id, candidate, rivals)
+        for token_id, candidate in zip(token_ids, candidates, strict=False)
+        if candidate is not None
     )
 
 
@@ -54,6 +69,7 @@ def join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
         token_ids=first.token_ids + second.token_ids,
         logprobs=first.logprobs + second.logprobs,
         cached_tokens=first.cached_tokens if second.cached_tokens is None else second.cached_tokens,
+        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
     )
 
 

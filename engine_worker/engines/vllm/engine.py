@@ -19,7 +19,7 @@ from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.vllm.block_map import BlockMap
 from engine_worker.engines.vllm.checkpoint import read_vocabulary
-from engine_worker.engines.vllm.deltas import Completion, token_delta
+from engine_worker.engines.vllm.deltas import Completion, PromptLogprobs, prompt_positions, token_delta
 from engine_worker.engines.vllm.environment import (
     WORKER_PID_VARIABLE,
     engine_environment,
@@ -299,7 +299,9 @@ class VllmEngine:
         params = core.sampling_params(arguments)
         context = request.prompt_token_ids + request.emitted_token_ids
         cached_tokens = (
-            self._block_map.cached_tokens(context) if transfer_params is None else transfer_params["computed_tokens"]
+            self._block_map.cached_tokens(context, request.cache_salt)
+            if transfer_params is None
+            else transfer_params["computed_tokens"]
         )
         priority = request.priority if priority is None else priority
         self._load.submitted(request.request_id, len(context), cached_tokens, priority, self._clock())
@@ -338,8 +340,9 @@ class VllmEngine:
         priority: int,
     ) -> None:
         try:
-            async for completion, cached_tokens in core.generate(running.request_id, context, params, priority):
-                self._deliver(running, completion, cached_tokens)
+            steps = core.generate(running.request_id, context, params, priority, running.request.cache_salt)
+            async for completion, cached_tokens, prompt_logprobs in steps:
+                self._deliver(running, completion, cached_tokens, prompt_logprobs)
         except RequestRefused as refused:
             self._end_with_error(running, str(refused))
         except EngineFailed as failed:
@@ -348,15 +351,25 @@ class VllmEngine:
             else:
                 self._end_with_error(running, str(failed))
 
-    def _deliver(self, running: EngineRequestState, completion: Completion, cached_tokens: int | None) -> None:
+    def _deliver(
+        self,
+        running: EngineRequestState,
+        completion: Completion,
+        cached_tokens: int | None,
+        prompt_logprobs: PromptLogprobs,
+    ) -> None:
         if running.request_id not in self._requests:
             return
+        request = running.request
         delta = token_delta(
             running.request_id,
             running.offset,
             completion,
-            logprobs=running.request.sampling.logprobs,
+            logprobs=request.sampling.logprobs,
             cached_tokens=cached_tokens if running.tells_cached else None,
+            prompt_logprobs=prompt_positions(
+                request.prompt_token_ids, prompt_logprobs, request.sampling.prompt_logprobs or 0
+            ),
         )
         if delta.token_ids:
             running.tells_cached = False

@@ -139,7 +139,9 @@ class Imports:
         params = self._core.sampling_params(_CARRIER | kv_parameters(transfer_params))
         reason: str | None = None
         # Its turn comes before that of requests which have not begun anywhere.
-        async for completion, _ in self._core.generate(load_id, tokens, params, arriving.request.priority - 1):
+        request = arriving.request
+        carrier = self._core.generate(load_id, tokens, params, request.priority - 1, request.cache_salt)
+        async for completion, _, _ in carrier:
             reason = completion.finish_reason
         await self._channel.call(LoadOutcome(load_id))
         if reason not in ("length", "stop"):

@@ -8,6 +8,9 @@ vLLM under its own name, as it is, unless something follows from that:
 - frequency_penalty: vLLM no longer counts the emitted tokens, so their share is added to the logit bias. Exact
   as long as repetition_penalty is 1, which vLLM applies between the two.
 - presence_penalty: likewise, but a token that was emitted before and is generated again after is penalised twice.
+- bad_words: vLLM looks at the tokens that it has generated itself. Of a word that has begun among the emitted ones, the
+  rest is not generated at all any more: more is forbidden than was asked for, rather than less.
+- prompt_logprobs: the prompt's were told before anything was emitted.
 - seed: the state of the random generator is lost. The continuation draws from a seed derived from the request's
   and its position: the same for whoever continues there, but not what an uninterrupted run would have drawn.
 """
@@ -39,6 +42,10 @@ def sampling_arguments(request: EngineRequest, vocabulary: Vocabulary) -> dict[s
         "seed": _seed(sampling.seed, emitted),
         "stop_token_ids": sorted(set(stop_token_ids)),
         "logit_bias": _logit_bias(request) or None,
+        # Words as text would need vLLM's tokenizer, which is not loaded; this is what it makes of them.
+        "bad_words": None,
+        "_bad_words_token_ids": _bad_words(request) or None,
+        "prompt_logprobs": None if emitted else sampling.prompt_logprobs,
         "detokenize": False,
         # Made for this request alone, so vLLM need not copy it.
         "skip_clone": True,
@@ -67,8 +74,9 @@ def refusal(
     emitted = len(request.emitted_token_ids)
     if sampling.max_tokens <= emitted:
         return f"max_tokens is {sampling.max_tokens} and {emitted} tokens were emitted before: nothing is left to do"
-    if sampling.logprobs is not None and sampling.logprobs > max_logprobs:
-        return f"at most {max_logprobs} logprobs can be asked for, got {sampling.logprobs}"
+    wanted = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+    if wanted > max_logprobs:
+        return f"at most {max_logprobs} logprobs can be asked for, got {wanted}"
     named = (*context, *sampling.named_token_ids)
     if min(named) < 0 or max(named) >= vocabulary.size:
         worst = min(named) if min(named) < 0 else max(named)
@@ -84,6 +92,13 @@ def _logit_bias(request: EngineRequest) -> dict[int, float]:
             penalty = sampling.frequency_penalty * count + sampling.presence_penalty
             bias[token_id] = bias.get(token_id, 0.0) - penalty
     return bias
+
+
+def _bad_words(request: EngineRequest) -> list[list[int]]:
+    """The words, and the rest of each that the emitted tokens may have begun."""
+    words, emitted = request.sampling.bad_words, request.emitted_token_ids
+    rests = [word[begun:] for word in words for begun in range(1, len(word)) if emitted[-begun:] == word[:begun]]
+    return [list(word) for word in (*words, *rests)]
 
 
 def _seed(seed: int | None, emitted: int) -> int | None:

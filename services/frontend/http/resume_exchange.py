@@ -70,6 +70,7 @@ class ResumeExchange(ModelExchange):
             ticket.request.seed,
             ticket.request.stop_strings,
             ticket.request.priority or 0,
+            requests[0].cache_salt,
             requests[0].resume.ticket,
         )
 

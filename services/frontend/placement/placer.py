@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from controlplane.model.prefix_hash import block_hashes
+from controlplane.model.prefix_hash import block_hashes, root_hash
 from controlplane.protocols.recovery import (
     Begin,
     Choose,
@@ -188,7 +188,7 @@ class Placer:
             request_id=relay.request_id,
             model=relay.model,
             prompt_tokens=len(token_ids),
-            block_hashes=block_hashes(token_ids, self.block_tokens),
+            block_hashes=block_hashes(token_ids, self.block_tokens, root_hash(relay.cache_salt)),
             priority=relay.priority,
             max_tokens=relay.sampling.max_tokens - len(relay.emitted_token_ids),
             excluded_instance_ids=excluded,

@@ -144,6 +144,7 @@ class Adoption:
             mailbox=self.mailbox,
             on_lost=lambda relay, loss: self.on_lost(relay, loss),
             resume=request.resume,
+            cache_salt=request.cache_salt,
             emitted_token_ids=list(request.emitted_token_ids),
         )
 

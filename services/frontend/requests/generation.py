@@ -119,6 +119,7 @@ class Generation:
             mailbox=self.mailbox,
             on_lost=self._placer.recover,
             resume=request_pb2.Resume(client_request_id=plan.request_id, ticket=plan.ticket) if plan.ticket else None,
+            cache_salt=plan.cache_salt,
         )
 
 

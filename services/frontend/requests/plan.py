@@ -48,6 +48,7 @@ class GenerationPlan:
     seed: int | None
     stop: tuple[str, ...]
     priority: int
+    cache_salt: str = ""
     ticket: bytes = b""
     """For another frontend to go on with the stream; empty: it ends with this one."""
 
@@ -126,7 +127,14 @@ async def plan_completion(
 
 def _plan(request: SamplingFields, request_id: str, model: ServedModel, prompts: tuple[Prompt, ...]) -> GenerationPlan:
     return GenerationPlan(
-        request_id, model, prompts, request.n or 1, request.seed, request.stop_strings, request.priority or 0
+        request_id,
+        model,
+        prompts,
+        request.n or 1,
+        request.seed,
+        request.stop_strings,
+        request.priority or 0,
+        request.cache_salt or "",
     )
 
 
@@ -190,12 +198,27 @@ def _sampling(
         max_tokens=max_tokens or left_tokens,
         logprobs=logprobs,
         logit_bias=_logit_bias(request, model),
+        bad_words=_bad_words(request, model),
         **values_in(request),
     )
     if sampling.min_tokens > sampling.max_tokens:
         message = f"`min_tokens` must be at most max_tokens, which is {sampling.max_tokens}."
         raise bad_request(message, "min_tokens")
     return sampling_message(sampling)
+
+
+def _bad_words(request: SamplingFields, model: ServedModel) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is spelled by itself and behind a blank, if that takes as many tokens: vLLM's reading of them."""
+    words: dict[tuple[int, ...], None] = {}
+    for index, word in enumerate(request.bad_words or ()):
+        bare = tuple(model.text.encode(word.lstrip()))
+        behind_blank = tuple(model.text.encode(" " + word.lstrip()))
+        if not bare:
+            raise bad_request("A bad word must hold at least one token.", f"bad_words[{index}]")
+        words[bare] = None
+        if len(behind_blank) == len(bare) and behind_blank[0] != bare[0]:
+            words[behind_blank] = None
+    return tuple(words)
 
 
 def _logit_bias(request: SamplingFields, model: ServedModel) -> tuple[tuple[int, float], ...]:

@@ -18,7 +18,7 @@ def body_field(declared: Parameter) -> tuple[str, Any, None]:
     kind = declared.type_but_none
     if get_origin(kind) is tuple:
         item: Any = Annotated[get_args(kind)[0], _meta(declared.bounds)]
-        value: Any = Annotated[list[item], Meta(max_length=declared.max_items)]
+        value: Any = Annotated[list[item], Meta(min_length=declared.min_items, max_length=declared.max_items)]
     elif kind in (int, float):
         value = Annotated[kind, _meta(declared.bounds)]
     else:

@@ -23,10 +23,12 @@ else:
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 4
 MAX_TOP_LOGPROBS = 20
+MAX_BAD_WORDS = 128
 
 TokenCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=1024)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 
@@ -92,6 +94,12 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, Bias] | None = None
     """From token id, as a string, to what is added to its logit."""
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    """Texts that the answer must not hold, as far as it spells them with the tokens that they have by themselves or
+    behind a blank."""
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    """Only requests of the same salt find this one's KV in the prefix cache, so that none can tell by its speed what
+    others asked."""
     user: str | None = None
 
     priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None

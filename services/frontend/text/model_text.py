@@ -76,6 +76,11 @@ class ModelText:
         chat template, which brings them itself."""
         return [*self._prefix_ids, *token_ids, *self._suffix_ids]
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a short text by itself; `chunked` is for prompts."""
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence, special tokens left out."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)

@@ -72,6 +72,7 @@ class Relay:
     """One choice: what another worker needs to go on with it at any moment, and its client's mailbox."""
 
     __slots__ = (
+        "cache_salt",
         "deadline_s",
         "index",
         "mailbox",
@@ -100,6 +101,7 @@ class Relay:
         mailbox: TokenMailbox,
         on_lost: Callable[["Relay", Loss[ApiError]], None],
         resume: request_pb2.Resume | None = None,
+        cache_salt: str = "",
         emitted_token_ids: list[int] | None = None,
     ) -> None:
         """`started_s` is when the client's request arrived, on the clock that `generate_request` is given; `on_lost`
@@ -114,6 +116,7 @@ class Relay:
         self.deadline_s = deadline_s
         self.resume = resume
         """What lets another frontend go on with it; None: it ends with this one."""
+        self.cache_salt = cache_salt
         self.mailbox = mailbox
         self.on_lost = on_lost
         self.request = RelayedRequest[_Delta](request_id, sampling.max_tokens, emitted_token_ids)
@@ -146,6 +149,7 @@ class Relay:
             model=self.model,
             epoch=self.request.stream.epoch,
             resume=self.resume,
+            cache_salt=self.cache_salt,
         )
 
     def put(self, delta: _Delta) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.instance import KvBlocks
-from controlplane.model.prefix_hash import block_hashes
+from controlplane.model.prefix_hash import block_hashes, root_hash
 from engine_worker.engines.vllm.block_map import (
     AllBlocksCleared,
     BlockMap,
@@ -99,6 +99,16 @@ def test_blocks_that_tokens_do_not_name_are_left_out() -> None:
         assert block_map.apply([event]) is None
         assert block_map.unmapped_blocks_total == len(event.block_hashes)
         assert block_map.apply([removed(tokens[:BLOCK]), removed(tokens)]) is None
+
+
+def test_blocks_of_a_salt_are_found_by_requests_of_that_salt() -> None:
+    tokens = list(range(2 * BLOCK))
+    block_map = BlockMap(BLOCK)
+    change = block_map.apply([stored(tokens, extra_keys=[["pepper"], None])])
+    assert change == KvBlocks(stored=tuple(block_hashes(tokens, BLOCK, root_hash("pepper"))))
+    longer = (*tokens, 1)
+    assert block_map.cached_tokens(longer, "pepper") == 2 * BLOCK
+    assert block_map.cached_tokens(longer) == block_map.cached_tokens(longer, "salt") == 0
 
 
 def test_offloaded_blocks_and_other_cache_groups_are_not_the_prefix_cache() -> None:

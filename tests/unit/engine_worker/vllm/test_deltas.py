@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from controlplane.model.request import FinishReason, PositionLogprobs, TokenLogprob
-from engine_worker.engines.vllm.deltas import token_delta
+from engine_worker.engines.vllm.deltas import prompt_positions, token_delta
 
 
 @dataclass
@@ -50,6 +50,13 @@ def test_a_likely_chosen_token_is_among_its_rivals() -> None:
     candidates = {12: Candidate(-0.5, 1), 11: Candidate(-2.0, 2)}
     delta = token_delta("r", 0, Output([12], [candidates]), logprobs=2, cached_tokens=None)
     assert delta.logprobs[0].top == (TokenLogprob(12, -0.5), TokenLogprob(11, -2.0))
+
+
+def test_the_prompt_s_logprobs_begin_with_its_second_token() -> None:
+    candidates = [None, {7: Candidate(-3.0, 8), 9: Candidate(-0.2, 1)}]
+    expected = (PositionLogprobs(TokenLogprob(7, -3.0), (TokenLogprob(9, -0.2),)),)
+    assert prompt_positions((5, 7), candidates, 1) == expected
+    assert prompt_positions((5, 7), (), 1) == ()
 
 
 def test_no_rivals_leave_the_chosen_token_s_logprob() -> None:

@@ -39,6 +39,9 @@ def test_every_parameter_is_passed_on() -> None:
         stop_token_ids=(50,),
         logprobs=3,
         logit_bias=((60, 1.5),),
+        allowed_token_ids=(60, 61),
+        bad_words=((61, 60), (62,)),
+        prompt_logprobs=4,
     )
     assert sampling_arguments(request(sampling), VOCABULARY) == {
         "max_tokens": 9,
@@ -55,6 +58,10 @@ def test_every_parameter_is_passed_on() -> None:
         "ignore_eos": False,
         "logprobs": 3,
         "logit_bias": {60: 1.5},
+        "allowed_token_ids": [60, 61],
+        "bad_words": None,
+        "_bad_words_token_ids": [[61, 60], [62]],
+        "prompt_logprobs": 4,
         "detokenize": False,
         "skip_clone": True,
     }
@@ -76,6 +83,18 @@ def test_what_was_emitted_is_not_asked_for_again(max_tokens: int, min_tokens: in
     )
     assert arguments["max_tokens"] + len(emitted) == max_tokens
     assert arguments["min_tokens"] == max(0, min_tokens - len(emitted))
+
+
+def test_a_bad_word_that_has_begun_is_not_completed_elsewhere() -> None:
+    sampling = SamplingParams(max_tokens=9, bad_words=((5, 6, 7), (8,), (6, 9)))
+    arguments = sampling_arguments(request(sampling, emitted=(4, 5, 6)), VOCABULARY)
+    assert arguments["_bad_words_token_ids"] == [[5, 6, 7], [8], [6, 9], [7], [9]]
+    assert sampling_arguments(request(sampling, emitted=(5,)), VOCABULARY)["_bad_words_token_ids"][3:] == [[6, 7]]
+
+
+def test_the_prompt_s_logprobs_are_told_once() -> None:
+    sampling = SamplingParams(max_tokens=9, prompt_logprobs=2)
+    assert sampling_arguments(request(sampling, emitted=(5,)), VOCABULARY)["prompt_logprobs"] is None
 
 
 def test_penalties_of_emitted_tokens_become_bias() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,9 @@ CONFIG = OutputConfig(
 GREEDY = SamplingParams(max_tokens=500, temperature=0.0)
 
 
-def script(prompt: int, sampling: SamplingParams = GREEDY, emitted: int = 0, config: OutputConfig = CONFIG) -> Script:
+def script(
+    prompt: int, sampling: SamplingParams = GREEDY, emitted: Sequence[int] = (), config: OutputConfig = CONFIG
+) -> Script:
     return Script(np.array([prompt, 5, 7], dtype=np.uint32), emitted, sampling, 4096, config)
 
 
@@ -47,6 +50,8 @@ def test_lengths_stay_within_their_bounds() -> None:
     seed=st.none() | st.integers(-(1 << 64), 1 << 64),
     stop=st.lists(st.integers(0, 120), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    allowed=st.lists(st.integers(10, 14), max_size=4).map(tuple),
+    bad_words=st.lists(st.lists(st.integers(10, 14), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
 )
 def test_a_continuation_says_what_the_whole_says(
     prompt: int,
@@ -56,14 +61,23 @@ def test_a_continuation_says_what_the_whole_says(
     seed: int | None,
     stop: tuple[int, ...],
     ignore_eos: bool,
+    allowed: tuple[int, ...],
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> None:
     sampling = SamplingParams(
-        max_tokens=max_tokens, min_tokens=min_tokens, seed=seed, stop_token_ids=stop, ignore_eos=ignore_eos
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        seed=seed,
+        stop_token_ids=stop,
+        ignore_eos=ignore_eos,
+        allowed_token_ids=allowed,
+        bad_words=bad_words,
+        temperature=0.7,
     )
     whole = script(prompt, sampling)
     if whole.total_tokens <= emitted:
         return
-    rest = script(prompt, sampling, emitted)
+    rest = script(prompt, sampling, whole.token_ids(0, emitted))
     assert rest.total_tokens == whole.total_tokens
     assert rest.finish_reason is whole.finish_reason
     assert rest.token_ids(emitted, rest.total_tokens) == whole.token_ids(0, whole.total_tokens)[emitted:]
@@ -79,6 +93,34 @@ def test_ends_are_where_they_may_be(prompt: int, min_tokens: int, stop: int) -> 
     assert not {stop, CONFIG.eos_token_id} & set(tokens[:-1])
     ended = tokens[-1] in (stop, CONFIG.eos_token_id)
     assert said.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+
+
+def test_only_allowed_tokens_come_and_no_bad_word_does() -> None:
+    bad_words = ((10,), (11, 12), (12, 13, 13), (2,))
+    sampling = replace(GREEDY, allowed_token_ids=(2, 10, 11, 12, 13), bad_words=bad_words)
+    said = script(1, sampling)
+    tokens = tuple(said.token_ids(0, said.total_tokens))
+    assert len(tokens) == 500, "the end of sequence is a bad word, too"
+    assert set(tokens) == {11, 12, 13}
+    assert not any(tokens[at : at + len(word)] == word for word in bad_words for at in range(500))
+
+
+def test_a_bias_that_decides_alone_decides() -> None:
+    said = script(1, replace(GREEDY, logit_bias=((20, 100.0), (150, 100.0))))
+    assert set(said.token_ids(0, 500)) == {20, 150}
+    said = script(1, replace(GREEDY, logit_bias=((20, 100.0), (21, 100.0), (22, -100.0)), bad_words=((20,),)))
+    assert set(said.token_ids(0, 500)) == {21}
+    said = script(1, replace(GREEDY, logit_bias=tuple((token_id, -100.0) for token_id in (2, *range(12, 100)))))
+    assert set(said.token_ids(0, 500)) == {10, 11}
+
+
+def test_logprobs_of_a_prompt_leave_its_first_token_out() -> None:
+    said = script(90, replace(GREEDY, prompt_logprobs=2))
+    told = said.prompt_logprobs()
+    assert [position.chosen.token_id for position in told] == [5, 7]
+    assert all(len(position.top) == 2 and position.chosen.logprob < 0 for position in told)
+    assert script(90, replace(GREEDY, prompt_logprobs=2), said.token_ids(0, 3)).prompt_logprobs() == ()
+    assert script(90).prompt_logprobs() == ()
 
 
 def test_a_seed_matters_only_when_sampling() -> None:
