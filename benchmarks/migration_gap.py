@@ -214,7 +214,7 @@ async def _worker(name: str, engine: str, store_url: str) -> AsyncIterator[None]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.cli.main", "serve", "worker", "--store", store_url, "--member-id", name),
         *("--engine", engine, "--model", MODEL, "--model-path", str(MODEL_PATH), "--log-level", "warning"),
-        *(word for option in options for word in ("--engine-option", option)),
+        *(word for option in options for word in ("--engine-arg", option)),
     )
     try:
         yield

@@ -138,7 +138,7 @@ async def measure(model: str, rounds: int) -> list[Turn]:
     predictor.start()
     there.close()  # so that the end of the process is the end of the pipe
     address = await asyncio.to_thread(here.recv)
-    engine = VllmEngine(VllmSettings(str(model_path), dtype="float32", max_batch_requests=BATCH, movable=False))
+    engine = VllmEngine(VllmSettings(str(model_path), dtype="float32", max_num_seqs=BATCH, movable=False))
     known = {child.pid for child in psutil.Process().children(recursive=True)}
     await engine.start()
     cores = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]

@@ -58,7 +58,7 @@ class Setup:
     """How large a mesh and a load this engine kind bears on two cores."""
 
     workers: int
-    engine_options: tuple[str, ...]
+    engine_args: tuple[str, ...]
     longest_tokens: int
     requests: int
     rate_per_s: float
@@ -101,8 +101,8 @@ def slowed(setup: Setup, time_scale: float) -> Setup:
     """The same load on engines of which every step takes so many times as long: for machines with little to spare."""
     if time_scale == 1:
         return setup
-    options = (*setup.engine_options, f"time_scale={time_scale:g}")
-    return replace(setup, engine_options=options, rate_per_s=setup.rate_per_s / time_scale)
+    options = (*setup.engine_args, f"time_scale={time_scale:g}")
+    return replace(setup, engine_args=options, rate_per_s=setup.rate_per_s / time_scale)
 
 
 def main() -> None:
@@ -152,7 +152,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     report = {
         "engine": arguments.engine,
         "instances": setup.workers,
-        "engine_options": setup.engine_options,
+        "engine_args": setup.engine_args,
         "policy": arguments.policy,
         "rescheduler_parameters": parameters,
         "requests": arguments.requests or setup.requests,
@@ -326,7 +326,7 @@ async def running_mesh(engine: str, setup: Setup, policy: str) -> AsyncIterator[
     command = [sys.executable, "-m", "services.cli.main", "up", "--name", name, "--port", str(port)]
     command += ["--engine", engine, "--workers", str(setup.workers), "--model", MODEL, "--policy", policy]
     command += ["--ready-timeout-s", f"{START_S:g}"]
-    command += [word for option in setup.engine_options for word in ("--engine-option", option)]
+    command += [word for option in setup.engine_args for word in ("--engine-arg", option)]
     with tempfile.TemporaryDirectory() as folder:
         output_path = Path(folder) / "up.log"
         with output_path.open("wb") as output:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from controlplane.prediction.length_error import LengthErrorModel
 from engine_worker.device import vllm_device
-from engine_worker.engine_options import engine_settings
+from engine_worker.engine_args import engine_settings
 from engine_worker.engines.interface import Engine, EngineContext, EngineFactory
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.kv.fabric import KvFabric
@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSettings:
-    """Settings of the simulated engine (`--engine-option`)."""
+    """Settings of the simulated engine (`--engine-arg`)."""
 
     instance: InstanceConfig = field(default_factory=InstanceConfig)
     cost: LinearCost = field(default_factory=LinearCost)
     time_scale: float = 1.0
     """Multiplies every duration of the cost model."""
-    tensor_parallel: int = 1
+    tensor_parallel_size: int = 1
     """What the instance says of itself; its costs are those of `cost`, however many GPUs they stand for."""
-    pipeline_parallel: int = 1
+    pipeline_parallel_size: int = 1
     """GPUs that the instance stands for by pipeline parallelism; changes no cost."""
     predict_lengths: bool = True
     """Say how long requests will get, in place of a predictor, with the errors of `length_error`."""
@@ -46,7 +46,10 @@ class SimulatedSettings:
 def make_engine(settings: WorkerSettings, seed: int, clock: Clock) -> Engine:
     """The engine, not started yet. `seed` is for requests that bring none. Raises ConfigurationError."""
     factory, context = ENGINES.get(settings.engine), EngineContext(settings.model_path, seed, clock)
-    return factory.make(engine_settings(factory.settings, settings.engine_option, factory.defaults(context)), context)
+    arguments = engine_settings(
+        factory.settings, settings.engine_arg, factory.defaults(context), others=factory.other_args
+    )
+    return factory.make(arguments, context)
 
 
 def make_simulated(
@@ -57,9 +60,9 @@ def make_simulated(
 
 
 def simulated_settings(settings: WorkerSettings) -> SimulatedSettings:
-    """Settings of the simulated engine of such a worker: the worker's engine options, and its model's vocabulary.
+    """Settings of the simulated engine of such a worker: the worker's engine arguments, and its model's vocabulary.
     Raises ConfigurationError."""
-    return engine_settings(SimulatedSettings, settings.engine_option, _simulated_defaults(settings.model_path))
+    return engine_settings(SimulatedSettings, settings.engine_arg, _simulated_defaults(settings.model_path))
 
 
 def _simulated(
@@ -74,8 +77,8 @@ def _simulated(
         clock,
         length_error=settings.length_error if settings.predict_lengths else None,
         time_scale=settings.time_scale,
-        tensor_parallel=settings.tensor_parallel,
-        pipeline_parallel=settings.pipeline_parallel,
+        tensor_parallel=settings.tensor_parallel_size,
+        pipeline_parallel=settings.pipeline_parallel_size,
         make_fabric=make_fabric,
     )
 
@@ -107,6 +110,7 @@ OWN_ENGINES: Final[Mapping[str, EngineFactory]] = MappingProxyType(
             make=lambda settings, _: _vllm(settings),
             defaults=lambda context: {"model_path": context.model_path, "seed": context.seed},
             device=vllm_device,
+            other_args="others",
             uses_gpus=True,
         ),
         "simulated": EngineFactory(
@@ -114,6 +118,7 @@ OWN_ENGINES: Final[Mapping[str, EngineFactory]] = MappingProxyType(
             make=lambda settings, context: _simulated(settings, context.clock),
             defaults=lambda context: _simulated_defaults(context.model_path),
             device=lambda: "simulated",
+            needs_weights=False,
         ),
     }
 )

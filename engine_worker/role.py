@@ -9,6 +9,7 @@ from typing import ClassVar
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
 from controlplane.policies.rescheduling.parameters import ReschedulerMode
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
+from engine_worker.checkpoint_source import is_hugging_face_id, locate_checkpoint
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.coordinator.stages.coordinator import StageCoordinator
 from engine_worker.engine_choice import ENGINES, make_engine
@@ -101,6 +102,8 @@ class WorkerRole:
         started_s = clock.now_s()
         # Engines of one seed draw alike, so each incarnation has its own.
         seed = int(context.incarnation_id, 16) % 2**31
+        if is_hugging_face_id(self._settings.model_path):
+            self._settings = await threads.run(_fetched, self._settings)
         self._engine = self._make_engine(self._settings, seed, clock)
         limits = await self._engine.start()
         log.info("the engine is ready", extra={"start_s": round(clock.now_s() - started_s, 1)})
@@ -206,6 +209,12 @@ async def _follow_health(instance: Instance, server: RpcServer) -> None:
         await changed.wait()
         changed.clear()
         await server.set_serving(not instance.hung and instance.state is InstanceState.READY)
+
+
+def _fetched(settings: WorkerSettings) -> WorkerSettings:
+    """With the directory of a model of the Hub. Raises ConfigurationError."""
+    needs_weights = ENGINES.get(settings.engine).needs_weights
+    return replace(settings, model_path=str(locate_checkpoint(settings.model_path, with_weights=needs_weights)))
 
 
 def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimits) -> InstanceDescription:

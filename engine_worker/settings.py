@@ -13,11 +13,12 @@ class WorkerSettings:
     model: str
     """Name of the model that clients use."""
     model_path: str
-    """Directory with the tokenizer, the chat template and (for vllm) the weights."""
+    """Directory with the tokenizer, the chat template and (for vllm) the weights, or a model of the Hugging Face Hub,
+    such as Qwen/Qwen3-0.6B."""
     engine: str = "vllm"
     """Which engine runs the model: vllm, simulated, or one of an installed package (see `penstock plugins`)."""
-    engine_option: tuple[str, ...] = ()
-    """A setting of the engine itself as NAME=VALUE; may be given many times."""
+    engine_arg: tuple[str, ...] = ()
+    """An argument of the engine itself as NAME=VALUE, for vllm any of its engine arguments; may be given many times."""
     phase: PhaseName = "any"
     """What the instance is for; prefill and decode only where no other instance can do the other phase."""
     predict_every_steps: int = 20

@@ -121,7 +121,7 @@ def build(timeline: Timeline) -> SimulatedMesh:
     for name in topology.predictor_ids:
         mesh.add_predictor(name)
     for name, model, phase in topology.workers:
-        mesh.add_worker(name, worker_settings(model, _engine_options(topology), phase))
+        mesh.add_worker(name, worker_settings(model, _engine_args(topology), phase))
     for name in topology.frontend_ids:
         wait_s = topology.instance_wait_s
         mesh.add_frontend(name, FrontendSettings(http_host=name, http_port=HTTP_PORT, instance_wait_s=wait_s))
@@ -133,7 +133,7 @@ def loses_settings(timeline: Timeline) -> bool:
     return any(isinstance(fault, (Wipe, DeleteKeys)) for fault in timeline.faults)
 
 
-def _engine_options(topology: Topology) -> tuple[str, ...]:
+def _engine_args(topology: Topology) -> tuple[str, ...]:
     return f"instance.kv_blocks={topology.kv_blocks}", f"time_scale={TIME_SCALE}"
 
 
@@ -145,7 +145,7 @@ def _up_settings(topology: Topology) -> UpSettings:
     mesh = LocalMesh(
         tuple(models),
         "simulated",
-        (*_engine_options(topology), f"instance.max_model_len_tokens={MODEL_TOKENS}"),
+        (*_engine_args(topology), f"instance.max_model_len_tokens={MODEL_TOKENS}"),
         store_url="",
         http_host="",
         http_port=HTTP_PORT,

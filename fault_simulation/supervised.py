@@ -56,7 +56,7 @@ class UpSettings:
     arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """More arguments of `penstock serve`, by role, as one would give by the environment."""
     model_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """More engine options of a model's instances, so that models differ in what they answer."""
+    """More engine arguments of a model's instances, so that models differ in what they answer."""
 
 
 class Up:
@@ -163,8 +163,8 @@ class SimulatedLauncher:
         if isinstance(settings, FrontendSettings):
             settings = replace(settings, http_host=spec.name, http_port=self._http_port)
         elif isinstance(settings, WorkerSettings):
-            options = (*settings.engine_option, *self._settings.model_options.get(settings.model, ()))
-            settings = replace(settings, engine_option=options)
+            options = (*settings.engine_arg, *self._settings.model_options.get(settings.model, ()))
+            settings = replace(settings, engine_arg=options)
         role = make_role(life, spec.role, settings)
         return await life.run_role(role, replace(common, bind_host=spec.name))
 

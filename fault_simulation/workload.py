@@ -32,7 +32,7 @@ MODEL_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 def worker_settings(model: str, options: Sequence[str] = (), phase: Phase = "any") -> WorkerSettings:
     """Of a worker; `options` are of its engine, besides those of the model."""
     told = (*options, f"instance.max_model_len_tokens={MODEL_TOKENS}", *MODEL_OPTIONS[model])
-    return WorkerSettings(model=model, model_path=str(MODEL_PATH), engine="simulated", engine_option=told, phase=phase)
+    return WorkerSettings(model=model, model_path=str(MODEL_PATH), engine="simulated", engine_arg=told, phase=phase)
 
 
 @cache

@@ -53,21 +53,32 @@ def wanted_by(plans: Iterable[CascadePlan]) -> Mapping[str, Counter[Shape]]:
 
 def new_name(model: str, taken: Collection[str]) -> str:
     """For another instance of the model: the first that nobody has."""
-    return next(name for number in range(len(taken) + 1) if (name := f"{model}-{number}") not in taken)
+    return next(name for number in range(len(taken) + 1) if (name := f"{id_part(model)}-{number}") not in taken)
 
 
-def shape_of(engine_options: Sequence[str]) -> Shape:
+def id_part(model: str) -> str:
+    """A model's name in the ids of its instances, which hold no slash; the Hub's cache writes ids alike."""
+    return model.replace("/", "--")
+
+
+def shape_of(engine_args: Sequence[str]) -> Shape:
     """Of an engine with these settings (NAME=VALUE)."""
-    degrees = {"tensor_parallel": 1, "pipeline_parallel": 1}
-    for option in engine_options:
+    degrees = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    for option in engine_args:
         name, _, value = option.partition("=")
         if name in degrees and value.isdecimal():
             degrees[name] = int(value)
-    return degrees["tensor_parallel"], degrees["pipeline_parallel"]
+    return degrees["tensor_parallel_size"], degrees["pipeline_parallel_size"]
 
 
-def shaped(engine_options: Sequence[str], shape: Shape) -> tuple[str, ...]:
+def shaped(engine_args: Sequence[str], shape: Shape) -> tuple[str, ...]:
     """The settings of an engine in another shape."""
-    kept = [each for each in engine_options if each.partition("=")[0] not in ("tensor_parallel", "pipeline_parallel")]
+    kept = [
+        each for each in engine_args if each.partition("=")[0] not in ("tensor_parallel_size", "pipeline_parallel_size")
+    ]
     tp, pp = shape
-    return (*kept, *((f"tensor_parallel={tp}",) if tp > 1 else ()), *((f"pipeline_parallel={pp}",) if pp > 1 else ()))
+    return (
+        *kept,
+        *((f"tensor_parallel_size={tp}",) if tp > 1 else ()),
+        *((f"pipeline_parallel_size={pp}",) if pp > 1 else ()),
+    )

@@ -73,12 +73,17 @@ class EngineFactory:
     """How an engine is made. What an entry point of the group `penstock.engines` refers to (docs/plugins.md)."""
 
     settings: type[Any]
-    """A dataclass. `--engine-option NAME=VALUE` sets its fields, NAME.FIELD=VALUE those of a dataclass within."""
+    """A dataclass. `--engine-arg NAME=VALUE` sets its fields, NAME.FIELD=VALUE those of a dataclass within."""
     make: Callable[[Any, EngineContext], Engine]
     """From such settings; not started yet. Raises `ConfigurationError` for values that contradict each other."""
     defaults: Callable[[EngineContext], Mapping[str, Any]] = lambda _: {}
     """Values of fields for which no option was given, by name; fields that are not among them have their own."""
     device: Callable[[], str] = cpu_device
     """What the engine runs on, by the name that profiles are kept under. May block; called in a thread."""
+    other_args: str = ""
+    """The field of `settings` that takes arguments which it has no field for, as a tuple of NAME=VALUE; empty: they are
+    refused."""
+    needs_weights: bool = True
+    """Whether the weights of a model of the Hugging Face Hub are fetched; if not, only what belongs to its text."""
     uses_gpus: bool = False
     """Whether `penstock up` must give every instance GPUs of its own."""

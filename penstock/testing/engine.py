@@ -154,7 +154,7 @@ class EngineConformance:
     engine: str
     """The name that operators use."""
     options: tuple[str, ...] = ()
-    """As `--engine-option` takes them: NAME=VALUE."""
+    """As `--engine-arg` takes them: NAME=VALUE."""
     model_path: str = ""
     """Directory of the model."""
     vocabulary: range
@@ -167,7 +167,7 @@ class EngineConformance:
     @classmethod
     async def create_engine(cls) -> Engine:
         """A fresh engine, not started."""
-        settings = WorkerSettings("model", cls.model_path, engine=cls.engine, engine_option=cls.options)
+        settings = WorkerSettings("model", cls.model_path, engine=cls.engine, engine_arg=cls.options)
         return make_engine(settings, seed=0, clock=SystemClock())
 
     def ending_prompt(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import click
 
 from controlplane.deployment.gpus import GpuPool
 from controlplane.policies.registry import DEFAULT_POLICY, create_policy
+from engine_worker.checkpoint_source import locate_checkpoint
 from engine_worker.engine_choice import ENGINES
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory
@@ -56,7 +57,7 @@ class UpOptions:
     prefill: int
     decode: int
     profile: bool
-    engine_option: tuple[str, ...]
+    engine_arg: tuple[str, ...]
     host: str
     port: int
     frontends: int
@@ -94,7 +95,8 @@ def _known_policy(_context: click.Context, _parameter: click.Parameter, name: st
     "--model",
     "models",
     multiple=True,
-    help="NAME, DIRECTORY or NAME=DIRECTORY, with :COUNT behind it for that many instances; repeatable. "
+    help="A demo model, a directory, or a model of the Hugging Face Hub such as Qwen/Qwen3-0.6B (@REVISION behind it); "
+    "NAME= before it for another name, :COUNT behind it for that many instances; repeatable. "
     f"Default: {DEFAULT_DEMO_MODEL}.",
 )
 @click.option(
@@ -112,7 +114,11 @@ def _known_policy(_context: click.Context, _parameter: click.Parameter, name: st
     is_flag=True,
     help="Measure an instance of each model first, for half a minute or so, for policies that predict.",
 )
-@click.option("--engine-option", multiple=True, help="A setting of every instance's engine, NAME=VALUE; repeatable.")
+@click.option(
+    "--engine-arg",
+    multiple=True,
+    help="An argument of every instance's engine, NAME=VALUE; for vllm any that `vllm serve` has; repeatable.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option(
     "--port",
@@ -259,7 +265,8 @@ async def _store(options: UpOptions, runtime: Runtime) -> AsyncIterator[tuple[st
 def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
     phases = PhaseCounts(options.prefill, options.decode)
     names = options.models or (DEFAULT_DEMO_MODEL,)
-    models = tuple(parse_model(name, _any_workers(options), phases) for name in names)
+    locate = partial(locate_checkpoint, with_weights=ENGINES.get(options.engine).needs_weights)
+    models = tuple(parse_model(name, _any_workers(options), phases, locate) for name in names)
     if len({model.name for model in models}) < len(models):
         raise ConfigurationError(
             f"--model {' --model '.join(names)}: a name stands twice; give it once, with :COUNT behind it for several "
@@ -268,7 +275,7 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
     return LocalMesh(
         models=models,
         engine=options.engine,
-        engine_options=options.engine_option,
+        engine_args=options.engine_arg,
         store_url=store_url,
         http_host=options.host,
         http_port=options.port,

@@ -202,8 +202,8 @@ def test_an_exported_plan_runs_its_replicas_on_their_gpus_and_sets_its_threshold
     large = container(workers["mesh-worker-tier1-tp4-pp3-org-large-3"])
     assert large["image"] == VALUES["images"]["workerGpu"]
     assert flag(large["args"], "--model") == "Org/Large.3"
-    options = [argument for argument in large["args"] if argument.startswith("--engine-option")]
-    assert options == ["--engine-option=tensor_parallel=4", "--engine-option=pipeline_parallel=3"]
+    options = [argument for argument in large["args"] if argument.startswith("--engine-arg")]
+    assert options == ["--engine-arg=tensor_parallel_size=4", "--engine-arg=pipeline_parallel_size=3"]
     (job,) = of_kind(manifests, "Job").values()
     assert container(job)["args"] == [
         *("cascade", "set", "--without-judge=escalate", "--tier=Small", "--tier=Org/Large.3", "--threshold=70.25"),

@@ -10,7 +10,7 @@ from tests.mesh.running_mesh import RunningMesh
 
 def test_a_mesh_runs_on_an_installed_engine_and_policy(tmp_path: Path) -> None:
     environment = installed_example(tmp_path)
-    options = ("--engine", "paced", "--engine-option", "step_ms=2", "--policy", "fewest_tokens", "--workers", "2")
+    options = ("--engine", "paced", "--engine-arg", "step_ms=2", "--policy", "fewest_tokens", "--workers", "2")
     mesh = RunningMesh(tmp_path, *options, "--model", "demo-small", environment=environment)
     try:
         mesh.wait_until_serving()

@@ -35,7 +35,7 @@ def test_simulated_engines_predict_their_requests_lengths(mesh: RunningMesh) -> 
 
 
 def test_a_mesh_without_prediction_says_so(tmp_path_factory: Any) -> None:
-    options = ("--engine-option", "predict_lengths=false", "--workers", "1")
+    options = ("--engine-arg", "predict_lengths=false", "--workers", "1")
     running = RunningMesh(tmp_path_factory.mktemp("mesh"), "--engine", "simulated", *options)
     try:
         running.wait_until_serving()

@@ -35,7 +35,11 @@ class Side:
 
 
 SETTINGS = VllmSettings(
-    model_path=str(MODEL), dtype="float32", block_tokens=BLOCK_TOKENS, kv_cache_bytes=96 << 20, max_step_tokens=256
+    model_path=str(MODEL),
+    dtype="float32",
+    block_size=BLOCK_TOKENS,
+    kv_cache_memory_bytes=96 << 20,
+    max_num_batched_tokens=256,
 )
 
 

@@ -17,7 +17,7 @@ START_S = 300.0
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
-    options = ("--engine-option", "dtype=float32", "--ready-timeout-s", str(START_S))
+    options = ("--engine-arg", "dtype=float32", "--ready-timeout-s", str(START_S))
     running = RunningMesh(tmp_path_factory.mktemp("arrow"), "--workers", "2", "--policy", "arrow", *options)
     try:
         running.wait_until_serving(START_S)

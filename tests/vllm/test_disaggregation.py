@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 CHECKPOINT = Path(__file__).parents[2] / "demo" / "models" / "demo-large"
-OPTIONS = ("dtype=float32", "block_tokens=32", "kv_cache_bytes=100663296", "max_step_tokens=256")
-SETTINGS = WorkerSettings(model=MODEL, model_path=str(CHECKPOINT), engine="vllm", engine_option=OPTIONS)
+OPTIONS = ("dtype=float32", "block_size=32", "kv_cache_memory_bytes=100663296", "max_num_batched_tokens=256")
+SETTINGS = WorkerSettings(model=MODEL, model_path=str(CHECKPOINT), engine="vllm", engine_arg=OPTIONS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

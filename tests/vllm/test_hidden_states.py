@@ -24,7 +24,7 @@ STEP_TOKENS = 32
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[VllmEngine]:
     settings = VllmSettings(
-        model_path=str(MODEL), dtype="float32", max_batch_requests=8, max_step_tokens=STEP_TOKENS, movable=False
+        model_path=str(MODEL), dtype="float32", max_num_seqs=8, max_num_batched_tokens=STEP_TOKENS, movable=False
     )
     engine = VllmEngine(settings)
     await engine.start()

@@ -26,7 +26,7 @@ MAX_TOKENS = 40
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[VllmEngine]:
-    engine = VllmEngine(VllmSettings(model_path=str(MODEL), dtype="float32", max_batch_requests=8, movable=False))
+    engine = VllmEngine(VllmSettings(model_path=str(MODEL), dtype="float32", max_num_seqs=8, movable=False))
     await engine.start()
     yield engine
     await engine.stop()

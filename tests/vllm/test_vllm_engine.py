@@ -44,11 +44,11 @@ class TestVllmEngine(EngineConformance):
         settings = VllmSettings(
             model_path=str(cls.model),
             dtype="float32",
-            block_tokens=BLOCK_TOKENS,
-            max_batch_requests=MAX_BATCH,
+            block_size=BLOCK_TOKENS,
+            max_num_seqs=MAX_BATCH,
             max_queued_requests=MAX_QUEUED,
-            max_step_tokens=STEP_TOKENS,
-            kv_cache_bytes=(KV_BLOCKS + 1) * _BLOCK_BYTES,
+            max_num_batched_tokens=STEP_TOKENS,
+            kv_cache_memory_bytes=(KV_BLOCKS + 1) * _BLOCK_BYTES,
         )
         return VllmEngine(settings)
 

@@ -50,7 +50,7 @@ POLICY = PolicyFactory(FewestTokens, FewestTokensParameters)
 
 @dataclass(frozen=True, slots=True)
 class PacedSettings:
-    """Fields are set with `--engine-option NAME=VALUE`."""
+    """Fields are set with `--engine-arg NAME=VALUE`."""
 
     step_ms: float = 10.0
     max_model_len_tokens: int = 8192

@@ -1,44 +1,27 @@
-"""vLLM's AsyncLLM: started, asked and shut down. With `step_stats`, the only module that imports vLLM, so it must
-not be imported before the environment is set (see `environment`)."""
+"""vLLM's AsyncLLM: started, asked and shut down. With `arguments` and `step_stats`, the only module that imports vLLM,
+so it must not be imported before the environment is set (see `environment`)."""
 
 import multiprocessing
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.config import KVEventsConfig, KVTransferConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError, VLLMError, VLLMServerError
 from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine_worker.engines.interface import EngineLimits
-from engine_worker.engines.vllm.connector.staging import STAGING_BLOCKS
+from engine_worker.engines.vllm.arguments import KvEndpoints, engine_arguments
 from engine_worker.engines.vllm.deltas import Completion, PromptLogprobs
 from engine_worker.engines.vllm.environment import Device
-from engine_worker.engines.vllm.hidden_states.extension import EXTENSION_CLASS
-from engine_worker.engines.vllm.kv_events import BUFFERED_BATCHES
 from engine_worker.engines.vllm.load import StepStats
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.engines.vllm.step_stats import step_logger_class
 from mesh.errors import EngineFailed, RequestRefused
 
-_CPU_KV_CACHE_BYTES = 256 * 1024 * 1024
 _REAP_S = 1.0
 _CAPTURE_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class KvEndpoints:
-    """Where the engine core publishes its KV events, where it replays them, and its end of the control channel for
-    requests that move (None: they do not)."""
-
-    events: str
-    replay: str
-    moves: str | None
 
 
 class Core:
@@ -51,11 +34,12 @@ class Core:
         endpoints: KvEndpoints,
         on_step: Callable[[StepStats], None],
     ) -> None:
-        """Loads the model, which takes seconds to minutes. Raises EngineFailed."""
+        """Loads the model, which takes seconds to minutes. Raises EngineFailed, and ConfigurationError for arguments
+        that vLLM's parser does not take."""
         others = multiprocessing.active_children()
         try:
             self._llm = AsyncLLM.from_engine_args(
-                _engine_arguments(settings, device, endpoints), stat_loggers=[step_logger_class(on_step)]
+                engine_arguments(settings, device, endpoints), stat_loggers=[step_logger_class(on_step)]
             )
         except (RuntimeError, ValueError, OSError, VLLMError) as error:
             raise EngineFailed(
@@ -139,60 +123,3 @@ class Core:
         for process in self._processes:
             # vLLM leaves those that it had to kill as zombies.
             process.join(_REAP_S)
-
-
-def _engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoints) -> AsyncEngineArgs:
-    on_cpu = device == "cpu"
-    kv_cache_bytes = settings.kv_cache_bytes
-    if kv_cache_bytes is None and on_cpu:
-        kv_cache_bytes = _CPU_KV_CACHE_BYTES
-    return AsyncEngineArgs(
-        model=settings.model_path,
-        dtype=settings.dtype,
-        seed=settings.seed,
-        max_model_len=settings.max_model_len_tokens,
-        block_size=settings.block_tokens,
-        max_num_seqs=settings.max_batch_requests,
-        max_num_batched_tokens=settings.max_step_tokens,
-        max_logprobs=settings.max_logprobs,
-        kv_cache_memory_bytes=kv_cache_bytes,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        tensor_parallel_size=settings.tensor_parallel,
-        pipeline_parallel_size=settings.pipeline_parallel,
-        enforce_eager=on_cpu if settings.enforce_eager is None else settings.enforce_eager,
-        enable_prefix_caching=True,
-        scheduling_policy="priority",
-        # Text stays in the frontend, and a tokenizer costs start-up time and memory.
-        skip_tokenizer_init=True,
-        # vLLM's periodic log line; the statistics themselves reach the stat logger all the same.
-        disable_log_stats=True,
-        # Despite its name, this is what puts the tokens that a step prefilled into the statistics.
-        enable_logging_iteration_details=True,
-        kv_events_config=KVEventsConfig(
-            enable_kv_cache_events=True,
-            publisher="zmq",
-            endpoint=endpoints.events,
-            replay_endpoint=endpoints.replay,
-            buffer_steps=BUFFERED_BATCHES,
-            hwm=BUFFERED_BATCHES,
-        ),
-        worker_extension_cls=EXTENSION_CLASS,
-        kv_transfer_config=None if endpoints.moves is None else _connector(settings, device, endpoints.moves),
-    )
-
-
-def _connector(settings: VllmSettings, device: Device, endpoint: str) -> KVTransferConfig:
-    return KVTransferConfig(
-        kv_connector="PenstockConnector",
-        kv_connector_module_path="engine_worker.engines.vllm.connector.connector",
-        kv_role="kv_both",
-        # What could not be pulled ends the carrier that was to bring it, and nothing else.
-        kv_load_failure_policy="fail",
-        kv_connector_extra_config={
-            "endpoint": endpoint,
-            "device": device,
-            "port": settings.kv_port,
-            "model": Path(settings.model_path).name,
-            "staging_blocks": STAGING_BLOCKS,
-        },
-    )

@@ -60,7 +60,7 @@ class VllmEngine:
         self._requests: dict[str, EngineRequestState] = {}
         self._tasks = TaskSet("vllm")
         self._buffer = StepBuffer()
-        self._block_map = BlockMap(settings.block_tokens)
+        self._block_map = BlockMap(settings.block_size)
         self._load = LoadAccount(kv_blocks=0)
         # The kernel ends the core when the thread that started it does (see `plugin`), so that thread must live.
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="vllm-launcher")
@@ -91,7 +91,8 @@ class VllmEngine:
             log.warning("requests of this engine cannot move", extra={"reason": reason})
 
         def launch() -> "Core":
-            from engine_worker.engines.vllm.core import Core, KvEndpoints
+            from engine_worker.engines.vllm.arguments import KvEndpoints
+            from engine_worker.engines.vllm.core import Core
 
             endpoints = KvEndpoints(events, replay, moves if reason is None else None)
             return Core(self._settings, device, endpoints, self._on_step)

@@ -35,7 +35,7 @@ def engine_environment(settings: VllmSettings, device: Device) -> dict[str, str]
         "HF_HUB_OFFLINE": "1",
         # A step's outputs are passed on in slices of this size, with a turn of the event loop in between; one
         # slice keeps one step one message.
-        "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, settings.max_batch_requests)),
+        "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(max(128, settings.max_num_seqs)),
         # Its successor does not show which row of a step belongs to which request (see `hidden_states`).
         "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
@@ -53,7 +53,8 @@ def _cpu_environment(settings: VllmSettings) -> dict[str, str]:
     if settings.enforce_eager is not False:
         # vLLM compiles one small function even then, when the first request asks for log-probabilities: for 1.8 s.
         variables["TORCHDYNAMO_DISABLE"] = "1"
-    if settings.tensor_parallel == settings.pipeline_parallel == 1:
+    replicated = any(argument.startswith("data_parallel") for argument in settings.others)
+    if settings.tensor_parallel_size == settings.pipeline_parallel_size == 1 and not replicated:
         # Runs the model inside the engine core process. Otherwise the CPU platform starts a third process for
         # it, only to set the OpenMP variables that are set above (5 s and 0.6 GB more per instance).
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.vllm.agent_proxy import AgentProxy
@@ -77,12 +77,21 @@ class Migrations:
         self.exports.noticed(notice, self._requests.get(notice.request_id))
 
 
+CHANGE_KV: Final = frozenset(
+    "data_parallel_size decode_context_parallel_size prefill_context_parallel_size speculative_config".split()
+)
+"""Arguments of vLLM that spread KV over processes, or have steps compute KV of tokens that are taken back."""
+
+
 def migration_obstacle(settings: VllmSettings, device: Device) -> str | None:
     """Why requests cannot migrate to and from this engine; None if they can."""
     if not settings.movable:
         return "the settings say so"
     if find_spec("ucxx") is None:
         return f"UCX is not installed: pip install {UCX_PACKAGE}"
-    if settings.tensor_parallel * settings.pipeline_parallel > 1:
+    if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1:
         return "its KV is spread over several processes (tensor or pipeline parallel is more than 1)"
+    given = {argument.partition("=")[0].partition(".")[0] for argument in settings.others}
+    if unknown := sorted(given & CHANGE_KV):
+        return f"it has not been tried with {' and '.join(unknown)}"
     return None

@@ -1,4 +1,4 @@
-"""Settings of a vLLM engine (`--engine-option`)."""
+"""Settings of a vLLM engine (`--engine-arg`)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,31 +8,32 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """One engine on one machine. Everything that is None is left to vLLM or to the device."""
+    """One engine on one machine. What vLLM knows has vLLM's name; everything that is None is left to vLLM or to the
+    device."""
 
     model_path: str
     """Directory of a checkpoint in Hugging Face format; nothing is ever downloaded."""
     dtype: Dtype = "auto"
     """float32 makes the output of a request independent of who shares its batch; the others do not."""
-    block_tokens: int = 32
+    block_size: int = 32
     """Tokens of one KV block. vLLM's CPU kernels want a multiple of 32."""
-    max_model_len_tokens: int | None = None
+    max_model_len: int | None = None
     """Prompt and output together; None: what the model was made for."""
-    max_batch_requests: int = 32
+    max_num_seqs: int = 32
     """Requests that one step may serve."""
     max_queued_requests: int = 1024
     """Requests that may wait beyond that; more are refused."""
-    max_step_tokens: int = 2048
+    max_num_batched_tokens: int = 2048
     """Token budget of a step; longer prompts are prefilled in chunks."""
     max_logprobs: int = 20
     """Most likely tokens that a request may ask logprobs of."""
-    kv_cache_bytes: int | None = None
+    kv_cache_memory_bytes: int | None = None
     """Memory of the KV cache. None: on a GPU what `gpu_memory_utilization` leaves, on a CPU 256 MiB."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory for weights, activations and KV cache; ignored on a CPU."""
-    tensor_parallel: int = 1
+    tensor_parallel_size: int = 1
     """GPUs (or CPU processes) that share the model."""
-    pipeline_parallel: int = 1
+    pipeline_parallel_size: int = 1
     """Groups of GPUs that each hold a part of the layers."""
     enforce_eager: bool | None = None
     """Neither compile the model nor capture CUDA graphs. None: True on a CPU, where compiling takes minutes."""
@@ -52,3 +53,5 @@ class VllmSettings:
     """The agent's port; 0 takes a free one."""
     stop_timeout_s: float = 5.0
     """How long the engine core may take to leave before it is killed."""
+    others: tuple[str, ...] = ()
+    """NAME=VALUE of vLLM's other engine arguments, not checked yet: its own parser does (see `arguments`)."""

@@ -46,7 +46,7 @@ async def temporary_mesh(
     command += ["--frontends", str(kind.frontends), *kind.options]
     if kind.engine == "vllm":
         # Other types let the batch that a request happens to share decide between near-equal tokens.
-        command += ["--engine-option", "dtype=float32"]
+        command += ["--engine-arg", "dtype=float32"]
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
         output_path = Path(folder) / "up.log"
         with output_path.open("wb") as output:

@@ -77,7 +77,7 @@ def helm_values(plan: CascadePlan, judges: Sequence[str] = ()) -> str:
             "model": tier.model,
             "replicas": replicas.count,
             "gpusPerReplica": replicas.tp * replicas.pp,
-            "engineOptions": _engine_options(replicas),
+            "engineArgs": _engine_args(replicas),
         }
         for number, tier in enumerate(plan.tiers)
         for replicas in tier.replicas
@@ -111,7 +111,7 @@ def _setting_up(plan: CascadePlan, judges: Sequence[str]) -> dict[str, Any]:
 
 
 def _service(tier: PlannedTier, replicas: PlannedReplicas, name: str, port: int, first_gpu: int) -> dict[str, Any]:
-    options = [part for option in _engine_options(replicas) for part in ("--engine-option", option)]
+    options = [part for option in _engine_args(replicas) for part in ("--engine-arg", option)]
     # By number: a count of GPUs gives every container the first ones.
     numbers = [str(first_gpu + number) for number in range(replicas.tp * replicas.pp)]
     gpus = {"driver": "nvidia", "device_ids": numbers, "capabilities": ["gpu"]}
@@ -133,9 +133,9 @@ def _plain(model: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
 
 
-def _engine_options(replicas: PlannedReplicas) -> list[str]:
-    options = [f"tensor_parallel={replicas.tp}"] if replicas.tp > 1 else []
-    return [*options, *([f"pipeline_parallel={replicas.pp}"] if replicas.pp > 1 else [])]
+def _engine_args(replicas: PlannedReplicas) -> list[str]:
+    options = [f"tensor_parallel_size={replicas.tp}"] if replicas.tp > 1 else []
+    return [*options, *([f"pipeline_parallel_size={replicas.pp}"] if replicas.pp > 1 else [])]
 
 
 def _header(plan: CascadePlan, *story: str) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
-from engine_worker.engine_options import engine_settings
+from engine_worker.engine_args import engine_settings
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
 from mesh.errors import ConfigurationError
@@ -39,7 +39,7 @@ class CollectOptions:
     temperature: float
     seed: int
     part_requests: int
-    engine_option: tuple[str, ...]
+    engine_arg: tuple[str, ...]
 
 
 @click.command("collect")
@@ -63,7 +63,7 @@ class CollectOptions:
 @click.option("--temperature", default=1.0, show_default=True, help="Of sampling; 0: greedy.")
 @click.option("--seed", default=0, show_default=True, help="Of the choice of demo tasks and of the engine.")
 @click.option("--part-requests", default=250, show_default=True, help="Requests per file; a part begun is lost.")
-@click.option("--engine-option", multiple=True, help="A setting of the vLLM engine, NAME=VALUE; repeatable.")
+@click.option("--engine-arg", multiple=True, help="An engine argument of vLLM, NAME=VALUE; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool, **options: object) -> None:
     """Run requests on a vLLM engine and record their hidden states with the lengths that came of them.
@@ -81,7 +81,10 @@ async def _collect(options: CollectOptions) -> dict[str, object]:
     text = ModelText.load(model.path, SystemClock().unix_s)
     prompts = list(tokenised_prompts(text, options.prompts, options.hardest, options.requests, options.seed))
     settings = engine_settings(
-        VllmSettings, options.engine_option, {"model_path": str(model.path), "seed": options.seed, "movable": False}
+        VllmSettings,
+        options.engine_arg,
+        {"model_path": str(model.path), "seed": options.seed, "movable": False},
+        others="others",
     )
     description = DatasetDescription(
         model=model.name,

@@ -1,10 +1,12 @@
 """Which processes make up a mesh on one machine (pure)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from controlplane.deployment.gpus import CPU_PLACES
-from controlplane.deployment.replicas import Shape, shaped
+from controlplane.deployment.replicas import Shape, id_part, shaped
+from engine_worker.checkpoint_source import is_hugging_face_id, locate_checkpoint
 from mesh.errors import ConfigurationError
 from services.cli.supervisor.launcher import ProcessSpec
 
@@ -52,7 +54,7 @@ class LocalMesh:
 
     models: tuple[ModelSpec, ...]
     engine: str
-    engine_options: tuple[str, ...]
+    engine_args: tuple[str, ...]
     """NAME=VALUE, for every worker."""
     store_url: str
     http_host: str
@@ -82,8 +84,14 @@ class LocalMesh:
         return tuple(self.http_port + index for index in range(self.frontends))
 
 
-def parse_model(text: str, default_workers: int, phases: PhaseCounts | None = None) -> ModelSpec:
-    """NAME, NAME=PATH, and either with :COUNT behind it; a bare NAME is a demo model or a path of its own.
+def parse_model(
+    text: str,
+    default_workers: int,
+    phases: PhaseCounts | None = None,
+    locate: Callable[[str], Path] = locate_checkpoint,
+) -> ModelSpec:
+    """NAME, NAME=SOURCE, and either with :COUNT behind it. A source is a directory or a model of the Hugging Face Hub;
+    a bare NAME is a demo model or a source of its own. `locate` finds the directory of a source.
 
     Raises ConfigurationError if there is no such model.
     """
@@ -91,18 +99,20 @@ def parse_model(text: str, default_workers: int, phases: PhaseCounts | None = No
     head, colon, tail = text.rpartition(":")
     if colon and tail.isdigit():
         body, workers = head, int(tail)
-    name, equals, path_text = body.partition("=")
+    name, equals, source = body.partition("=")
     if equals:
-        path = Path(path_text)
+        path = locate(source)
     elif (DEMO_MODELS / Path(name).name).is_dir() and "/" not in name:
         path = DEMO_MODELS / name
+    elif is_hugging_face_id(name):
+        path = locate(name)
     else:
         path, name = Path(name), Path(name).name
     if not (path / "tokenizer.json").is_file():
         known = ", ".join(sorted(entry.name for entry in DEMO_MODELS.iterdir() if entry.is_dir()))
         raise ConfigurationError(
-            f"no model at {path}: --model takes a demo model ({known}), a directory with a Hugging Face "
-            "checkpoint, or NAME=DIRECTORY"
+            f"no model at {path}, which would hold a tokenizer.json: --model takes a demo model ({known}), a "
+            "directory with a Hugging Face checkpoint, a model of the Hub (Qwen/Qwen3-0.6B), or NAME= before these"
         )
     model = ModelSpec(name, path.resolve(), workers, phases or PhaseCounts())
     if workers < 0 or not 1 <= model.instances <= MAX_WORKERS:
@@ -140,7 +150,7 @@ def worker_process(mesh: LocalMesh, model: str, name: str, shape: Shape) -> Proc
     Raises `ConfigurationError` for a model that this mesh was not started with and that is no demo model.
     """
     known = next((spec for spec in mesh.models if spec.name == model), None) or parse_model(model, 1)
-    options = tuple(part for option in shaped(mesh.engine_options, shape) for part in ("--engine-option", option))
+    options = tuple(part for option in shaped(mesh.engine_args, shape) for part in ("--engine-arg", option))
     model_options = ("--model", known.name, "--model-path", str(known.path))
     return _worker(mesh, name, "--engine", mesh.engine, *options, *model_options)
 
@@ -155,15 +165,15 @@ def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
     engine = (
         "--engine",
         mesh.engine,
-        *(part for option in mesh.engine_options for part in ("--engine-option", option)),
+        *(part for option in mesh.engine_args for part in ("--engine-arg", option)),
     )
     for model in mesh.models:
         options = (*engine, "--model", model.name, "--model-path", str(model.path))
         for index in range(model.workers):
-            specs.append(_worker(mesh, f"{model.name}-{index}", *options))
+            specs.append(_worker(mesh, f"{id_part(model.name)}-{index}", *options))
         for phase, count in (("prefill", model.phases.prefill), ("decode", model.phases.decode)):
             for index in range(count):
-                specs.append(_worker(mesh, f"{model.name}-{phase}-{index}", *options, "--phase", phase))
+                specs.append(_worker(mesh, f"{id_part(model.name)}-{phase}-{index}", *options, "--phase", phase))
     return tuple(specs)
 
 

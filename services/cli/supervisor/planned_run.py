@@ -34,12 +34,12 @@ async def write_first_settings(store: StateStore, policy: str, rescheduler: str,
 async def start_processes(mesh: LocalMesh, supervisor: Supervisor, gpus: GpuPool) -> None:
     """All that the mesh begins with. Raises OSError, and `ConfigurationError` where there are too few GPUs."""
     for spec in processes(mesh):
-        await supervisor.add(_on_gpus(spec, gpus, shape_of(mesh.engine_options)))
+        await supervisor.add(_on_gpus(spec, gpus, shape_of(mesh.engine_args)))
 
 
 def deployment_of(name: str, mesh: LocalMesh, gpus: GpuPool, patience: Patience) -> DeploymentManager:
     """The manager of a mesh whose processes are started, each on GPUs of this pool. `name`: the supervisor's."""
-    shape = shape_of(mesh.engine_options)
+    shape = shape_of(mesh.engine_args)
     running = {each.name: {f"{each.name}-{index}": shape for index in range(each.workers)} for each in mesh.models}
     return DeploymentManager(name, gpus, patience.ready_s, running)
 

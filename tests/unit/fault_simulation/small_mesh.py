@@ -18,7 +18,7 @@ LARGE = WorkerSettings(
     model="large",
     model_path=str(MODEL_PATH),
     engine="simulated",
-    engine_option=("instance.output.first_token_id=300", "cost.fixed_ms=8"),
+    engine_arg=("instance.output.first_token_id=300", "cost.fixed_ms=8"),
 )
 CASCADE = "cascade"
 WORKERS = ("worker-0", "worker-1", "worker-2")

@@ -33,14 +33,16 @@ def test_a_new_instance_gets_the_first_name_that_is_free() -> None:
 
 def test_shapes_are_read_from_and_written_into_engine_settings() -> None:
     assert shape_of(("dtype=float32",)) == (1, 1)
-    assert shape_of(("tensor_parallel=4", "pipeline_parallel=2")) == (4, 2)
-    assert shape_of(("tensor_parallel=all", "pipeline_parallel=2")) == (1, 2), "what is no number the engine refuses"
-    assert shaped((), (1, 2)) == ("pipeline_parallel=2",)
-    assert shaped(("tensor_parallel=2",), (1, 1)) == ()
-    assert shaped(("dtype=float32", "tensor_parallel=4"), (2, 3)) == (
+    assert shape_of(("tensor_parallel_size=4", "pipeline_parallel_size=2")) == (4, 2)
+    assert shape_of(("tensor_parallel_size=all", "pipeline_parallel_size=2")) == (1, 2), (
+        "what is no number the engine refuses"
+    )
+    assert shaped((), (1, 2)) == ("pipeline_parallel_size=2",)
+    assert shaped(("tensor_parallel_size=2",), (1, 1)) == ()
+    assert shaped(("dtype=float32", "tensor_parallel_size=4"), (2, 3)) == (
         "dtype=float32",
-        "tensor_parallel=2",
-        "pipeline_parallel=3",
+        "tensor_parallel_size=2",
+        "pipeline_parallel_size=3",
     )
 
 

@@ -182,8 +182,8 @@ async def running_workers(
     options, unless there are settings. `phases` by name; any phase for the others."""
     host, workers = StoreHost(SystemClock(), SystemEntropy()), Workers()
     if settings is None:
-        engine_option = (f"cost.fixed_ms={STEP_MS}", *options)
-        settings = WorkerSettings(model=MODEL, model_path="/none", engine="simulated", engine_option=engine_option)
+        engine_arg = (f"cost.fixed_ms={STEP_MS}", *options)
+        settings = WorkerSettings(model=MODEL, model_path="/none", engine="simulated", engine_arg=engine_arg)
     async with AsyncExitStack() as stack:
         stack.callback(host.close)
         for number, name in enumerate(names):

@@ -73,7 +73,7 @@ async def test_errors_are_those_of_the_model() -> None:
 def test_it_can_be_turned_off(options: tuple[str, ...], expected: bool) -> None:
     from engine_worker.engine_choice import make_engine
 
-    settings = WorkerSettings(model="m", model_path="/nowhere", engine="simulated", engine_option=options)
+    settings = WorkerSettings(model="m", model_path="/nowhere", engine="simulated", engine_arg=options)
     made = make_engine(settings, 0, SystemClock())
     assert predicts_lengths(made)
     assert made.enable_length_predictions(20) is expected

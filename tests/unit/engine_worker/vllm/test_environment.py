@@ -20,12 +20,12 @@ def test_a_cpu_runs_the_model_in_the_core_process() -> None:
     assert variables["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in engine_environment(replace(SETTINGS, enforce_eager=False), "cpu")
     assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment(replace(SETTINGS, tensor_parallel=2), "cpu")
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment(replace(SETTINGS, tensor_parallel_size=2), "cpu")
 
 
 def test_a_step_s_outputs_are_one_slice_however_large_the_batch() -> None:
     for batch in (8, 1024):
-        variables = engine_environment(replace(SETTINGS, max_batch_requests=batch), "cuda")
+        variables = engine_environment(replace(SETTINGS, max_num_seqs=batch), "cuda")
         assert int(variables["VLLM_V1_OUTPUT_PROC_CHUNK_SIZE"]) >= batch
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_worker.engine_args import engine_settings
 from engine_worker.engine_choice import make_engine
-from engine_worker.engine_options import engine_settings
 from engine_worker.settings import WorkerSettings
 from engine_worker.vocabulary import Vocabulary, read_vocabulary
 from mesh.errors import ConfigurationError
@@ -51,6 +51,17 @@ def test_wrong_options_are_refused_by_name(option: str, reason: str) -> None:
     assert reason in str(caught.value)
 
 
+def test_what_the_settings_do_not_know_is_kept_where_they_have_room_for_it() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Open:
+        known: int = 0
+        rest: tuple[str, ...] = ()
+
+    given = ("--kv-cache-dtype=fp8", "known=2", "lora.path-a=x=y", "rest=z")
+    expected = Open(2, ("kv_cache_dtype=fp8", "lora.path_a=x=y", "rest=z"))
+    assert engine_settings(Open, given, {}, others="rest") == expected
+
+
 def write_model(path: Path, tokenizer: Any, generation: Any) -> Path:
     (path / "tokenizer.json").write_bytes(msgspec.json.encode(tokenizer))
     (path / "generation_config.json").write_bytes(msgspec.json.encode(generation))
@@ -82,16 +93,14 @@ def test_a_broken_tokenizer_is_told(tmp_path: Path, tokenizer: Any) -> None:
 
 
 async def test_the_simulated_engine_says_of_itself_what_it_is_told(tmp_path: Path) -> None:
-    options = ("tensor_parallel=4", "pipeline_parallel=2")
-    engine = make_engine(
-        WorkerSettings("m", str(tmp_path), engine="simulated", engine_option=options), 0, SystemClock()
-    )
+    options = ("tensor_parallel_size=4", "pipeline_parallel_size=2")
+    engine = make_engine(WorkerSettings("m", str(tmp_path), engine="simulated", engine_arg=options), 0, SystemClock())
     limits = await engine.start()
     await engine.stop()
     assert (limits.tensor_parallel, limits.pipeline_parallel) == (4, 2)
     with pytest.raises(ConfigurationError, match="at least 1"):
         make_engine(
-            WorkerSettings("m", str(tmp_path), engine="simulated", engine_option=("tensor_parallel=0",)),
+            WorkerSettings("m", str(tmp_path), engine="simulated", engine_arg=("tensor_parallel_size=0",)),
             0,
             SystemClock(),
         )
@@ -106,7 +115,7 @@ from mesh.runtime import SystemClock
 from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
 settings = WorkerSettings(model="m", model_path="demo/models/demo-small", engine="simulated",
-                          engine_option=("instance.kv_blocks=600", "time_scale=0.5"))
+                          engine_arg=("instance.kv_blocks=600", "time_scale=0.5"))
 engine = make_engine(settings, 0, SystemClock())
 output = engine.instance.config.output
 assert engine.instance.config.kv_blocks == 600

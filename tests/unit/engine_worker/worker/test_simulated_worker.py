@@ -44,7 +44,7 @@ async def worker_process(*options: str) -> AsyncIterator[WorkerProcess]:
         sys.executable,
         *("-m", "services.cli.main", "serve", "worker", *arguments),
         *("--model", MODEL, "--model-path", str(ROOT / "demo" / "models" / MODEL)),
-        *(word for option in QUICK for word in ("--engine-option", option)),
+        *(word for option in QUICK for word in ("--engine-arg", option)),
         *options,
         cwd=ROOT,
         stderr=asyncio.subprocess.PIPE,
@@ -127,7 +127,7 @@ async def test_many_requests_over_three_streams_then_a_drain_that_cuts_nothing()
 @pytest.mark.process
 async def test_a_second_signal_cuts_the_drain_and_says_so_to_the_frontend() -> None:
     async with (
-        worker_process("--engine-option", "cost.fixed_ms=1000") as worker,
+        worker_process("--engine-arg", "cost.fixed_ms=1000") as worker,
         open_channel(GrpcTransport(), worker.address) as channel,
     ):
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]

@@ -34,6 +34,22 @@ def test_a_model_can_be_named_in_three_ways(checkpoint: Path) -> None:
     assert parse_model("demo-small:2", 3) == ModelSpec("demo-small", DEMO_MODELS / "demo-small", 2)
 
 
+def test_a_hugging_face_model_keeps_its_whole_id_as_its_name(checkpoint: Path) -> None:
+    asked: list[str] = []
+
+    def locate(source: str) -> Path:
+        asked.append(source)
+        return checkpoint
+
+    named = parse_model("mine=Qwen/Qwen3-0.6B@main", 1, locate=locate)
+    model = parse_model("Qwen/Qwen3-0.6B:2", 1, locate=locate)
+    assert (named, model) == (ModelSpec("mine", checkpoint, 1), ModelSpec("Qwen/Qwen3-0.6B", checkpoint, 2))
+    assert asked == ["Qwen/Qwen3-0.6B@main", "Qwen/Qwen3-0.6B"]
+    specs = processes(LocalMesh((model,), "simulated", (), "embedded:", "127.0.0.1", 8000))
+    names = [spec.name for spec in specs if spec.role == "worker"]
+    assert names == ["Qwen--Qwen3-0.6B-0", "Qwen--Qwen3-0.6B-1"], "an id of an instance holds no slash"
+
+
 @pytest.mark.parametrize("text", ["nowhere", "mine=nowhere", "nowhere:2"])
 def test_a_missing_model_is_a_clear_error(text: str) -> None:
     with pytest.raises(ConfigurationError, match="no model at"):

@@ -111,7 +111,7 @@ async def test_a_worker_that_somebody_else_ends_comes_back_and_a_drained_one_sta
 
 @pytest.mark.process
 async def test_wrong_settings_are_given_up_at_once_with_the_reason(supervisor: Supervisor, events: Events) -> None:
-    await supervisor.add(ProcessSpec("w", "worker", (*WORKER, "--engine-option", "foo=1")))
+    await supervisor.add(ProcessSpec("w", "worker", (*WORKER, "--engine-arg", "foo=1")))
     async with asyncio.timeout(WAIT_S):
         await supervisor.wait_given_up()
     told = await events.next_line()

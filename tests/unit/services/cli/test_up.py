@@ -15,7 +15,7 @@ from services.cli.supervisor.supervisor import Supervisor
 from services.cli.up import _until_serving, command
 
 NO_MESH = LocalMesh(
-    models=(), engine="simulated", engine_options=(), store_url="embedded:", http_host="127.0.0.1", http_port=8000
+    models=(), engine="simulated", engine_args=(), store_url="embedded:", http_host="127.0.0.1", http_port=8000
 )
 
 

@@ -47,8 +47,8 @@ def test_compose_has_a_worker_for_each_replica_on_its_gpus(exported: Any) -> Non
     assert not any("count" in device for device in devices), "which would give every worker the first GPUs"
     large = tiers["tier-org-large-3-3"]["command"]
     assert large[large.index("--model") + 1] == "Org/Large.3"
-    assert "tensor_parallel=4" in large
-    assert "pipeline_parallel=3" in large
+    assert "tensor_parallel_size=4" in large
+    assert "pipeline_parallel_size=3" in large
     ports = [service["ports"][0].rpartition(":")[0] for service in tiers.values()]
     assert len(set(ports)) == len(ports)
     assert services["worker-0"] == {"profiles": ["unplanned"]}, "the workers of compose.yaml stay away"
@@ -100,7 +100,7 @@ def test_helm_values_have_an_entry_for_each_shape(exported: Any) -> None:
         ("Small", 1, 2),
         ("Org/Large.3", 1, 12),
     ]
-    assert values["workers"][2]["engineOptions"] == ["tensor_parallel=4", "pipeline_parallel=3"]
+    assert values["workers"][2]["engineArgs"] == ["tensor_parallel_size=4", "pipeline_parallel_size=3"]
     assert [w["name"] for w in values["workers"]] == [
         "tier0-tp1-pp1-small",
         "tier0-tp2-pp1-small",

@@ -48,8 +48,8 @@ def test_profiles_of_several_gpus_are_planned_with_exported_and_found_in_kept_ta
     assert "(TP=4)" in result.output
     exported = CliRunner().invoke(command, ["export", str(out), "--format", "helm"])
     workers = [worker for worker in yaml.safe_load(exported.output)["workers"] if worker["model"] == "large"]
-    assert [(worker["gpusPerReplica"], worker["engineOptions"]) for worker in workers] == [
-        (each.tp, [f"tensor_parallel={each.tp}"]) for each in large.replicas
+    assert [(worker["gpusPerReplica"], worker["engineArgs"]) for worker in workers] == [
+        (each.tp, [f"tensor_parallel_size={each.tp}"]) for each in large.replicas
     ]
     again = run(*common, "--gpus", "7", "--json", "-")
     assert decode_plan(again.stdout.strip().encode()) == decode_plan(out.read_bytes())

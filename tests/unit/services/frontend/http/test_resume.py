@@ -26,7 +26,7 @@ CHAT: dict[str, Any] = {
     "ignore_eos": True,
     "temperature": 0,
 }
-SLOW = ("--engine-option", "time_scale=0.3")
+SLOW = ("--engine-arg", "time_scale=0.3")
 
 
 @dataclass
