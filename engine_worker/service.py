@@ -166,6 +166,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def _read(self, inbound: Inbound, stream: OutputStream) -> None:
         async for message in inbound:
+            stream.heard_messages += 1
             match message.WhichOneof("message"):
                 case "generate":
                     generate = message.generate

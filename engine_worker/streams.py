@@ -27,6 +27,8 @@ class OutputStream:
         self.wants_heartbeats = wants_heartbeats
         self.messages = 0
         """Put so far."""
+        self.heard_messages = 1
+        """Come from the frontend so far; the hello was the first."""
         self.input_ended = False
         """The frontend will send nothing more, but still reads."""
         self.cut_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -40,6 +42,7 @@ class OutputStream:
 
     def put(self, message: worker_pb2.WorkerMessage) -> int:
         """Queue a message and return its size in bytes. What does not fit cuts the stream."""
+        message.heard_messages = self.heard_messages
         size_bytes = message.ByteSize()
         self.messages += 1
         self._waiting.append((size_bytes, message))

@@ -6,7 +6,8 @@ only where it must:
 - A frontend that says it cannot (a status of 400 or more, or an error in a stream) is wrong if at that moment a live
   worker of the model was connected to it, and had been for `CONNECTED_S`. Connected is what the frontend's own pool
   calls so; live is a process that runs, is not paused, has not been told to end, and that the network lets frames
-  through to and from. The only other excuse is a frontend whose drain was cut.
+  through to and from. The only other excuses are a frontend whose drain was cut, and one that gave the request up for
+  want of a worker while nothing got through to the client, who hears of it once there is a worker again.
 - A connection that breaks is wrong if the frontend's process lived through the whole exchange.
 - A frontend that cannot, as it is connected to nobody, is wrong if it did not wait for a worker as long as its settings
   say (`instance_wait_s`).
@@ -18,6 +19,7 @@ Of the processes: the state of each is whole, by its role's `validate` and by it
 """
 
 import errno
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from engine_worker.role import WorkerRole
 from fault_simulation.delays import Delays, Schedulers, delays_of, delays_of_drain
 from fault_simulation.node import NodeState
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, Life, SimulatedMesh
-from fault_simulation.timeline import MODEL, STORE
+from fault_simulation.timeline import CLIENT, MODEL, STORE
 from fault_simulation.workload import RETURNING, Asked, Attempt
 from mesh.membership import ChangeKind, MemberChange
 from mesh.shutdown import ExitStatus
@@ -91,6 +93,10 @@ class Watch:
         self._mesh = mesh
         self._connected_s: dict[tuple[Life, Life, str], float] = {}
         """Since when a worker has been of use to a frontend, with its model."""
+        self._unserved_s: dict[tuple[Life, str], float] = {}
+        """Since when a frontend has been connected to no worker of a model."""
+        self._unheard_s: dict[tuple[Life, str], float] = {}
+        """When a frontend last gave up requests of a model, for want of a worker, unheard by their clients."""
         self._delays = Delays()
         self._schedulers = Schedulers()
         self._lived_s: dict[Life, tuple[float, float]] = {}
@@ -130,6 +136,7 @@ class Watch:
                 self._opened.add(life)
             self._check_frontend(life)
         self._note_connections(frontends, workers)
+        self._note_given_up(frontends)
         self._check_delays(frontends)
         self._check_deciders(running)
         self._check_owners(workers)
@@ -167,6 +174,8 @@ class Watch:
             return
         if answer.status == 404 and attempt.had is not None and not self._has_all(asked, life):
             return
+        if any(self._unheard_s.get((life, model), 0.0) > attempt.began_s for model in asked.models):
+            return  # it was given up while nobody could be asked, and its client hears of that only now
         if serving or answer.status in (400, 401, 413, 422):
             since = ", ".join(f"{name} for {since_s:.1f} s" for name, since_s in serving)
             self.violated("failed request", attempt.frontend, f"{asked.name}: {told}; connected: {since or 'nobody'}")
@@ -232,6 +241,20 @@ class Watch:
                     if worker is not None and self._is_of_use(frontend, worker):
                         key = frontend, worker, model
                         self._connected_s[key] = former.get(key, now_s)
+
+    def _note_given_up(self, frontends: Iterable[Life]) -> None:
+        now_s, former = self._mesh.loop.now_s, self._unserved_s
+        served = {(frontend, model) for frontend, _, model in self._connected_s}
+        self._unserved_s = {}
+        for frontend, model in itertools.product(frontends, self._models):
+            if (frontend, model) in served:
+                continue
+            key = frontend, model
+            self._unserved_s[key] = former.get(key, now_s)
+            names = frontend.machine.name, CLIENT
+            is_heard = all(self._mesh.network.is_way_open(*way) for way in (names, names[::-1]))
+            if not is_heard and now_s - self._unserved_s[key] >= self._patience_s(frontend):
+                self._unheard_s[key] = now_s
 
     def _check_delays(self, frontends: Iterable[Life]) -> None:
         lives = [machine.life for machine in self._mesh.machines.values() if machine.life is not None]

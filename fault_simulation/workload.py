@@ -13,7 +13,9 @@ from fault_simulation.nodes import HTTP_PORT, Life, SimulatedMesh
 from fault_simulation.oracle import ExpectedChoice, Oracle
 from fault_simulation.timeline import CASCADE, LARGE, MODEL, Phase, Request, Timeline
 
-MODEL_PATH: Final = Path(__file__).resolve().parents[1] / "demo/models/demo-small"
+_CHECKOUT: Final = Path(__file__).resolve().parents[1]
+MODEL_PATH: Final = (Path() if Path.cwd() == _CHECKOUT else _CHECKOUT) / "demo/models/demo-small"
+"""Workers announce it. From its checkout, `penstock fuzz` does the same wherever that lies."""
 MODEL_TOKENS: Final = 2048
 """Its longest context."""
 TRY_AGAIN_S: Final = 0.5
@@ -82,7 +84,9 @@ class Asked:
     @property
     def models(self) -> tuple[str, ...]:
         """Who may answer it."""
-        return tuple(self.tiers) or (str(self.request.body["model"]),)
+        tiers = list(self.tiers) or [str(self.request.body["model"])]
+        max_tier = self.request.body.get("penstock", {}).get("max_tier")
+        return tuple(tiers[: tiers.index(max_tier) + 1] if max_tier else tiers)
 
     def expected_as(self, answer: ReceivedAnswer) -> tuple[ExpectedChoice, ...]:
         """What the tier says that this answer is of. A part of an answer may not tell yet."""

@@ -57,8 +57,10 @@ class DeploymentNotice:
                 if self._record is not None:
                     await self._write(self._record, lease)
                 news = asyncio.create_task(self._news.wait())
-                await asyncio.wait((lost, news), timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
+                try:
+                    await asyncio.wait((lost, news), timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
         finally:
             lost.cancel()
 

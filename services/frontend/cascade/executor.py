@@ -153,8 +153,7 @@ class CascadeExecutor:
             attempt.began_s,
             ttft=metrics.cascade.tier_ttft.labels(*labels),
             inter_token=metrics.of(self._record.name if is_live else attempt.model).inter_token,
-            # Another tier that can answer now is better than one that may be back in half a minute.
-            waits=not any(self._service.pool.connected(tier) for tier in self._record.tiers if tier != attempt.model),
+            waits=self._must_wait_for(attempt.tier, before),
             with_logprobs=CONFIDENCE in self._record.judges and asking.may_be_judged,
         )
         answer = await self._timed(
@@ -163,6 +162,13 @@ class CascadeExecutor:
         if not answer.given_up:
             metrics.cascade.tier_seconds.labels(*labels).observe(answer.seconds)
         return answer
+
+    def _must_wait_for(self, tier: int, before: list[Attempt]) -> bool:
+        """Another tier's answer that is there, or that can be had now, is better than one of a tier that may be back in
+        half a minute."""
+        others = self._record.tiers[:tier] + self._record.tiers[tier + 1 : self._machine.terms.last_tier + 1]
+        has_answer = any(attempt.answer is not None for attempt in before)
+        return not has_answer and not any(map(self._service.pool.connected, others))
 
     def _request_id_of(self, asking: Generate) -> str:
         """The first request to a tier has the client's request id, so that it is found by it everywhere."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import grpc
 
@@ -15,6 +16,12 @@ from services.frontend.workers.link import WorkerLink
 from services.frontend.workers.liveness import Hang, Hung, LivenessMonitor, Probe, Sighting
 
 log = logging.getLogger(__name__)
+
+SYMPTOMS: Final = {
+    Hang.FROZEN: "it gives no sign of life",
+    Hang.STALLED: "its engine makes no step",
+    Hang.DEAF: "it sends, and gets nothing that it is sent",
+}
 
 
 class HangWatch:
@@ -39,7 +46,7 @@ class HangWatch:
     def tick(self, links: Mapping[Incarnation, WorkerLink], owned: Mapping[Incarnation, int], now_s: float) -> None:
         """Look at all links; `owned`: how many requests each worker has."""
         sightings = {
-            sender: Sighting(owned.get(sender, 0), link.messages, link.stalled_s)
+            sender: Sighting(owned.get(sender, 0), link.messages, link.stalled_s, link.heard_messages, link.unheard)
             for sender, link in links.items()
             if link.connected.is_set()
         }
@@ -61,8 +68,7 @@ class HangWatch:
         self._monitor.probed(probe.worker, is_alive=is_alive)
 
     def _take_requests(self, link: WorkerLink, hung: Hung) -> None:
-        what = "it gives no sign of life" if hung.hang is Hang.FROZEN else "its engine makes no step"
-        reason = f"{what} for {hung.silence_s:.1f} s"
+        reason = f"{SYMPTOMS[hung.hang]} for {hung.silence_s:.1f} s"
         log.critical(
             "a worker hangs", extra={"instance_id": link.instance_id, "hang": hung.hang.value, "reason": reason}
         )

@@ -46,13 +46,20 @@ class WorkerLink:
         """Set once the worker has left the mesh and its last request has ended."""
         self.leaving = False
         self.hung: Hang | None = None
-        """How, if the worker is known to hang; ends with its next message, or its engine's next step."""
+        """How, if the worker is known to hang. Ends with its next message, its engine's next step, or when it has got
+        what it was sent."""
         self.stalled_s = 0.0
         """For how long its engine had made no step, by its last message."""
         self.has_moved = False
         """The worker is announced at another address than that of the stream."""
         self.messages = 0
         """How many messages have come, heartbeats included: a sign of life is that it grows."""
+        self.unheard = 0
+        """Messages of ours that the worker had not got when it sent its last one."""
+        self.heard_messages = 0
+        """Those that it had got, on the stream of now; 0 if it does not count them."""
+        self._sent_messages = 0
+        self._heard_when_hung = 0
         self._hello = worker_pb2.FrontendMessage(
             hello=worker_pb2.FrontendHello(frontend_id=frontend_id, wants_heartbeats=True)
         )
@@ -110,6 +117,7 @@ class WorkerLink:
     def note_hang(self, hang: Hang) -> None:
         """The worker is known to hang, until it says otherwise."""
         self.hung = hang
+        self._heard_when_hung = self.heard_messages
         self._on_unusable()
 
     def submit(self, relay: Relay, decode_instance_id: str, *, is_decode_open: bool) -> None:
@@ -121,7 +129,7 @@ class WorkerLink:
         generate = relay.generate_request(self._clock())
         generate.decode_instance_id = decode_instance_id
         generate.is_decode_open = is_decode_open
-        self._stream.send(worker_pb2.FrontendMessage(generate=generate))
+        self._send(worker_pb2.FrontendMessage(generate=generate))
         self._relays.submitted(relay, self.sender)
 
     def abort(self, request_id: str, *, is_done: bool = False) -> None:
@@ -145,11 +153,15 @@ class WorkerLink:
         if not self._stream.is_open:
             return False
         try:
-            self._stream.send(message)
+            self._send(message)
         except PeerUnavailable as error:
             log.error("a worker could not be told", extra={"request_id": request_id, "error": str(error)})
             return False
         return True
+
+    def _send(self, message: worker_pb2.FrontendMessage) -> None:
+        self._stream.send(message)
+        self._sent_messages += 1
 
     def drop_requests(self, message: str) -> None:
         """Take all requests from a worker that hangs."""
@@ -157,21 +169,22 @@ class WorkerLink:
 
     def _opened(self) -> None:
         self.has_moved = False
+        self._sent_messages = self.heard_messages = self._heard_when_hung = self.unheard = 0
         hello = worker_pb2.FrontendMessage()
         hello.CopyFrom(self._hello)
-        self._stream.send(hello)
+        self._send(hello)
         self._hello.hello.is_reconnect = True
 
     def _received(self, message: worker_pb2.WorkerMessage) -> None:
         self.messages += 1
-        if message.HasField("heartbeat"):
-            self.stalled_s = message.heartbeat.stalled_ms / 1000
-            if self.hung is Hang.FROZEN:
-                self._note_life()
-            return
-        self.stalled_s = 0.0
-        if self.hung is not None:
+        self.heard_messages = message.heard_messages
+        self.unheard = self._sent_messages - self.heard_messages if self.heard_messages else 0
+        is_heartbeat = message.HasField("heartbeat")
+        self.stalled_s = message.heartbeat.stalled_ms / 1000 if is_heartbeat else 0.0
+        if self.hung is not None and self._ends_hang(is_heartbeat=is_heartbeat):
             self._note_life()
+        if is_heartbeat:
+            return
         if message.HasField("step"):
             now_s, sender, deliver = self._clock(), self.sender, self._relays.deliver
             for delta in message.step.deltas:
@@ -182,6 +195,15 @@ class WorkerLink:
             self._on_adopted(self.sender, message.adopted)
         elif message.HasField("hello"):
             self._greeted(message.hello)
+
+    def _ends_hang(self, *, is_heartbeat: bool) -> bool:
+        match self.hung:
+            case Hang.DEAF:
+                return self.heard_messages > self._heard_when_hung
+            case Hang.STALLED:
+                return not is_heartbeat
+            case _:
+                return True
 
     def _note_life(self) -> None:
         self.hung = None

@@ -7,6 +7,11 @@ anything; while it has none, every second, so that the next request is not sent 
 sends them through the longest prefill. A heartbeat says for how long the engine has made no step, so an engine that
 hangs under a live process shows as well, only later: a step may take seconds.
 
+A network may lose what goes to a worker and let through what comes from it (a firewall's rule, a half-broken switch):
+its heartbeats go on, and new requests never arrive. So each message says how many of ours have come, and a worker that
+sends on and on and does not get what it was sent counts as hung too. Without it, it takes the 13 s of a connection's
+keep-alive.
+
 To take a request from a worker that is merely slow loses no token, but costs its prefill once more, so under
 overload false alarms would feed themselves. Four things keep them away:
 - Others are not blamed for our own lateness: of the time between two looks, no more counts than a punctual look takes.
@@ -27,6 +32,9 @@ from mesh.invariants import invariants
 LONGEST_LOOK_S: Final = 0.15
 IDLE_FREEZE_S: Final = 2.5
 """The silence by which a worker that has no request counts as frozen."""
+DEAF_S: Final = 3.0
+"""A worker that sends counts as deaf when it has not got a message for so long: an idle one tells once a second, and a
+slow link may take most of another, each way."""
 LONGEST_LEARNT_S: Final = 1.0
 """Silences beyond it were no jitter."""
 REMEMBERED_S: Final = 30.0
@@ -42,6 +50,8 @@ class Hang(Enum):
     """Its process does nothing: it neither sends nor answers a probe."""
     STALLED = "stalled"
     """Its process lives, its engine makes no step."""
+    DEAF = "deaf"
+    """It sends, and does not get what it is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,10 @@ class Sighting:
     """Received from it so far."""
     stalled_s: float
     """For how long its engine had made no step, as of the last of them."""
+    heard: int = 0
+    """Messages of ours that it had got, by its own count."""
+    unheard: int = 0
+    """Those that it had not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +85,7 @@ class Hung:
     worker: Incarnation
     hang: Hang
     silence_s: float
-    """Since its last message, or since its engine's last step."""
+    """Since its last message, since its engine's last step, or since it last got a message."""
 
 
 Finding: TypeAlias = Probe | Hung
@@ -86,6 +100,11 @@ class _Watched:
     """Since its last message, or since it has requests."""
     unseen_s: float = 0.0
     """Since its last message or answered probe."""
+    heard: int = 0
+    unheard_s: float = 0.0
+    """Since it last got a message, with more of them under way to it."""
+    is_deaf: bool = False
+    """Reported as such, until it gets another message."""
     is_probing: bool = False
     probe_failed: bool = False
     is_reported: bool = False
@@ -98,6 +117,13 @@ class _Watched:
         """A message has come: the silence is over."""
         self.messages = messages
         self.begin()
+
+    def count_unheard(self, seen: Sighting, elapsed_s: float) -> None:
+        """Count for how long nothing of ours has come to it."""
+        self.unheard_s += elapsed_s
+        if not seen.unheard or seen.heard != self.heard:
+            self.unheard_s, self.is_deaf = 0.0, False
+        self.heard = seen.heard
 
     def begin(self) -> None:
         """Count the silence from here on."""
@@ -137,6 +163,7 @@ class LivenessMonitor:
                 watched.longest_before_s, watched.longest_s = watched.longest_s, 0.0
             watched.silence_s += elapsed_s
             watched.unseen_s += elapsed_s
+            watched.count_unheard(seen, elapsed_s)
             if seen.messages != watched.messages:
                 if watched.is_busy:
                     watched.learn()
@@ -172,10 +199,14 @@ class LivenessMonitor:
         for worker, watched in self._watched.items():
             assert 0 <= watched.unseen_s <= watched.silence_s, f"{worker} was seen before it fell silent"
             assert 0 <= max(watched.longest_s, watched.longest_before_s) <= LONGEST_LEARNT_S, f"{worker} taught a lot"
+            assert not watched.is_deaf or watched.unheard_s >= DEAF_S, f"{worker} was called deaf too early"
             assert self.bound_s(worker) <= max(self._stall_s, IDLE_FREEZE_S), f"{worker} may be silent for too long"
 
     def _judge(self, worker: Incarnation, seen: Sighting) -> Finding | None:
         watched, bound_s = self._watched[worker], self.bound_s(worker)
+        if watched.unheard_s >= DEAF_S and watched.silence_s == 0 and not watched.is_deaf:
+            watched.is_deaf = True
+            return Hung(worker, Hang.DEAF, watched.unheard_s)
         if watched.is_reported:
             return None
         if watched.is_busy and seen.stalled_s >= self._stall_s:

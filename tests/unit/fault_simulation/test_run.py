@@ -49,6 +49,14 @@ def test_the_same_seed_does_the_same_in_any_process(seed: int) -> None:
     assert done.stdout.strip() == first.digest
 
 
+# Of a supervisor killed while it wrote what it runs; of a worker to which nothing got through; of a client that was cut
+# off while its request was given up; of a cascade's only tier that was away.
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [403, 500, 644, 747])
+def test_what_once_failed(seed: int) -> None:
+    assert run_seed(seed).violations == ()
+
+
 def test_some_seeds_are_of_meshes_with_all_roles_and_operators() -> None:
     timelines = [draw(seed) for seed in range(400)]
     operated = [timeline for timeline in timelines if timeline.operations]

@@ -415,3 +415,25 @@ async def test_a_tier_without_an_instance_is_not_waited_for_while_another_one_ha
         async with asyncio.timeout(5):
             answer = (await both.ask()).parse()
         assert answer.choices[0].message.content == "Something."
+
+
+async def test_a_tier_is_waited_for_where_no_other_may_be_asked(model_path: Path) -> None:
+    async with cascade(model_path, lambda _: 70.0) as both:
+        mesh, small = both.mesh, both.mesh.workers[0].member(str(model_path))
+        mesh.directory.leave(small)
+        place = mesh.scheduler.choose
+        is_back = False
+
+        def without_small(request: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse | None:
+            if request.model == "small" and not is_back:
+                return scheduler_pb2.PlaceResponse(outcome=scheduler_pb2.PLACE_OUTCOME_NO_INSTANCE)
+            return place(request)
+
+        mesh.scheduler.choose = without_small
+        asking = asyncio.create_task(both.ask(extra_body={"penstock": {"max_tier": "small"}}))
+        await mesh.until(lambda: len(mesh.service.room) == 1)
+        is_back = True
+        mesh.directory.join(small)
+        async with asyncio.timeout(5):
+            answer = (await asking).parse()
+        assert answer.penstock["tier"] == "small"

@@ -1,4 +1,4 @@
-"""Which workers count as frozen or stalled, and when."""
+"""Which workers count as frozen, stalled or deaf, and when."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from controlplane.model.incarnation import Incarnation
 from services.frontend.workers.liveness import (
+    DEAF_S,
     IDLE_FREEZE_S,
     LONGEST_LEARNT_S,
     MARGIN,
@@ -31,6 +32,8 @@ class World:
         self.messages = dict.fromkeys(workers, 0)
         self.requests = dict.fromkeys(workers, 1)
         self.stalled_s = dict.fromkeys(workers, 0.0)
+        self.heard = dict.fromkeys(workers, 1)
+        self.unheard = dict.fromkeys(workers, 0)
         self.answers: Callable[[Incarnation], bool] = lambda _: False
         self.hung: list[tuple[float, Hung]] = []
         self.probes: list[Incarnation] = []
@@ -45,7 +48,13 @@ class World:
                 self._open.remove((ends_s, worker))
                 self.monitor.probed(worker, is_alive=self.answers(worker))
         sightings = {
-            worker: Sighting(self.requests[worker], self.messages[worker], self.stalled_s[worker])
+            worker: Sighting(
+                self.requests[worker],
+                self.messages[worker],
+                self.stalled_s[worker],
+                self.heard[worker],
+                self.unheard[worker],
+            )
             for worker in self.messages
         }
         for finding in self.monitor.look(self.now_s, sightings):
@@ -188,3 +197,52 @@ def test_a_frozen_worker_that_comes_back_is_trusted_again_and_found_again() -> N
     assert len(world.hung) == 1
     world.look_for(3.0, B)
     assert len(world.hung) == 2
+
+
+def test_a_worker_that_sends_and_gets_nothing_is_deaf_and_said_to_be_so_once() -> None:
+    world = World(A, B)
+    world.look_for(5.0, A, B)
+    world.unheard[A] = 1
+    cut_s = world.now_s
+    world.look_for(10.0, A, B)
+    ((found_s, hung),) = world.hung
+    assert (hung.worker, hung.hang) == (A, Hang.DEAF)
+    assert DEAF_S - 1e-6 <= found_s - cut_s <= DEAF_S + 2 * LOOK_S
+    world.heard[A] += 1
+    world.look_for(DEAF_S - 0.5, A, B)
+    assert len(world.hung) == 1, "it has got something: it is trusted again"
+    world.look_for(1.0, A, B)
+    assert len(world.hung) == 2, "and has not got the rest"
+
+
+def test_a_deaf_worker_is_found_by_what_it_says_while_idle() -> None:
+    """Once a second: the request that it did not get does not make it busy."""
+    world = World(A, B)
+    world.answers = lambda _: True
+    world.unheard[A] = 1
+    for _ in range(5):
+        world.look_for(0.9, B)
+        world.look(A, B)
+    ((found_s, hung),) = world.hung
+    assert (hung.worker, hung.hang) == (A, Hang.DEAF)
+    assert found_s <= DEAF_S + 1.0 + LOOK_S
+
+
+def test_a_frozen_worker_is_not_called_deaf_as_well() -> None:
+    world = World(A, B)
+    world.unheard[A] = 1
+    world.look_for(20.0, B)
+    assert [hung.hang for _, hung in world.hung] == [Hang.FROZEN]
+
+
+@given(st.lists(st.tuples(st.integers(0, 29), st.integers(0, 3)), max_size=40))
+def test_who_gets_something_every_three_seconds_is_not_deaf(turns: list[tuple[int, int]]) -> None:
+    """However much is under way to it."""
+    world = World(A, B)
+    for looks, unheard in turns:
+        world.unheard[A] = unheard
+        for _ in range(looks):
+            world.look(A, B)
+        world.heard[A] += 1
+        world.look(A, B)
+    assert not world.hung
