@@ -89,7 +89,7 @@ def chunk_hops(model: ModelText, streams: int) -> dict[str, float]:
     plain = ChoiceText(0, model.detokenizer([]), (), frozenset())
     stopping = ChoiceText(0, model.detokenizer([]), STOP_STRINGS, frozenset())
     header = AnswerHeader("chatcmpl-" + 32 * "0", 0, "demo", model, logprobs=False, include_usage=False)
-    form, shown = ChatFormat(header, 1), ChoicePiece(0, " token", (), None)
+    form, shown = ChatFormat(header, [""]), ChoicePiece(0, " token", (), None)
 
     def deliver() -> None:
         relay.emitted_token_ids.clear()

@@ -72,11 +72,16 @@ class SamplingParams:
     )
 
     @property
+    def listed_token_ids(self) -> dict[str, tuple[int, ...]]:
+        """Of the parameters that are lists of tokens, by their names."""
+        listed = (name for name, each in parameters(SamplingParams).items() if each.bounds is TOKEN_IDS)
+        return {name: getattr(self, name) for name in listed}
+
+    @property
     def named_token_ids(self) -> tuple[int, ...]:
         """Every token that a parameter names; an engine refuses one that its model does not have."""
-        listed = (getattr(self, name) for name, each in parameters(SamplingParams).items() if each.bounds is TOKEN_IDS)
         return (
-            *(token_id for token_ids in listed for token_id in token_ids),
+            *(token_id for token_ids in self.listed_token_ids.values() for token_id in token_ids),
             *(token_id for token_id, _ in self.logit_bias),
             *(token_id for word in self.bad_words for token_id in word),
         )

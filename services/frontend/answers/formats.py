@@ -93,28 +93,32 @@ class AnswerFormat(StreamFormat, Protocol):
 def answer_format(request: GenerationRequest, header: AnswerHeader, plan: GenerationPlan) -> AnswerFormat:
     """For the answers to `request`, which `plan` was made from."""
     choices = len(plan.prompts) * plan.n
-    if isinstance(request, ChatCompletionRequest):
-        return ChatFormat(header, choices)
-    return CompletionFormat(header, [plan.prompts[choice // plan.n].echo for choice in range(choices)])
+    echoes = [plan.prompts[choice // plan.n].echo for choice in range(choices)]
+    return (
+        ChatFormat(header, echoes) if isinstance(request, ChatCompletionRequest) else CompletionFormat(header, echoes)
+    )
 
 
 class ChatFormat:
     """The `AnswerFormat` of /v1/chat/completions."""
 
-    def __init__(self, header: AnswerHeader, choices: int) -> None:
+    def __init__(self, header: AnswerHeader, echoes: Sequence[str]) -> None:
+        """`echoes`: what the text of each choice begins with."""
         self._header = header
-        self._choices = choices
+        self._echoes = echoes
         self._chunk = ChatCompletionChunk(
             header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade
         )
         if header.include_usage:
             self._chunk.usage = None
-        self._envelope = ChunkEnvelope(self._chunk, choices, b'"delta":{"content":', b"},")
+        self._envelope = ChunkEnvelope(self._chunk, len(echoes), b'"delta":{"content":', b"},")
 
     def first_events(self) -> bytes:
-        """One chunk for each choice that says its role, as OpenAI sends before any text."""
-        delta = ChatDelta(role="assistant", content="")
-        roles = (ChatChunkChoice(index, delta, None, None) for index in range(self._choices))
+        """One chunk for each choice that says its role, as OpenAI sends before any text, and brings what is echoed."""
+        roles = (
+            ChatChunkChoice(index, ChatDelta(role="assistant", content=echo), None, None)
+            for index, echo in enumerate(self._echoes)
+        )
         return b"".join([self._envelope.choice_event(role) for role in roles])
 
     def event(self, piece: ChoicePiece) -> bytes:
@@ -133,7 +137,12 @@ class ChatFormat:
         """The `chat.completion` object."""
         header = self._header
         listed = [
-            ChatChoice(choice.index, ChatMessage(choice.text), self._logprobs(choice.positions), choice.finish)
+            ChatChoice(
+                choice.index,
+                ChatMessage(self._echoes[choice.index] + choice.text),
+                self._logprobs(choice.positions),
+                choice.finish,
+            )
             for choice in choices
         ]
         return encode(

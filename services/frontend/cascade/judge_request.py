@@ -68,6 +68,6 @@ def _prompt_text(request: ChatCompletionRequest | CompletionRequest, answer: Tie
         (message.role, message.content or "")
         if isinstance(message.content, str | None)
         else (message.role, "\n".join(part.text or "" for part in message.content))
-        for message in request.messages
+        for message in request.turns()
     ]
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)

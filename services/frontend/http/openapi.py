@@ -14,12 +14,13 @@ from services.frontend.answers.schema import (
     Model,
     ModelList,
 )
-from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, Message
 
 _REF: Final = "#/components/schemas/{name}"
 _DOCUMENTED: Final = (
     ChatCompletionRequest,
     CompletionRequest,
+    Message,
     ChatCompletion,
     ChatCompletionChunk,
     Completion,

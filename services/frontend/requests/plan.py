@@ -16,10 +16,9 @@ from services.frontend.requests.schema import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
-    Message,
     SamplingFields,
 )
-from services.frontend.text.chat_template import ChatTemplateRefused
+from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's documented default for completions."""
@@ -96,13 +95,14 @@ async def plan_chat(
     if template is None:
         raise bad_request(f"`{model.name}` has no chat template; use /v1/completions.", "messages")
     try:
-        text = template.render([_template_message(message) for message in request.messages])
+        text = _rendered(request, template)
     except ChatTemplateRefused as error:
         raise bad_request(f"{error}.", "messages") from error
     logprobs = _chat_logprobs(request)
     token_ids = await model.text.chunked.encode_in(threads, text)
     max_tokens = request.max_completion_tokens or request.max_tokens
-    prompt = Prompt(token_ids, _sampling(request, model, len(token_ids), max_tokens, logprobs, "messages"))
+    sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, "messages")
+    prompt = Prompt(token_ids, sampling, _echoed_message(request))
     return _plan(request, request_id, model, (prompt,))
 
 
@@ -138,14 +138,42 @@ def _plan(request: SamplingFields, request_id: str, model: ServedModel, prompts:
     )
 
 
-def _template_message(message: Message) -> Mapping[str, Any]:
-    """Parts are joined, and OpenAI's newer name for the system's role is given the one that templates know."""
-    content = message.content
+def _rendered(request: ChatCompletionRequest, template: ChatTemplate) -> str:
+    """Raises ChatTemplateRefused, and ApiError (400) for parameters that contradict each other."""
+    messages = [_template_message(fields) for fields in request.messages]
+    variables = dict(request.chat_template_kwargs or {})
+    if request.documents is not None:
+        variables["documents"] = request.documents
+    if request.continue_final_message:
+        if request.add_generation_prompt:
+            message = "`add_generation_prompt` begins a new answer: leave it out with `continue_final_message`."
+            raise bad_request(message, "add_generation_prompt")
+        return template.render_unfinished(messages, variables=variables)
+    return template.render(
+        messages, add_generation_prompt=request.add_generation_prompt is not False, variables=variables
+    )
+
+
+def _template_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parts are joined, and OpenAI's newer name for the system's role is given the one that templates know. What is
+    null is left out, because templates ask whether a field is there."""
+    fields = {name: value for name, value in message.items() if value is not None}
+    if fields["role"] == "developer":
+        fields["role"] = "system"
+    return {**fields, "content": _text_of(message)}
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
     if isinstance(content, list):
-        content = "\n".join(part.text or "" for part in content)
-    role = "system" if message.role == "developer" else message.role
-    fields = {"role": role, "content": content or ""}
-    return fields if message.name is None else {**fields, "name": message.name}
+        return "\n".join(part.get("text") or "" for part in content)
+    return content or ""
+
+
+def _echoed_message(request: ChatCompletionRequest) -> str:
+    """vLLM's reading: the last message belongs to the answer if it is of the same role."""
+    last = request.messages[-1]
+    return _text_of(last) if request.echo and last["role"] == "assistant" else ""
 
 
 def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
@@ -201,6 +229,9 @@ def _sampling(
         bad_words=_bad_words(request, model),
         **values_in(request),
     )
+    for name, token_ids in sampling.listed_token_ids.items():
+        if token_ids and max(token_ids) >= model.text.vocabulary_size:
+            raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", name)
     if sampling.min_tokens > sampling.max_tokens:
         message = f"`min_tokens` must be at most max_tokens, which is {sampling.max_tokens}."
         raise bad_request(message, "min_tokens")

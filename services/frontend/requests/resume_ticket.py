@@ -6,7 +6,7 @@ import msgspec
 
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.plan import GenerationPlan
-from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, GenerationRequest, Message
+from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 MAX_TICKET_BYTES: Final = 64 * 1024
 """Of a larger one (an echoed prompt) the stream cannot be resumed."""
@@ -41,7 +41,7 @@ class ResumeTicket(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(ResumeTicket)
-_NO_MESSAGES: Final = [Message(role="assistant")]
+_NO_MESSAGES: Final = [{"role": "assistant"}]
 
 
 def encode_ticket(request: GenerationRequest, plan: GenerationPlan, key: ApiKey | None, created_unix_s: int) -> bytes:

@@ -51,10 +51,12 @@ class TextPart(msgspec.Struct, kw_only=True):
 
     type: str
     text: str | None = None
+    cache_control: dict[str, Any] | None = None
+    """Accepted; without effect, because all prompts are cached."""
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One turn of a conversation."""
+    """One turn of a conversation. Whatever else it holds is given to the chat template, as these fields are."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[TextPart] | None = None
@@ -67,6 +69,10 @@ class Message(msgspec.Struct, kw_only=True):
         """Only an assistant's turn may be without content: it may have been a refusal or a call of a tool."""
         if self.content is None and self.role in _ROLES_THAT_SPEAK:
             raise ValueError(f"a message of role `{self.role}` needs `content`")
+
+
+MessageFields = Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "#/components/schemas/Message"})]
+"""A `Message` with all that a client has put into it."""
 
 
 class CascadeHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -125,11 +131,23 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
 class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+    messages: Annotated[list[MessageFields], Meta(min_length=1, max_length=4096)]
     max_completion_tokens: TokenCount | None = None
     """Takes precedence over max_tokens."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    """End the prompt with what begins an answer; true unless a message is continued."""
+    continue_final_message: bool | None = None
+    """Go on with the text of the last message instead of answering it."""
+    echo: bool | None = None
+    """Put the last message before the answer, if it is the assistant's."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template, such as `enable_thinking`."""
+    documents: list[dict[str, Any]] | None = None
+    """For chat templates that know documents."""
+    chat_template: str | None = None
+    """Refused: the model's own is used."""
 
     # Accepted in the form that asks for nothing special, refused otherwise.
     tools: list[Any] | None = None
@@ -145,6 +163,17 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, with the path as msgspec tells it, for a message that is none."""
+        try:
+            self.turns()
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error).replace("- at `$[", "- at `$.messages[")) from error
+
+    def turns(self) -> list[Message]:
+        """The messages as far as this server knows their fields."""
+        return msgspec.convert(self.messages, list[Message])
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.frontend.errors import ApiError
-from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, Message, SamplingFields
+from services.frontend.requests.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    Message,
+    SamplingFields,
+    TextPart,
+)
+from services.frontend.text.chat_template import TAKEN
+
+_PART_FIELDS = frozenset(TextPart.__struct_fields__)
 
 
 def refuse_unsupported(request: SamplingFields) -> None:
@@ -43,8 +52,17 @@ def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str
     for param, effort in (("reasoning_effort", request.reasoning_effort), ("verbosity", request.verbosity)):
         if effort not in (None, "none", "medium"):
             yield param, "its models have no such setting."
-    for index, message in enumerate(request.messages):
+    if request.chat_template is not None:
+        yield "chat_template", "the model's own is used; give it variables by `chat_template_kwargs`."
+    for name in request.chat_template_kwargs or ():
+        if name in TAKEN:
+            yield f"chat_template_kwargs.{name}", "it is a parameter of its own."
+    for index, message in enumerate(request.turns()):
         yield from _unsupported_message(index, message)
+        content = request.messages[index].get("content")
+        for part_index, part in enumerate(content if isinstance(content, list) else ()):
+            for name in part.keys() - _PART_FIELDS:
+                yield f"messages[{index}].content[{part_index}].{name}", "the parts of a text are joined without it."
 
 
 def _unsupported_message(index: int, message: Message) -> Iterator[tuple[str, str]]:

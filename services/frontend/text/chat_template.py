@@ -7,7 +7,8 @@ not code to be trusted.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.exceptions import TemplateSyntaxError
@@ -18,6 +19,13 @@ from mesh.errors import ConfigurationError
 
 class ChatTemplateRefused(Exception):
     """The template cannot make a prompt of these messages; says why, for the client."""
+
+
+TAKEN: Final = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message"))
+"""Variables that say what the request's own parameters say: no `chat_template_kwargs` may."""
+_END_OF_FINAL_MESSAGE: Final = "\ue000penstock-end-of-final-message\ue001"
+"""Stands behind the text that is to be continued, to be found again whatever the template makes of blanks; characters
+of the private use area, which no template looks for."""
 
 
 class ChatTemplate:
@@ -44,11 +52,24 @@ class ChatTemplate:
             raise ConfigurationError(f"the chat template is no valid Jinja (line {error.lineno}): {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt, up to where the assistant's answer begins. Raises ChatTemplateRefused."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The prompt; with `add_generation_prompt`, up to where the assistant's answer begins. `variables` of the
+        request go before the special tokens. Raises ChatTemplateRefused."""
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, **self._special_tokens
+                {
+                    "tools": None,
+                    **self._special_tokens,
+                    **variables,
+                    "messages": messages,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             )
         except ChatTemplateRefused:
             raise
@@ -64,6 +85,19 @@ class ChatTemplate:
             RecursionError,
         ) as e:
             raise ChatTemplateRefused(f"the model's chat template does not take these messages: {e}") from e
+
+    def render_unfinished(
+        self, messages: Sequence[Mapping[str, Any]], *, variables: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
+        """The prompt up to the end of the last message's text, for the model to go on with it. Raises
+        ChatTemplateRefused, also where that text does not appear."""
+        final = messages[-1]
+        marked = {**final, "content": f"{final['content']}{_END_OF_FINAL_MESSAGE}"}
+        text = self.render([*messages[:-1], marked], add_generation_prompt=False, variables=variables)
+        before, mark, _ = text.partition(_END_OF_FINAL_MESSAGE)
+        if not mark:
+            raise ChatTemplateRefused("the model's chat template does not show the final message, so none can go on")
+        return before
 
 
 def _refuse(message: str) -> NoReturn:

@@ -1,0 +1,127 @@
+"""What a client says of the prompt: chat template and messages, tokens that must not come, the prefix cache."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from controlplane.model.prefix_hash import block_hashes, root_hash
+from tests.unit.services.frontend.fakes import tokens
+from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+
+CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}{% if message.mood is defined %} {{ message.mood }}{% endif %}>"
+    "{{ message.content | trim }};{% endfor %}"
+    "{% if documents %}{{ documents[0].text }}{% endif %}{% if thinking %}thinks{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest_asyncio.fixture
+async def mesh(model_path: Path, tmp_path: Path) -> AsyncIterator[MeshOfFakes]:
+    for file in model_path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    async with mesh_of_fakes(tmp_path) as mesh:
+        await mesh.add_worker(lambda _: tokens(mesh.ids(" all"), [1]))
+        yield mesh
+
+
+async def chat(mesh: MeshOfFakes, **fields: Any) -> httpx.Response:
+    async with mesh.http() as http:
+        return await http.post(CHAT, json={"model": "demo", "messages": [USER], **fields})
+
+
+def asked(mesh: MeshOfFakes) -> str:
+    return mesh.text.decode(mesh.worker.received[-1].prompt_token_ids)
+
+
+UNFINISHED = [USER, {"role": "assistant", "content": "First of"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "<user>hi;<assistant>"),
+        ({"add_generation_prompt": False}, "<user>hi;"),
+        ({"chat_template_kwargs": {"thinking": True}}, "<user>hi;thinks<assistant>"),
+        ({"documents": [{"text": "facts"}]}, "<user>hi;facts<assistant>"),
+        ({"messages": [{**USER, "mood": "glad", "refusal": None}]}, "<user glad>hi;<assistant>"),
+        ({"messages": UNFINISHED, "continue_final_message": True}, "<user>hi;<assistant>First of"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "one \n"}], "continue_final_message": True},
+            "<user>hi;<assistant>one \n",
+        ),
+    ],
+)
+async def test_the_prompt_is_what_the_parameters_say(mesh: MeshOfFakes, fields: dict[str, Any], prompt: str) -> None:
+    response = await chat(mesh, **fields)
+    assert response.status_code == 200, response.text
+    assert asked(mesh) == prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_continued_message_is_echoed_before_its_continuation(mesh: MeshOfFakes, stream: bool) -> None:
+    create: Any = mesh.client().chat.completions.create
+    extra = {"continue_final_message": True, "echo": True}
+    answer = await create(model="demo", messages=UNFINISHED, stream=stream, extra_body=extra)
+    if stream:
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+    else:
+        text = answer.choices[0].message.content
+    assert text == "First of all"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"messages": [USER, {"role": 3}]}, "messages[1].role"),
+        (
+            {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": 4}]}]},
+            "messages[1].content[0].text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]},
+            "messages[0].content[0].b",
+        ),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"bad_words": ["a"] * 129}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ],
+)
+async def test_what_is_wrong_is_named(mesh: MeshOfFakes, fields: dict[str, Any], param: str) -> None:
+    response = await chat(mesh, **fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    assert not mesh.worker.received
+
+
+async def test_bad_words_are_spelled_by_themselves_and_behind_a_blank(mesh: MeshOfFakes) -> None:
+    await chat(mesh, bad_words=["fox", " fox", "lazy dog"], allowed_token_ids=[7, 8])
+    sampling = mesh.worker.received[-1].sampling
+    words = [list(word.token_ids) for word in sampling.bad_words]
+    assert words[0] == mesh.ids("fox")
+    assert all(mesh.text.decode(word).strip() in ("fox", "lazy dog") for word in words)
+    assert len({tuple(word) for word in words}) == len(words)
+    assert list(sampling.allowed_token_ids) == [7, 8]
+
+
+async def test_a_cache_salt_has_blocks_of_its_own(mesh: MeshOfFakes) -> None:
+    async with mesh.http() as http:
+        ids = [70 + index % 9 for index in range(40)]
+        body = {"model": "demo", "prompt": ids, "cache_salt": "pepper"}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+    assert mesh.worker.received[-1].cache_salt == "pepper"
+    assert list(mesh.scheduler.placed[-1].block_hashes) == block_hashes(ids, 16, root_hash("pepper"))
