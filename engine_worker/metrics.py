@@ -1,7 +1,9 @@
 """Prometheus metrics of a worker."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -9,15 +11,27 @@ from prometheus_client.registry import Collector
 
 from controlplane.model.instance import LoadReport
 from engine_worker.kv.transfer import AgentStatus
+from mesh.vllm_metrics import renamed
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _MESSAGE_BYTES = (64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+
+VLLM_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "running_requests": "num_requests_running",
+        "queued_requests": "num_requests_waiting",
+        "kv_usage_ratio": "kv_cache_usage_perc",
+        "preemptions": "num_preemptions",
+    }
+)
+"""Those of the engine's numbers that vLLM has a name for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
     """Values that are read at the moment at which Prometheus scrapes."""
 
+    model: str
     load: LoadReport
     kv_blocks: int
     cached_blocks: int
@@ -113,6 +127,12 @@ class GaugeCollector(Collector):
             )
             counters.append(("reopened_kv_agents", "Times the KV agent was opened anew", agent.reopened_total))
         for name, text, value in gauges:
-            yield GaugeMetricFamily(f"penstock_worker_{name}", text, value)
+            yield from self._named(GaugeMetricFamily(f"penstock_worker_{name}", text, value), name, now.model)
         for name, text, total in counters:
-            yield CounterMetricFamily(f"penstock_worker_{name}", text, total)
+            yield from self._named(CounterMetricFamily(f"penstock_worker_{name}", text, total), name, now.model)
+
+    def _named(self, family: Metric, name: str, model: str) -> Iterator[Metric]:
+        """Under our name, and under vLLM's if it has one."""
+        yield family
+        if name in VLLM_NAMES:
+            yield renamed(family, VLLM_NAMES[name], {"model_name": model})

@@ -238,6 +238,7 @@ def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimi
 
 def _gauges(instance: Instance, reporter: Reporter, transfers: TransferWatch | None) -> Gauges:
     return Gauges(
+        model=instance.description.model,
         load=instance.last_load,
         kv_blocks=instance.description.kv_blocks,
         cached_blocks=len(reporter.ledger.blocks),

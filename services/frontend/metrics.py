@@ -2,9 +2,12 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from mesh.vllm_metrics import VllmNames
+
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _TIER_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_REQUEST_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _E2E_BUCKETS_S = (0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -18,6 +21,8 @@ class ModelMetrics:
         self.ttft = metrics.ttft.labels(model)
         self.inter_token = metrics.inter_token.labels(model)
         self.e2e = metrics.e2e.labels(model)
+        self.request_prompt_tokens = metrics.request_prompt_tokens.labels(model)
+        self.request_generated_tokens = metrics.request_generated_tokens.labels(model)
 
 
 class CascadeMetrics:
@@ -71,6 +76,7 @@ class FrontendMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"penstock_frontend_{name}", text, ["model"], buckets=buckets, registry=registry)
 
+        vllm = VllmNames(registry)
         self.requests = counter("requests", "Requests that ended", "model", "endpoint", "status")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of placed requests", "model")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens found in a prefix cache", "model")
@@ -100,6 +106,27 @@ class FrontendMetrics:
         self.ttft = histogram("ttft_seconds", "From the request's arrival to its answer's first token", _TTFT_BUCKETS_S)
         self.inter_token = histogram("inter_token_seconds", "Between two chunks of a choice", _INTER_TOKEN_BUCKETS_S)
         self.e2e = histogram("e2e_seconds", "From the request's arrival to its end", _E2E_BUCKETS_S)
+        self.finished = counter("finished_choices", "Choices that ended, by finish reason", "model", "finished_reason")
+        self.request_prompt_tokens = histogram(
+            "request_prompt_tokens", "Prompt tokens of a request that ended", _REQUEST_TOKENS
+        )
+        self.request_generated_tokens = histogram(
+            "request_generated_tokens", "Tokens that a request generated", _REQUEST_TOKENS
+        )
+        for own, name in (
+            (self.prompt_tokens, "prompt_tokens"),
+            (self.prompt_tokens, "prefix_cache_queries"),
+            (self.cached_tokens, "prefix_cache_hits"),
+            (self.cached_tokens, "prompt_tokens_cached"),
+            (self.generated_tokens, "generation_tokens"),
+            (self.finished, "request_success"),
+            (self.request_prompt_tokens, "request_prompt_tokens"),
+            (self.request_generated_tokens, "request_generation_tokens"),
+            (self.ttft, "time_to_first_token_seconds"),
+            (self.inter_token, "inter_token_latency_seconds"),
+            (self.e2e, "e2e_request_latency_seconds"),
+        ):
+            vllm.add(own, name)
         self.cascade = CascadeMetrics(registry)
         self._models: dict[str, ModelMetrics] = {}
 

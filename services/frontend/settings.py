@@ -1,5 +1,6 @@
 """The options of a frontend, as its command line takes them, with their checks."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from mesh.errors import ConfigurationError
 
 _AT_LEAST_ONE = ("max_running_requests", "max_body_bytes", "max_choices", "max_pending_tokens")
 _LONGER_THAN_NOTHING = ("request_deadline_s", "placement_deadline_s", "judge_deadline_s", "freeze_s", "stall_s")
+
+_LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,40 @@ class FrontendSettings:
     tokenizer_cache_characters: int = 16 * 1024 * 1024
     """Text whose tokens are remembered, per model."""
 
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the endpoint from a browser (CORS): a URL, * for all, or a JSON list of them; may be
+    given many times. None by default, as with vLLM."""
+    allow_credentials: bool = False
+    """Let those pages send cookies and the like."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """HTTP methods of those pages, or a JSON list of them."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """Request headers of those pages, or a JSON list of them."""
+
     def __post_init__(self) -> None:
         """Raises ConfigurationError for settings with which no request could be served."""
+        for name in _LISTS:
+            object.__setattr__(self, name, _flat(name, getattr(self, name)))
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         for name in _LONGER_THAN_NOTHING:
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name):g}")
+
+
+def _flat(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    """With each JSON list, as vLLM takes them, replaced by what is in it."""
+    flat: list[str] = []
+    for value in values:
+        if not value.startswith("["):
+            flat.append(value)
+            continue
+        try:
+            items = json.loads(value)
+        except ValueError as error:
+            raise ConfigurationError(f"--{name.replace('_', '-')} {value}: not a JSON list ({error})") from error
+        if not all(isinstance(item, str) for item in items):
+            raise ConfigurationError(f"--{name.replace('_', '-')} {value}: a list of texts is wanted")
+        flat += items
+    return tuple(flat)

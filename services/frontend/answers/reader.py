@@ -44,6 +44,11 @@ class AnswerReader:
         """Whether all choices have ended: nothing is left to wait for."""
         return self._unfinished == 0
 
+    @property
+    def finishes(self) -> tuple[str, ...]:
+        """Why those choices ended that have ended."""
+        return tuple(text.finish for text in self._texts if text.finish is not None)
+
     def wait(self) -> Awaitable[None]:
         """Done once there is something to `read`."""
         return self._generation.mailbox.wait()

@@ -5,16 +5,38 @@ from functools import partial
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError
 from services.frontend.http.errors import error_response
-from services.frontend.http.exchange import CLIENT_CLOSED_REQUEST
+from services.frontend.http.exchange import (
+    CLIENT_CLOSED_REQUEST,
+    INSTANCE_HEADER,
+    POLICY_HEADER,
+    REQUEST_ID_HEADER,
+)
 from services.frontend.http.openapi import document
 from services.frontend.http.routes_generate import generation_routes
 from services.frontend.http.routes_info import info_routes
+from services.frontend.http.routes_text import text_routes
+from services.frontend.settings import FrontendSettings
+
+
+def allow_cross_origin(app: FastAPI, settings: FrontendSettings) -> None:
+    """Let pages of the allowed origins call the endpoint from a browser. Requests without an `Origin` header pay
+    nothing for it, and without allowed origins there is no such middleware at all."""
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_credentials=settings.allow_credentials,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            expose_headers=[REQUEST_ID_HEADER, INSTANCE_HEADER, POLICY_HEADER],
+        )
 
 
 def create_app(service: CascadeService, registry: CollectorRegistry) -> FastAPI:
@@ -24,7 +46,9 @@ def create_app(service: CascadeService, registry: CollectorRegistry) -> FastAPI:
         title="Penstock", version="1", description="One OpenAI-compatible endpoint in front of many instances."
     )
     app.include_router(generation_routes(service))
+    app.include_router(text_routes(service.frontend))
     app.include_router(info_routes(service, registry))
+    allow_cross_origin(app, service.frontend.settings)
     app.openapi = partial(document, app)  # type: ignore[method-assign]
 
     def count(request: Request, status: int) -> None:

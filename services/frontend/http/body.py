@@ -1,12 +1,16 @@
 """From the bytes of a request body to its type, every way of being wrong named."""
 
+import asyncio
 import re
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from services.frontend.errors import ApiError, bad_request, body_too_large
+from services.frontend.errors import ApiError, bad_request, body_timeout, body_too_large
+from services.frontend.requests.service import FrontendService
+
+BODY_DEADLINE_S: Final = 60.0
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -28,6 +32,15 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
             raise body_too_large(limit_bytes)
         pieces.append(piece)
     return b"".join(pieces)
+
+
+async def timely_body(service: FrontendService, request: Request) -> bytes:
+    """The whole body. Raises ApiError: 413 for one that is too large, 408 for one that does not come in time."""
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            return await read_body(request, service.settings.max_body_bytes)
+    except TimeoutError as error:
+        raise body_timeout() from error
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:

@@ -225,3 +225,7 @@ class ModelExchange(Exchange):
         usage, metrics = reader.usage(), self._service.metrics.of(self._model.name)
         metrics.generated_tokens.inc(max(0, usage.completion_tokens - sent_before))
         metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)
+        metrics.request_prompt_tokens.observe(usage.prompt_tokens)
+        metrics.request_generated_tokens.observe(usage.completion_tokens)
+        for finish in reader.finishes:
+            self._service.metrics.finished.labels(self._model.name, finish).inc()

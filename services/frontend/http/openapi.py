@@ -15,6 +15,7 @@ from services.frontend.answers.schema import (
     ModelList,
 )
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, Message
+from services.frontend.requests.text_schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeTextRequest
 
 _REF: Final = "#/components/schemas/{name}"
 _DOCUMENTED: Final = (
@@ -27,6 +28,10 @@ _DOCUMENTED: Final = (
     Model,
     ModelList,
     Error,
+    TokenizeTextRequest,
+    Tokenized,
+    DetokenizeRequest,
+    Detokenized,
 )
 _REFUSALS: Final = {
     400: "The request is wrong; `param` names the culprit",
@@ -55,6 +60,15 @@ def generation_docs(request_schema: str, answer_schema: str) -> dict[str, Any]:
     body = {"required": True, "content": _json(request_schema)}
     security: list[dict[str, list[str]]] = [{"apiKey": []}, {}]
     return {**docs, "openapi_extra": {"requestBody": body, "security": security}}
+
+
+def body_docs(request_schemas: tuple[str, ...], answer_schema: str, description: str) -> dict[str, Any]:
+    """Keyword arguments of a route that takes one of these bodies and answers at once."""
+    docs = answer_docs(answer_schema, description, 400, 401, 404, 408, 413)
+    schemas = [{"$ref": _REF.format(name=name)} for name in request_schemas]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {**docs, "openapi_extra": {"requestBody": body, "security": [{"apiKey": []}, {}]}}
 
 
 def resume_docs() -> dict[str, Any]:

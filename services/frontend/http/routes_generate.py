@@ -1,43 +1,28 @@
 """POST /v1/chat/completions, /v1/completions, and the route by which a lost stream is resumed."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.cascade.service import CascadeService
-from services.frontend.errors import ApiError, bad_request, body_timeout, model_not_found
-from services.frontend.http.body import decode_body, read_body
+from services.frontend.errors import ApiError, bad_request
+from services.frontend.http.body import decode_body, timely_body
 from services.frontend.http.cascade_exchange import CascadeExchange
 from services.frontend.http.exchange import REQUEST_ID_HEADER, Exchange, ModelExchange
 from services.frontend.http.openapi import generation_docs, resume_docs
+from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
-from services.frontend.requests.service import FrontendService
 from services.frontend.requests.unsupported import refuse_unsupported
 
-BODY_DEADLINE_S: Final = 60.0
 RESUMABLE_HEADER: Final = "x-penstock-resumable"
 """`true`: a client that loses its connection comes back for the rest of its stream."""
 
 Kind = TypeVar("Kind", ChatCompletionRequest, CompletionRequest)
-
-
-class RawRoute(APIRoute):
-    """FastAPI's place for another handler, used to do without its dependency injection, which costs as much as all
-    our own checks of a request. The endpoint has one parameter, the request, and returns a response; the route
-    stays in the OpenAPI document."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The endpoint itself, without what FastAPI puts around it."""
-        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return endpoint
 
 
 def generation_routes(service: CascadeService) -> APIRouter:
@@ -79,7 +64,7 @@ async def _accept(service: CascadeService, http: Request, kind: type[Kind], id_p
     request_id = f"{id_prefix}-{frontend.entropy.token_hex(16)}"
     try:
         key = frontend.authenticate(http.headers.get("authorization"))
-        request = decode_body(await _body(frontend, http), kind)
+        request = decode_body(await timely_body(frontend, http), kind)
         refuse_unsupported(request)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
@@ -93,21 +78,13 @@ async def _exchange(
     service: CascadeService, request: Kind, request_id: str, key: ApiKey | None, arrived_s: float
 ) -> Exchange:
     """By a cascade, if one has the name asked for, else by the model itself."""
+    if not request.model:
+        request.model = service.frontend.catalogue.only()
     record = service.cascades.records.get(request.model)
     if record is not None:
         return CascadeExchange(service, request, request_id, record, key, arrived_s)
     frontend = service.frontend
-    model = await frontend.catalogue.find(request.model)
-    if model is None:
-        raise model_not_found(request.model)
+    model = await frontend.catalogue.asked_for(request.model)
     if request.penstock is not None:
         raise bad_request(f"`{request.model}` is a model, not a cascade: it takes no hints.", "penstock")
     return ModelExchange(frontend, request, request_id, model, key, arrived_s)
-
-
-async def _body(service: FrontendService, http: Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_DEADLINE_S):
-            return await read_body(http, service.settings.max_body_bytes)
-    except TimeoutError as error:
-        raise body_timeout() from error

@@ -1,4 +1,6 @@
-"""GET /v1/models, /health and /metrics"""
+"""GET /v1/models, /health, /ping, /version and /metrics"""
+
+from importlib.metadata import version
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -40,6 +42,17 @@ def info_routes(service: CascadeService, registry: CollectorRegistry) -> APIRout
         if not any(link.is_connected for link in frontend.pool.links()):
             raise unavailable("No worker is connected.", "no_instance")
         return _json(b'{"status":"ok"}')
+
+    @router.get("/ping")
+    @router.post("/ping")
+    async def ping() -> Response:
+        """As /health: the name that SageMaker asks for."""
+        return await health()
+
+    @router.get("/version")
+    async def show_version() -> Response:
+        """The version of Penstock; each instance knows that of its engine."""
+        return _json(encode({"version": version("penstock")}))
 
     @router.get("/metrics")
     async def metrics() -> Response:

@@ -10,6 +10,7 @@ from mesh.errors import ConfigurationError
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import Clock, Threads
 from mesh.tasks import TaskSet
+from services.frontend.errors import bad_request, model_not_found
 from services.frontend.text.model_text import ModelText
 from services.frontend.workers.pool import WORKER_ROLE
 
@@ -72,6 +73,25 @@ class ModelCatalogue:
         """Models that have a worker now, by name."""
         names = {member.attributes.get("model", "") for member in self._workers.values()}
         return tuple(self._models[name] for name in sorted(names) if name in self._models)
+
+    async def asked_for(self, name: str) -> ServedModel:
+        """The model that a request names, or the only one where it names none. Raises ApiError (404, 400)."""
+        name = name or self.only()
+        model = await self.find(name)
+        if model is None:
+            raise model_not_found(name)
+        return model
+
+    def only(self) -> str:
+        """What a request without a model asks for. Raises ApiError (400) where there is not just one model."""
+        served = [model.name for model in self.served()]
+        if len(served) != 1:
+            raise bad_request(
+                f"`model` may be left out where there is one model; here are {len(served)}: {', '.join(served)}.",
+                "model",
+                "missing_required_parameter",
+            )
+        return served[0]
 
     async def stop(self) -> None:
         """Give up what is being loaded."""

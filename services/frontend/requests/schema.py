@@ -89,7 +89,8 @@ class CascadeHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
     """What both endpoints know, beside the parameters that come from the table."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    model: Annotated[str, Meta(max_length=256)] = ""
+    """May be left out where there is one model."""
     max_tokens: TokenCount | None = None
     """Longest answer; by default what the context leaves (16 for completions, as OpenAI documents)."""
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None

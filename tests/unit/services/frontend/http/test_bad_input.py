@@ -47,6 +47,7 @@ UNSUPPORTED = "unsupported_parameter"
 CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"model": "nobody"}, 404, "model", "model_not_found"),
     ({"model": None}, 400, "model", "invalid_value"),
+    ({"model": "x" * 257}, 400, "model", "invalid_value"),
     ({"messages": []}, 400, "messages", "invalid_value"),
     ({"messages": "hi"}, 400, "messages", "invalid_value"),
     ({"messages": [{"content": "hi"}]}, 400, "messages[...].role", "missing_required_parameter"),
@@ -195,7 +196,8 @@ async def test_models_are_listed_and_retrieved(http: httpx.AsyncClient) -> None:
 async def test_the_openapi_document_is_complete(http: httpx.AsyncClient) -> None:
     document = (await http.get("/openapi.json")).json()
     resume = "/v1/requests/{request_id}/events"
-    told = {"/v1/models", "/v1/models/{model}", "/health", "/metrics"}
+    told = {"/v1/models", "/v1/models/{model}", "/health", "/metrics", "/ping", "/version"}
+    told |= {"/tokenize", "/detokenize"}
     assert set(document["paths"]) == {CHAT, COMPLETIONS, resume} | told
     for path in (CHAT, COMPLETIONS):
         operation = document["paths"][path]["post"]

@@ -1,0 +1,85 @@
+"""POST /tokenize and /detokenize: a model's tokenizer, asked alone."""
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.answers.sse import encode
+from services.frontend.errors import bad_request
+from services.frontend.http.body import decode_body, timely_body
+from services.frontend.http.openapi import body_docs
+from services.frontend.http.raw_route import RawRoute
+from services.frontend.requests.models import ServedModel
+from services.frontend.requests.plan import plan_chat
+from services.frontend.requests.schema import ChatCompletionRequest
+from services.frontend.requests.service import FrontendService
+from services.frontend.requests.text_schema import (
+    Detokenized,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    Tokenized,
+    TokenizeTextRequest,
+)
+from services.frontend.requests.unsupported import refuse_unsupported
+
+
+class _Probe(msgspec.Struct):
+    """Which kind of body it is."""
+
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def text_routes(frontend: FrontendService) -> APIRouter:
+    """The endpoints that need a tokenizer and no instance."""
+    router = APIRouter(tags=["text"], route_class=RawRoute)
+
+    @router.post(
+        "/tokenize", **body_docs(("TokenizeTextRequest", "ChatCompletionRequest"), "Tokenized", "The token ids")
+    )
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a text, or of a conversation as the model's chat template writes it."""
+        frontend.authenticate(request.headers.get("authorization"))
+        body = await timely_body(frontend, request)
+        if decode_body(body, _Probe).messages is not msgspec.UNSET:
+            asked, (model, token_ids) = decode_body(body, TokenizeChatRequest), await _chat(frontend, body)
+            if asked.add_special_tokens:
+                token_ids = model.text.with_added_tokens(token_ids)
+            wants_text = asked.return_token_strs
+        else:
+            text = decode_body(body, TokenizeTextRequest)
+            model = await frontend.catalogue.asked_for(text.model)
+            token_ids = await model.text.chunked.encode_in(frontend.threads, text.prompt)
+            if text.add_special_tokens:
+                token_ids = model.text.with_added_tokens(token_ids)
+            wants_text = text.return_token_strs
+        texts = [model.text.token_text(token_id)[0] for token_id in token_ids] if wants_text else None
+        return _json(Tokenized(len(token_ids), model.max_model_len_tokens, token_ids, texts))
+
+    @router.post("/detokenize", **body_docs(("DetokenizeRequest",), "Detokenized", "The text"))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids, special tokens left out."""
+        frontend.authenticate(request.headers.get("authorization"))
+        asked = decode_body(await timely_body(frontend, request), DetokenizeRequest)
+        model = await frontend.catalogue.asked_for(asked.model)
+        if asked.tokens and max(asked.tokens) >= model.text.vocabulary_size:
+            raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", "tokens")
+        return _json(Detokenized(model.text.decode(asked.tokens)))
+
+    return router
+
+
+async def _chat(frontend: FrontendService, body: bytes) -> tuple[ServedModel, list[int]]:
+    """The prompt of a chat completion with this body."""
+    fields = msgspec.json.decode(body)
+    for name in ("add_special_tokens", "return_token_strs"):
+        fields.pop(name, None)
+    request = decode_body(msgspec.json.encode(fields), ChatCompletionRequest)
+    refuse_unsupported(request)
+    model = await frontend.catalogue.asked_for(request.model)
+    plan = await plan_chat(request, "tokenize", model, frontend.threads)
+    return model, list(plan.prompts[0].token_ids)
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(encode(answer), media_type="application/json")
