@@ -21,10 +21,10 @@ WAITING_S: Final = 4.0
 LOST_S: Final = 5.0
 """Requests are taken from a worker that is frozen or cannot be reached. Without heartbeats it would be the 13 s of a
 connection's keep-alive."""
-
-
 DRAINED_S: Final = 8.0
 """A draining worker offers its requests again, at the latest five seconds after nobody would have them."""
+ASKED_S: Final = 2.5
+"""A worker that asks who decodes a request asks at most three schedulers, for half a second each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,14 @@ def delays_of_drain(worker: Life, others: Iterable[Life]) -> Iterator[Delay]:
         for other in others
     ):
         yield Delay("drain stands still", worker.machine.name, "requests stay, and another has none", DRAINED_S)
+
+
+def delays_of_questions(worker: Life) -> Iterator[Delay]:
+    """Of requests whose prompt is computed."""
+    assert isinstance(worker.role, WorkerRole)
+    if worker.role.coordinator is not None:
+        for request_id in worker.role.coordinator.manager.asking:
+            yield Delay("asks for ever", worker.machine.name, f"who decodes {request_id}", ASKED_S)
 
 
 def _could_take_from(other: Life, instance: Instance) -> bool:

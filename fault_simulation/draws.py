@@ -18,6 +18,7 @@ from fault_simulation.actions import (
     SwitchRescheduler,
     SwitchStages,
 )
+from fault_simulation.occasions import with_occasion
 from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH
 from fault_simulation.timeline import (
     CASCADE,
@@ -73,13 +74,14 @@ def draw(seed: int) -> Timeline:
         requests = [_of_models(random.Random(f"{seed}/model/{one.number}"), one, topology) for one in requests]
         numbers = range(random.Random(f"{seed}/operations").randint(2, 7))
         operations = [_draw_operation(random.Random(f"{seed}/operation/{number}"), topology) for number in numbers]
-    return Timeline(
+    timeline = Timeline(
         seed,
         topology,
         tuple(sorted(requests, key=lambda request: request.at_s)),
         tuple(sorted(faults, key=lambda fault: fault.at_s)),
         tuple(sorted(operations, key=lambda operation: operation.at_s)),
     )
+    return timeline if is_operated else with_occasion(random.Random(f"{seed}/occasions"), timeline)
 
 
 def _draw_topology(rng: random.Random) -> Topology:

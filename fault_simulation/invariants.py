@@ -31,7 +31,7 @@ from controlplane.planner.role import PlannerRole
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
-from fault_simulation.delays import Delays, Schedulers, delays_of, delays_of_drain
+from fault_simulation.delays import Delays, Schedulers, delays_of, delays_of_drain, delays_of_questions
 from fault_simulation.node import NodeState
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, Life, SimulatedMesh
 from fault_simulation.timeline import CLIENT, MODEL, STORE
@@ -272,6 +272,7 @@ class Watch:
         for life in running:
             others = (each for each in running if each is not life and not self._is_lost(life, each))
             found += delays_of_drain(life, others)
+            found += delays_of_questions(life)
         for delay in self._delays.over(found, self._mesh.loop.now_s):
             self.violated(delay.kind, delay.who, delay.what)
 

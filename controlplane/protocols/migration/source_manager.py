@@ -94,8 +94,7 @@ class SourceManager:
 
     def handle(self, event: SourceManagerEvent, now_ms: float) -> tuple[SourceManagerInstruction, ...]:
         """What is to be done about `event`. Events that come too late to matter return nothing."""
-        handler: Callable[[SourceManagerEvent, float], Iterable[SourceManagerInstruction]]
-        handler = _HANDLERS[type(event)].__get__(self)
+        handler: Callable[..., Iterable[SourceManagerInstruction]] = _HANDLERS[type(event)].__get__(self)
         return (*handler(event, now_ms), *self._fill_slots(now_ms))
 
     # -- what there is
@@ -114,6 +113,11 @@ class SourceManager:
     def transfers(self) -> int:
         """Requests that are to be decoded elsewhere and are still here."""
         return len(self._transfers)
+
+    @property
+    def asking(self) -> tuple[str, ...]:
+        """Requests of which a scheduler is asked who decodes them."""
+        return tuple(each.request_id for each in self._transfers.values() if each.state is TransferState.ASKING)
 
     @property
     def is_busy(self) -> bool:

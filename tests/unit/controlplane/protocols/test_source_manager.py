@@ -348,8 +348,11 @@ def test_a_decode_instance_that_is_full_is_asked_again_after_pauses_that_double(
 def test_the_scheduler_is_asked_after_the_first_token() -> None:
     manager = new_manager()
     assert manager.handle(TransferOrdered("r0", ""), 0.0) == ()
+    assert manager.asking == ()
     assert manager.handle(RequestBegan("r0"), 10.0) == (AskDecode("r0"),)
+    assert manager.asking == ("r0",)
     assert begun(manager, DecodeChosen("r0", "c"), 11.0) == ["r0"]
+    assert manager.asking == ()
     manager.handle(messages.Accept("a.1-1"), 12.0)
     manager.handle(messages.Pulled("a.1-1", 1), 13.0)
     manager.handle(RequestPaused("a.1-1", (1,), 40, 10, since_ms=14.0), 14.0)
