@@ -70,6 +70,9 @@ class SamplingParams:
     prompt_logprobs: int | None = parameter(
         None, "Logprobs of each token of the prompt, and of so many of the likeliest at its place.", Bounds(0, 20)
     )
+    structured_outputs: str = parameter("", is_in_body=False)
+    """What the answer's text must fit: the fields of vLLM's `StructuredOutputsParams` (`json`, `regex`, `choice`,
+    `grammar`, ...) as a JSON object. Empty: anything."""
 
     @property
     def listed_token_ids(self) -> dict[str, tuple[int, ...]]:

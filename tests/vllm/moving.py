@@ -40,6 +40,7 @@ SETTINGS = VllmSettings(
     block_size=BLOCK_TOKENS,
     kv_cache_memory_bytes=96 << 20,
     max_num_batched_tokens=256,
+    others=("structured_outputs_config.backend=xgrammar", "structured_outputs_config.disable_any_whitespace=true"),
 )
 
 

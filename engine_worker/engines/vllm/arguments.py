@@ -27,7 +27,7 @@ MESH_SETS: Final[Mapping[str, str]] = MappingProxyType(
         "model": "name it with --model",
         "served_model_name": "name it with --model NAME=DIRECTORY",
         "tokenizer": "text is the frontend's, by the tokenizer that lies beside the weights",
-        "skip_tokenizer_init": "text is the frontend's",
+        "skip_tokenizer_init": "structured_outputs=false is what leaves the tokenizer out",
         "scheduling_policy": "requests have priorities",
         "kv_events_config": "the prefix index lives on them",
         "kv_transfer_config": "requests move by it",
@@ -71,8 +71,9 @@ def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoi
         pipeline_parallel_size=settings.pipeline_parallel_size,
         enforce_eager=on_cpu if settings.enforce_eager is None else settings.enforce_eager,
         scheduling_policy="priority",
-        # Text stays in the frontend, and a tokenizer costs start-up time and memory.
-        skip_tokenizer_init=True,
+        # Text stays in the frontend, and a tokenizer costs start-up time and memory. Grammars need it.
+        skip_tokenizer_init=not settings.structured_outputs,
+        reasoning_parser=settings.reasoning_parser,
         # vLLM's periodic log line; the statistics themselves reach the stat logger all the same.
         disable_log_stats=True,
         # Despite its name, this is what puts the tokens that a step prefilled into the statistics.

@@ -2,17 +2,20 @@
 so it must not be imported before the environment is set (see `environment`)."""
 
 import multiprocessing
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMError, VLLMServerError
 from vllm.inputs import tokens_input
-from vllm.sampling_params import RequestOutputKind
+from vllm.reasoning import ReasoningParserManager
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.vllm.arguments import KvEndpoints, engine_arguments
+from engine_worker.engines.vllm.connector.grammar import replay_obstacle
 from engine_worker.engines.vllm.deltas import Completion, PromptLogprobs
 from engine_worker.engines.vllm.environment import Device
 from engine_worker.engines.vllm.load import StepStats
@@ -63,10 +66,36 @@ class Core:
 
     def sampling_params(self, arguments: dict[str, Any]) -> SamplingParams:
         """Raises RequestRefused if vLLM does not accept the arguments."""
+        structure = arguments.get("structured_outputs")
         try:
-            return SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
-        except (ValueError, VLLMClientError) as error:
+            if structure is not None:
+                arguments = {**arguments, "structured_outputs": StructuredOutputsParams(**structure)}
+            params = SamplingParams(output_kind=RequestOutputKind.DELTA, **arguments)
+            if structure is not None:  # later it would end as a failure of the engine
+                self._verify(params)
+        except (TypeError, ValueError, VLLMClientError) as error:
             raise RequestRefused(str(error)) from error
+        return params
+
+    def replay_obstacle(self) -> str | None:
+        """Why a request under a grammar cannot go on here after tokens that were emitted elsewhere; None if it can."""
+        if self._llm.vllm_config.kv_transfer_config is None:
+            return "requests of this engine cannot move"
+        return replay_obstacle()
+
+    def grammar_tokens(self, prompt_token_ids: Sequence[int], emitted_token_ids: Sequence[int]) -> int:
+        """How many of the emitted tokens, at their end, the grammar has seen: all but those of the reasoning before."""
+        parser = self._llm.vllm_config.structured_outputs_config.reasoning_parser
+        if not parser:
+            return len(emitted_token_ids)
+        reasoner = ReasoningParserManager.get_reasoning_parser(parser)(self._llm.get_tokenizer())
+        prompt, emitted = list(prompt_token_ids), list(emitted_token_ids)
+
+        def has_ended(tokens: int) -> bool:
+            return bool(reasoner.is_reasoning_end(prompt + emitted[:tokens]))
+
+        # It ends once; each look at it may read all tokens, and there may be thousands.
+        return len(emitted) - bisect_left(range(len(emitted)), True, key=has_ended)
 
     async def generate(
         self, request_id: str, token_ids: Sequence[int], params: SamplingParams, priority: int, cache_salt: str = ""
@@ -90,6 +119,12 @@ class Core:
         """Abort in the engine core only: what it has generated before still arrives, and then nothing more.
         `internal_id` is vLLM's own id of the request."""
         await self._llm.engine_core.abort_requests_async([internal_id])
+
+    def _verify(self, params: SamplingParams) -> None:
+        config = self._llm.vllm_config
+        params.verify(
+            config.model_config, config.speculative_config, config.structured_outputs_config, self._llm.tokenizer
+        )
 
     async def capture_hidden_states(self, endpoint: str, every_steps: int) -> str:
         """See `HiddenStateExtension.penstock_capture`; the first reason of several workers. Raises EngineFailed."""

@@ -71,6 +71,8 @@ class VllmEngine:
         self._moves: Migrations | None = None
         """None where requests cannot move."""
         self._limits: EngineLimits | None = None
+        self._replay_obstacle: str | None = None
+        """Why a request under a grammar cannot go on here after tokens that were emitted before; None if it can."""
         self._failure = ""
         self._is_stopped = False
         self._observe: Callable[[StepSample], None] | None = None
@@ -100,6 +102,9 @@ class VllmEngine:
         self._core = await asyncio.get_running_loop().run_in_executor(self._launcher, launch)
         await self._warm_up(self._core)
         self._limits = self._core.limits()
+        self._replay_obstacle = self._core.replay_obstacle()
+        if self._settings.structured_outputs and self._replay_obstacle is not None:
+            log.warning("structured output cannot go on here", extra={"reason": self._replay_obstacle})
         if self._moves is not None:
             await self._moves.start(self._core, self._limits)
         self._load = LoadAccount(self._limits.kv_blocks)
@@ -206,6 +211,7 @@ class VllmEngine:
         if limits is None:
             raise EngineFailed("the engine is not running: start it first")
         self._check(request, limits)
+        self._check_grammar_goes_on(request)
         await moves.imports.reserve(migration_id, request, len(self._requests))
 
     async def pull(
@@ -277,6 +283,13 @@ class VllmEngine:
         )
         if reason is not None:
             raise RequestRefused(reason)
+        if request.emitted_token_ids:
+            self._check_grammar_goes_on(request)
+
+    def _check_grammar_goes_on(self, request: EngineRequest) -> None:
+        """Rather no answer than one that is broken where it went on."""
+        if request.sampling.structured_outputs and self._replay_obstacle is not None:
+            raise RequestRefused(f"structured output cannot go on at this instance: {self._replay_obstacle}")
 
     @property
     def _movable(self) -> Migrations:
@@ -296,7 +309,10 @@ class VllmEngine:
         request = running.request
         arguments = sampling_arguments(request, self._vocabulary)
         if self._moves is not None:
-            arguments |= kv_parameters({"request_id": request.request_id} | (transfer_params or {}))
+            told: dict[str, Any] = {"request_id": request.request_id} | (transfer_params or {})
+            if request.sampling.structured_outputs and request.emitted_token_ids:
+                told["grammar_tokens"] = core.grammar_tokens(request.prompt_token_ids, request.emitted_token_ids)
+            arguments |= kv_parameters(told)
         params = core.sampling_params(arguments)
         context = request.prompt_token_ids + request.emitted_token_ids
         cached_tokens = (

@@ -11,10 +11,13 @@ vLLM under its own name, as it is, unless something follows from that:
 - bad_words: vLLM looks at the tokens that it has generated itself. Of a word that has begun among the emitted ones, the
   rest is not generated at all any more: more is forbidden than was asked for, rather than less.
 - prompt_logprobs: the prompt's were told before anything was emitted.
+- structured_outputs: exact, where the engine's connector gives the fresh grammar the emitted tokens
+  (`connector/grammar.py`).
 - seed: the state of the random generator is lost. The continuation draws from a seed derived from the request's
   and its position: the same for whoever continues there, but not what an uninterrupted run would have drawn.
 """
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -42,10 +45,11 @@ def sampling_arguments(request: EngineRequest, vocabulary: Vocabulary) -> dict[s
         "seed": _seed(sampling.seed, emitted),
         "stop_token_ids": sorted(set(stop_token_ids)),
         "logit_bias": _logit_bias(request) or None,
-        # Words as text would need vLLM's tokenizer, which is not loaded; this is what it makes of them.
+        # Words as text would need vLLM's tokenizer, which may not be loaded; this is what it makes of them.
         "bad_words": None,
         "_bad_words_token_ids": _bad_words(request) or None,
         "prompt_logprobs": None if emitted else sampling.prompt_logprobs,
+        "structured_outputs": json.loads(sampling.structured_outputs) if sampling.structured_outputs else None,
         "detokenize": False,
         # Made for this request alone, so vLLM need not copy it.
         "skip_clone": True,

@@ -30,6 +30,7 @@ from services.frontend.requests.plan import GenerationPlan, plan_request
 from services.frontend.requests.resume_ticket import encode_ticket
 from services.frontend.requests.schema import GenerationRequest
 from services.frontend.requests.service import FrontendService
+from services.frontend.requests.structure import refused_structure, structure_param
 
 log = logging.getLogger(__name__)
 
@@ -161,8 +162,13 @@ class ModelExchange(Exchange):
             self._request, self._request_id, self._model, service.settings.max_choices, service.threads
         )
         plan = replace(plan, ticket=encode_ticket(self._request, plan, self._key, self._created_unix_s))
-        async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
-            await self._answer(sender, run.generation)
+        try:
+            async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
+                await self._answer(sender, run.generation)
+        except ApiError as error:
+            if plan.prompts[0].sampling.structured_outputs:
+                raise refused_structure(error, structure_param(self._request.structured_outputs)) from error
+            raise
 
     async def _answer(
         self,

@@ -18,6 +18,7 @@ from services.frontend.requests.schema import (
     GenerationRequest,
     SamplingFields,
 )
+from services.frontend.requests.structure import structure_of
 from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused
 
 COMPLETION_MAX_TOKENS = 16
@@ -227,6 +228,7 @@ def _sampling(
         logprobs=logprobs,
         logit_bias=_logit_bias(request, model),
         bad_words=_bad_words(request, model),
+        structured_outputs=structure_of(request.response_format, request.structured_outputs),
         **values_in(request),
     )
     for name, token_ids in sampling.listed_token_ids.items():

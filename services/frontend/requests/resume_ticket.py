@@ -41,6 +41,7 @@ class ResumeTicket(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(ResumeTicket)
+_LEFT_OUT: Final[dict[str, None]] = {"metadata": None, "response_format": None, "structured_outputs": None}
 _NO_MESSAGES: Final = [{"role": "assistant"}]
 
 
@@ -53,10 +54,10 @@ def encode_ticket(request: GenerationRequest, plan: GenerationPlan, key: ApiKey 
         echoes=[prompt.echo for prompt in plan.prompts],
         created_unix_s=created_unix_s,
         key_name="" if key is None else key.name,
-        chat=msgspec.structs.replace(request, messages=_NO_MESSAGES, metadata=None)
+        chat=msgspec.structs.replace(request, messages=_NO_MESSAGES, **_LEFT_OUT)
         if isinstance(request, ChatCompletionRequest)
         else None,
-        completion=msgspec.structs.replace(request, prompt="", metadata=None)
+        completion=msgspec.structs.replace(request, prompt="", **_LEFT_OUT)
         if isinstance(request, CompletionRequest)
         else None,
     )

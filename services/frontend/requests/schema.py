@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from controlplane.model.sampling import INT32_MAX
 from services.frontend.requests.sampling import body_fields
+from services.frontend.requests.structure import ResponseFormat, StructuredOutputs
 
 if TYPE_CHECKING:  # nobody reads those parameters one by one
     ParameterFields = msgspec.Struct
@@ -109,6 +110,11 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
     others asked."""
     user: str | None = None
 
+    response_format: ResponseFormat | None = None
+    """What the text must fit, in OpenAI's terms."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the text must fit, in vLLM's terms."""
+
     priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None
     """Lower is served first."""
 
@@ -156,7 +162,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
-    response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
@@ -189,7 +194,6 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     """Only equal to n."""
     suffix: str | None = None
     """Refused unless empty."""
-    response_format: dict[str, Any] | None = None
 
 
 GenerationRequest: TypeAlias = ChatCompletionRequest | CompletionRequest

@@ -1,7 +1,6 @@
 """Parameters that would change the answer and that this server does not implement: refused by name."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from services.frontend.errors import ApiError
 from services.frontend.requests.schema import (
@@ -41,8 +40,6 @@ def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str
     for param, value in (("tool_choice", request.tool_choice), ("function_call", request.function_call)):
         if value not in (None, "none", "auto"):
             yield param, "its models are not given tools."
-    if not _is_plain_text(request.response_format):
-        yield "response_format", "answers are plain text; leave it out or set its type to `text`."
     if any(modality != "text" for modality in request.modalities or ()):
         yield "modalities", "answers are plain text."
     if request.audio:
@@ -83,9 +80,3 @@ def _unsupported_completion(request: CompletionRequest) -> Iterator[tuple[str, s
         yield "suffix", "text can only be continued."
     if request.echo and request.logprobs is not None:
         yield "echo", "logprobs of the prompt are not computed; ask for one of the two."
-    if not _is_plain_text(request.response_format):
-        yield "response_format", "answers are plain text; leave it out or set its type to `text`."
-
-
-def _is_plain_text(response_format: dict[str, Any] | None) -> bool:
-    return response_format is None or response_format.get("type") == "text"

@@ -6,6 +6,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from engine_worker.engines.vllm.connector.bridge import CoreBridge, Exported, Received, Sent, Unexported
+from engine_worker.engines.vllm.connector.grammar import continue_grammar
 from engine_worker.engines.vllm.connector.messages import PausedNotice
 from engine_worker.engines.vllm.connector.metadata import ConnectorMetadata, Load, StagingCopy
 
@@ -53,10 +54,13 @@ class SchedulerSide:
         return int(self._kv_cache_manager.block_pool.get_num_free_blocks())
 
     def on_new_request(self, request: Any) -> None:
-        """Remember vLLM's request under the mesh's id. Called when the request enters vLLM's waiting queue."""
-        request_id = _parameters(request).get("request_id")
+        """Remember vLLM's request under the mesh's id, and have its grammar go on where it stands. Called when the
+        request enters vLLM's waiting queue."""
+        parameters = _parameters(request)
+        request_id = parameters.get("request_id")
         if request_id is not None:
             self._requests[request_id] = request
+        continue_grammar(request, parameters.get("grammar_tokens", 0))
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
         """How many tokens beyond the local prefix cache's come from elsewhere, and whether they take time."""

@@ -6,6 +6,7 @@ import pytest
 from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
 from mesh.errors import ConfigurationError
 from services.cli.supervisor.local_mesh import (
+    DEMO_ENGINE_ARGS,
     DEMO_MODELS,
     DRAIN_S,
     LocalMesh,
@@ -140,3 +141,23 @@ def test_demo_models_bring_their_predictors(checkpoint: Path) -> None:
     (folder,) = demo_predictors((demo, own, demo))
     artefact = load_artefact(folder)
     artefact.check_model("demo-large", checkpoint_fingerprint(demo.path), 256)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "asked", "expected"),
+    [
+        ("vllm", "demo-small", (), DEMO_ENGINE_ARGS),
+        ("vllm", "demo-small", ("dtype=float32",), (*DEMO_ENGINE_ARGS, "dtype=float32")),
+        ("vllm", "demo-small", ("structured_outputs=false",), ("structured_outputs=false",)),
+        ("vllm", "own", (), ()),
+        ("simulated", "demo-small", (), ()),
+    ],
+)
+def test_demo_models_are_kept_from_writing_blanks_for_ever(
+    checkpoint: Path, engine: str, model: str, asked: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    spec = parse_model(str(checkpoint) if model == "own" else model, 1)
+    mesh = LocalMesh((spec,), engine, asked, "embedded:", "127.0.0.1", 8000)
+    worker = next(spec for spec in processes(mesh) if spec.role == "worker")
+    given = zip(worker.arguments, worker.arguments[1:], strict=False)
+    assert tuple(value for name, value in given if name == "--engine-arg") == expected
