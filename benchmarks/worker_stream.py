@@ -35,7 +35,7 @@ from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport
+from mesh.runtime import GrpcTransport, SystemThreads
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 
 DESCRIPTION = InstanceDescription("worker-0", "0", "", "m", "", "scripted", 16, 4096, 8192, 256, 2048)
@@ -100,7 +100,7 @@ async def _work(pipe: Connection, steps_per_s: float, duration_s: float) -> None
     settings = WorkerSettings(model="m", model_path="")
     instance = Instance(engine, DESCRIPTION, settings, WorkerMetrics(CollectorRegistry()), time.monotonic)
     server = RpcServer(GrpcTransport())
-    service = WorkerService(instance, time.monotonic)
+    service = WorkerService(instance, time.monotonic, SystemThreads())
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     output = asyncio.create_task(instance.run())
     pipe.send(await server.start())

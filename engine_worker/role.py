@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
@@ -32,6 +33,7 @@ from mesh.rpc.server import RpcServer
 from mesh.runtime import Clock
 from mesh.store.stored_setting import StoredSetting
 from mesh.tasks import TaskSet
+from mesh.text_files import read_text_files, text_hash
 from penstock.v1 import worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -107,6 +109,7 @@ class WorkerRole:
         self._engine = self._make_engine(self._settings, seed, clock)
         limits = await self._engine.start()
         log.info("the engine is ready", extra={"start_s": round(clock.now_s() - started_s, 1)})
+        text = await threads.run(read_text_files, Path(self._settings.model_path))
         description = _describe(self._settings, context, limits)
         metrics = WorkerMetrics(context.registry)
         fence = Fence(lambda duty: metrics.refused_orders.labels(duty).inc())
@@ -125,7 +128,7 @@ class WorkerRole:
         device = await threads.run(ENGINES.get(self._settings.engine).device)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
-            WorkerService(instance, clock.now_s, self._coordinator, StepWatches(self._engine), device, fence),
+            WorkerService(instance, clock.now_s, threads, self._coordinator, StepWatches(self._engine), device, fence),
             "penstock.v1.Worker",
         )
         self._vital = (
@@ -144,6 +147,7 @@ class WorkerRole:
         return {
             "model": description.model,
             "model_path": description.model_path,
+            "text_hash": text_hash(text),
             "engine": description.engine,
             "block_tokens": str(description.block_tokens),
             "max_model_len_tokens": str(description.max_model_len_tokens),

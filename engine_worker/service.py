@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
@@ -13,8 +14,10 @@ from engine_worker import wire
 from engine_worker.instance import Instance
 from engine_worker.step_watch import StepWatches
 from engine_worker.streams import OutputStream
-from mesh.errors import ProtocolViolation, RequestRefused, StaleLeader
+from mesh.errors import ConfigurationError, ProtocolViolation, RequestRefused, StaleLeader
 from mesh.leadership_state import Fence
+from mesh.runtime import Threads
+from mesh.text_files import pieces, read_text_files, text_hash
 from penstock.v1 import worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self,
         instance: Instance,
         clock: Callable[[], float],
+        threads: Threads,
         mover: RequestMover | None = None,
         steps: StepWatches | None = None,
         device: str = "",
@@ -60,6 +64,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._steps = steps
         self._device = device
         self._clock = clock
+        self._threads = threads
         self._mover = mover
 
     async def Stream(self, inbound: Inbound, context: Context) -> None:
@@ -116,6 +121,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     await asyncio.sleep(STEP_SAMPLES_EVERY_S)
         except RequestRefused as error:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
+    async def GetTextFiles(
+        self, request: worker_pb2.GetTextFilesRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.TextFilePiece]:
+        """The files that turn this model's text into tokens, if they are still those that were announced."""
+        try:
+            files = await self._threads.run(read_text_files, Path(self._instance.description.model_path))
+        except ConfigurationError as error:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        if await self._threads.run(text_hash, files) != request.text_hash:
+            message = "the tokenizer's files have changed since this worker was started: restart it"
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+        for file, content in pieces(files):
+            yield worker_pb2.TextFilePiece(file=file, content=content)
 
     async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: Context) -> worker_pb2.GetLoadResponse:
         """The load and the state at this moment, not as last reported."""

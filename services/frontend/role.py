@@ -141,7 +141,9 @@ class FrontendRole:
         return FrontendService(
             settings=settings,
             metrics=metrics,
-            catalogue=ModelCatalogue(settings.tokenizer_cache_characters, runtime.clock, runtime.threads),
+            catalogue=ModelCatalogue(
+                settings.tokenizer_cache_characters, runtime.clock, runtime.threads, runtime.transport
+            ),
             pool=pool,
             placement=placement,
             gate=AdmissionGate(queue, clock, metrics),

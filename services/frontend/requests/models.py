@@ -5,19 +5,24 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
-from mesh.errors import ConfigurationError
+from mesh.errors import ConfigurationError, RpcError
 from mesh.membership import ChangeKind, Member, MemberChange
-from mesh.runtime import Clock, Threads
+from mesh.runtime import Clock, Threads, Transport
 from mesh.tasks import TaskSet
+from mesh.text_files import TextFiles, read_text_files, text_hash
 from services.frontend.errors import bad_request, model_not_found
 from services.frontend.text.model_text import ModelText
 from services.frontend.workers.pool import WORKER_ROLE
+from services.frontend.workers.text_files import fetch_text_files
 
 log = logging.getLogger(__name__)
 
 MAX_MODELS = 64
-FACTS = ("model_path", "block_tokens", "max_model_len_tokens")
+FACTS = ("model_path", "text_hash", "block_tokens", "max_model_len_tokens")
+RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
+"""Before another worker is asked for a tokenizer, when one did not give it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,10 @@ class ModelCatalogue:
     """Follows the directory. A model stays known when its last worker goes: asking for it is then answered 503
     (come back), not 404 (give up). It is learnt anew when none of its workers is any more as it was learnt."""
 
-    def __init__(self, cache_characters: int, clock: Clock, threads: Threads) -> None:
+    def __init__(self, cache_characters: int, clock: Clock, threads: Threads, transport: Transport) -> None:
+        self._transport = transport
+        self._texts: WeakValueDictionary[str, ModelText] = WeakValueDictionary()
+        """By the hash of what they were made from."""
         self._cache_characters = cache_characters
         self._clock = clock
         self._threads = threads
@@ -98,7 +106,7 @@ class ModelCatalogue:
         await self._tasks.cancel()
 
     def _learn(self, name: str) -> None:
-        workers = [member for member in self._workers.values() if member.attributes.get("model", "") == name]
+        workers = self._workers_of(name)
         if not name or not workers or name in self._loading:
             return
         if any(_facts(member) == self._learnt.get(name) for member in workers):
@@ -113,21 +121,66 @@ class ModelCatalogue:
 
     async def _load(self, name: str, member: Member) -> None:
         """Tokenizers of 128k tokens take a second to load: not on the event loop."""
-        path = Path(member.attributes.get("model_path", ""))
-        try:
-            block_tokens = int(member.attributes["block_tokens"])
-            max_model_len_tokens = int(member.attributes["max_model_len_tokens"])
-            text = await self._threads.run(ModelText.load, path, self._clock.unix_s, self._cache_characters)
-        except (ConfigurationError, KeyError, ValueError) as error:
-            log.error(
-                "a model cannot be served", extra={"model": name, "worker": member.member_id, "error": str(error)}
-            )
+        for pause_s in RETRY_PAUSES_S:
+            try:
+                block_tokens = int(member.attributes["block_tokens"])
+                max_model_len_tokens = int(member.attributes["max_model_len_tokens"])
+                text = await self._text(member)
+                break
+            except (ConfigurationError, KeyError, ValueError) as error:
+                log.error(
+                    "a model cannot be served", extra={"model": name, "worker": member.member_id, "error": str(error)}
+                )
+                return
+            except RpcError as error:
+                log.warning(
+                    "no tokenizer from a worker", extra={"model": name, "worker": member.member_id, "error": str(error)}
+                )
+            await asyncio.sleep(pause_s)
+            workers = self._workers_of(name)
+            if not workers:
+                return
+            member = workers[(workers.index(member) + 1) % len(workers)] if member in workers else workers[-1]
+        else:
+            log.error("a model cannot be served: no worker gives its tokenizer", extra={"model": name})
             return
         known = self._models.get(name)
         created = int(self._clock.unix_s()) if known is None else known.created_unix_s
         self._models[name] = ServedModel(name, text, block_tokens, max_model_len_tokens, created)
         self._learnt[name] = _facts(member)
         log.info("model known", extra={"model": name, "chunked_tokenisation": text.chunked.chunked})
+
+    async def _text(self, member: Member) -> ModelText:
+        """From this machine's own disk where that holds the same, else from the worker. Raises ConfigurationError and
+        RpcError."""
+        path, wanted_hash = Path(member.attributes.get("model_path", "")), member.attributes.get("text_hash", "")
+        if wanted_hash in self._texts:
+            return self._texts[wanted_hash]
+        files: TextFiles | None = await self._threads.run(_own_files, path, wanted_hash)
+        origin = str(path)
+        if files is None:
+            files, origin = await fetch_text_files(member, self._transport, wanted_hash), member.member_id
+            extra = {"worker": member.member_id, "bytes": sum(len(content) for content in files.values())}
+            log.info("a tokenizer came from a worker", extra=extra)
+        text = await self._threads.run(ModelText.from_files, files, origin, self._clock.unix_s, self._cache_characters)
+        if wanted_hash:
+            self._texts[wanted_hash] = text
+        return text
+
+    def _workers_of(self, name: str) -> list[Member]:
+        return [member for member in self._workers.values() if member.attributes.get("model", "") == name]
+
+
+def _own_files(directory: Path, wanted_hash: str) -> TextFiles | None:
+    """None where the directory has other files. A worker that announces no hash has the directory looked at all the
+    same: its error says what is missing there."""
+    try:
+        files = read_text_files(directory)
+    except ConfigurationError:
+        if not wanted_hash:
+            raise
+        return None
+    return files if text_hash(files) == wanted_hash or not wanted_hash else None
 
 
 def _facts(member: Member) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from mesh.errors import ConfigurationError
+from mesh.text_files import TextFiles, read_text_files
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.chunked import ChunkedTokenizer
 from services.frontend.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, token_bytes
@@ -47,22 +48,32 @@ class ModelText:
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json; only the
         first must be there. `unix_time`: for templates that tell the date. Raises ConfigurationError for what cannot be
         read."""
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigurationError(f"{directory} holds no tokenizer.json; point the worker at a full checkpoint")
+        return cls.from_files(read_text_files(directory), str(directory), unix_time, cache_characters)
+
+    @classmethod
+    def from_files(
+        cls,
+        files: TextFiles,
+        origin: str,
+        unix_time: Callable[[], float],
+        cache_characters: int = DEFAULT_CACHE_CHARACTERS,
+    ) -> "ModelText":
+        """The same from contents. `origin`: where they are from, for errors. Raises ConfigurationError."""
+        if "tokenizer.json" not in files:
+            raise ConfigurationError(f"{origin} holds no tokenizer.json; point the worker at a full checkpoint")
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
         except Exception as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}") from error
+            raise ConfigurationError(f"{origin}/tokenizer.json cannot be read: {error}") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        config = _read_json(directory / "tokenizer_config.json")
+        config = _json(files, "tokenizer_config.json", origin)
         special = _special_tokens(config)
-        template = _template_source(directory, config)
+        template = _template_source(files, config, origin)
         return cls(
             tokenizer,
             ChatTemplate(template, special, unix_time) if template is not None else None,
-            _eos_token_ids(tokenizer, special, directory),
+            _eos_token_ids(tokenizer, special, files, origin),
             cache_characters,
         )
 
@@ -133,15 +144,15 @@ def _byte_level_table(tokenizer: Tokenizer) -> list[bytes] | None:
     return table if spelled == tokenizer.decode(ids, skip_special_tokens=True) else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+def _json(files: TextFiles, name: str, origin: str) -> dict[str, Any]:
+    if name not in files:
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(files[name])
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no valid JSON: {error}") from error
+        raise ConfigurationError(f"{origin}/{name} is no valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} must hold a JSON object")
+        raise ConfigurationError(f"{origin}/{name} must hold a JSON object")
     return content
 
 
@@ -152,22 +163,21 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
-def _template_source(directory: Path, config: dict[str, Any]) -> str | None:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    source = config.get("chat_template")
+def _template_source(files: TextFiles, config: dict[str, Any], origin: str) -> str | None:
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].decode("utf-8", "replace")
+    source = config.get("chat_template", _json(files, "chat_template.json", origin).get("chat_template"))
     if isinstance(source, list):  # several named ones
         by_name = {entry.get("name"): entry.get("template") for entry in source}
         source = by_name.get("default")
     return source if isinstance(source, str) else None
 
 
-def _eos_token_ids(tokenizer: Tokenizer, special: dict[str, str], directory: Path) -> frozenset[int]:
+def _eos_token_ids(tokenizer: Tokenizer, special: dict[str, str], files: TextFiles, origin: str) -> frozenset[int]:
     ids: set[int] = set()
     if (eos := special.get("eos_token")) and (eos_id := tokenizer.token_to_id(eos)) is not None:
         ids.add(eos_id)
     for name in ("generation_config.json", "config.json"):
-        configured = _read_json(directory / name).get("eos_token_id")
+        configured = _json(files, name, origin).get("eos_token_id")
         ids.update([configured] if isinstance(configured, int) else configured or [])
     return frozenset(ids)

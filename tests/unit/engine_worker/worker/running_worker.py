@@ -14,7 +14,7 @@ from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport
+from mesh.runtime import GrpcTransport, SystemThreads
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 from tests.unit.engine_worker.worker.fake_engine import LIMITS, FakeEngine
 
@@ -113,7 +113,7 @@ async def running_worker(
     metrics = WorkerMetrics(registry or CollectorRegistry())
     instance = Instance(engine, DESCRIPTION, settings, metrics, clock)
     server = RpcServer(GrpcTransport())
-    service = WorkerService(instance, clock)
+    service = WorkerService(instance, clock, SystemThreads())
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     output = asyncio.create_task(instance.run())
     address = await server.start()

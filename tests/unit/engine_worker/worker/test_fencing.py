@@ -6,6 +6,7 @@ from controlplane.model.duties import RESCHEDULER
 from controlplane.protocols.migration.source_events import Ending, MigrationOutcome
 from engine_worker.service import WorkerService
 from mesh.leadership_state import Fence
+from mesh.runtime import SystemThreads
 from penstock.v1 import worker_pb2
 
 
@@ -28,7 +29,7 @@ def order(request_id: str, epoch: int, leader: str) -> worker_pb2.MigrateRequest
 async def test_orders_of_a_former_leader_are_refused_and_operators_orders_are_not() -> None:
     mover, refused = RequestMover(), list[str]()
     unused: Any = None
-    service = WorkerService(unused, lambda: 0.0, mover_of(mover), fence=Fence(refused.append))
+    service = WorkerService(unused, lambda: 0.0, SystemThreads(), mover_of(mover), fence=Fence(refused.append))
     assert (await service.Migrate(order("r1", 5, "old"), unused)).moved
     assert (await service.Migrate(order("r2", 9, "new"), unused)).moved
     answer = await service.Migrate(order("r3", 5, "old"), unused)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -74,6 +75,7 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
     assert await role.start(context) == {
         "model": "m",
         "model_path": "/models/m",
+        "text_hash": "",
         "engine": "simulated",
         "block_tokens": "16",
         "max_model_len_tokens": "1024",
@@ -81,6 +83,22 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
         "tensor_parallel": "1",
         "pipeline_parallel": "1",
     }
+    await role.stop()
+
+
+async def test_a_worker_hands_out_its_tokenizer(context: RoleContext, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    role = make_role(FakeEngine(), replace(SETTINGS, model_path=str(tmp_path)))
+    announced = (await role.start(context))["text_hash"]
+    await context.server.start()
+    async with open_channel(GrpcTransport(), context.address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        request = worker_pb2.GetTextFilesRequest(text_hash=announced)
+        sent = [(piece.file, piece.content) async for piece in stub.GetTextFiles(request)]
+        assert sent == [("tokenizer.json", b"{}")]
+        (tmp_path / "tokenizer.json").write_text("{ }")
+        with pytest.raises(grpc.aio.AioRpcError, match="changed since this worker was started"):
+            _ = [piece async for piece in stub.GetTextFiles(request)]
     await role.stop()
 
 

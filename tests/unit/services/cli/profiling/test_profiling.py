@@ -24,7 +24,7 @@ from engine_worker.step_watch import StepWatches
 from mesh.errors import ConfigurationError
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport, SystemClock
+from mesh.runtime import GrpcTransport, SystemClock, SystemThreads
 from mesh.store.embedded import EmbeddedStore
 from penstock.v1 import worker_pb2_grpc
 from services.cli.profile import COLUMNS
@@ -124,7 +124,7 @@ async def simulated_worker(shape: ReplicaShape) -> AsyncIterator[Member]:
     )
     instance = Instance(engine, description, SETTINGS, WorkerMetrics(CollectorRegistry()), time.monotonic)
     server = RpcServer(GrpcTransport())
-    service = WorkerService(instance, time.monotonic, steps=StepWatches(engine), device="simulated")
+    service = WorkerService(instance, time.monotonic, SystemThreads(), steps=StepWatches(engine), device="simulated")
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, service, "penstock.v1.Worker")
     output = asyncio.create_task(instance.run())
     address = await server.start()

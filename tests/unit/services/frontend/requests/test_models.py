@@ -1,10 +1,21 @@
 """What a frontend knows of models follows what their workers announce."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
+import pytest
+
+from mesh.errors import ConfigurationError, ProtocolViolation
 from mesh.membership import ChangeKind, Member, MemberChange
-from mesh.runtime import SystemThreads
+from mesh.rpc.server import RpcServer
+from mesh.runtime import GrpcTransport, SystemThreads
+from mesh.text_files import MAX_TEXT_BYTES, PIECE_BYTES, TextFiles, pieces, read_text_files, text_hash
+from penstock.v1 import worker_pb2, worker_pb2_grpc
 from services.frontend.requests.models import ModelCatalogue
+from services.frontend.workers.text_files import fetch_text_files
 from tests.still_clock import StillClock
 
 
@@ -24,7 +35,7 @@ async def settled(catalogue: ModelCatalogue) -> int:
 
 async def test_a_model_whose_workers_all_come_back_otherwise_is_learnt_anew(model_path: Path) -> None:
     clock = StillClock(unix_at_s=1.0)
-    catalogue = ModelCatalogue(1000, clock, SystemThreads())
+    catalogue = ModelCatalogue(1000, clock, SystemThreads(), GrpcTransport())
 
     def changed(kind: ChangeKind, member: Member) -> None:
         catalogue.on_change(MemberChange(kind, member))
@@ -43,3 +54,90 @@ async def test_a_model_whose_workers_all_come_back_otherwise_is_learnt_anew(mode
     assert model is not None
     assert model.created_unix_s == 1
     await catalogue.stop()
+
+
+@dataclass
+class TextWorker(worker_pb2_grpc.WorkerServicer):
+    """Hands out its files, but for the first `failures` times."""
+
+    files: TextFiles
+    failures: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    async def GetTextFiles(
+        self, request: worker_pb2.GetTextFilesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[worker_pb2.TextFilePiece]:
+        self.asked.append(request.text_hash)
+        if len(self.asked) <= self.failures:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        for file, content in pieces(self.files):
+            yield worker_pb2.TextFilePiece(file=file, content=content)
+
+
+def elsewhere(address: str, name: str, wanted_hash: str) -> Member:
+    """A worker on another machine: its directory is not here."""
+    facts = {"block_tokens": "16", "max_model_len_tokens": "4096", "text_hash": wanted_hash}
+    return Member("worker", name, "1", address, "", {"model": name, "model_path": "/nowhere", **facts})
+
+
+async def test_a_frontend_needs_no_checkpoint(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.frontend.requests.models.RETRY_PAUSES_S", (0.0, 0.0, 0.0))
+    files = read_text_files(model_path)
+    worker, server = TextWorker(files, failures=1), RpcServer(GrpcTransport())
+    server.add(worker_pb2_grpc.add_WorkerServicer_to_server, worker, "penstock.v1.Worker")
+    await server.start()
+    catalogue = ModelCatalogue(1000, StillClock(), SystemThreads(), GrpcTransport())
+    joined = MemberChange(ChangeKind.JOINED, elsewhere(server.address, "a", text_hash(files)))
+    catalogue.on_change(joined)
+    async with asyncio.timeout(10.0):
+        model = await catalogue.find("a")
+    assert model is not None
+    assert model.text.template is not None
+    assert len(worker.asked) == 2, "one that fails is asked again"
+    catalogue.on_change(MemberChange(ChangeKind.JOINED, elsewhere(server.address, "b", text_hash(files))))
+    async with asyncio.timeout(10.0):
+        other = await catalogue.find("b")
+    assert other is not None
+    assert other.text is model.text
+    assert len(worker.asked) == 2, "what is known by its hash is not asked for again"
+    await catalogue.stop()
+    await server.stop(0)
+
+
+async def test_what_a_worker_sends_must_be_what_it_announced() -> None:
+    server = RpcServer(GrpcTransport())
+    server.add(
+        worker_pb2_grpc.add_WorkerServicer_to_server, TextWorker({"tokenizer.json": b"{}"}), "penstock.v1.Worker"
+    )
+    await server.start()
+    with pytest.raises(ProtocolViolation, match="other files than it has announced"):
+        await fetch_text_files(elsewhere(server.address, "a", "f" * 64), GrpcTransport(), "f" * 64)
+    await server.stop(0)
+
+
+async def test_what_is_no_tokenizer_is_not_taken() -> None:
+    server = RpcServer(GrpcTransport())
+    server.add(
+        worker_pb2_grpc.add_WorkerServicer_to_server, TextWorker({"model.safetensors": b""}), "penstock.v1.Worker"
+    )
+    await server.start()
+    with pytest.raises(ProtocolViolation, match="not a tokenizer"):
+        await fetch_text_files(elsewhere(server.address, "a", "f" * 64), GrpcTransport(), "f" * 64)
+    await server.stop(0)
+
+
+def test_text_files_are_bounded_and_told_apart_by_content(tmp_path: Path) -> None:
+    assert text_hash(read_text_files(tmp_path)) == ""
+    (tmp_path / "config.json").write_bytes(b"x" * (PIECE_BYTES + 1))
+    (tmp_path / "tokenizer.json").touch()
+    files = read_text_files(tmp_path)
+    assert [(name, len(piece)) for name, piece in pieces(files)] == [
+        ("tokenizer.json", 0),
+        ("config.json", PIECE_BYTES),
+        ("config.json", 1),
+    ]
+    assert text_hash(files) != text_hash({**files, "tokenizer.json": b"{}"})
+    with (tmp_path / "tokenizer.json").open("wb") as large:
+        large.truncate(MAX_TEXT_BYTES)
+    with pytest.raises(ConfigurationError, match="over 134217728 bytes"):
+        read_text_files(tmp_path)
