@@ -15,8 +15,8 @@ from controlplane.model.incarnation import Incarnation
 from controlplane.model.prefix_hash import block_hashes
 from controlplane.protocols.relay.events import Loss
 from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
-from services.frontend.answers.choice import ChoicePiece, ChoiceText
-from services.frontend.answers.formats import AnswerHeader, ChatFormat
+from services.frontend.answers.choice import ChoicePiece, ChoiceText, TextRules
+from services.frontend.answers.formats import AnswerExtras, AnswerHeader, ChatFormat
 from services.frontend.errors import ApiError
 from services.frontend.http.body import decode_body
 from services.frontend.metrics import FrontendMetrics
@@ -86,10 +86,10 @@ def chunk_hops(model: ModelText, streams: int) -> dict[str, float]:
     relays.submitted(relay, OWNER)
     answer = model.chunked.encode(text(ANSWER_CHARACTERS, random.Random(0)))
     pieces = itertools.cycle([Piece(0, [token_id], (), 0, None) for token_id in answer])
-    plain = ChoiceText(0, model.detokenizer([]), (), frozenset())
-    stopping = ChoiceText(0, model.detokenizer([]), STOP_STRINGS, frozenset())
+    plain = ChoiceText(0, model.detokenizer([]), TextRules())
+    stopping = ChoiceText(0, model.detokenizer([]), TextRules(STOP_STRINGS))
     header = AnswerHeader("chatcmpl-" + 32 * "0", 0, "demo", model, logprobs=False, include_usage=False)
-    form, shown = ChatFormat(header, [""]), ChoicePiece(0, " token", (), None)
+    form, shown = ChatFormat(header, AnswerExtras([""])), ChoicePiece(0, " token", (), None)
 
     def deliver() -> None:
         relay.emitted_token_ids.clear()

@@ -153,10 +153,28 @@ def _draw_body(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.2:
         body.update({"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2})
     if is_chat:
-        return {**body, "messages": [{"role": "user", "content": words}]}
+        body["messages"] = [{"role": "user", "content": words}]
+        return {**body, **_draw_limits(random.Random(f"{body}"))}
     if "logprobs" not in body and rng.random() < 0.2:
         body["echo"] = True
-    return {**body, "prompt": words if rng.random() < 0.8 else [words, words[::-1]]}
+    body["prompt"] = words if rng.random() < 0.8 else [words, words[::-1]]
+    return {**body, **_draw_limits(random.Random(f"{body}"))}
+
+
+def _draw_limits(rng: random.Random) -> dict[str, Any]:
+    """Parameters that say which tokens may come, and what is shown of them."""
+    limits: dict[str, Any] = {}
+    if rng.random() < 0.2:
+        limits["allowed_token_ids"] = sorted(rng.sample(range(20, 400), k=rng.choice((2, 5, 40))))
+    if rng.random() < 0.2:
+        limits["bad_words"] = [rng.choice("aeiou"), *rng.choices(("the", "an a", "0", "12"), k=rng.randrange(3))]
+    if rng.random() < 0.2:
+        limits["min_tokens"] = 1
+    if rng.random() < 0.2:
+        limits |= {"include_stop_str_in_output": True, "skip_special_tokens": False}
+    if rng.random() < 0.1:
+        limits["cache_salt"] = rng.choice(("pepper", "salt"))
+    return limits
 
 
 def _draw_long_cut(rng: random.Random, topology: Topology) -> list[Fault]:
@@ -248,6 +266,7 @@ def _of_models(rng: random.Random, request: Request, topology: Topology) -> Requ
     if body["model"] != CASCADE:
         return msgspec.structs.replace(request, body=body)
     body["n"] = 1
+    body.pop("allowed_token_ids", None)  # which a cascade refuses
     if isinstance(body.get("prompt"), list):
         body["prompt"] = body["prompt"][0]
     if rng.random() < 0.2:

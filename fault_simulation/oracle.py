@@ -20,7 +20,7 @@ from engine_worker.settings import WorkerSettings
 from engine_worker.vocabulary import read_vocabulary
 from mesh.runtime import Arguments, Result, ThreadPool
 from penstock.v1 import request_pb2
-from services.frontend.answers.choice import ChoiceText
+from services.frontend.answers.choice import ChoiceText, choice_text
 from services.frontend.http.body import decode_body
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import Prompt, plan_request
@@ -90,7 +90,7 @@ class Oracle:
         for index in range(len(plan.prompts) * plan.n):
             prompt = plan.prompts[index // plan.n]
             script = self._script(prompt.token_ids, plan.sampling_of(index))
-            text = ChoiceText(index, self._model.text.detokenizer(prompt.token_ids), plan.stop, plan.ending_token_ids)
+            text = choice_text(request, plan, index)
             choices.append(self._spell(script, text, prompt))
         return tuple(choices)
 

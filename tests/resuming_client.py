@@ -23,6 +23,8 @@ class ResumingClient:
         self.last_event_id = ""
         self.event_ids: list[str] = []
         self.texts: defaultdict[int, str] = defaultdict(str)
+        self.token_ids: defaultdict[int, list[int]] = defaultdict(list)
+        """Where they are asked for."""
         self.finishes: dict[int, str] = {}
         self.usage: dict[str, Any] | None = None
         self.is_done = False
@@ -77,6 +79,7 @@ class ResumingClient:
             delta = choice.get("delta", {})
             self.heads += "role" in delta
             self.texts[choice["index"]] += choice.get("text", delta.get("content")) or ""
+            self.token_ids[choice["index"]] += choice.get("token_ids") or []
             if choice["finish_reason"]:
                 assert choice["index"] not in self.finishes, "an end came twice"
                 self.finishes[choice["index"]] = choice["finish_reason"]

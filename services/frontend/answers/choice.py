@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock.v1 import request_pb2
+from services.frontend.requests.plan import GenerationPlan
+from services.frontend.requests.schema import GenerationRequest
 from services.frontend.text.detokenizer import Detokenizer
 from services.frontend.text.stop_strings import StopStrings
 from services.frontend.workers.token_mailbox import Piece
@@ -28,6 +30,24 @@ class TokenPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class TextRules:
+    """What of a choice's tokens is shown, and where it ends."""
+
+    stop: Sequence[str] = ()
+    """Strings that end it."""
+    ending_token_ids: frozenset[int] = frozenset()
+    """The end-of-sequence tokens and the request's stop tokens."""
+    shows_stop: bool = False
+    """The string or the token that ended the choice is part of its text."""
+    min_tokens: int = 0
+    """Stop strings among so many tokens do not end it."""
+    keeps_token_ids: bool = False
+    """The client wants them, too."""
+    is_empty: bool = False
+    """Only the prompt was to be computed: what is generated is nothing of the client's."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoicePiece:
     """What can be shown to the client now."""
 
@@ -37,6 +57,10 @@ class ChoicePiece:
     finish: Finish | None
     tokens: int = 0
     """Of the choice, up to here."""
+    token_ids: Sequence[int] = ()
+    """What `text` was made of, and what of it is held back; only where the client wants them."""
+    prompt_logprobs: Sequence[request_pb2.PositionLogprobs] = ()
+    """With the first piece, where they were asked for."""
 
 
 class ChoiceText:
@@ -44,26 +68,30 @@ class ChoiceText:
 
     __slots__ = (
         "_detokenizer",
-        "_ending_token_ids",
         "_held",
         "_index",
+        "_prompt_logprobs",
         "_read",
         "_read_ids",
+        "_rules",
+        "_seen",
         "_shown",
         "_stops",
+        "_token_ids",
         "finish",
         "tokens",
     )
 
-    def __init__(
-        self, index: int, detokenizer: Detokenizer, stop: Sequence[str], ending_token_ids: frozenset[int]
-    ) -> None:
-        """`ending_token_ids`: the end-of-sequence tokens and the request's stop tokens; one that ended the
-        choice is not shown."""
+    def __init__(self, index: int, detokenizer: Detokenizer, rules: TextRules) -> None:
         self._index = index
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stop)
-        self._ending_token_ids = ending_token_ids
+        self._rules = rules
+        self._stops = StopStrings(rules.stop, is_shown=rules.shows_stop)
+        self._token_ids: list[int] = []
+        """Those of no piece yet, if the client wants them."""
+        self._prompt_logprobs: Sequence[request_pb2.PositionLogprobs] = ()
+        self._seen = 0
+        """Tokens read while stop strings are looked for."""
         self._read = 0
         self._read_ids = 0
         """Tokens of the piece at hand that were read."""
@@ -77,14 +105,21 @@ class ChoiceText:
         """What the piece lets be shown; None if nothing, as also after the end."""
         if self.finish is not None:
             return None
-        token_ids = piece.token_ids
+        self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
+        if self._rules.is_empty:
+            return self._end_empty() if piece.finish_reason else None
+        token_ids, rules = piece.token_ids, self._rules
         self.tokens += len(token_ids)
         finish = _FINISHES[piece.finish_reason] if piece.finish_reason else None
-        if finish == "stop" and token_ids and token_ids[-1] in self._ending_token_ids:
+        if finish == "stop" and token_ids and token_ids[-1] in rules.ending_token_ids and not rules.shows_stop:
             token_ids = token_ids[:-1]
         text = self._with_logprobs(token_ids, piece) if piece.logprobs else self._read_tokens(token_ids)
+        said = piece.token_ids
         if self._stops.stopped:  # what came with the stop string, and behind it, is no part of the answer
             self.tokens += self._read_ids - len(piece.token_ids)
+            said = said[: self._read_ids]
+        if rules.keeps_token_ids:
+            self._token_ids += said
         if finish is not None and not self._stops.stopped:
             text += self._stops.push(self._count(self._detokenizer.finish()))
             text += self._stops.finish()
@@ -95,7 +130,17 @@ class ChoiceText:
         positions = self._decided_positions()
         if not text and not positions and finish is None:
             return None
-        return ChoicePiece(self._index, text, positions, finish, self.tokens)
+        token_ids, self._token_ids = self._token_ids, []
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
+        return ChoicePiece(self._index, text, positions, finish, self.tokens, token_ids, prompt_logprobs)
+
+    def forget(self) -> None:
+        """The client has the token ids up to here, from a stream that it resumes."""
+        self._token_ids = []
+
+    def _end_empty(self) -> ChoicePiece:
+        self.finish = "length"
+        return ChoicePiece(self._index, "", (), self.finish, 0, (), self._prompt_logprobs)
 
     @property
     def cut_by_stop_string(self) -> bool:
@@ -123,7 +168,9 @@ class ChoiceText:
 
     def _read_watched(self, token_id: int) -> str:
         self._read_ids += 1
-        return self._stops.push(self._count(self._detokenizer.push((token_id,))))
+        self._seen += 1
+        may_stop = self._seen > self._rules.min_tokens
+        return self._stops.push(self._count(self._detokenizer.push((token_id,))), may_stop=may_stop)
 
     def _count(self, text: str) -> str:
         self._read += len(text)
@@ -143,3 +190,18 @@ class ChoiceText:
             return begins or not self._stops.stopped
         end = self._held[1].text_offset if len(self._held) > 1 else self._read
         return begins and end <= self._shown
+
+
+def choice_text(request: GenerationRequest, plan: GenerationPlan, index: int) -> ChoiceText:
+    """For a choice of the answer to `request`, which `plan` was made from."""
+    prompt, text = plan.prompts[index // plan.n], plan.model.text
+    rules = TextRules(
+        plan.stop,
+        plan.ending_token_ids,
+        shows_stop=bool(request.include_stop_str_in_output),
+        min_tokens=prompt.sampling.min_tokens,
+        keeps_token_ids=bool(request.return_token_ids),
+        is_empty=request.max_tokens == 0,
+    )
+    skips = request.skip_special_tokens is not False
+    return ChoiceText(index, text.detokenizer(prompt.token_ids, skip_special_tokens=skips), rules)

@@ -22,6 +22,8 @@ from services.frontend.answers.schema import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
     TopLogprob,
     Usage,
 )
@@ -51,6 +53,46 @@ class AnswerHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerExtras:
+    """What an answer holds besides its text."""
+
+    echoes: Sequence[str]
+    """By choice: what its text begins with."""
+    prompts: Sequence[Sequence[int]] = ()
+    """By choice: the prompt's token ids, where something has to be said of them."""
+    token_ids: bool = False
+    """Those of prompt and answer are told."""
+    spells_ids: bool = False
+    """Logprobs spell tokens by their ids."""
+    counts: bool = False
+    """Every chunk says how many tokens its choice has."""
+
+    @classmethod
+    def of(cls, request: GenerationRequest, plan: GenerationPlan) -> "AnswerExtras":
+        """Those that `request` asks for, which `plan` was made from."""
+        prompts = [plan.prompts[choice // plan.n] for choice in range(len(plan.prompts) * plan.n)]
+        options = request.stream_options
+        return cls(
+            [prompt.echo for prompt in prompts],
+            [prompt.token_ids for prompt in prompts],
+            bool(request.return_token_ids),
+            bool(request.return_tokens_as_token_ids),
+            options is not None and bool(options.continuous_usage_stats),
+        )
+
+    def usage_of(self, piece: ChoicePiece) -> Usage | None:
+        """Of the piece's choice up to it, if every chunk says so."""
+        if not self.counts:
+            return None
+        prompt_tokens = len(self.prompts[piece.index])
+        return Usage(prompt_tokens, piece.tokens, prompt_tokens + piece.tokens)
+
+    def ids_of(self, token_ids: Sequence[int]) -> list[int] | msgspec.UnsetType:
+        """As an answer holds them, if it does."""
+        return list(token_ids) if self.token_ids else msgspec.UNSET
+
+
+@dataclass(frozen=True, slots=True)
 class WholeChoice:
     """A choice that has ended, for an answer that is not streamed."""
 
@@ -58,6 +100,22 @@ class WholeChoice:
     text: str
     positions: Sequence[TokenPosition]
     finish: Finish
+    token_ids: Sequence[int] = ()
+    prompt_logprobs: Sequence[request_pb2.PositionLogprobs] = ()
+
+    @classmethod
+    def of(cls, pieces: Sequence[ChoicePiece]) -> "WholeChoice":
+        """All pieces of a choice as one."""
+        last = pieces[-1]
+        assert last.finish is not None, "a choice ends with its last piece"
+        return cls(
+            last.index,
+            "".join(piece.text for piece in pieces),
+            [position for piece in pieces for position in piece.positions],
+            last.finish,
+            [token_id for piece in pieces for token_id in piece.token_ids],
+            next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs), ()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,41 +150,47 @@ class AnswerFormat(StreamFormat, Protocol):
 
 def answer_format(request: GenerationRequest, header: AnswerHeader, plan: GenerationPlan) -> AnswerFormat:
     """For the answers to `request`, which `plan` was made from."""
-    choices = len(plan.prompts) * plan.n
-    echoes = [plan.prompts[choice // plan.n].echo for choice in range(choices)]
+    extras = AnswerExtras.of(request, plan)
     return (
-        ChatFormat(header, echoes) if isinstance(request, ChatCompletionRequest) else CompletionFormat(header, echoes)
+        ChatFormat(header, extras) if isinstance(request, ChatCompletionRequest) else CompletionFormat(header, extras)
     )
 
 
 class ChatFormat:
     """The `AnswerFormat` of /v1/chat/completions."""
 
-    def __init__(self, header: AnswerHeader, echoes: Sequence[str]) -> None:
-        """`echoes`: what the text of each choice begins with."""
+    def __init__(self, header: AnswerHeader, extras: AnswerExtras) -> None:
         self._header = header
-        self._echoes = echoes
+        self._extras = extras
         self._chunk = ChatCompletionChunk(
             header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade
         )
         if header.include_usage:
             self._chunk.usage = None
-        self._envelope = ChunkEnvelope(self._chunk, len(echoes), b'"delta":{"content":', b"},")
+        self._envelope = ChunkEnvelope(self._chunk, len(extras.echoes), b'"delta":{"content":', b"},")
+        self._is_plain = not (header.logprobs or extras.token_ids or extras.counts)
 
     def first_events(self) -> bytes:
         """One chunk for each choice that says its role, as OpenAI sends before any text, and brings what is echoed."""
-        roles = (
+        roles = [
             ChatChunkChoice(index, ChatDelta(role="assistant", content=echo), None, None)
-            for index, echo in enumerate(self._echoes)
-        )
-        return b"".join([self._envelope.choice_event(role) for role in roles])
+            for index, echo in enumerate(self._extras.echoes)
+        ]
+        events = [self._envelope.choice_event(role) for role in roles]
+        if self._extras.token_ids:
+            prompt = list(self._extras.prompts[0])
+            events[0] = event(encode(msgspec.structs.replace(self._chunk, choices=roles[:1], prompt_token_ids=prompt)))
+        return b"".join(events)
 
     def event(self, piece: ChoicePiece) -> bytes:
-        """The chunk for one piece; without logprobs and finish reason it is put together from encoded parts."""
-        if piece.finish is None and not self._header.logprobs:
+        """The chunk for one piece; one that brings nothing but text is put together from encoded parts."""
+        if piece.finish is None and self._is_plain:
             return self._envelope.text_event(piece.index, piece.text)
-        delta = ChatDelta(content=piece.text or None)
-        choice = ChatChunkChoice(piece.index, delta, self._logprobs(piece.positions), piece.finish)
+        delta, extras = ChatDelta(content=piece.text or None), self._extras
+        logprobs = self._logprobs(piece.positions)
+        choice = ChatChunkChoice(piece.index, delta, logprobs, piece.finish, extras.ids_of(piece.token_ids))
+        if (usage := extras.usage_of(piece)) is not None:
+            return event(encode(msgspec.structs.replace(self._chunk, choices=[choice], usage=usage)))
         return self._envelope.choice_event(choice)
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -135,48 +199,77 @@ class ChatFormat:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The `chat.completion` object."""
-        header = self._header
+        header, extras = self._header, self._extras
         listed = [
             ChatChoice(
                 choice.index,
-                ChatMessage(self._echoes[choice.index] + choice.text),
+                ChatMessage(extras.echoes[choice.index] + choice.text),
                 self._logprobs(choice.positions),
                 choice.finish,
+                extras.ids_of(choice.token_ids),
             )
             for choice in choices
         ]
         return encode(
             ChatCompletion(
-                header.request_id, header.created_unix_s, header.model, listed, usage, penstock=header.cascade
+                header.request_id,
+                header.created_unix_s,
+                header.model,
+                listed,
+                usage,
+                prompt_token_ids=extras.ids_of(extras.prompts[0] if extras.prompts else ()),
+                prompt_logprobs=prompt_logprobs(choices[0].prompt_logprobs, header.text),
+                penstock=header.cascade,
             )
         )
 
     def _logprobs(self, positions: Sequence[TokenPosition]) -> ChatLogprobs | None:
-        return chat_logprobs(positions, self._header.text) if self._header.logprobs else None
+        if not self._header.logprobs:
+            return None
+        spell = Speller(self._header.text, by_id=self._extras.spells_ids)
+        return ChatLogprobs([_chat_entry(position.logprobs, spell) for position in positions])
 
 
 class CompletionFormat:
     """The `AnswerFormat` of /v1/completions."""
 
-    def __init__(self, header: AnswerHeader, echoes: Sequence[str]) -> None:
-        """`echoes`: what the text of each choice begins with."""
+    def __init__(self, header: AnswerHeader, extras: AnswerExtras) -> None:
         self._header = header
-        self._echoes = echoes
+        self._extras = extras
+        self._spell = Speller(header.text, by_id=extras.spells_ids)
         self._chunk = Completion(header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade)
         if header.include_usage:
             self._chunk.usage = None
-        self._envelope = ChunkEnvelope(self._chunk, len(echoes), b'"text":', b",")
+        self._envelope = ChunkEnvelope(self._chunk, len(extras.echoes), b'"text":', b",")
+        self._is_plain = not (header.logprobs or extras.token_ids or extras.counts)
+        self._begun: set[int] = set()
+        """Choices whose first piece was sent: with logprobs it is what brings the echo."""
 
     def first_events(self) -> bytes:
-        """The prompts that the client asked to have echoed, one chunk for each choice; empty without `echo`."""
-        echoed = ((index, echo) for index, echo in enumerate(self._echoes) if echo)
-        return b"".join([self._envelope.text_event(index, echo) for index, echo in echoed])
+        """The prompts that the client asked to have echoed or told, one chunk for each choice; often empty."""
+        extras, events = self._extras, []
+        for index, echo in enumerate(extras.echoes):
+            shown = "" if self._header.logprobs else echo
+            if extras.token_ids:
+                prompt = list(extras.prompts[index])
+                choice = CompletionChoice(index, shown, None, None, token_ids=[], prompt_token_ids=prompt)
+                events.append(self._envelope.choice_event(choice))
+            elif shown:
+                events.append(self._envelope.text_event(index, shown))
+        return b"".join(events)
 
     def event(self, piece: ChoicePiece) -> bytes:
-        """The chunk for one piece; without logprobs and finish reason it is put together from encoded parts."""
-        if piece.finish is None and not self._header.logprobs:
+        """The chunk for one piece; one that brings nothing but text is put together from encoded parts."""
+        if piece.finish is None and self._is_plain:
             return self._envelope.text_event(piece.index, piece.text)
-        return self._envelope.choice_event(self._choice(piece.index, piece.text, piece.positions, piece.finish))
+        echo = ""
+        if self._header.logprobs and piece.index not in self._begun:
+            self._begun.add(piece.index)
+            echo = self._extras.echoes[piece.index]
+        choice = self._choice(piece, echo)
+        if (usage := self._extras.usage_of(piece)) is not None:
+            return event(encode(msgspec.structs.replace(self._chunk, choices=[choice], usage=usage)))
+        return self._envelope.choice_event(choice)
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk without choices that `stream_options.include_usage` asks for."""
@@ -184,45 +277,103 @@ class CompletionFormat:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The `text_completion` object, each echoed prompt in front of its text."""
-        listed = [
-            self._choice(choice.index, self._echoes[choice.index] + choice.text, choice.positions, choice.finish)
-            for choice in choices
-        ]
+        extras, listed = self._extras, []
+        for choice in choices:
+            told = self._choice(choice, extras.echoes[choice.index])
+            told.prompt_token_ids = extras.ids_of(extras.prompts[choice.index] if extras.prompts else ())
+            told.prompt_logprobs = prompt_logprobs(choice.prompt_logprobs, self._header.text)
+            listed.append(told)
         return encode(msgspec.structs.replace(self._chunk, choices=listed, usage=usage))
 
-    def _choice(
-        self, index: int, text: str, positions: Sequence[TokenPosition], finish: Finish | None
-    ) -> CompletionChoice:
-        logprobs = completion_logprobs(positions, self._header.text) if self._header.logprobs else None
-        return CompletionChoice(index, text, logprobs, finish)
+    def _choice(self, part: ChoicePiece | WholeChoice, echo: str) -> CompletionChoice:
+        logprobs, extras = None, self._extras
+        if self._header.logprobs:
+            logprobs = completion_logprobs(part.positions, self._spell, len(extras.echoes[part.index]))
+            if echo:
+                of_prompt = echoed_logprobs(extras.prompts[part.index], part.prompt_logprobs, self._spell)
+                logprobs = _joined(of_prompt, logprobs)
+        return CompletionChoice(part.index, echo + part.text, logprobs, part.finish, extras.ids_of(part.token_ids))
 
 
-def chat_logprobs(positions: Sequence[TokenPosition], text: ModelText) -> ChatLogprobs:
-    """`choices[].logprobs` of a chat completion, with the UTF-8 bytes of every token."""
-    return ChatLogprobs([_chat_entry(position.logprobs, text) for position in positions])
+class Speller:
+    """How logprobs name a token."""
+
+    def __init__(self, text: ModelText, *, by_id: bool = False) -> None:
+        """`by_id`: as `return_tokens_as_token_ids` asks for it."""
+        self.text = text
+        self._by_id = by_id
+
+    def __call__(self, token_id: int) -> tuple[str, bytes]:
+        """The name, and the bytes that the token stands for."""
+        spelled, spelled_bytes = self.text.token_text(token_id)
+        return (f"token_id:{token_id}" if self._by_id else spelled), spelled_bytes
 
 
-def completion_logprobs(positions: Sequence[TokenPosition], text: ModelText) -> CompletionLogprobs:
-    """`choices[].logprobs` of a completion; `text_offset` counts characters from the answer's start."""
+def completion_logprobs(
+    positions: Sequence[TokenPosition], spell: Speller, echoed_characters: int
+) -> CompletionLogprobs:
+    """`choices[].logprobs` of a completion; `text_offset` counts characters, those of an echoed prompt included."""
     return CompletionLogprobs(
-        tokens=[text.token_text(position.logprobs.chosen.token_id)[0] for position in positions],
+        tokens=[spell(position.logprobs.chosen.token_id)[0] for position in positions],
         token_logprobs=[_finite(position.logprobs.chosen.logprob) for position in positions],
-        top_logprobs=[
-            {text.token_text(rival.token_id)[0]: _finite(rival.logprob) for rival in position.logprobs.top}
-            for position in positions
-        ],
-        text_offset=[position.text_offset for position in positions],
+        top_logprobs=[_rivals(position.logprobs, spell) for position in positions],
+        text_offset=[echoed_characters + position.text_offset for position in positions],
     )
 
 
-def _chat_entry(logprobs: request_pb2.PositionLogprobs, text: ModelText) -> ChatTokenLogprob:
-    chosen = _top(logprobs.chosen, text)
-    return ChatTokenLogprob(chosen.token, chosen.logprob, chosen.bytes, [_top(rival, text) for rival in logprobs.top])
+def echoed_logprobs(
+    prompt: Sequence[int], logprobs: Sequence[request_pb2.PositionLogprobs], spell: Speller
+) -> CompletionLogprobs:
+    """Those of an echoed prompt, of whose first token nothing is known."""
+    detokenizer, offsets, read = spell.text.detokenizer(()), [], 0
+    for token_id in prompt:
+        offsets.append(read)
+        read += len(detokenizer.push((token_id,)))
+    return CompletionLogprobs(
+        tokens=[spell(token_id)[0] for token_id in prompt],
+        token_logprobs=[None, *(_finite(position.chosen.logprob) for position in logprobs)],
+        top_logprobs=[None, *(_rivals(position, spell) for position in logprobs)],
+        text_offset=offsets,
+    )
 
 
-def _top(token: request_pb2.TokenLogprob, text: ModelText) -> TopLogprob:
-    spelled, spelled_bytes = text.token_text(token.token_id)
+def prompt_logprobs(
+    logprobs: Sequence[request_pb2.PositionLogprobs], text: ModelText
+) -> PromptLogprobs | msgspec.UnsetType:
+    """vLLM's `prompt_logprobs`; left out where they were not asked for."""
+    return [None, *(_prompt_entry(position, text) for position in logprobs)] if logprobs else msgspec.UNSET
+
+
+def _prompt_entry(logprobs: request_pb2.PositionLogprobs, text: ModelText) -> dict[str, PromptLogprob]:
+    chosen = {logprobs.chosen.token_id: (logprobs.chosen.logprob, None)}
+    ranked = {rival.token_id: (rival.logprob, rank) for rank, rival in enumerate(logprobs.top, 1)}
+    return {
+        str(token_id): PromptLogprob(_finite(logprob), rank, text.token_text(token_id)[0])
+        for token_id, (logprob, rank) in (chosen | ranked).items()
+    }
+
+
+def _joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+def _chat_entry(logprobs: request_pb2.PositionLogprobs, spell: Speller) -> ChatTokenLogprob:
+    chosen = _top(logprobs.chosen, spell)
+    return ChatTokenLogprob(chosen.token, chosen.logprob, chosen.bytes, [_top(rival, spell) for rival in logprobs.top])
+
+
+def _top(token: request_pb2.TokenLogprob, spell: Speller) -> TopLogprob:
+    spelled, spelled_bytes = spell(token.token_id)
     return TopLogprob(spelled, _finite(token.logprob), list(spelled_bytes))
+
+
+def _rivals(logprobs: request_pb2.PositionLogprobs, spell: Speller) -> dict[str, float] | None:
+    return {spell(rival.token_id)[0]: _finite(rival.logprob) for rival in logprobs.top}
 
 
 def _finite(logprob: float) -> float:

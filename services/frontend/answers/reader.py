@@ -7,6 +7,7 @@ from prometheus_client import Histogram
 from services.frontend.answers.choice import ChoicePiece, ChoiceText
 from services.frontend.answers.event_ids import Covered
 from services.frontend.answers.schema import PromptTokensDetails, Usage
+from services.frontend.errors import upstream_failed
 from services.frontend.requests.generation import Generation
 from services.frontend.workers.token_mailbox import Piece
 
@@ -36,6 +37,7 @@ class AnswerReader:
         self._covered = covered
         self._last_s: list[float | None] = [None] * len(texts)
         self._cached_tokens: dict[int, int] = {}
+        self._has_prompt_logprobs: set[int] = set()
         self._ttft = ttft
         self._inter_token = inter_token
 
@@ -60,16 +62,30 @@ class AnswerReader:
         shown: list[ChoicePiece] = []
         for piece in pieces:
             self._measure(piece, now_s)
+            if piece.prompt_logprobs:
+                self._has_prompt_logprobs.add(piece.index)
             for part, is_new in self._parts(piece):
                 visible = self._texts[piece.index].push(part)
+                if not is_new:
+                    self._texts[piece.index].forget()
                 if visible is None:
                     continue
                 if is_new:
                     shown.append(visible)
                 if visible.finish is not None:
+                    self._check_prompt_logprobs(piece.index)
                     self._unfinished -= 1
                     self._generation.abort_choice(piece.index)
         return shown
+
+    def _check_prompt_logprobs(self, index: int) -> None:
+        """They come with the first tokens; where the rest of those was learnt from the next owner of the request, they
+        are lost. Raises ApiError rather than leave them out."""
+        plan = self._generation.plan
+        prompt = plan.prompts[index // plan.n]
+        is_wanted = prompt.sampling.HasField("prompt_logprobs") and len(prompt.token_ids) > 1
+        if is_wanted and index not in self._has_prompt_logprobs:
+            raise upstream_failed("The logprobs of the prompt were lost with a worker; try again.", "worker_lost")
 
     def _parts(self, piece: Piece) -> Sequence[tuple[Piece, bool]]:
         """What the client has of a piece, and what is new to it."""

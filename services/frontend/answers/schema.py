@@ -20,7 +20,27 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    """Left out while a stream goes on."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Found in the prefix cache; 0 while a stream goes on."""
+        details = self.prompt_tokens_details
+        return 0 if isinstance(details, msgspec.UnsetType) else details.cached_tokens
+
+
+class PromptLogprob(msgspec.Struct):
+    """A token at one place of the prompt; vLLM's form."""
+
+    logprob: float
+    rank: int | None
+    """1: the likeliest; null: not among those that were asked for."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token id, place by place; null for the first token, which nothing comes before."""
 
 
 class TopLogprob(msgspec.Struct):
@@ -62,6 +82,8 @@ class ChatChoice(msgspec.Struct):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`: the answer's, the one that ended it included."""
 
 
 class TierFacts(msgspec.Struct):
@@ -108,6 +130,10 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`."""
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """Where they were asked for."""
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
     """How a cascade came to the answer; left out where a model was asked."""
 
@@ -126,6 +152,8 @@ class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`: those that came since the last chunk of this choice."""
 
 
 class ChatCompletionChunk(msgspec.Struct):
@@ -136,8 +164,10 @@ class ChatCompletionChunk(msgspec.Struct):
     model: str
     choices: list[ChatChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`, in the first chunk."""
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    """Only with `stream_options.include_usage`; set on the last chunk."""
+    """Only with `stream_options.include_usage`; set on the last chunk, with `continuous_usage_stats` on every one."""
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
     """Only of a cascade: in the first chunk as far as it is known, and whole from the last token on."""
 
@@ -146,8 +176,9 @@ class CompletionLogprobs(msgspec.Struct):
     """Logprobs of a completion choice, position by position."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """null for the first token of an echoed prompt."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -158,6 +189,12 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`: those that came since the last chunk of this choice."""
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """With `return_token_ids`; of a stream, in the first chunk of each choice."""
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """Where they were asked for."""
 
 
 class Completion(msgspec.Struct):

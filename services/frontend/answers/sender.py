@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from starlette.types import Send
 
-from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
+from services.frontend.answers.choice import ChoicePiece
 from services.frontend.answers.event_ids import EventIds
 from services.frontend.answers.formats import AnswerFormat, StreamFormat, WholeAnswer, WholeChoice
 from services.frontend.answers.reader import AnswerReader
@@ -80,20 +80,12 @@ class AnswerSender:
 
     async def whole(self, reader: AnswerReader, form: AnswerFormat, choices: int) -> None:
         """The answer in one piece. Raises ApiError if the generation fails."""
-        texts: list[list[str]] = [[] for _ in range(choices)]
-        positions: list[list[TokenPosition]] = [[] for _ in range(choices)]
-        finishes: dict[int, Finish] = {}
+        pieces: list[list[ChoicePiece]] = [[] for _ in range(choices)]
         while not reader.done:
             await reader.wait()
             for piece in reader.read():
-                texts[piece.index].append(piece.text)
-                positions[piece.index] += piece.positions
-                if piece.finish is not None:
-                    finishes[piece.index] = piece.finish
-        listed = [
-            WholeChoice(index, "".join(texts[index]), positions[index], finishes[index]) for index in range(choices)
-        ]
-        await self._send_whole(form.whole(listed, reader.usage()))
+                pieces[piece.index].append(piece)
+        await self._send_whole(form.whole([WholeChoice.of(each) for each in pieces], reader.usage()))
 
     async def stream_at_once(self, answer: WholeAnswer, form: AnswerFormat, include_usage: bool) -> None:
         """The events of an answer that is all there."""

@@ -55,7 +55,7 @@ def summed(attempts: list[Attempt]) -> Usage:
     usages = [attempt.usage for attempt in attempts]
     prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     completion_tokens = sum(usage.completion_tokens for usage in usages)
-    cached_tokens = sum(usage.prompt_tokens_details.cached_tokens for usage in usages)
+    cached_tokens = sum(usage.cached_tokens for usage in usages)
     return Usage(
         prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
     )

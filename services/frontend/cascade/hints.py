@@ -9,6 +9,9 @@ from services.frontend.cascade.latency_estimates import TierLatencyEstimates
 from services.frontend.errors import bad_request, unavailable
 from services.frontend.requests.schema import CascadeHints, ChatCompletionRequest, CompletionRequest
 
+_OF_ONE_MODEL = ("return_token_ids", "prompt_logprobs", "allowed_token_ids")
+"""Parameters in or about token ids, which tiers do not share, and about a prompt, which each tier reads by itself."""
+
 
 def terms_in_force(record: CascadeRecord) -> CascadeTerms:
     """What holds for a request without hints, from the record in the state store."""
@@ -26,6 +29,11 @@ def terms_of(
     hints = request.penstock or CascadeHints()
     if (request.n or 1) > 1 or (isinstance(request, CompletionRequest) and _prompts(request) > 1):
         raise bad_request(f"`{record.name}` is a cascade, which gives one answer to one prompt.", "n")
+    for name in _OF_ONE_MODEL:
+        if getattr(request, name, None) not in (None, False):
+            raise bad_request(f"`{record.name}` is a cascade of models: `{name}` can only be asked of one.", name)
+    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
+        raise bad_request(f"`{record.name}` is a cascade of models: logprobs of its prompts are not known.", "echo")
     max_tier = None
     if hints.max_tier is not None:
         if hints.max_tier not in record.tiers:

@@ -9,7 +9,7 @@ import msgspec
 from prometheus_client import Histogram
 
 from controlplane.protocols.cascade.confidence import RunningConfidence
-from services.frontend.answers.choice import ChoicePiece, ChoiceText, Finish, TokenPosition
+from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition, choice_text
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.schema import Usage
 from services.frontend.requests.generation import Client, Generation, generating
@@ -68,10 +68,7 @@ class TierReader:
     """A tier's answer as it comes. What was shown is kept."""
 
     def __init__(self, service: FrontendService, generation: Generation, question: TierQuestion) -> None:
-        (relay,) = generation.relays
-        model_text = question.model.text
-        endings = generation.plan.ending_token_ids
-        text = ChoiceText(0, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
+        text = choice_text(question.request, generation.plan, 0)
         self._clock = service.clock
         self._began_s = question.began_s
         self._reader = AnswerReader(generation, [text], question.ttft, question.inter_token, service.clock)
@@ -165,7 +162,7 @@ async def ask_tier(service: FrontendService, question: TierQuestion, client: Cli
         finally:
             usage, metrics = reader.usage(), service.metrics.of(question.model.name)
             metrics.generated_tokens.inc(usage.completion_tokens)
-            metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)
+            metrics.cached_tokens.inc(usage.cached_tokens)
         answer = reader.answer()
         if answer.given_up:
             run.ends_as = "given up"

@@ -14,7 +14,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.answers.choice import ChoiceText
+from services.frontend.answers.choice import choice_text
 from services.frontend.answers.event_ids import Covered, EventIds
 from services.frontend.answers.formats import AnswerHeader, answer_format
 from services.frontend.answers.reader import AnswerReader
@@ -179,12 +179,7 @@ class ModelExchange(Exchange):
         is_resumed: bool = False,
     ) -> None:
         """`covered`: what the client has of a stream that it resumes."""
-        model_text = self._model.text
-        endings = generation.plan.ending_token_ids
-        texts = [
-            ChoiceText(relay.index, model_text.detokenizer(relay.prompt_token_ids), generation.plan.stop, endings)
-            for relay in generation.relays
-        ]
+        texts = [choice_text(self._request, generation.plan, relay.index) for relay in generation.relays]
         metrics = self._service.metrics.of(self._model.name)
         reader = AnswerReader(
             generation, texts, metrics.ttft, metrics.inter_token, self._service.clock, covered, is_resumed=is_resumed
@@ -230,7 +225,7 @@ class ModelExchange(Exchange):
     def _count_tokens(self, reader: AnswerReader, sent_before: int) -> None:
         usage, metrics = reader.usage(), self._service.metrics.of(self._model.name)
         metrics.generated_tokens.inc(max(0, usage.completion_tokens - sent_before))
-        metrics.cached_tokens.inc(usage.prompt_tokens_details.cached_tokens)
+        metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.request_prompt_tokens.observe(usage.prompt_tokens)
         metrics.request_generated_tokens.observe(usage.completion_tokens)
         for finish in reader.finishes:

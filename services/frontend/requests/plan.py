@@ -1,7 +1,7 @@
 """From a client's request to what the engines are asked: token ids, sampling parameters, choices."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from controlplane.model.request import SamplingParams
@@ -101,7 +101,10 @@ async def plan_chat(
         raise bad_request(f"{error}.", "messages") from error
     logprobs = _chat_logprobs(request)
     token_ids = await model.text.chunked.encode_in(threads, text)
+    if request.add_special_tokens:
+        token_ids = model.text.with_added_tokens(token_ids)
     max_tokens = request.max_completion_tokens or request.max_tokens
+    token_ids = _truncated(token_ids, request, model, max_tokens)
     sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, "messages")
     prompt = Prompt(token_ids, sampling, _echoed_message(request))
     return _plan(request, request_id, model, (prompt,))
@@ -114,13 +117,15 @@ async def plan_completion(
     sources = _prompts(request.prompt)
     if len(sources) * (request.n or 1) > max_choices:
         raise bad_request(f"At most {max_choices} answers (prompts times n) can be asked for at once.", "prompt")
-    max_tokens = request.max_tokens or COMPLETION_MAX_TOKENS
+    # Engines generate one token at least; it is not shown where none is wanted.
+    max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens or 1
     prompts = []
     for source in sources:
-        token_ids = await _prompt_ids(source, model, threads)
+        whole = await _prompt_ids(source, model, threads, adds_tokens=request.add_special_tokens is not False)
+        token_ids = _truncated(whole, request, model, max_tokens)
         echo = ""
         if request.echo:
-            echo = source if isinstance(source, str) else model.text.decode(token_ids)
+            echo = source if isinstance(source, str) and token_ids is whole else model.text.decode(token_ids)
         sampling = _sampling(request, model, len(token_ids), max_tokens, request.logprobs, "prompt")
         prompts.append(Prompt(token_ids, sampling, echo))
     return _plan(request, request_id, model, tuple(prompts))
@@ -200,9 +205,24 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[i
     raise bad_request("`prompt` must hold only texts, only token ids, or only lists of token ids.", "prompt")
 
 
-async def _prompt_ids(source: str | list[int], model: ServedModel, threads: Threads) -> list[int]:
+def _truncated(token_ids: list[int], request: SamplingFields, model: ServedModel, max_tokens: int | None) -> list[int]:
+    """What `truncate_prompt_tokens` leaves of a prompt."""
+    limit = request.truncate_prompt_tokens
+    if limit is None:
+        return token_ids
+    if limit == 0:
+        raise bad_request("A prompt must keep at least one token.", "truncate_prompt_tokens")
+    if limit < 0:
+        limit = max(1, model.max_model_len_tokens - (max_tokens or 1))
+    if len(token_ids) <= limit:
+        return token_ids
+    return token_ids[:limit] if request.truncation_side == "right" else token_ids[-limit:]
+
+
+async def _prompt_ids(source: str | list[int], model: ServedModel, threads: Threads, *, adds_tokens: bool) -> list[int]:
     if isinstance(source, str):
-        token_ids = model.text.with_added_tokens(await model.text.chunked.encode_in(threads, source))
+        token_ids = await model.text.chunked.encode_in(threads, source)
+        token_ids = model.text.with_added_tokens(token_ids) if adds_tokens else token_ids
     else:
         token_ids = source
         if token_ids and max(token_ids) >= model.text.vocabulary_size:
@@ -231,6 +251,8 @@ def _sampling(
         structured_outputs=structure_of(request.response_format, request.structured_outputs),
         **values_in(request),
     )
+    if isinstance(request, CompletionRequest) and request.echo and sampling.prompt_logprobs is None:
+        sampling = replace(sampling, prompt_logprobs=logprobs)
     for name, token_ids in sampling.listed_token_ids.items():
         if token_ids and max(token_ids) >= model.text.vocabulary_size:
             raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", name)

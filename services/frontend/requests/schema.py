@@ -7,7 +7,7 @@ named here and accepted; those that would are refused with their name (`unsuppor
 the engine as they are come from the one table of them (`sampling`).
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -41,7 +41,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
     """Accepted; this server does not pad its chunks."""
     continuous_usage_stats: bool | None = None
-    """Accepted only if false: the usage comes once, at the end."""
+    """With `include_usage`: every chunk says how many tokens its choice has so far."""
 
 
 _ROLES_THAT_SPEAK = frozenset({"system", "developer", "user"})
@@ -102,6 +102,23 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, Bias] | None = None
     """From token id, as a string, to what is added to its logit."""
+    include_stop_str_in_output: bool | None = None
+    """Show the string or the token that ended the answer."""
+    skip_special_tokens: bool | None = None
+    """False: show the special tokens in the answer."""
+    spaces_between_special_tokens: bool | None = None
+    """Accepted; without effect: there is no blank but those that the model wrote."""
+    add_special_tokens: bool | None = None
+    """Put the tokens around the prompt that the model wants there; true for a prompt, false for a conversation, whose
+    template has them."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
+    """Use so many tokens of the prompt only; -1: as many as leave room for the answer."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are taken off; left by default."""
+    return_token_ids: bool | None = None
+    """Also give the token ids of prompt and answer."""
+    return_tokens_as_token_ids: bool | None = None
+    """Spell tokens as `token_id:7` in logprobs."""
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     """Texts that the answer must not hold, as far as it spells them with the tokens that they have by themselves or
     behind a blank."""
@@ -185,11 +202,13 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/completions"""
 
+    max_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
+    """16 by default; 0 computes the prompt only."""
     prompt: str | list[str | TokenId | list[TokenId]]
     """A text, several, the token ids of one prompt, or those of several."""
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
-    """Put the prompt before the answer; not together with logprobs."""
+    """Put the prompt before the answer, and its logprobs before the answer's."""
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     """Only equal to n."""
     suffix: str | None = None

@@ -26,8 +26,10 @@ def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
     if request.stream_options is not None:
         if not request.stream:
             yield "stream_options", "it is only allowed with `stream: true`."
-        if request.stream_options.continuous_usage_stats:
-            yield "stream_options.continuous_usage_stats", "the usage comes once, at the end."
+        if request.stream_options.continuous_usage_stats and not request.stream_options.include_usage:
+            yield "stream_options.continuous_usage_stats", "it is only allowed with `include_usage: true`."
+    if request.stream and request.prompt_logprobs is not None:  # type: ignore[attr-defined]
+        yield "prompt_logprobs", "it is not allowed with `stream: true`."
     if isinstance(request, ChatCompletionRequest):
         yield from _unsupported_chat(request)
     if isinstance(request, CompletionRequest):
@@ -78,5 +80,3 @@ def _unsupported_completion(request: CompletionRequest) -> Iterator[tuple[str, s
         yield "best_of", "every answer that is made is returned; leave it out or set it to `n`."
     if request.suffix:
         yield "suffix", "text can only be continued."
-    if request.echo and request.logprobs is not None:
-        yield "echo", "logprobs of the prompt are not computed; ask for one of the two."

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,9 +93,9 @@ class ModelText:
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return token_ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence, special tokens left out."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
@@ -109,11 +110,20 @@ class ModelText:
         text = both[len(before) :]
         return text, text.encode()
 
-    def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer:
+    def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh one for an answer to this prompt."""
-        if self._bytes_of_token is not None:
-            return ByteLevelDetokenizer(self._bytes_of_token)
-        return WindowDetokenizer(self.decode, prompt_token_ids)
+        if self._bytes_of_token is None:
+            decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
+            return WindowDetokenizer(decode, prompt_token_ids)
+        return ByteLevelDetokenizer(self._bytes_of_token if skip_special_tokens else self._all_bytes_of_token)
+
+    @cached_property
+    def _all_bytes_of_token(self) -> list[bytes]:
+        """The bytes of every token by id, special ones spelled out."""
+        table = list(self._bytes_of_token or ())
+        for token_id, added in self._tokenizer.get_added_tokens_decoder().items():
+            table[token_id] = added.content.encode()
+        return table
 
 
 def _added_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

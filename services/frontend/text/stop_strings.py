@@ -10,12 +10,14 @@ class StopStrings:
     a rule that does not depend on how the text was cut into pieces.
     """
 
-    __slots__ = ("_held", "_longest", "_stops", "stopped")
+    __slots__ = ("_held", "_is_shown", "_longest", "_stops", "stopped")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_shown: bool = False) -> None:
+        """`is_shown`: the stop string is part of the answer that it ends."""
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self._stops = tuple(stops)
+        self._is_shown = is_shown
         self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.stopped = False
@@ -26,14 +28,15 @@ class StopStrings:
         """Whether there is anything to look for."""
         return bool(self._stops)
 
-    def push(self, text: str) -> str:
-        """The text that is now decided to be part of the answer."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that is now decided to be part of the answer. Without `may_stop` a stop string that `text` completes
+        is text as any other; one that begins in it may still end the answer."""
         if not self._stops:
             return text
         if self.stopped or not text:
             return ""
         candidate = self._held + text
-        end = self._first_stop(candidate)
+        end = self._first_stop(candidate) if may_stop else None
         if end is not None:
             self.stopped = True
             self._held = ""
@@ -48,9 +51,12 @@ class StopStrings:
         return held
 
     def _first_stop(self, text: str) -> int | None:
-        """Where the stop string that is complete first begins."""
+        """Where the answer ends, by the stop string that is complete first."""
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(found)[1] if found else None
+        if not found:
+            return None
+        complete, begins = min(found)
+        return complete if self._is_shown else begins
 
     def _undecided_from(self, text: str) -> int:
         for start in range(max(0, len(text) - self._longest + 1), len(text)):

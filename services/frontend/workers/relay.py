@@ -155,7 +155,10 @@ class Relay:
     def put(self, delta: _Delta) -> None:
         """Give a delta to its client."""
         cached = delta.cached_tokens if delta.HasField("cached_tokens") else None
-        self.mailbox.put(Piece(self.index, list(delta.token_ids), delta.logprobs, delta.finish_reason, cached))
+        piece = Piece(
+            self.index, list(delta.token_ids), delta.logprobs, delta.finish_reason, cached, delta.prompt_logprobs
+        )
+        self.mailbox.put(piece)
 
     def put_without_logprobs(self, token_ids: Sequence[int], finish_reason: int) -> None:
         """Give tokens to its client of which nothing more is known."""

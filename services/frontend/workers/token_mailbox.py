@@ -18,6 +18,8 @@ class Piece:
     finish_reason: int
     """A `request_pb2.FinishReason`, unspecified while the choice goes on."""
     cached_tokens: int | None
+    prompt_logprobs: Sequence[request_pb2.PositionLogprobs] = ()
+    """Of the prompt's tokens but the first."""
 
 
 class TokenMailbox:

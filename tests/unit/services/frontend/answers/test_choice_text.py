@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.v1 import request_pb2
-from services.frontend.answers.choice import ChoiceText
+from services.frontend.answers.choice import ChoiceText, TextRules
 from services.frontend.workers.token_mailbox import Piece
 
 END = 0
@@ -27,7 +27,7 @@ class Letters:
 
 
 def told(pieces: Sequence[Sequence[int]], stop: Sequence[str], finish: int, with_logprobs: bool) -> object:
-    choice = ChoiceText(0, Letters(), stop, frozenset({END}))
+    choice = ChoiceText(0, Letters(), TextRules(stop, frozenset({END})))
     text, positions = "", 0
     for number, token_ids in enumerate(pieces):
         logprobs = [request_pb2.PositionLogprobs() for _ in token_ids] if with_logprobs else ()

@@ -143,7 +143,15 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": [5] * 4090}, "prompt", "context_length_exceeded"),
     ({"best_of": 2}, "best_of", UNSUPPORTED),
     ({"suffix": "x"}, "suffix", UNSUPPORTED),
-    ({"echo": True, "logprobs": 1}, "echo", UNSUPPORTED),
+    ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", None),
+    ({"truncation_side": "top"}, "truncation_side", "invalid_value"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", UNSUPPORTED),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        UNSUPPORTED,
+    ),
     ({"logprobs": -1}, "logprobs", "invalid_value"),
 ]
 

@@ -104,6 +104,26 @@ async def test_stop_strings_end_a_resumed_stream_where_they_would_have_ended_it(
             assert client.answer == expected
 
 
+async def test_every_token_id_of_a_resumed_stream_comes_once() -> None:
+    async with pair() as mesh:
+        texts, _, _ = await truth(mesh.first, COMPLETION, "/v1/completions")
+        body = {
+            **COMPLETION,
+            "stop": [texts[0][60:66], texts[0][20] + "zz"],
+            "return_token_ids": True,
+            "n": 2,
+            "seed": 1,
+        }
+        whole = ResumingClient(body)
+        await whole.ask(mesh.first)
+        assert sum(len(ids) for ids in whole.token_ids.values()) == whole.answer[2]
+        for cut in (3, 8, 40):
+            client = ResumingClient(body, headers={"x-penstock-resumable": "true"})
+            await client.ask(mesh.first, cut)
+            await client.resume(mesh.second)
+            assert (client.answer, client.token_ids) == (whole.answer, whole.token_ids)
+
+
 async def test_the_tail_of_a_stream_that_has_just_ended_is_there() -> None:
     async with pair() as mesh:
         for body in (COMPLETION, {**COMPLETION, "stop": ["e"]}):

@@ -1,0 +1,213 @@
+"""What a client wants to see of an answer: token ids, logprobs of the prompt, special tokens, counts."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.v1 import request_pb2
+from services.frontend.text.model_text import ModelText
+from tests.unit.services.frontend.fakes import Delta, tokens
+from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+EOS = 1
+USER_TOKEN = 2
+"""`<|user|>`, a special token."""
+
+
+async def post(mesh: MeshOfFakes, path: str, **fields: Any) -> Any:
+    asked = {"prompt": "the fox"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
+    async with mesh.http() as http:
+        response = await http.post(path, json={"model": "demo", **asked, **fields})
+    assert response.status_code == 200, response.text
+    if not fields.get("stream"):
+        return response.json()
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def logprobs_of(token_ids: Sequence[int], rivals: int) -> list[request_pb2.PositionLogprobs]:
+    return [
+        request_pb2.PositionLogprobs(
+            chosen=request_pb2.TokenLogprob(token_id=token_id, logprob=-1.0 - index),
+            top=[request_pb2.TokenLogprob(token_id=80 + rank, logprob=-0.5) for rank in range(rivals)],
+        )
+        for index, token_id in enumerate(token_ids)
+    ]
+
+
+def says(text: str, request: request_pb2.GenerateRequest, mesh: MeshOfFakes) -> list[Delta]:
+    """Token by token, with all logprobs that were asked for."""
+    ids = mesh.ids(text)[: request.sampling.max_tokens]
+    deltas = tokens(*([token_id] for token_id in ids), finish=request_pb2.FINISH_REASON_LENGTH)
+    if request.sampling.HasField("logprobs"):
+        for delta in deltas:
+            delta.logprobs.extend(logprobs_of(delta.token_ids, request.sampling.logprobs))
+    if request.sampling.HasField("prompt_logprobs"):
+        deltas[0].prompt_logprobs.extend(logprobs_of(request.prompt_token_ids[1:], request.sampling.prompt_logprobs))
+    return deltas
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_token_ids_of_prompt_and_answer(model_path: Path, path: str, stream: bool) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        ids = [*mesh.ids("one STO two"), EOS]
+        await mesh.add_worker(lambda _: tokens(*([token_id] for token_id in ids)))
+        options: Any = {"stream": True} if stream else {}
+        answer = await post(mesh, path, return_token_ids=True, stop="STOP", n=2, **options)
+        prompt = list(mesh.worker.received[0].prompt_token_ids)
+    if not stream:
+        assert [choice["token_ids"] for choice in answer["choices"]] == [ids, ids]
+        assert (answer if path == CHAT else answer["choices"][1])["prompt_token_ids"] == prompt
+        return
+    choices = [choice for chunk in answer for choice in chunk["choices"]]
+    for index in range(2):
+        told = [token_id for c in choices if c["index"] == index for token_id in c.get("token_ids") or []]
+        assert told == ids
+    assert (answer[0] if path == CHAT else answer[0]["choices"][0])["prompt_token_ids"] == prompt
+
+
+async def test_token_ids_end_where_a_stop_string_does(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        ids = [token_id for letter in "abcd" for token_id in mesh.ids(letter)]
+        await mesh.add_worker(lambda _: tokens(ids, [EOS]))
+        answer = await post(mesh, COMPLETIONS, return_token_ids=True, stop="c")
+    assert answer["choices"][0]["token_ids"] == ids[:3]
+    assert answer["choices"][0]["text"] == "ab"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echoed_prompt_has_logprobs(model_path: Path, stream: bool) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.add_worker(lambda request: says(" jumps over", request, mesh))
+        answer = await post(mesh, COMPLETIONS, echo=True, logprobs=2, n=2, max_tokens=2, stream=stream)
+        prompt = list(mesh.worker.received[0].prompt_token_ids)
+        assert mesh.worker.received[0].sampling.prompt_logprobs == 2
+    parts = [answer] if not stream else answer
+    for index in range(2):
+        choices = [choice for part in parts for choice in part["choices"] if choice["index"] == index]
+        text = "".join(choice["text"] for choice in choices)
+        assert text.startswith("the fox jump")
+        told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        logprobs = [value for each in told for value in each["token_logprobs"]]
+        assert logprobs == [None, *(-1.0 - i for i in range(len(prompt) - 1)), -1.0, -1.0]
+        tops = [top for each in told for top in each["top_logprobs"]]
+        assert tops[0] is None
+        assert all(len(top) == 2 for top in tops[1:])
+        offsets = [offset for each in told for offset in each["text_offset"]]
+        spelled = [token for each in told for token in each["tokens"]]
+        assert offsets[0] == offsets[1] == 0, "the first token is special: it has no text"
+        for offset, token in zip(offsets[1:], spelled[1:], strict=True):
+            assert text[offset:].startswith(token)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_no_tokens_compute_the_prompt_only(model_path: Path, echo: bool) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.add_worker(lambda request: says(" jumps", request, mesh))
+        answer = await post(mesh, COMPLETIONS, echo=echo, logprobs=1, max_tokens=0)
+        assert mesh.worker.received[0].sampling.max_tokens == 1, "the least that an engine generates"
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("the fox" if echo else "", "length")
+    assert len(choice["logprobs"]["tokens"]) == (answer["usage"]["prompt_tokens"] if echo else 0)
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+async def test_logprobs_of_a_prompt_in_vllm_s_form(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.add_worker(lambda request: says("x", request, mesh))
+        answer = await post(mesh, COMPLETIONS, prompt=[70, 71, 80], prompt_logprobs=1)
+        chat = await post(mesh, CHAT, prompt_logprobs=0)
+    first, second, third = answer["choices"][0]["prompt_logprobs"]
+    assert first is None
+    assert second["71"] == {"logprob": -1.0, "rank": None, "decoded_token": mesh.text.token_text(71)[0]}
+    assert second["80"]["rank"] == 1
+    assert list(third) == ["80"]
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+
+
+async def test_logprobs_of_a_prompt_that_never_came_are_an_error(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.add_worker(lambda _: tokens(mesh.ids("x"), [EOS]))
+        async with mesh.http() as http:
+            response = await http.post(COMPLETIONS, json={"model": "demo", "prompt": "a b", "prompt_logprobs": 1})
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "worker_lost")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"stop": "two"}, "one "),
+        ({"stop": "two", "include_stop_str_in_output": True}, "one two"),
+        ({"stop": "two", "min_tokens": 40, "max_tokens": 60}, "one two three"),
+        (
+            {"stop_token_ids": [EOS], "include_stop_str_in_output": True, "skip_special_tokens": False},
+            "one two three</s>",
+        ),
+        ({"skip_special_tokens": False, "spaces_between_special_tokens": False}, "one two<|user|> three"),
+    ],
+)
+async def test_stops_and_special_tokens(model_path: Path, fields: dict[str, Any], text: str) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        ids = [*mesh.ids("one two"), *([USER_TOKEN] if "spaces" in str(fields) else []), *mesh.ids(" three")]
+        await mesh.add_worker(lambda _: tokens(*([token_id] for token_id in [*ids, EOS])))
+        for stream in (False, True):
+            answer = await post(mesh, COMPLETIONS, stream=stream, **fields)
+            parts = answer if stream else [answer]
+            assert "".join(part["choices"][0]["text"] for part in parts) == text
+
+
+async def test_every_chunk_can_say_how_many_tokens_there_are(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.add_worker(lambda request: says("one two three", request, mesh))
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = await post(mesh, CHAT, stream=True, stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["choices"] and chunk["usage"]]
+    assert counts == list(range(1, len(counts) + 1))
+    assert chunks[-1]["usage"]["completion_tokens"] == counts[-1]
+    assert "prompt_tokens_details" in chunks[-1]["usage"]
+
+
+async def test_tokens_are_spelled_by_their_ids(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        await mesh.add_worker(lambda request: says("x", request, mesh))
+        answer = await post(mesh, COMPLETIONS, logprobs=1, return_tokens_as_token_ids=True)
+        assert answer["choices"][0]["logprobs"]["tokens"] == [f"token_id:{mesh.ids('x')[0]}"]
+        chat = await post(mesh, CHAT, logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True)
+        assert chat["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["token"] == "token_id:80"
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ({}, [70, 71, 72, 73]),
+        ({"truncate_prompt_tokens": 2}, [72, 73]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [70, 71, 72]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 4094}, [72, 73]),
+    ],
+)
+async def test_prompts_are_cut_to_what_is_asked(model_path: Path, fields: dict[str, Any], left: list[int]) -> None:
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [EOS])) as mesh:
+        await post(mesh, COMPLETIONS, prompt=[70, 71, 72, 73], **fields)
+        assert list(mesh.worker.received[0].prompt_token_ids) == left
+
+
+async def test_tokens_around_a_prompt_are_left_out_or_added(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [EOS])) as mesh:
+        await post(mesh, COMPLETIONS, add_special_tokens=False)
+        await post(mesh, CHAT, add_special_tokens=True)
+        bare, chat = (list(request.prompt_token_ids) for request in mesh.worker.received)
+        assert bare == mesh.ids("the fox")
+        assert chat[:2] == [0, 0]
+
+
+def test_special_tokens_are_spelled_out_by_every_detokenizer(model_path: Path) -> None:
+    text = ModelText.load(model_path, lambda: 0.0)
+    ids = [*text.encode("a"), USER_TOKEN, *text.encode("b")]
+    assert text.detokenizer((), skip_special_tokens=False).push(ids) == "a<|user|>b"
+    assert text.detokenizer(()).push(ids) == "ab"
