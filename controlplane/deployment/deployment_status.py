@@ -34,7 +34,8 @@ class DeploymentStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     supervisor: str
     plans: dict[str, int]
-    """By cascade: revision of the plan that is being followed; 0 where an operator has set thresholds since."""
+    """By cascade: revision of the plan that is being followed; 0 where it was heard of only after an operator had set
+    thresholds."""
     missing: tuple[MissingReplicas, ...] = ()
     leaving: tuple[str, ...] = ()
     """Instances that are to go and still run."""

@@ -133,7 +133,7 @@ class _Plans:
     """What is followed, and what became of it since."""
 
     in_force: dict[str, tuple[int, CascadePlan]] = field(default_factory=dict)
-    """By cascade, with the plan's revision; 0 where an operator has set thresholds since."""
+    """By cascade, with the plan's revision; 0 where it was heard of only after an operator had set thresholds."""
     failed: FailedStarts = field(default_factory=FailedStarts)
     unserved: set[TierShape] = field(default_factory=set)
     """What has failed since its tier was served last."""

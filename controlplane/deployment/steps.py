@@ -90,9 +90,9 @@ class _Starts:
         others = [tier for tier in self._tiers if tier.model not in stood_in]
         for tier in others:
             if not tier.is_live:
-                self._take(tier, at_most=1)
+                self._take(tier, only_one=True)
         for tier in others:
-            self._take(tier, at_most=tier.missing.total() - self._taken_shapes(tier).total())
+            self._take(tier)
         return tuple(self._chosen)
 
     def _substitutes_wait(self) -> bool:
@@ -103,7 +103,7 @@ class _Starts:
         """
         waits = False
         for tier in sorted((tier for tier in self._tiers if tier.is_at_risk), key=self._takes_more):
-            took = self._take(tier, at_most=1)
+            took = self._take(tier, only_one=True)
             waits = waits or (not took and any(_may_cost(tier, self._now)))
         return waits and not self._now.held and not self._now.spent and self._all_fits()
 
@@ -117,16 +117,16 @@ class _Starts:
         gives = sum(self._now.room_of(each.shape) for each in tier.surplus)
         return takes > gives, takes
 
-    def _take(self, tier: TierStatus, at_most: int) -> bool:
-        """Start up to so many of the missing; narrow ones first, since more of them fit."""
-        begun = self._taken_shapes(tier)
-        took = 0
+    def _take(self, tier: TierStatus, *, only_one: bool = False) -> bool:
+        """Start what fits of the missing; narrow ones first, since more of them fit. Whether any does."""
+        begun = Counter(start.shape for start in self._chosen if start.model == tier.model)
+        took = False
         for shape in sorted((tier.missing - begun).elements(), key=self._now.room_of):
             fits = self._now.room_of(shape) <= self._free
-            if took < at_most and fits and (tier.model, shape) not in self._now.held:
+            if fits and (tier.model, shape) not in self._now.held and not (took and only_one):
                 self._start(tier.model, shape)
-                took += 1
-        return took > 0
+                took = True
+        return took
 
     def _stand_in(self, tier: TierStatus) -> bool:
         """Start one in the former shape, where the tier has nothing and all that is planned for it has failed."""
@@ -142,9 +142,6 @@ class _Starts:
     def _start(self, model: str, shape: Shape) -> None:
         self._free -= self._now.room_of(shape)
         self._chosen.append(Start(model, shape))
-
-    def _taken_shapes(self, tier: TierStatus) -> Counter[Shape]:
-        return Counter(start.shape for start in self._chosen if start.model == tier.model)
 
 
 def _may_cost(tier: TierStatus, now: Situation) -> Iterator[Shape]:

@@ -74,17 +74,16 @@ class TierStatus:
     def covered(self, lingers: bool) -> tuple[Replica, ...]:
         """Those of the surplus that nobody misses: the others that serve have as many GPUs as are wanted.
 
-        A wanted tier keeps one that serves, and so does one that `lingers`. Of a tier that nobody serves yet, one that
-        is starting stays: it may serve sooner than what replaces it.
+        A wanted tier keeps one that serves by that, and so does one that `lingers`. Of a tier that nobody serves yet,
+        one that is starting stays: it may serve sooner than what replaces it.
         """
         wanted_gpus = sum(gpus_of(shape) * count for shape, count in self.wanted.items())
         serving_gpus = sum(gpus_of(replica.shape) for replica in self.serving)
         left = len(self.serving)
-        needs_one = lingers or bool(self.wanted)
         ended: list[Replica] = []
         for replica in reversed([each for each in self.surplus if each.state is ReplicaState.SERVING]):
             gpus = gpus_of(replica.shape)
-            if serving_gpus - gpus >= wanted_gpus and (left > 1 or not needs_one):
+            if serving_gpus - gpus >= wanted_gpus and (left > 1 or not lingers):
                 serving_gpus, left = serving_gpus - gpus, left - 1
                 ended.append(replica)
         hopes = 1 if self.wanted and not self.serving else 0

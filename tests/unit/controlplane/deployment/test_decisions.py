@@ -11,6 +11,7 @@ from controlplane.deployment.deployment_status import (
     MissingReplicas,
     deployment_status,
 )
+from controlplane.deployment.failed_starts import FailedStarts, Failure
 from controlplane.deployment.gpus import CPU_PLACES, GpuPool
 from controlplane.deployment.manager import (
     LINGER_S,
@@ -79,6 +80,7 @@ def said(instructions: tuple[DeploymentInstruction, ...]) -> tuple[str, ...]:
 def test_an_instance_is_started_told_of_and_reached() -> None:
     here = OfMachine(2)
     assert not here.manager.follows_plans
+    assert here.manager.status is None
     assert here.plan(small={ONE: 1}) == ("the plan for both, revision 3, is followed",)
     assert here.manager.follows_plans
     assert here.plan(small={ONE: 1}) == (), "nothing new"
@@ -252,6 +254,8 @@ def test_a_plan_counts_with_its_cascade_whichever_is_heard_of_first() -> None:
     assert here.tell(RecordsChanged({"both": newer}, {"both": earlier})) == ()
     assert here.status().plans == {"both": 2}, "the former one holds until both are heard of"
     assert here.tell(RecordsChanged({"both": plan}, {"both": by_hand})) == (), "thresholds say nothing of instances"
+    assert here.tell(StepsTaken()) == (), "and the plan keeps its revision"
+    assert here.tell(RecordsChanged({"alone": plan, "both": plan}, {"both": by_hand})) == (), "alone has no cascade"
     assert here.tell(RecordsChanged({"both": plan}, {"both": other})) == (Say("no plan for both is followed any more"),)
 
 
@@ -307,9 +311,135 @@ def test_what_waits_for_others_to_make_room_says_for_how_much() -> None:
 
 
 def test_what_fits_and_is_not_begun_waits_for_its_turn() -> None:
-    now = Situation((), {"small": {ONE: 2}}, 2, gpus_of)
+    now = Situation((), {"small": {ONE: 2}}, 1, gpus_of)
     missing = (MissingReplicas("small", 2, 1, 1, "it waits for its turn"),)
     assert deployment_status("here", {}, now, {}, {}, "GPUs") == DeploymentStatus("here", {}, missing)
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_what_has_failed_too_often_is_tried_again_where_it_fits_beside_the_others(free: int) -> None:
+    key = ("small", ONE)
+    failures = {key: Failure(3, 0.0, "no such model")}
+    now = Situation((), {"small": {ONE: 1}}, free, gpus_of, spent=frozenset({key}))
+    (missing,) = deployment_status("here", {}, now, failures, {}, "GPUs").missing
+    assert ("it is tried again" in missing.why) == (free == 1)
+
+
+def test_a_failure_counts_anew_when_the_pause_is_over() -> None:
+    failed = FailedStarts()
+    first = failed.note(("small", ONE), "no such model", 10.0)
+    assert failed.note(("small", ONE), "no such file", first.again_s - 0.1) == first
+    assert failed.note(("small", ONE), "no such file", first.again_s) == Failure(2, first.again_s, "no such file")
+
+
+def of_two_plans() -> OfMachine:
+    """One cascade's plan has failed with the wide replica; and an operator has drained one of two of the other's."""
+    here = OfMachine(5, large={"large-0": ONE, "large-1": ONE})
+    here.joined |= {"large-0": "1", "large-1": "2"}
+    plans = {"one": planned("one", small={TWO: 1}), "two": planned("two", large={ONE: 2})}
+    cascades = {
+        name: CascadeRecord(name, tuple(tier.model for tier in plan.tiers), plan.thresholds, plan_revision=1)
+        for name, plan in plans.items()
+    }
+    here.tell(RecordsChanged(plans, cascades))
+    (start,) = here.look()
+    assert start == StartInstance("small-0", "small", TWO, {"CUDA_VISIBLE_DEVICES": "2,3"})
+    here.tell(StartFailed("small-0", "no such model"))
+    here.names -= {"small-0", "large-1"}
+    assert here.look() == ()
+    return here
+
+
+@pytest.mark.parametrize("changed", ["one", "two", "none"])
+def test_another_plan_forgets_failures_and_drains_of_its_own_models_only(changed: str) -> None:
+    here = of_two_plans()
+    plans = {"one": planned("one", small={TWO: 1}), "two": planned("two", large={ONE: 2})}
+    cascades = {
+        name: CascadeRecord(
+            name, tuple(tier.model for tier in plan.tiers), plan.thresholds, plan_revision=1 + (name == changed)
+        )
+        for name, plan in plans.items()
+    }
+    here.tell(RecordsChanged(plans, cascades))
+    started = [each.model for each in here.look() if isinstance(each, StartInstance)]
+    assert started == {"one": ["small"], "two": ["large"], "none": []}[changed]
+
+
+def test_all_that_operators_have_drained_is_counted() -> None:
+    here = OfMachine(2, small={"small-0": ONE, "small-1": ONE})
+    here.joined |= {"small-0": "1", "small-1": "2"}
+    here.plan(small={ONE: 2})
+    here.look()
+    here.names.clear()
+    assert here.look() == ()
+    assert here.status().missing == (MissingReplicas("small", 2, 1, 1, DRAINED),)
+
+
+def test_a_tier_that_the_first_plan_leaves_out_lingers_too() -> None:
+    here = OfMachine(1, large={"large-0": ONE})
+    here.joined["large-0"] = "1"
+    here.plan(large={})
+    assert here.look(0.0) == ()
+    assert here.look(LINGER_S - 1) == ()
+    assert [type(each) for each in here.look(1.0)] == [Say, EndInstance]
+
+
+def test_one_that_was_started_for_a_plan_that_is_gone_stands_in() -> None:
+    here = OfMachine(1)
+    here.plan(small={ONE: 1})
+    here.look()
+    here.tell(RecordsChanged({}, {}))
+    assert here.tell(Started("small-0")) == (Say("small-0 is started until one as planned can be, TP=1"),)
+
+
+def test_others_are_looked_at_while_one_ends() -> None:
+    here = OfMachine(4, small={"small-0": ONE})
+    here.joined["small-0"] = "1"
+    here.plan(small={TWO: 1})
+    here.look()
+    here.joined["small-1"] = "2"
+    assert here.look() == (Say("small-0 is drained and ended"), EndInstance("small-0", drains=True))
+    del here.joined["small-1"]
+    here.look()
+    assert [each.state for each in here.manager.replicas] == [ReplicaState.ENDING, ReplicaState.STARTING]
+
+
+def stood_in() -> OfMachine:
+    """The substitute has failed, and its tier's former shape is started for it."""
+    here = OfMachine(2, small={"small-0": ONE})
+    here.joined["small-0"] = "1"
+    here.plan(small={ONE: 1})
+    here.look()
+    here.plan(4, small={TWO: 1})
+    here.look()
+    here.names.discard("small-0")
+    del here.joined["small-0"]
+    here.tell(Ended("small-0"))
+    (start,) = here.look()
+    assert isinstance(start, StartInstance)
+    here.tell(StartFailed(start.name, "too wide"))
+    here.names.discard(start.name)
+    return here
+
+
+def shapes_started(instructions: tuple[DeploymentInstruction, ...]) -> list[Shape]:
+    return [each.shape for each in instructions if isinstance(each, StartInstance)]
+
+
+def test_another_plan_tries_what_was_planned_before_it_has_anything_stand_in() -> None:
+    here = stood_in()
+    here.plan(5, small={TWO: 1})
+    assert shapes_started(here.look()) == [TWO]
+
+
+def test_once_a_stand_in_has_served_the_tier_what_is_planned_is_hoped_for_again() -> None:
+    here = stood_in()
+    assert shapes_started(here.look()) == [ONE]
+    here.joined["small-0"] = "3"
+    here.look()
+    here.names.discard("small-0")
+    assert shapes_started(here.look()) == [], "what is planned may be tried in a moment"
+    assert shapes_started(here.look(5.0)) == [TWO]
 
 
 def test_a_pool_without_gpus_runs_out_of_places() -> None:

@@ -38,7 +38,8 @@ def test_shapes_are_read_from_and_written_into_engine_settings() -> None:
         "what is no number the engine refuses"
     )
     assert shaped((), (1, 2)) == ("pipeline_parallel_size=2",)
-    assert shaped(("tensor_parallel_size=2",), (1, 1)) == ()
+    assert shaped(("tensor_parallel_size=2", "pipeline_parallel_size=4"), (1, 1)) == ()
+    assert shaped(("tensor_parallel_size=2=3", "served_name=a=b"), (1, 1)) == ("served_name=a=b",)
     assert shaped(("dtype=float32", "tensor_parallel_size=4"), (2, 3)) == (
         "dtype=float32",
         "tensor_parallel_size=2",

@@ -22,7 +22,15 @@ def test_a_quiet_window_forgives() -> None:
     history = RestartHistory()
     while history.next_delay_s(0.0) is not None:
         pass
+    assert history.next_delay_s(WINDOW_S) is None
     assert history.next_delay_s(WINDOW_S + 1) == FIRST_BACKOFF_S
+
+
+def test_it_gives_up_however_late_the_process_begins_to_end() -> None:
+    history = RestartHistory()
+    for _ in range(MAX_RESTARTS_IN_WINDOW):
+        assert history.next_delay_s(5000.0) is not None
+    assert history.next_delay_s(5001.0) is None
 
 
 @given(st.lists(st.floats(0, 1000), max_size=60))

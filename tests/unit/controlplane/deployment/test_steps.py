@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from controlplane.deployment.replicas import Replica, ReplicaState, Shape, gpus_of, new_name
 from controlplane.deployment.steps import End, Situation, Start, Step, TierShape, next_steps
-from controlplane.deployment.tier_status import tier_statuses
+from controlplane.deployment.tier_status import TierStatus, tier_statuses
 
 ONE, TWO, FOUR = (1, 1), (2, 1), (4, 1)
 MODELS = ("small", "medium", "large")
@@ -352,6 +352,67 @@ def test_who_has_none_is_given_the_first() -> None:
 def test_a_tier_with_a_stand_in_gets_nothing_else_at_once() -> None:
     now = situation({"small": {TWO: 1}}, free=4, failed=frozenset({("small", TWO)}), former={"small": ONE})
     assert next_steps(now) == (Start("small", ONE),)
+
+
+def test_each_tier_that_has_none_is_given_one_before_any_is_given_two() -> None:
+    now = situation({"small": {ONE: 2}, "large": {ONE: 2}}, free=2)
+    assert next_steps(now) == (Start("small", ONE), Start("large", ONE))
+    now = situation({"small": {TWO: 2}, "large": {TWO: 2}}, serving("small"), serving("large"), free=4)
+    assert next_steps(now) == (Start("small", TWO), Start("large", TWO)), "nor any two substitutes"
+
+
+def test_no_more_are_started_than_are_missing() -> None:
+    now = situation({"large": {TWO: 2}}, serving("large"), free=8)
+    assert next_steps(now) == (Start("large", TWO), Start("large", TWO))
+
+
+def test_narrow_ones_are_started_first() -> None:
+    deep = (1, 4)
+    assert next_steps(situation({"small": {deep: 1, TWO: 1}}, free=4)) == (Start("small", TWO),)
+
+
+def test_substitutes_that_give_back_more_than_they_take_come_first() -> None:
+    two_by_two = (2, 2)
+    wanted = {"small": {TWO: 1}, "large": {two_by_two: 1}}
+    now = situation(wanted, serving("small"), serving("large", FOUR), free=4)
+    assert next_steps(now) == (Start("large", two_by_two),), "which gives back as much, and small's takes more"
+
+
+def test_others_are_started_beside_a_substitute_that_fits() -> None:
+    now = situation({"large": {TWO: 1}, "small": {ONE: 2}}, serving("large"), serving("small"), free=3)
+    assert next_steps(now) == (Start("large", TWO), Start("small", ONE))
+
+
+def test_nothing_waits_for_a_substitute_where_not_all_that_is_planned_fits() -> None:
+    here = [Replica(f"small-{number}", "small", ONE, ReplicaState.SERVING) for number in range(2)]
+    now = situation({"large": {FOUR: 1}, "small": {ONE: 4}}, serving("large"), *here, free=3)
+    assert next_steps(now) == (Start("small", ONE), Start("small", ONE))
+
+
+def test_a_tier_that_serves_in_its_former_shape_needs_no_stand_in() -> None:
+    failed = frozenset({("small", TWO)})
+    now = situation({"small": {TWO: 1}}, serving("small"), free=4, failed=failed, held=failed, former={"small": ONE})
+    assert next_steps(now) == ()
+
+
+def test_one_is_ended_of_the_tier_that_has_the_most_gpus_the_youngest_first() -> None:
+    narrow = [Replica(f"small-{number}", "small", ONE, ReplicaState.SERVING) for number in range(2)]
+    wide = [Replica(f"large-{number}", "large", TWO, ReplicaState.SERVING) for number in range(3)]
+    now = situation({"small": {FOUR: 1}, "large": {FOUR: 2}}, *narrow, *wide, free=0)
+    assert next_steps(now) == (End("large-2"),)
+
+
+def test_the_last_of_a_tier_is_ended_for_its_own_substitute_only() -> None:
+    now = situation({"large": {(8, 1): 1}, "small": {TWO: 1}}, serving("large", TWO), serving("small"), free=1)
+    assert next_steps(now) == (End("small-0"),), "although large has more GPUs"
+
+
+def test_a_tier_gives_up_only_what_leaves_it_as_many_gpus_as_are_wanted() -> None:
+    wide = tuple(Replica(f"m-{number}", "m", TWO, ReplicaState.SERVING) for number in range(2))
+    assert TierStatus("m", {ONE: 4}, wide).covered(lingers=False) == ()
+    narrow = tuple(Replica(f"m-{number}", "m", ONE, ReplicaState.SERVING) for number in range(3))
+    assert TierStatus("m", {TWO: 1}, narrow).covered(lingers=False) == narrow[2:]
+    assert TierStatus("m", {}, narrow).covered(lingers=True) == (narrow[2], narrow[1])
 
 
 @pytest.mark.parametrize("lingers", [True, False])
