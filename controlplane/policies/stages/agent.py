@@ -95,8 +95,6 @@ class StageAgent:
         """Where the plan ends this instance's range; 0 before the first one."""
         self._running: tuple[RunningRequest, ...] = ()
         """Requests that decode here, as of the last tick."""
-        self._capacity = Capacity(0, 0)
-        """As of the last event."""
         self._neighbours = Neighbours(1000 * parameters.stale_s)
         self._rested_ms: dict[str, float] = {}
         """Requests not to be offered before."""
@@ -104,7 +102,8 @@ class StageAgent:
         """Requests not to be rebalanced before."""
         self._turn = 0
         self._reported_ms = -inf
-        self._refined_ms: float | None = None
+        self._refined_ms = -inf
+        """Last refinement, or the first moment of the boundary."""
 
     @property
     def stage(self) -> int | None:
@@ -136,7 +135,6 @@ class StageAgent:
         self, instance_id: str, message: Message | StageReport, capacity: Capacity, now_ms: float
     ) -> tuple[AgentInstruction, ...]:
         """A report or a bid-ask message has come from another instance."""
-        self._capacity = capacity
         if isinstance(message, StageReport):
             self._neighbours.heard(instance_id, message, now_ms)
             return ()
@@ -162,7 +160,6 @@ class StageAgent:
 
     def peer_lost(self, instance_id: str, capacity: Capacity, now_ms: float) -> tuple[AgentInstruction, ...]:
         """Another instance has died or can be heard no more: its promises and ours to it are void."""
-        self._capacity = capacity
         self._neighbours.forget(instance_id)
         freed = self.receiver.lost(instance_id, capacity, now_ms)
         return (
@@ -174,20 +171,20 @@ class StageAgent:
         self, capacity: Capacity, running: tuple[RunningRequest, ...], now_ms: float
     ) -> tuple[AgentInstruction, ...]:
         """Time has passed; `running` are the requests that decode here now."""
-        self._capacity, self._running = capacity, running
+        self._running = running
         instructions = list(self._of_sender(self.sender.handle(sender.Tick(), now_ms), now_ms))
         instructions += _to_peers(self.receiver.tick(capacity, now_ms))
         stage = self.stage
         if self.layout is None or stage is None:
             return tuple(instructions)
         self._forget_ended()
-        instructions += self._report(self.layout, stage, now_ms)
+        instructions += self._report(self.layout, stage, capacity.load_tokens, now_ms)
         instructions += self._refine(self.layout, stage, now_ms)
         if capacity.transfer_obstacle:
             return tuple(instructions)  # no request can leave: offers would hold promises of others for nothing
         instructions += self._hand_off(self.layout, stage, now_ms)
         if self.parameters.rebalance:
-            instructions += self._rebalance(self.layout, stage, now_ms)
+            instructions += self._rebalance(self.layout, stage, capacity.load_tokens, now_ms)
         return tuple(instructions)
 
     @invariants
@@ -202,22 +199,19 @@ class StageAgent:
 
     # -- steps
 
-    def _report(self, layout: StageLayout, stage: int, now_ms: float) -> list[AgentInstruction]:
+    def _report(self, layout: StageLayout, stage: int, load_tokens: int, now_ms: float) -> list[AgentInstruction]:
         """To the peers of the stage and to both neighbouring ones (the paper: upstream; downstream needs our end)."""
         if now_ms - self._reported_ms < 1000 * self.parameters.report_interval_s:
             return []
         self._reported_ms = now_ms
-        report = StageReport.of(
-            self._capacity.load_tokens, None if self.boundary is None else self.boundary.tokens, self._lengths()
-        )
+        boundary_tokens = None if self.boundary is None else self.boundary.tokens
+        report = StageReport.of(load_tokens, boundary_tokens, self._lengths())
         around = layout.stages[max(stage - 1, 0) : stage + 2]
         return [ToPeer(each, report) for stage in around for each in stage if each != self.instance_id]
 
     def _refine(self, layout: StageLayout, stage: int, now_ms: float) -> list[AgentInstruction]:
         interval_ms = 1000 * self.parameters.refinement.interval_s
-        if self.boundary is None or self._model is None or self._refined_ms is None:
-            return []
-        if now_ms - self._refined_ms < interval_ms:
+        if self.boundary is None or self._model is None or now_ms - self._refined_ms < interval_ms:
             return []
         self._refined_ms = now_ms
         successors = [
@@ -260,14 +254,14 @@ class StageAgent:
             instructions += self._of_sender(offered, now_ms)
         return instructions
 
-    def _rebalance(self, layout: StageLayout, stage: int, now_ms: float) -> list[AgentInstruction]:
+    def _rebalance(self, layout: StageLayout, stage: int, load_tokens: int, now_ms: float) -> list[AgentInstruction]:
         """Offer what lies above the stage's mean to the peers that are below it."""
         loads = {
             each: report.load_tokens
             for each in layout.stages[stage]
             if each != self.instance_id and (report := self._neighbours.fresh(each, now_ms))
         }
-        own_tokens = self._capacity.load_tokens - self.sender.load_tokens
+        own_tokens = load_tokens - self.sender.load_tokens
         excess = excess_tokens(own_tokens, tuple(loads.values()), self.parameters.overload_share)
         if not excess:
             return []

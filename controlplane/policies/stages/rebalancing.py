@@ -12,7 +12,7 @@ def outgrown(running: Iterable[RunningRequest], boundary_tokens: float) -> list[
 
 
 def excess_tokens(own_tokens: int, peers_tokens: Sequence[int], overload_share: float) -> float:
-    """Load above the stage's mean, of an instance that is `overload_share` or more over it; otherwise 0."""
+    """Load above the stage's mean, of an instance that is more than `overload_share` over it; otherwise 0."""
     mean = (own_tokens + sum(peers_tokens)) / (1 + len(peers_tokens))
     return own_tokens - mean if own_tokens > (1 + overload_share) * mean else 0.0
 

@@ -17,7 +17,7 @@ from controlplane.policies.stages.agent import (
     ToPeer,
 )
 from controlplane.policies.stages.layout import StageLayout
-from controlplane.policies.stages.neighbours import MAX_LENGTHS, StageReport
+from controlplane.policies.stages.neighbours import MAX_LENGTHS, Neighbours, StageReport
 from controlplane.policies.stages.rebalancing import excess_tokens, outgrown, relieving
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters, RequestLength
 from controlplane.protocols.bid_ask.limits import BidAskLimits
@@ -277,9 +277,16 @@ def test_relief_never_exceeds_the_excess(lengths: list[int], excess: float) -> N
     assert all(request.context_tokens > left for request in running if request not in chosen)
 
 
-@pytest.mark.parametrize(("own", "peers", "excess"), [(130, (100, 70), 30), (124, (100, 76), 0), (500, (), 0)])
+@pytest.mark.parametrize(
+    ("own", "peers", "excess"), [(130, (100, 70), 30), (124, (100, 76), 0), (125, (75,), 0), (500, (), 0)]
+)
 def test_excess(own: int, peers: tuple[int, ...], excess: float) -> None:
     assert excess_tokens(own, peers, 0.25) == excess
+
+
+def test_the_fewest_requests_are_moved() -> None:
+    running = [RunningRequest(str(length), length, 0) for length in (5, 20, 10)]
+    assert [request.context_tokens for request in relieving(running, 27)] == [20, 5]
 
 
 def test_the_longest_leave_first() -> None:
@@ -288,5 +295,20 @@ def test_the_longest_leave_first() -> None:
 
 
 def test_reports_are_bounded() -> None:
-    report = StageReport.of(1, None, [RequestLength(1, length) for length in range(3000)])
-    assert MAX_LENGTHS / 2 <= len(report.lengths) <= MAX_LENGTHS
+    for length in (1025, 3000):
+        report = StageReport.of(1, None, [RequestLength(1, length) for length in range(length)])
+        assert MAX_LENGTHS / 2 <= len(report.lengths) <= MAX_LENGTHS
+    short = tuple(RequestLength(1, length) for length in (MAX_LENGTHS + 2, *range(2, MAX_LENGTHS + 1)))
+    assert StageReport.of(1, 5.0, short) == StageReport(1, 5.0, short)
+
+
+def test_the_last_report_of_a_neighbour_counts_while_it_is_fresh() -> None:
+    neighbours, report = Neighbours(3000.0), StageReport(1, None, ())
+    assert neighbours.fresh("b", 0.0) is None
+    neighbours.heard("b", StageReport(9, None, ()), 50.0)
+    neighbours.heard("b", report, 100.0)
+    assert neighbours.fresh("b", 3099.0) == report
+    assert neighbours.fresh("b", 3100.0) is None
+    neighbours.heard("b", report, 3100.0)
+    neighbours.forget("b")
+    assert neighbours.fresh("b", 3100.0) is None

@@ -34,7 +34,7 @@ def test_a_dead_stage_is_covered_downstream_and_the_last_one_upstream() -> None:
 
 
 def test_refined_boundaries_are_the_mean_of_what_is_said() -> None:
-    assert LAYOUT.refined({"a": 200.0, "b": 300.0, "zz": 1.0}).boundaries_tokens == (250, 1000)
+    assert LAYOUT.refined({"a": 200.0, "b": 300.0, "zz": 1.0}) == StageLayout("m", 1, LAYOUT.stages, (250, 1000))
 
 
 def test_refined_boundaries_that_would_not_ascend_are_pushed_up() -> None:
@@ -49,11 +49,10 @@ def test_refined_boundaries_ascend(said: dict[str, float]) -> None:
 
 def test_instances_keep_the_order_of_their_stages() -> None:
     plan = StagePlan((1, 2, 2), (64, 512))
-    assert assign(plan, ["c", "a", "e", "b", "d"], model="m", revision=2, before=LAYOUT).stages == (
-        ("a",),
-        ("b", "c"),
-        ("e", "d"),
-    )
+    again = assign(plan, ["c", "a", "e", "b", "d"], model="m", revision=2, before=LAYOUT)
+    assert again == StageLayout("m", 2, (("a",), ("b", "c"), ("e", "d")), (64, 512))
+    newcomer = assign(plan, ["n", "a", "c", "b", "d"], model="m", revision=2, before=LAYOUT)
+    assert newcomer.stages == (("a",), ("b", "c"), ("d", "n")), "it goes where it is needed"
     first = assign(plan, ["h1-a", "h1-b", "h1-c", "h2-a", "h2-b"], model="m", revision=1)
     assert first.stages == (("h1-a",), ("h1-b", "h1-c"), ("h2-a", "h2-b"))
 
@@ -64,9 +63,17 @@ def test_a_plan_is_for_as_many_instances() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "boundaries"),
-    [((), ()), ((("a",), ()), (5,)), ((("a",), ("a",)), (5,)), ((("a",), ("b",)), (0,)), ((("a",),), (5,))],
+    ("stages", "boundaries", "why"),
+    [
+        ((), (), "every stage needs an instance"),
+        ((("a",), ()), (5,), "every stage needs an instance"),
+        ((("a",), ("a",)), (5,), "every instance one stage"),
+        ((("a",), ("b",)), (0,), "2 stages need one boundary less, ascending"),
+        ((("a",),), (5,), "1 stages need one boundary less, ascending"),
+    ],
 )
-def test_layouts_that_cannot_be_are_refused(stages: tuple[tuple[str, ...], ...], boundaries: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigurationError):
+def test_layouts_that_cannot_be_are_refused(
+    stages: tuple[tuple[str, ...], ...], boundaries: tuple[int, ...], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
         StageLayout("m", 1, stages, boundaries)

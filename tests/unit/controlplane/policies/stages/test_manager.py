@@ -22,7 +22,8 @@ from controlplane.policies.stages.manager import (
     StartedOver,
     Tick,
 )
-from controlplane.policies.stages.refinement import Refinement, RefinementParameters
+from controlplane.policies.stages.neighbours import StageReport
+from controlplane.policies.stages.refinement import Refinement, RefinementParameters, RequestLength
 from controlplane.protocols.bid_ask.messages import Accepted, Ask, Award, Begun, Bid, Done, Ready, Starving, Withdrawn
 from controlplane.protocols.bid_ask.receiver import Capacity
 from controlplane.protocols.bid_ask.sender import Closed
@@ -99,9 +100,14 @@ def test_a_migration_that_outlives_its_parameters_is_ended_by_who_asked_for_it()
     ask_id, move = a.begins_to_move()
     assert (move.request_id, move.target_instance_id) == ("r", "b")
     a.tell(PlanChanged(LAYOUT, MODEL, StageParameters(FROZEN.refinement, rebalance=False, retry_s=9.0)))
-    (again,) = a.tick()
-    assert again.ask_id != ask_id, "the new agent knows nothing of the deal"
+    again_id, second = a.begins_to_move()
+    assert again_id != ask_id, "the new agent knows nothing of the deal"
     assert a.tell(MoveEnded(move.order_id, True)) == (ToPeer("b", Done(ask_id, True)), Closed("r", "b", True, ""))
+    left = "it is not here any more"
+    assert a.tell(MoveEnded(second.order_id, False, left)) == (
+        ToPeer("b", Done(again_id, False)),
+        Closed("r", "b", False, left),
+    )
     with pytest.raises(KeyError):
         a.manager.handle(MoveEnded(move.order_id, True), 9.0)
 
@@ -127,14 +133,51 @@ def test_the_loss_of_a_peer_makes_room_for_the_promises_of_another() -> None:
     assert a.tell(PeerLost("b", ROOMY)) == (ToPeer("e", Ready("e-1", 1)),), "three slots, four promises"
 
 
-def test_a_request_that_ends_while_it_is_on_offer_is_withdrawn() -> None:
+def test_requests_that_end_while_they_are_on_offer_are_withdrawn() -> None:
     a = OfA()
-    (ask,) = a.tick()
-    a.heard(Bid(ask.ask_id, 0, 0.0))
-    assert a.manager.offered == ("r",)
-    told = a.tell(Tick(ROOMY, (), ("r",)))
-    assert ToPeer("b", Withdrawn(ask.ask_id, "the request ended")) in told
+    told = a.tell(Tick(ROOMY, (REQUEST, RunningRequest("s", 400, 20))))
+    asks = [each.message for each in told if isinstance(each, ToPeer) and isinstance(each.message, Ask)]
+    for ask in asks:
+        a.heard(Bid(ask.ask_id, 0, 0.0))
+    assert a.manager.offered == ("r", "s")
+    told = a.tell(Tick(ROOMY, (), ("r", "s")))
+    assert {ToPeer("b", Withdrawn(ask.ask_id, "the request ended")) for ask in asks} <= set(told)
     assert a.manager.offered == ()
+
+
+def test_no_two_lives_of_an_instance_ask_under_one_id() -> None:
+    asks = []
+    for incarnation_id in ("a1", "a2"):
+        a = OfA()
+        a.manager = StageManager("a", incarnation_id)
+        a.tell(PeersChanged(frozenset("bc")))
+        a.tell(PlanChanged(LAYOUT, MODEL, FROZEN))
+        asks += a.tick()
+    assert len({ask.ask_id for ask in asks}) == 2
+
+
+REFINING = StageParameters(RefinementParameters(interval_s=5.0, smoothing=1.0, fewest_requests=2), rebalance=False)
+
+
+@pytest.mark.parametrize("why", ["a plan", "a peer is back", "a bug"])
+def test_refinement_begins_an_interval_after_the_boundary_is_set(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise IllegalTransition("a deal cannot do that")
+
+    b = StageManager("b", "b1")
+    b.handle(PeersChanged(frozenset("a" if why == "a peer is back" else "ac")), 0.0)
+    set_ms = 0.0 if why == "a plan" else 4000.0
+    b.handle(PlanChanged(LAYOUT, MODEL, REFINING), 0.0)
+    if why == "a peer is back":
+        assert BoundaryMoved(1000) in b.handle(PeersChanged(frozenset("ac")), set_ms)
+    if why == "a bug":
+        with monkeypatch.context() as patch:
+            patch.setattr(StageAgent, "tick", broken)
+            assert BoundaryMoved(1000) in b.handle(Tick(ROOMY, ()), set_ms)
+    b.handle(Heard("c", StageReport(0, None, (RequestLength(1, 5),) * 4), ROOMY), set_ms + 4000.0)
+    early = b.handle(Tick(ROOMY, ()), set_ms + 4999.0)
+    assert not any(isinstance(each, BoundaryMoved) for each in early)
+    assert BoundaryMoved(101) in b.handle(Tick(ROOMY, ()), set_ms + 5000.0)
 
 
 def test_a_bug_in_the_protocol_costs_the_deals_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +194,7 @@ def test_a_bug_in_the_protocol_costs_the_deals_and_no_more(monkeypatch: pytest.M
     assert BoundaryMoved(100) in told, "the fresh agent is at the plan"
     assert a.manager.stage == 0
     assert a.heard(Ready(ask_id, 3)) == (ToPeer("b", Withdrawn(ask_id, "it is not on offer (any more)")),)
-    a.tell(MoveEnded(move.order_id, False, "it was kept"))
+    assert Closed("r", "b", False, "it was kept") in a.tell(MoveEnded(move.order_id, False, "it was kept"))
     assert a.tick(), "it goes on"
 
 

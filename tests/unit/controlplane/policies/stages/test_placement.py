@@ -5,7 +5,7 @@ import pytest
 from controlplane.model.instance import LoadReport
 from controlplane.policies.registry import create_policy
 from controlplane.policies.stages.layout import StageLayout
-from controlplane.policies.stages.placement import Stages
+from controlplane.policies.stages.placement import OUTSIDE, Stages
 from tests.unit.controlplane.policies.problems import problem
 
 TOKENS = (500, 100, 900, 800)
@@ -14,6 +14,7 @@ TOKENS = (500, 100, 900, 800)
 def placed(prompt_tokens: int, *, without: tuple[int, ...] = (), layout: bool = True) -> int:
     policy = create_policy("stages")
     assert isinstance(policy, Stages)
+    policy.use_layout("another", None)
     asked = problem([LoadReport(running_tokens=tokens) for tokens in TOKENS], prompt_tokens=prompt_tokens)
     if layout:
         stages = (("i0", "i1"), ("i2", "i3"))
@@ -41,8 +42,20 @@ def test_instances_outside_the_layout_serve_when_nobody_else_can() -> None:
     policy = Stages()
     asked = problem([LoadReport(running_tokens=tokens) for tokens in TOKENS])
     policy.use_layout(asked.snapshot.model, StageLayout(asked.snapshot.model, 1, (("i3",),), ()))
-    assert policy.decide(asked).row == 3
+    decision = policy.decide(asked)
+    assert decision.row == 3
+    assert {name: values.tolist() for name, values in decision.indicators.items()} == {
+        "total_tokens": list(TOKENS),
+        "stage": [OUTSIDE, OUTSIDE, OUTSIDE, 0],
+    }
     asked.candidates[3] = False
     assert policy.decide(asked).row == 1
     policy.use_layout(asked.snapshot.model, None)
     assert "stage" not in policy.decide(asked).indicators
+
+
+def test_a_rival_takes_the_instances_of_a_stage_in_turn() -> None:
+    policy = Stages(round_robin=True)
+    asked = problem([LoadReport(running_tokens=tokens) for tokens in TOKENS])
+    policy.use_layout(asked.snapshot.model, StageLayout(asked.snapshot.model, 1, (("i0", "i1", "i2"), ("i3",)), (200,)))
+    assert [policy.decide(asked).row for _ in range(6)] == [1, 2, 0, 1, 2, 0]

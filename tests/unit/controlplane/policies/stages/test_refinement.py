@@ -61,6 +61,7 @@ def test_rivals_count_requests_or_tokens() -> None:
     assert best_split(both, Refinement.QUANTITY, MODEL) == 40
     assert best_split(both, Refinement.MEMORY, MODEL) == 1000
     assert best_split(both, Refinement.FROZEN, MODEL) is None
+    assert best_split(of_length(10, 20), Refinement.QUANTITY, MODEL) == 20, "one for each"
 
 
 @settings(deadline=None)
@@ -73,6 +74,7 @@ def test_shares_are_even(union: list[RequestLength], parts: int) -> None:
 
 def test_a_share_begins_in_the_middle() -> None:
     assert [r.total_tokens for r in even_share(of_length(50, 10, 30, 20, 40, 60), 3)] == [20, 50]
+    assert [r.total_tokens for r in even_share(of_length(30, 10, 20, 40), 2)] == [20, 40]
 
 
 def test_a_boundary_moves_by_the_weight() -> None:
@@ -86,6 +88,13 @@ def test_little_traffic_leaves_the_boundary() -> None:
     assert not boundary.refine(of_length(100, 100), [of_length(9000, 9000)], MODEL)
     assert not boundary.refine(of_length(*[100] * 30), [], MODEL)
     assert boundary.tokens == 1000
+    assert boundary.refine(of_length(100, 100, 100), [of_length(9000, 9000)], MODEL), "five are enough"
+
+
+def test_a_boundary_of_one_token_is_the_lowest() -> None:
+    boundary = Boundary(5, RefinementParameters(smoothing=1.0))
+    assert boundary.refine(of_length(1, 1, 1), [of_length(1, 1)], MODEL)
+    assert boundary.tokens == 1
 
 
 def test_a_frozen_boundary_never_moves() -> None:
