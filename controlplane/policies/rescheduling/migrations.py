@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from controlplane.model.migration_order import MigrationOrder
 from mesh.backoff import pause_after
@@ -146,7 +147,7 @@ class Migrations:
 
     def latest(self, count: int) -> list[OrderedMigration]:
         """The last orders, latest first."""
-        return [ordered for _, ordered in zip(range(count), reversed(self._remembered), strict=False)]
+        return list(islice(reversed(self._remembered), count))
 
     def of_request(self, request_id: str) -> list[OrderedMigration]:
         """Remembered orders about a client's request, all its choices included, first one first."""

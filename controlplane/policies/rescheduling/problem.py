@@ -54,7 +54,7 @@ class Rescheduling:
 
 def load_matrix(instances: Sequence[DecodeInstance], points: int) -> NDArray[np.float64]:
     """Token loads now and over the first `points` of the horizon, shape (instances, points)."""
-    matrix = np.empty((len(instances), points), dtype=np.float64)
+    matrix = np.empty((len(instances), points))
     for row, instance in enumerate(instances):
         matrix[row] = instance.load.future_tokens[:points]
     return matrix

@@ -76,7 +76,7 @@ class Rescheduler:
         self._count_moving(instances, loads, moving)
         overloaded, underloaded = self._classify(instances, loads)
         names = [instance.instance_id for instance in instances]
-        requests = self._worth_moving(instances, loads, overloaded, {order.request_id for order in moving}.union(held))
+        requests = self._worth_moving(instances, overloaded, {order.request_id for order in moving}.union(held))
         gains = self._gains(instances, loads, requests, underloaded)
         if unreachable:
             gains[_cut_off([names[row] for row in underloaded.tolist()], requests.frontends, unreachable)] = -np.inf
@@ -104,9 +104,7 @@ class Rescheduler:
 
     # -- phase 2: candidate enumeration, lines 17 to 23
 
-    def _worth_moving(
-        self, instances: Sequence[DecodeInstance], loads: Floats, overloaded: Rows, staying: set[str]
-    ) -> _Requests:
+    def _worth_moving(self, instances: Sequence[DecodeInstance], overloaded: Rows, staying: set[str]) -> _Requests:
         """Line 20: requests that will still run for longer than their migration takes. Without predictions all."""
         sources = [(row, instances[row]) for row in overloaded.tolist()]
         counts = [len(instance.load.request_ids) for _, instance in sources]
@@ -213,7 +211,7 @@ class Rescheduler:
         gain: float,
     ) -> MigrationOrder:
         source = int(requests.source[row])
-        share = 100 * gain / balance.expected_variance if balance.expected_variance else 0.0
+        share = 100 * gain / balance.expected_variance
         reason = (
             f"{self.mode}: {names[source]} carries {loads[source, 0]:.0f} tokens and {names[target]} "
             f"{loads[target, 0]:.0f}, the mean is {balance.mean_tokens:.0f}; moving {requests.context[row]} lowers "

@@ -40,7 +40,7 @@ class ReschedulerSwitch:
         self._reschedulers.clear()
         return True
 
-    def rescheduler(self, view: DecodeView, placing: str = "") -> tuple[Rescheduler, bool]:
+    def rescheduler(self, view: DecodeView, placing: str) -> tuple[Rescheduler, bool]:
         """Who decides about this model now, and whether that has just changed. `placing` names the placement policy in
         force: some move running requests themselves."""
         before = self.fallbacks.get(view.model)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
-from controlplane.policies.rescheduling.problem import DecodeInstance, Rescheduling
+from controlplane.policies.rescheduling.problem import Balance, DecodeInstance, Rescheduling
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
 from tests.examples import examples
 from tests.unit.controlplane.policies.rescheduling.naive_rescheduler import NaiveInstance, NaiveRescheduler
@@ -157,6 +158,64 @@ def test_an_instance_that_may_not_receive_gets_nothing() -> None:
     assert moves(CURRENT, instance("crowded", (200, 9), (200, 9)), instance("calm", receives=False)) == []
 
 
+def test_a_request_is_moved_that_runs_on_for_longer_than_its_migration_takes() -> None:
+    """5 ms and 1 ms for each of 10 tokens, in steps of 1 ms."""
+    parameters = ReschedulerParameters(**{**SMALL.values(), "theta": 0.0, "migration_token_us": 1000.0})
+    for remaining, moved in ((15, False), (16, True)):
+        crowded = instance("crowded", (10, remaining), (10, remaining))
+        assert bool(moves(PREDICTED, crowded, instance("calm"), parameters=parameters)) == moved
+
+
+def test_what_is_held_stays_although_it_would_be_worth_moving() -> None:
+    crowded, calm = (told(each, SMALL) for each in (instance("crowded", (200, 40), (300, 40)), instance("calm")))
+    for mode in (CURRENT, PREDICTED):
+        (order,) = Rescheduler(mode, SMALL).decide([crowded, calm], held={"crowded0"}).orders
+        assert order.request_id == "crowded1"
+
+
+def test_each_target_is_filled_to_its_own_memory_and_no_more() -> None:
+    parameters = ReschedulerParameters(**{**SMALL.values(), "memory_fraction": 1.0})
+    crowded, wide = instance("crowded", *[(100, 9)] * 3), instance("wide", (90, 9))
+    for capacity, target in ((100, "narrow"), (99, "wide")):
+        narrow = instance("narrow", capacity=capacity)
+        assert moves(CURRENT, crowded, wide, narrow, parameters=parameters) == [("crowded0", "crowded", target)]
+
+
+def test_the_least_gain_is_one() -> None:
+    assert moves(CURRENT, instance("a", (1, 9), (1, 9)), instance("b")) == [("a0", "a", "b")]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_orders_of_one_interval_are_of_different_pairs_the_best_first(most: int) -> None:
+    parameters = ReschedulerParameters(**{**SMALL.values(), "migrations": most})
+    crowded = (instance("a", (100, 9), (150, 9), (300, 9)), instance("b", (100, 9), (200, 9), (400, 9)))
+    calm = (instance("c"), instance("d"))
+    expected = [("b2", "b", "c"), ("a2", "a", "d")]
+    assert moves(CURRENT, *crowded, *calm, parameters=parameters) == expected[:most]
+
+
+def test_balance_is_of_the_loads_with_what_moves_at_its_target() -> None:
+    crowded, calm = instance("crowded", (100, 9), (100, 9), (100, 9)), instance("calm", (50, 9))
+    gone = MigrationOrder("other", "gone", "calm", "test")
+    order = MigrationOrder("crowded0", "crowded", "calm", "test")
+    decided = decide(CURRENT, crowded, calm, moving=(gone, order))
+    assert decided.mode is CURRENT
+    assert decided.balance == Balance(175.0, 625.0, 625.0), "200 and 150"
+    arrived = replace(calm, requests=(*calm.requests, crowded.requests[0]))
+    assert decide(CURRENT, crowded, arrived, moving=(gone, order)).balance == Balance(175.0, 625.0, 625.0)
+
+
+def test_frontends_that_are_not_named_reach_all_and_nobody_may_be_left_to_move_to() -> None:
+    running = [RunningRequest(f"r{n}", 100, 1, 40, frontend_id=frontend) for n, frontend in enumerate("ffh")]
+    crowded = DecodeInstance("crowded", 10_000, 1.0, True, decode_load(running, SMALL.horizon))
+    calm = told(instance("calm"), SMALL)
+    unreachable = {"f": frozenset({"calm"})}
+    (order,) = Rescheduler(CURRENT, SMALL).decide([crowded, calm], unreachable=unreachable).orders
+    assert order.request_id == "r2"
+    closed = told(instance("calm", receives=False), SMALL)
+    assert Rescheduler(CURRENT, SMALL).decide([crowded, closed], unreachable=unreachable).orders == ()
+
+
 def test_requests_under_way_count_at_their_target_and_stay_alone() -> None:
     crowded, calm = instance("crowded", (200, 40), (200, 40)), instance("calm")
     order = MigrationOrder("crowded0", "crowded", "calm", "test")
@@ -209,7 +268,12 @@ def test_traces_grow_by_a_token_a_step_until_the_requests_end() -> None:
     assert load.future_tokens.tolist() == [157, 110 + 17, 120 + 27, 37, 47]
     assert load.tokens == 157
     assert load.predicted_requests == 2
-    assert decode_load([], SMALL.horizon).future_tokens.tolist() == [0] * 5
+    last = decode_load([RunningRequest("d", 100, 0, 11), RunningRequest("e", 30, 0, 10)], SMALL.horizon)
+    assert last.future_tokens.tolist() == [130, 110, 0, 0, 0]
+    assert last.frontends == (), "where there are none"
+    nothing = decode_load([], SMALL.horizon)
+    assert nothing.future_tokens.tolist() == [0] * 5
+    assert {each.dtype for each in (nothing.context_tokens, nothing.remaining_tokens)} == {np.dtype(np.int64)}
 
 
 def test_weights_of_the_horizon_come_to_one() -> None:

@@ -63,16 +63,81 @@ def end(
 
 def test_the_leader_orders_and_an_order_ends_once() -> None:
     at = manager()
-    changed, given = end(at, begin(at))
-    assert isinstance(changed, BalanceChanged)
+    decide = begin(at)
+    assert decide.model == at.views["m"].model == "m"
+    assert [each.instance_id for each in at.views["m"].instances] == ["a", "b", "c"]
+    changed, given = at.handle(Decided(decide.decision_id, decide.decide(), ALIVE, unix_ms=77), 1.5)
+    assert changed == BalanceChanged("m", at.balances["m"])
     assert isinstance(given, GiveOrder)
     assert given.ordered.order.source_instance_id == "a"
+    assert (given.ordered.ordered_s, given.ordered.ordered_unix_ms) == (1.5, 77)
     assert at.migrations.in_flight == 1
-    assert at.handle(OrderEnded(given.ordered, True), 2.0) == ()
+    assert at.handle(OrderEnded(given.ordered, True, "well", 3.0), 2.0) == ()
     at.validate()
+    assert (given.ordered.message, given.ordered.paused_ms, given.ordered.duration_ms) == ("well", 3.0, 500.0)
     assert (at.migrations.in_flight, at.migrations.moved_total) == (0, 1)
     with pytest.raises(IllegalTransition):
         at.handle(OrderEnded(given.ordered, True), 3.0)
+
+
+def test_it_decides_as_it_was_made_and_remembers_no_more_than_it_may() -> None:
+    at = ReschedulingManager(ReschedulerMode.CURRENT, 8, 1)
+    for now_s in (1.0, 2.0):
+        told = end(at, begin(at, now_s=now_s))
+    (last,) = [each.ordered for each in told if isinstance(each, GiveOrder)]
+    assert at.migrations.latest(5) == [last]
+
+
+def test_what_has_moved_counts_at_its_target_until_both_sides_have_told() -> None:
+    at = manager()
+    _, given = end(at, begin(at))
+    assert isinstance(given, GiveOrder)
+    at.handle(OrderEnded(given.ordered, True), 0.5)
+    assert begin(at, now_s=2.0).moving == (), "both have told at 1.0"
+    at = manager()
+    _, given = end(at, begin(at))
+    assert isinstance(given, GiveOrder)
+    at.handle(OrderEnded(given.ordered, True), 1.0)
+    assert begin(at, now_s=2.0).moving == (given.ordered.order,)
+    *_, decide = at.handle(IntervalPassed(CROWDED), 12.0)
+    assert isinstance(decide, Decide)
+    assert decide.moving == (), "long taken for granted"
+
+
+def test_what_could_not_be_moved_is_held_and_who_refuses_again_is_left_alone() -> None:
+    at = manager()
+    for refusals in (1, 2):
+        _, given = end(at, begin(at, now_s=1.0))
+        assert isinstance(given, GiveOrder)
+        assert given.ordered.order.target_instance_id == "b"
+        at.handle(OrderEnded(given.ordered, False, "no room"), 1.0)
+        assert len(begin(at, now_s=1.0).held) == refusals
+        may_receive = {each.instance_id: each.may_receive for each in at.views["m"].instances}
+        assert may_receive == {"a": True, "b": refusals < 2, "c": True}
+
+
+def test_a_placement_policy_that_moves_requests_is_left_alone() -> None:
+    at = manager()
+    changed, _ = at.handle(IntervalPassed(CROWDED, "stages"), 1.0)
+    assert changed == FallbackChanged("m", at.switch.fallbacks["m"])
+
+
+def test_a_model_that_goes_before_anything_was_decided_takes_nothing_back() -> None:
+    at = manager()
+    begin(at)
+    assert at.handle(IntervalPassed({}), 2.0) == ()
+    drained = model(*(report(each, refusal="it drains") for each in "abc"))
+    *_, decide = at.handle(IntervalPassed(drained), 3.0)
+    assert isinstance(decide, Decide)
+    assert end(at, decide) == ()
+
+
+def test_an_order_whose_source_has_gone_keeps_none_of_the_others_back() -> None:
+    at = manager()
+    at.handle(Configured(ReschedulerMode.CURRENT, ReschedulerParameters(migrations=2)), 0.0)
+    models = model(report("a", 900, 800), report("b", 500, 400), report("c"), report("d"))
+    told = end(at, begin(at, models), alive=frozenset("bcd"))
+    assert [each.ordered.order.source_instance_id for each in told if isinstance(each, GiveOrder)] == ["b"]
 
 
 def test_who_does_not_lead_only_looks() -> None:

@@ -38,6 +38,8 @@ def test_nothing_is_moved_blindly() -> None:
     assert mode(switch, view(5, instances=1, unheard=1)) == ("off", True)
     known = "the running requests of fewer than 2 instances of m are known: u0 has told of its running requests never"
     assert switch.fallbacks["m"].reason == known
+    mode(switch, view(5, instances=1, unheard=2))
+    assert switch.fallbacks["m"].reason == f"{known} (and 1 more)"
     mode(switch, view(5, instances=1, unheard=3))
     assert switch.fallbacks["m"].reason == f"{known} (and 2 more)"
     assert mode(switch, view(5, instances=2, unheard=1)) == ("current", True)
@@ -62,6 +64,9 @@ def test_a_new_configuration_starts_without_fallbacks() -> None:
     switch = ReschedulerSwitch(ReschedulerMode.PREDICTED)
     mode(switch, view(None))
     assert not switch.configure(ReschedulerMode.PREDICTED, ReschedulerParameters())
+    parameters = ReschedulerParameters(theta=0.5)
+    assert switch.configure(ReschedulerMode.PREDICTED, parameters)
+    assert switch.rescheduler(view(5), "")[0].parameters == parameters
     assert switch.configure(ReschedulerMode.OFF, ReschedulerParameters())
     assert switch.fallbacks == {}
     assert mode(switch, view(None, unheard=3, instances=0)) == ("off", False)

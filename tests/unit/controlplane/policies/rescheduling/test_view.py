@@ -9,7 +9,7 @@ from controlplane.policies.rescheduling.record import ReschedulerRecord
 from controlplane.policies.rescheduling.view import MISSED_REPORTS, InstanceReport, decode_view
 from mesh.errors import ConfigurationError
 
-PARAMETERS = ReschedulerParameters()
+PARAMETERS = ReschedulerParameters(interval_s=2.0)
 RUNNING = [
     RunningRequest("r", 30, 3, 25, frontend_id="f"),
     RunningRequest("s", 9, 9, None, frontend_id="g"),
@@ -39,12 +39,12 @@ def test_all_that_have_told_of_their_requests_take_part() -> None:
 
 def test_who_does_not_take_part_is_named_with_the_reason() -> None:
     reports = [
-        report("drains", refusal="it drains", is_ready=False),
         report("full", refusal="it takes nothing new"),
         report("mute", heard_s=None),
         report("empty", load=None),
         report("late", heard_s=-OLDEST_S - 0.5),
         report("stuck", transfer_obstacle="no route"),
+        report("drains", refusal="it drains", is_ready=False),
         report("in time", heard_s=-OLDEST_S),
     ]
     view = decode_view("m", reports, PARAMETERS, frozenset(), 0.0)
@@ -75,5 +75,5 @@ def test_the_record_is_read_with_its_defaults_and_refused_by_name() -> None:
     known = "there is no rescheduler mode 'fast'; choose one of: " + ", ".join(ReschedulerMode)
     with pytest.raises(ConfigurationError, match=known):
         ReschedulerRecord("fast").read()
-    with pytest.raises(ConfigurationError, match=r"rescheduler.*nonsense"):
+    with pytest.raises(ConfigurationError, match=r"policy 'rescheduler'.*nonsense"):
         ReschedulerRecord("predicted", {"nonsense": 1.0}).read()
