@@ -121,6 +121,7 @@ def test_a_broken_stream_ends_the_request() -> None:
     abort, broken, forget = manager.handle(DeltaCame(A, step(0, 3, 4)), 0.0)
     assert (abort, forget) == (Abort(A, "r", Why.BROKEN), Forget("r"))
     assert isinstance(broken, FailBroken)
+    assert broken.request_id == "r"
     assert "offset 2" in str(broken.gap)
     assert request.state is RelayState.ENDED
 
@@ -182,6 +183,14 @@ def test_a_request_that_its_owner_gives_up_is_placed_again_if_that_may_help(reas
     else:
         assert told == (Recover("r", Loss(reason, "a", "no")),)
     manager.validate()
+
+
+def test_a_former_owner_that_gives_up_is_waited_for_no_longer() -> None:
+    manager, _ = running(2)
+    manager.handle(DeltaCame(B, step(1, 4, 5, first=True)), 0.0)
+    (passed,) = manager.handle(WorkerGaveUp("r", A, 0, "no", None), 0.0)
+    assert isinstance(passed, Pass)
+    assert [token for one in passed.passed for token in one.token_ids] == TRUTH[2:5]
 
 
 def test_an_owner_that_gives_up_after_the_last_delta_was_held_fails_nothing() -> None:
@@ -278,6 +287,10 @@ def test_what_only_a_bug_can_ask_for_is_refused_with_the_requests_story() -> Non
     manager.handle(lost(), 0.0)
     with pytest.raises(IllegalTransition, match="request r, lost, of nobody in epoch 1048576, last lost by a"):
         manager.handle(Withdrawn("r"), 0.0)
+
+
+def test_a_new_request_is_nobodys() -> None:
+    assert RelayedRequest[Step]("r", MAX_TOKENS).instance_id == ""
 
 
 def test_every_state_can_end_and_none_comes_back() -> None:
