@@ -74,10 +74,10 @@ class Drain(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
             answer = await operator.call(member, worker_pb2_grpc.WorkerStub, "Drain", request)
             while member in directory.members("worker"):  # noqa: ASYNC110  the directory has no event for one member
                 await asyncio.sleep(LOOK_S)
-            while operator.simulated.runs(self.worker, member.incarnation_id):  # noqa: ASYNC110  it ends its process
+            while operator.machines.runs(self.worker, member.incarnation_id):  # noqa: ASYNC110  it ends its process
                 await asyncio.sleep(LOOK_S)
         await asyncio.sleep(self.back_after_s)
-        await operator.simulated.bring_back(self.worker)
+        await operator.bring_back(self.worker)
         return f"{answer.running_requests} requests ran there"
 
 

@@ -15,8 +15,9 @@ from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
 from fault_simulation.actions import ApplyPlan
+from fault_simulation.machines import Life
 from fault_simulation.node import NodeState, NodeTask
-from fault_simulation.nodes import Life, SimulatedMesh
+from fault_simulation.nodes import SimulatedMesh
 from fault_simulation.oracle import COMPLETIONS_PATH
 from fault_simulation.timeline import HEALED_S, STORE, Request, Timeline
 from mesh.store.host import StoreHost

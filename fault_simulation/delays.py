@@ -9,7 +9,7 @@ from controlplane.model.instance import InstanceState
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.instance import Instance
 from engine_worker.role import WorkerRole
-from fault_simulation.nodes import Life
+from fault_simulation.machines import Life
 from services.frontend.role import FrontendRole
 
 FORGOTTEN_S: Final = 2.0

@@ -7,8 +7,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from fault_simulation.actions import ApplyPlan, OperatorAction
+from fault_simulation.machines import Life
 from fault_simulation.node import NodeTask
-from fault_simulation.nodes import STORE, Life, SimulatedMesh
+from fault_simulation.nodes import STORE, SimulatedMesh
 from fault_simulation.timeline import (
     HEALED_S,
     BreakEngine,

@@ -32,8 +32,9 @@ from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
 from fault_simulation.delays import Delays, Schedulers, delays_of, delays_of_drain, delays_of_questions
+from fault_simulation.machines import Life
 from fault_simulation.node import NodeState
-from fault_simulation.nodes import DRAIN_S, HTTP_PORT, Life, SimulatedMesh
+from fault_simulation.nodes import DRAIN_S, HTTP_PORT, SimulatedMesh
 from fault_simulation.timeline import CLIENT, MODEL, STORE
 from fault_simulation.workload import RETURNING, Asked, Attempt
 from mesh.membership import ChangeKind, MemberChange

@@ -1,11 +1,12 @@
 """Somebody who operates the mesh from a machine of their own, with what the commands of `penstock` are made of."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
+from fault_simulation.machines import Machines
 from fault_simulation.node import Node, NodeTask
 from fault_simulation.runtime import WallClock, simulated_runtime
 from mesh.errors import PenstockError
@@ -14,9 +15,6 @@ from mesh.runtime import Runtime
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from services.cli.connection import CALL_DEADLINE_S, answering_member, call, mesh_directory
-
-if TYPE_CHECKING:
-    from fault_simulation.nodes import SimulatedMesh
 
 ACTION_DEADLINE_S: Final = 300.0
 """After which an operator presses Ctrl-C."""
@@ -48,17 +46,19 @@ class Outcome:
 class Operator:
     """Carries out actions, several at once if asked to."""
 
-    def __init__(self, mesh: "SimulatedMesh", store_url: str) -> None:
-        self.simulated = mesh
+    def __init__(self, machines: Machines, store_url: str, bring_back: Callable[[str], Awaitable[None]]) -> None:
+        """`bring_back` starts a process again that has ended, by the name of its machine."""
+        self.machines = machines
+        self.bring_back = bring_back
         self.node = Node("operator")
-        self.runtime: Runtime = simulated_runtime(mesh.network, self.node, WallClock(), f"{mesh.seed}/operator")
+        self.runtime: Runtime = simulated_runtime(machines.network, self.node, WallClock(), f"{machines.seed}/operator")
         self.outcomes: list[Outcome] = []
         """In the order in which they came."""
         self._store_url = store_url
 
     def begin(self, action: Action) -> NodeTask:
         """Carry it out on the operator's machine; the task's result is its `Outcome`."""
-        return self.simulated.loop.spawn(self.node, self._carry_out(action), f"operator: {action}")
+        return self.machines.loop.spawn(self.node, self._carry_out(action), f"operator: {action}")
 
     async def perform(self, action: Action) -> Outcome:
         """Begin it and wait for what comes of it."""
@@ -96,7 +96,7 @@ class Operator:
             return await self.call(member, stub_class, method, request)
 
     async def _carry_out(self, action: Action) -> Outcome:
-        loop = self.simulated.loop
+        loop = self.machines.loop
         began_s = loop.now_s
         try:
             async with asyncio.timeout(ACTION_DEADLINE_S):

@@ -1,7 +1,7 @@
 """The roles of the mesh, each with what a simulation puts in the place of a machine's own."""
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controlplane.monitor.role import MonitorRole
 from controlplane.planner.role import PlannerRole
@@ -13,6 +13,7 @@ from engine_worker.settings import WorkerSettings
 from fault_simulation.http import SimulatedHttpServer
 from fault_simulation.http_transport import SimulatedHttpTransport
 from fault_simulation.kv_fabric import SimulatedKvFabric
+from fault_simulation.machines import Life
 from fault_simulation.node import InjectedError
 from fault_simulation.plan_maker import SimulatedPlanMaker
 from mesh.role import Role
@@ -21,11 +22,8 @@ from services.cascade.role import CascadeRole
 from services.frontend.role import FrontendRole
 from services.predictor.role import PredictorRole
 
-if TYPE_CHECKING:
-    from fault_simulation.nodes import Life
 
-
-def _breakable(engine: MovableSimulatedEngine, life: "Life") -> MovableSimulatedEngine:
+def _breakable(engine: MovableSimulatedEngine, life: Life) -> MovableSimulatedEngine:
     """The same engine, which cannot run what moves to it while its machine says so."""
     activate = engine.activate
 
@@ -38,7 +36,7 @@ def _breakable(engine: MovableSimulatedEngine, life: "Life") -> MovableSimulated
     return engine
 
 
-def make_role(life: "Life", role: str, settings: Any) -> Role:
+def make_role(life: Life, role: str, settings: Any) -> Role:
     """A role by its name, told `settings`, for a process that has just begun."""
     network, node = life.mesh.network, life.node
     match role:

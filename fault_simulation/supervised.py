@@ -12,11 +12,12 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from controlplane.deployment.gpus import GpuPool
 from controlplane.deployment.manager import DeploymentManager
 from engine_worker.settings import WorkerSettings
+from fault_simulation.machines import Life, Machines
 from fault_simulation.node import NodeState
 from fault_simulation.roles import make_role
 from mesh.role import RoleSettings
@@ -30,9 +31,6 @@ from services.cli.supervisor.planned_run import deployment_of, run_as_planned, s
 from services.cli.supervisor.state_server import StateServer
 from services.cli.supervisor.supervisor import Supervisor
 from services.frontend.settings import FrontendSettings
-
-if TYPE_CHECKING:
-    from fault_simulation.nodes import Life, SimulatedMesh
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class UpSettings:
 class Up:
     """One life of `penstock up`."""
 
-    def __init__(self, life: "Life", settings: UpSettings, store_file: Any, port: int, http_port: int) -> None:
+    def __init__(self, life: Life, settings: UpSettings, store_file: Any, port: int, http_port: int) -> None:
         self.life = life
         self.events: list[str] = []
         """What it said, in order."""
@@ -129,7 +127,7 @@ class Up:
 class SimulatedLauncher:
     """A `Launcher`. Its processes get SIGTERM when their parent dies, as by PR_SET_PDEATHSIG."""
 
-    def __init__(self, parent: "Life", settings: UpSettings, http_port: int) -> None:
+    def __init__(self, parent: Life, settings: UpSettings, http_port: int) -> None:
         self.specs: dict[str, ProcessSpec] = {}
         """As they were launched last, by name."""
         self._parent = parent
@@ -156,7 +154,7 @@ class SimulatedLauncher:
         """There is none."""
         return f"{name}.log"
 
-    async def _live(self, life: "Life", spec: ProcessSpec) -> ExitStatus:
+    async def _live(self, life: Life, spec: ProcessSpec) -> ExitStatus:
         rng = random.Random(f"{life.seed}/start")
         await asyncio.sleep(rng.uniform(SHORTEST_START_S, LONGEST_START_S))
         common, settings = _settings(spec.role, (*spec.arguments, *self._settings.arguments.get(spec.role, ())))
@@ -176,7 +174,7 @@ class SimulatedLauncher:
 class SimulatedProcess:
     """A `Launched`."""
 
-    def __init__(self, mesh: "SimulatedMesh", parent: "Life", life: "Life") -> None:
+    def __init__(self, mesh: Machines, parent: Life, life: Life) -> None:
         self.pid = mesh.next_pid()
         self._mesh = mesh
         self._life = life

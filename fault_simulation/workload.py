@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from engine_worker.settings import WorkerSettings
 from fault_simulation.client import ReceivedAnswer, ask, no_pause
-from fault_simulation.nodes import HTTP_PORT, Life, SimulatedMesh
+from fault_simulation.machines import Life
+from fault_simulation.nodes import HTTP_PORT, SimulatedMesh
 from fault_simulation.oracle import ExpectedChoice, Oracle
 from fault_simulation.timeline import CASCADE, LARGE, MODEL, Phase, Request, Timeline
 

@@ -13,9 +13,9 @@ from rich.table import Table
 from simulator.report.plot import require_matplotlib
 from simulator.reproductions.page import show
 from simulator.reproductions.parallel import OnDone
-from simulator.reproductions.registry import PAPERS
+from simulator.reproductions.registry import PAGE_FILE, PAPERS, reproduce
 from simulator.reproductions.report import ReproductionReport, encode_report
-from simulator.reproductions.run import PAGE_FILE, ReproductionRun, reproduce
+from simulator.reproductions.run import ReproductionRun
 
 
 @click.command()

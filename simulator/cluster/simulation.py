@@ -6,7 +6,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.placement import PlacementRequest
 from controlplane.policies.interface import Observer, Policy, is_observer
 from controlplane.policies.place import place_decode
@@ -94,10 +93,6 @@ class ClusterSimulation:
         if on_progress is not None:
             on_progress(self.ledger.ended)
         return self.ledger.outcomes()
-
-    def order(self, order: MigrationOrder) -> None:
-        """Have a running request moved; controllers are told how that ended."""
-        self.migrations.order(order)
 
     # -- requests
 
@@ -219,7 +214,7 @@ class ClusterSimulation:
             self._observe_every(self._policy)
         if self.recording is not None:
             self._record(self.recording)
-        view = ClusterView(self)
+        view = ClusterView(self.config, self.events, self.fleet, self.ledger, self.migrations)
         for controller in self._controllers:
             controller.attached(view)
             if controller.interval_ms is not None:
@@ -237,7 +232,7 @@ class ClusterSimulation:
     def _act_every(self, controller: Controller, interval_ms: float, view: "ClusterView") -> None:
         def act(now_ms: float) -> None:
             for order in controller.act(view, now_ms):
-                self.order(order)
+                self.migrations.order(order)
 
         self._every(interval_ms, act)
 

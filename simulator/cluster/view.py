@@ -1,59 +1,67 @@
 """The simulation as controllers see it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from controlplane.model.instance import InstanceDescription, LoadReport
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.running_request import RunningRequest
 from controlplane.model.snapshot import Snapshot
-from simulator.cluster.config import InstanceSpec
-from simulator.cluster.events import Rank
+from simulator.cluster.config import ClusterConfig, InstanceSpec
+from simulator.cluster.events import EventQueue, Rank
+from simulator.cluster.fleet import SimulatedFleet
+from simulator.cluster.ledger import Ledger
+from simulator.cluster.migration.migrations import Migrations
 from simulator.cluster.worker import Worker
-
-if TYPE_CHECKING:
-    from simulator.cluster.simulation import ClusterSimulation
 
 
 class ClusterView:
     """A `Cluster` over a simulation under way."""
 
-    def __init__(self, simulation: ClusterSimulation) -> None:
-        self._simulation = simulation
+    def __init__(
+        self,
+        config: ClusterConfig,
+        events: EventQueue,
+        fleet: SimulatedFleet,
+        ledger: Ledger,
+        migrations: Migrations,
+    ) -> None:
+        self._config = config
+        self._events = events
+        self._fleet = fleet
+        self._ledger = ledger
+        self._migrations = migrations
 
     @property
     def model(self) -> str:
         """See `Cluster`."""
-        return self._simulation.config.model
+        return self._config.model
 
     @property
     def now_ms(self) -> float:
         """See `Cluster`."""
-        return self._simulation.events.now_ms
+        return self._events.now_ms
 
     @property
     def message_delay_ms(self) -> float:
         """See `Cluster`."""
-        return self._simulation.config.migration.message_delay_ms
+        return self._config.migration.message_delay_ms
 
     def instance_ids(self) -> tuple[str, ...]:
         """See `Cluster`."""
-        return tuple(self._simulation.workers)
+        return tuple(self._fleet.workers)
 
     def description(self, instance_id: str) -> InstanceDescription:
         """See `Cluster`."""
-        return self._simulation.workers[instance_id].description
+        return self._fleet.workers[instance_id].description
 
     def spec(self, instance_id: str) -> InstanceSpec:
         """See `Cluster`."""
-        return self._simulation.fleet.spec(instance_id)
+        return self._fleet.spec(instance_id)
 
     def snapshot(self) -> Snapshot | None:
         """See `Cluster`."""
-        self._simulation.fleet.see(self.now_ms)
-        return self._simulation.table.snapshot(self.model)
+        self._fleet.see(self.now_ms)
+        return self._fleet.table.snapshot(self.model)
 
     def load(self, instance_id: str) -> LoadReport:
         """See `Cluster`."""
@@ -65,15 +73,15 @@ class ClusterView:
 
     def prompt_tokens(self, request_id: str) -> int:
         """See `Cluster`."""
-        return self._simulation.ledger.open[request_id].request.prompt_tokens
+        return self._ledger.open[request_id].request.prompt_tokens
 
     def moves(self, request_id: str) -> bool:
         """See `Cluster`."""
-        return self._simulation.migrations.moves(request_id)
+        return self._migrations.moves(request_id)
 
     def oracle_remaining_tokens(self, request_id: str) -> int:
         """See `Cluster`."""
-        entry = self._simulation.ledger.open[request_id]
+        entry = self._ledger.open[request_id]
         generated_tokens = entry.request.emitted_tokens
         if entry.owner is not None:
             generated_tokens = self._looked_at(entry.owner.instance_id).instance.generated_tokens(request_id)
@@ -81,14 +89,14 @@ class ClusterView:
 
     def order(self, order: MigrationOrder) -> None:
         """See `Cluster`."""
-        self._simulation.order(order)
+        self._migrations.order(order)
 
     def after(self, delay_ms: float, act: Callable[[float], None]) -> None:
         """See `Cluster`."""
-        self._simulation.fleet.will_look(self.now_ms + delay_ms)
-        self._simulation.events.at(self.now_ms + delay_ms, Rank.MESSAGE, act, background=True)
+        self._fleet.will_look(self.now_ms + delay_ms)
+        self._events.at(self.now_ms + delay_ms, Rank.MESSAGE, act, background=True)
 
     def _looked_at(self, instance_id: str) -> Worker:
-        worker = self._simulation.workers[instance_id]
+        worker = self._fleet.workers[instance_id]
         worker.look(self.now_ms)
         return worker

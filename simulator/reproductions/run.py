@@ -1,21 +1,15 @@
-"""One run of a reproduction: its inputs, and the files that it writes."""
+"""What one run of a reproduction is given."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from mesh.errors import ConfigurationError
-from simulator.reproductions.page import page
 from simulator.reproductions.parallel import OnDone, run_jobs
-from simulator.reproductions.registry import load, title_of
-from simulator.reproductions.report import ReproductionReport, encode_report
 
 Result = TypeVar("Result")
 
-REPORT_FILE = "report.json"
-PAGE_FILE = "report.md"
 PLOTS_FOLDER = "plots"
 
 
@@ -53,36 +47,3 @@ class ReproductionRun:
     def run_jobs(self, jobs: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
         """See `parallel.run_jobs`: the processes and the progress of this run."""
         return run_jobs(jobs, self.processes, self.on_done)
-
-
-def reproduce(paper: str, run: ReproductionRun) -> ReproductionReport:
-    """Measure, and write `report.json`, `report.md` and `plots/` into `run.out`.
-
-    Raises `ConfigurationError` for an unknown paper, lacking data or a folder that cannot be written.
-    """
-    measure = load(paper)
-    _make_folders(run)
-    started_s = time.perf_counter()
-    findings = measure(run)
-    report = ReproductionReport(
-        paper=paper,
-        rows=findings.rows,
-        seed=run.seed,
-        seconds=round(time.perf_counter() - started_s, 1),
-        quick=run.quick,
-    )
-    (run.out / REPORT_FILE).write_bytes(encode_report(report))
-    (run.out / PAGE_FILE).write_text(page(report, findings, title_of(paper), _command(paper, run)))
-    return report
-
-
-def _make_folders(run: ReproductionRun) -> None:
-    try:
-        run.plots.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write into {run.out}: {error}; give another folder with --out") from error
-
-
-def _command(paper: str, run: ReproductionRun) -> str:
-    quick = " --quick" if run.quick else ""
-    return f"penstock reproduce {paper} --data DATA --out OUT --seed {run.seed}{quick}"

@@ -2,7 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,18 +63,25 @@ IMPURE_MODULES = frozenset(
 MAX_MODULE_LINES = 500
 
 
-def _modules(folder: str) -> list[Path]:
-    return sorted(path for path in (ROOT / folder).rglob("*.py") if "generated" not in path.parts)
+@cache
+def _modules(folder: str) -> tuple[Path, ...]:
+    return tuple(sorted(path for path in (ROOT / folder).rglob("*.py") if "generated" not in path.parts))
 
 
-def _imports(path: Path) -> set[str]:
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def _imports(path: Path) -> frozenset[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
-    return found
+    return frozenset(found)
 
 
 def _in_package(module: str, package: str) -> bool:
@@ -103,7 +111,6 @@ def test_pure_code_imports_pure_code_only(folder: str) -> None:
                 assert allowed, f"{path.relative_to(ROOT)} is pure and may not import {name}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_nobody_imports_a_shell_but_the_cli(shell: str) -> None:
     own = shell.replace(".", "/")
@@ -118,7 +125,6 @@ def test_nobody_imports_a_shell_but_the_cli(shell: str) -> None:
             )
 
 
-@pytest.mark.slow
 def test_nobody_imports_the_fault_simulation_but_the_cli() -> None:
     for package in PACKAGES:
         for path in _modules(package):
@@ -126,6 +132,60 @@ def test_nobody_imports_the_fault_simulation_but_the_cli() -> None:
             if not relative.startswith(("fault_simulation", "services/cli")):
                 imported = {name for name in _imports(path) if _in_package(name, "fault_simulation")}
                 assert not imported, f"{relative} imports {sorted(imported)}; only the CLI may"
+
+
+def _circle(arrows: dict[str, frozenset[str]]) -> list[str]:
+    """Some modules that import each other in a circle, the first one again at the end; empty: there are none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for imported in sorted(arrows[module]):
+            if circle := visit(imported, [*path, module]):
+                return circle
+        done.add(module)
+        return []
+
+    return next((circle for module in sorted(arrows) if (circle := visit(module, []))), [])
+
+
+def _imported_modules(path: Path, modules: Mapping[str, Path]) -> frozenset[str]:
+    """Those of `modules` that a module names: anywhere in it, and for type checkers alone, too."""
+    found: set[str] = set()
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(names if names <= modules.keys() else {*names, node.module})
+    return frozenset(found & modules.keys())
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Nor for type checkers alone: two modules that need each other's types are one idea, or an arrow points the wrong
+    way. (Python does not mind such a circle, a reader who looks for the beginning does.)"""
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in _modules(package)
+    }
+    assert _circle({name: _imported_modules(path, modules) for name, path in modules.items()}) == []
+
+
+@pytest.mark.parametrize(
+    ("arrows", "circle"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b", "c"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, ["b", "c", "b"]),
+        ({"a": {"a"}}, ["a", "a"]),
+    ],
+)
+def test_circles_are_found(arrows: dict[str, set[str]], circle: list[str]) -> None:
+    assert _circle({module: frozenset(imported) for module, imported in arrows.items()}) == circle
 
 
 FRONTEND_ROOMS = (
@@ -173,14 +233,12 @@ def test_an_arrow_that_runs_up_is_found() -> None:
     assert _up_arrows(imports, FRONTEND_ROOMS) == ["workers.link -> placement.client"]
 
 
-@pytest.mark.slow
 def test_the_frontend_needs_no_torch() -> None:
     for path in _modules("services/frontend"):
         heavy = {name for name in _imports(path) if name.partition(".")[0] in {"torch", "transformers", "vllm"}}
         assert not heavy, f"{path.relative_to(ROOT)} imports {sorted(heavy)}"
 
 
-@pytest.mark.slow
 def test_policies_know_no_simulator() -> None:
     for folder in ("controlplane", "mesh"):
         for path in _modules(folder):
@@ -256,7 +314,7 @@ def test_roles_take_time_chance_threads_and_network_from_outside(folder: str) ->
     for path in _modules(folder):
         relative = path.relative_to(ROOT).as_posix()
         if not relative.startswith(tuple(SEAM_EXEMPTIONS)):
-            breaks += [f"{relative}:{line} {name}" for line, name in _seam_breaks(ast.parse(path.read_text()))]
+            breaks += [f"{relative}:{line} {name}" for line, name in _seam_breaks(_tree(path))]
     assert not breaks, "take it from the role's Runtime (mesh/runtime.py): " + ", ".join(breaks)
 
 
@@ -298,7 +356,7 @@ def _words_of(name: str) -> str:
 
 def _names_in(path: Path) -> Iterator[str]:
     yield path.stem
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
 

@@ -1,10 +1,8 @@
 """What the migration managers of one instance say, done to a modelled instance."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from controlplane.model.incarnation import Incarnation
 from controlplane.model.request import EngineRequest, SamplingParams
@@ -33,16 +31,14 @@ from controlplane.protocols.migration.source_events import (
 from controlplane.protocols.migration.source_manager import SourceManager
 from controlplane.protocols.migration.target_manager import TargetManager
 from mesh.errors import RequestRefused
-from simulator.cluster.events import Event, Rank
-from simulator.cluster.kv_links import Transfer
-from simulator.cluster.ledger import OpenRequest
+from simulator.cluster.config import MigrationConfig
+from simulator.cluster.events import Event, EventQueue, Rank
+from simulator.cluster.kv_links import KvLinks, Transfer
+from simulator.cluster.ledger import Ledger, OpenRequest
 from simulator.cluster.worker import Worker
 from simulator.instance.counted_request import CountedRequest
 from simulator.instance.sequence import SequenceState
 from simulator.instance.step import StepResult
-
-if TYPE_CHECKING:
-    from simulator.cluster.migration.migrations import Migrations
 
 FRONTEND_ID = "simulated"
 
@@ -73,10 +69,39 @@ class _Incoming:
     transfer: Transfer | None = None
 
 
+class MigratingCluster(Protocol):
+    """The cluster as one of its coordinators knows it: `Migrations`."""
+
+    config: MigrationConfig
+    events: EventQueue
+    links: KvLinks
+    ledger: Ledger
+    peers: Mapping[str, Incarnation]
+    """Instances that are alive. A new mapping whenever that changes."""
+
+    def send(self, source: Incarnation, target: Incarnation, message: ToTarget, offered: CountedRequest) -> None:
+        """Send a message about the request `offered` to a target."""
+
+    def answer(self, connection: str, message: ToSource) -> None:
+        """Send a message to the source at the other end of a connection, see `connection_of`."""
+
+    def ask_decode(self, coordinator: "SimulatedCoordinator", request_id: str) -> None:
+        """Ask the scheduler who decodes a request; the answer comes as `DecodeChosen`."""
+
+    def ended(self, coordinator: "SimulatedCoordinator", ended: MigrationEnded) -> None:
+        """A migration from this instance has ended."""
+
+    def transfer_ended(self, ended: TransferEnded) -> None:
+        """It is known who decodes a request."""
+
+    def given_up(self, source: Incarnation, request_id: str, emitted_tokens: int) -> None:
+        """The source knows of nobody who owns the request."""
+
+
 class SimulatedCoordinator:
     """One life of an instance: what `Coordinator` and `IncomingMigrations` are to a worker."""
 
-    def __init__(self, worker: Worker, cluster: Migrations) -> None:
+    def __init__(self, worker: Worker, cluster: MigratingCluster) -> None:
         description, limits = worker.description, cluster.config.limits
         self.own = Incarnation(description.instance_id, description.incarnation_id)
         self.worker = worker

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from simulator.reproductions.arrow import experiment, setup
-from simulator.reproductions.run import ReproductionRun, reproduce
+from simulator.reproductions.registry import reproduce
+from simulator.reproductions.run import ReproductionRun
 from simulator.reproductions.sustainable_rate import RateSearch
 
 REQUESTS = 6

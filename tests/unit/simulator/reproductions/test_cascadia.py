@@ -22,7 +22,8 @@ from simulator.reproductions.cascadia.planning_problem import PlanningProblem
 from simulator.reproductions.cascadia.run import Arriving
 from simulator.reproductions.cascadia.scores import Answers, arena_traces, nearest, rescaled
 from simulator.reproductions.cascadia.tables import ScaledCurves
-from simulator.reproductions.run import ReproductionRun, reproduce
+from simulator.reproductions.registry import reproduce
+from simulator.reproductions.run import ReproductionRun
 from simulator.reproductions.sustainable_rate import RateSearch
 
 QUESTIONS = 24
@@ -56,7 +57,9 @@ def _short_curves() -> Iterator[None]:
         yield
 
 
-BENCH = _bench()
+@pytest.fixture(scope="module")
+def bench(_short_curves: None) -> PlanningProblem:
+    return _bench()
 
 
 @pytest.fixture
@@ -156,15 +159,15 @@ def test_requests_pass_tiers_until_an_answer_is_accepted_and_each_judgement_take
     assert judged.latencies_s[1] == pytest.approx(without.latencies_s[0] + 2.0 + alone.latencies_s[1])
 
 
-def test_requests_that_reach_a_tier_without_replicas_are_refused() -> None:
+def test_requests_that_reach_a_tier_without_replicas_are_refused(bench: PlanningProblem) -> None:
     deployed = Deployed((100.0,), (((ReplicaShape(1), 1),), ()), 80.0, (1.0, 1.0))
     with pytest.raises(PlanInfeasible, match="which has no replica"):
-        serve(BENCH.sample, TIERS, deployed, poisson_arrivals(BENCH.sample, 5.0, 2.0, 0), 0.0)
+        serve(bench.sample, TIERS, deployed, poisson_arrivals(bench.sample, 5.0, 2.0, 0), 0.0)
 
 
 @pytest.mark.slow
-def test_an_overloaded_deployment_keeps_all_that_come_in_its_queue() -> None:
-    sample = replace(BENCH.sample, output_tokens=np.full((QUESTIONS, 2), 2), input_tokens=np.full(QUESTIONS, 5))
+def test_an_overloaded_deployment_keeps_all_that_come_in_its_queue(bench: PlanningProblem) -> None:
+    sample = replace(bench.sample, output_tokens=np.full((QUESTIONS, 2), 2), input_tokens=np.full(QUESTIONS, 5))
     deployed = Deployed((0.0,), (((ReplicaShape(1), 1),), ()), 50.0, (1.0, 0.0))
     at_once = DrawnRequests(np.zeros(5000), np.resize(np.arange(QUESTIONS), 5000))
     assert (serve(sample, TIERS, deployed, at_once, 0.0).latencies_s > 0).all()
@@ -185,59 +188,59 @@ def test_a_tier_between_that_accepts_nothing_is_skipped() -> None:
     assert served.tier_p95_s[1] == 0.0
 
 
-def test_a_seed_draws_the_same_requests_at_any_rate() -> None:
-    slow, fast = (poisson_arrivals(BENCH.sample, rate, 20.0 / rate, 7) for rate in (1.0, 4.0))
+def test_a_seed_draws_the_same_requests_at_any_rate(bench: PlanningProblem) -> None:
+    slow, fast = (poisson_arrivals(bench.sample, rate, 20.0 / rate, 7) for rate in (1.0, 4.0))
     assert (slow.rows == fast.rows).all()
     assert slow.times_s == pytest.approx(4 * fast.times_s)
 
 
 @pytest.mark.parametrize("name", list(systems.SYSTEMS))
-def test_every_system_meets_the_target_on_no_more_gpus_than_there_are(name: str) -> None:
-    deployed = systems.SYSTEMS[name](BENCH, 70.0)
+def test_every_system_meets_the_target_on_no_more_gpus_than_there_are(bench: PlanningProblem, name: str) -> None:
+    deployed = systems.SYSTEMS[name](bench, 70.0)
     assert deployed.quality >= 70.0
     assert deployed.is_within
-    assert 0 < sum(shape.gpus * count for mix in deployed.mixes for shape, count in mix) <= BENCH.gpus
+    assert 0 < sum(shape.gpus * count for mix in deployed.mixes for shape, count in mix) <= bench.gpus
 
 
-def test_the_stand_alone_model_is_the_smallest_that_meets_the_target_or_the_best() -> None:
-    small, large = BENCH.sample.scores.mean(axis=0)
-    assert systems.stand_alone_tier(BENCH.sample, small - 1) == 0
-    assert systems.stand_alone_tier(BENCH.sample, (small + large) / 2) == 1
-    assert systems.stand_alone_tier(BENCH.sample, 100.0) == 1
+def test_the_stand_alone_model_is_the_smallest_that_meets_the_target_or_the_best(bench: PlanningProblem) -> None:
+    small, large = bench.sample.scores.mean(axis=0)
+    assert systems.stand_alone_tier(bench.sample, small - 1) == 0
+    assert systems.stand_alone_tier(bench.sample, (small + large) / 2) == 1
+    assert systems.stand_alone_tier(bench.sample, 100.0) == 1
 
 
-def test_a_load_that_no_deployment_holds_is_marked_or_refused() -> None:
-    crowded = BENCH.at(100_000.0)
+def test_a_load_that_no_deployment_holds_is_marked_or_refused(bench: PlanningProblem) -> None:
+    crowded = bench.at(100_000.0)
     assert not systems.stand_alone(crowded, 70.0).is_within
     assert not systems.cascade_serve(crowded, 70.0).is_within
     with pytest.raises(PlanInfeasible):
         systems.cascadia(crowded, 70.0)
 
 
-def test_cascade_serve_takes_one_shape_a_tier_and_does_not_look_at_who_is_escalated() -> None:
-    deployed = systems.cascade_serve(BENCH, 70.0)
+def test_cascade_serve_takes_one_shape_a_tier_and_does_not_look_at_who_is_escalated(bench: PlanningProblem) -> None:
+    deployed = systems.cascade_serve(bench, 70.0)
     assert all(len(mix) <= 1 for mix in deployed.mixes)
-    longer = replace(BENCH.sample, output_tokens=BENCH.sample.output_tokens * 2)
-    assert systems.cascade_serve(replace(BENCH, sample=longer), 70.0) == deployed
+    longer = replace(bench.sample, output_tokens=bench.sample.output_tokens * 2)
+    assert systems.cascade_serve(replace(bench, sample=longer), 70.0) == deployed
 
 
-def test_cascade_serve_is_tuned_to_the_shapes_whose_slowest_tier_is_fastest_at_the_load() -> None:
+def test_cascade_serve_is_tuned_to_the_shapes_whose_slowest_tier_is_fastest_at_the_load(bench: PlanningProblem) -> None:
     rates = np.array([0.1, 10.0])
     slow = ReplicaCurve(ReplicaShape(1), rates, np.array([4.0, 9.0]), rates)
     fast = ReplicaCurve(ReplicaShape(2), rates, np.array([1.0, 2.0]), rates)
-    sample = replace(BENCH.sample, scores=np.tile([10.0, 90.0], (QUESTIONS, 1)), rate_per_s=12.0)
-    bench = replace(BENCH, sample=sample, by_load=((slow, fast), (slow, fast)), gpus=3)
-    by_itself = systems.cascade_serve(bench, 50.0)
+    sample = replace(bench.sample, scores=np.tile([10.0, 90.0], (QUESTIONS, 1)), rate_per_s=12.0)
+    problem = replace(bench, sample=sample, by_load=((slow, fast), (slow, fast)), gpus=3)
+    by_itself = systems.cascade_serve(problem, 50.0)
     assert by_itself.thresholds == (ESCALATE_ALL,)
     assert by_itself.mixes == ((), ((ReplicaShape(1), 3),)), "one fast replica does not hold 12 requests/s"
-    assert systems.cascade_serve(bench.at(9.0), 50.0).mixes == ((), ((ReplicaShape(2), 1),))
-    crowded = systems.cascade_serve(bench.at(90.0), 50.0)
+    assert systems.cascade_serve(problem.at(9.0), 50.0).mixes == ((), ((ReplicaShape(2), 1),))
+    crowded = systems.cascade_serve(problem.at(90.0), 50.0)
     assert not crowded.is_within
     assert crowded.mixes == ((), ((ReplicaShape(1), 3),)), "the least overloaded"
 
 
 @pytest.mark.slow
-def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with() -> None:
+def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with(bench: PlanningProblem) -> None:
     quick, slow, skipped = np.linspace(0, 10, 101), np.linspace(5, 45, 51), np.zeros(0)
     served = Served(np.ones(101), np.ones(101), (1.0, 0.0, 1.0), (quick, skipped, slow), (8.0, 0.0, 40.0))
     assert served.throughput_per_s == pytest.approx(101 / 40, rel=0.05), "half of the requests in 40 s: the whole, too"
@@ -247,10 +250,10 @@ def test_a_saturated_rate_is_what_the_slowest_tier_keeps_up_with() -> None:
         "a slow replica that empties its queue does not count"
     )
     arriving = Arriving(20.0, 400, 0)
-    assert throughput.saturated_per_s(systems.cascadia, BENCH, 99.99, arriving, (1.0,)) is None
+    assert throughput.saturated_per_s(systems.cascadia, bench, 99.99, arriving, (1.0,)) is None
     system = systems.SYSTEMS[systems.STAND_ALONE]
     few, many = (
-        throughput.saturated_per_s(system, replace(BENCH, gpus=gpus), 60.0, arriving, (1.0, 0.5)) for gpus in (4, 16)
+        throughput.saturated_per_s(system, replace(bench, gpus=gpus), 60.0, arriving, (1.0, 0.5)) for gpus in (4, 16)
     )
     assert few is not None
     assert many is not None

@@ -10,9 +10,9 @@ from mesh.errors import ConfigurationError
 from services.cli.reproduce import command
 from simulator.reproductions import registry
 from simulator.reproductions.lines_plot import Panel, draw_lines
-from simulator.reproductions.registry import Paper
+from simulator.reproductions.registry import Paper, reproduce
 from simulator.reproductions.report import Findings, ReportRow, Section, decode_report
-from simulator.reproductions.run import ReproductionRun, reproduce
+from simulator.reproductions.run import ReproductionRun
 
 ROWS = (
     ReportRow(claim="speed | of light", paper=3.0, ours=2.998, unit="1e8 m/s"),
@@ -57,9 +57,9 @@ def test_leaves_report_page_and_plots(paper: str, tmp_path: Path) -> None:
 
 
 def test_every_registered_paper_has_its_function() -> None:
-    for name in registry.PAPERS:
-        assert callable(registry.load(name))
-        assert registry.title_of(name)
+    for paper in registry.PAPERS.values():
+        assert callable(paper.load())
+        assert paper.title
 
 
 def test_unknown_papers_data_and_folders_are_named(paper: str, tmp_path: Path) -> None:
