@@ -28,6 +28,13 @@ PROCESSES = ("tests/mesh/", "tests/kv/", "tests/vllm/", "tests/benchmarks/test_b
 """Where every test starts processes, `IN_PROCESS` left out."""
 IN_PROCESS = "tests/mesh/store/"
 
+NEEDS_TORCH = (
+    "tests/unit/demo/test_checkpoints.py",
+    "tests/unit/demo/test_train.py",
+    "tests/unit/services/predictor/test_training.py",
+)
+"""Importing it takes two seconds of CPU, before any test is chosen."""
+
 MAX_CPU_S = 1.0
 """Of a test that is not marked as one of `KINDS`, under the quick profile; more is said at the end of the run. Well
 above what `slow` begins with (see pyproject.toml): a busy machine takes more CPU for the same."""
@@ -35,10 +42,12 @@ CPU_S = "cpu_s"
 """Of a test's call, among its report's properties."""
 
 _left_out = pytest.StashKey[Counter[str]]()
+_left_out_files = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_left_out] = Counter()
+    config.stash[_left_out_files] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,11 +61,28 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             item.user_properties.append((CPU_S, time.process_time() - began_s))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The quick profile does not even import what it would leave out, unless it is named on the command line."""
+    is_quick = settings.get_current_profile_name() == "quick" and config.args_source is not config.ArgsSource.ARGS
+    if not is_quick or not collection_path.is_file():
+        return None
+    place = collection_path.relative_to(ROOT).as_posix()
+    if not place.startswith(NEEDS_TORCH) and not _starts_processes(place):
+        return None
+    if collection_path.name.startswith("test_"):
+        config.stash[_left_out_files].append(place)
+    return True
+
+
+def _starts_processes(place: str) -> bool:
+    return place.startswith(PROCESSES) and not place.startswith(IN_PROCESS)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         place = item.path.relative_to(ROOT).as_posix()
-        if place.startswith(PROCESSES) and not place.startswith(IN_PROCESS):
+        if _starts_processes(place):
             item.add_marker(pytest.mark.process)
 
 
@@ -87,6 +113,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     left_out = config.stash[_left_out]
     if left_out:
         kinds = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common())
+        if files := config.stash[_left_out_files]:
+            kinds += f", and {len(files)} files that start processes or need torch"
         terminalreporter.write_line(f"left out: {kinds} (`make test` runs all)")
 
 

@@ -139,6 +139,7 @@ def stay_away(mesh: SimulatedMesh) -> None:
     mesh.pause("frontend-0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at_s", "spoil", "kind"),
     [
@@ -169,6 +170,7 @@ def test_an_invariant_can_fail(at_s: float, spoil: Callable[[SimulatedMesh], Non
     assert kind in run_timeline(timeline, mesh).kinds
 
 
+@pytest.mark.slow
 def test_a_drain_may_not_stand_still() -> None:
     only = peaceful().requests[0]
     request = msgspec.structs.replace(only, body={**only.body, "max_tokens": 400})
@@ -183,6 +185,7 @@ def test_a_drain_may_not_stand_still() -> None:
     assert "drain stands still" in run_timeline(timeline, mesh).kinds
 
 
+@pytest.mark.slow
 def test_a_frontend_that_is_given_no_time_to_drain_may_fail_its_requests_at_once() -> None:
     timeline = peaceful()
     mesh = build(timeline)

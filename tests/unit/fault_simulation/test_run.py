@@ -57,6 +57,7 @@ def test_what_once_failed(seed: int) -> None:
     assert run_seed(seed).violations == ()
 
 
+@pytest.mark.slow
 def test_some_seeds_are_of_meshes_with_all_roles_and_operators() -> None:
     timelines = [draw(seed) for seed in range(400)]
     operated = [timeline for timeline in timelines if timeline.operations]
@@ -67,6 +68,7 @@ def test_some_seeds_are_of_meshes_with_all_roles_and_operators() -> None:
     assert any(request.body["model"] == CASCADE for timeline in operated for request in timeline.requests)
 
 
+@pytest.mark.slow
 def test_what_an_engine_cannot_run_after_it_has_moved_there_is_answered_all_the_same() -> None:
     body = {"model": MODEL, "prompt": "Go on.", "max_tokens": 400, "ignore_eos": True, "stream": True}
     orders = [Operation(7.0, Migrate(0, name)) for name in Topology().worker_ids]

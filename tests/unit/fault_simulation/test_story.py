@@ -1,9 +1,12 @@
 """A simulation told."""
 
+import pytest
+
 from fault_simulation.story import tell
 from tests.unit.fault_simulation.test_invariants import peaceful
 
 
+@pytest.mark.slow
 def test_a_story_has_faults_requests_and_messages() -> None:
     told = tell(peaceful(), every_message=True)
     assert "request 0 to frontend-0" in told

@@ -32,6 +32,7 @@ def recorded() -> list[PlacementProblem]:
     return problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OWN_POLICIES))
 def test_the_same_problems_give_the_same_decisions(name: str, recorded: list[PlacementProblem]) -> None:
     first, second = create_policy(name), create_policy(name)

@@ -203,6 +203,7 @@ def test_the_same_decisions_over_the_same_snapshots(tmp_path: Path, policy: str)
         assert outcome.observations >= 10
 
 
+@pytest.mark.slow
 def test_through_switches_of_the_policy_a_silent_monitor_and_a_new_watch(tmp_path: Path) -> None:
     path = tmp_path / "recording.jsonl"
     live = LiveScheduler(path, "lmetric", seed=3)

@@ -305,6 +305,7 @@ async def test_without_a_monitor_the_fallback_places_on_the_last_known_instances
             assert (await stub.Place(place_request("r9"))).policy == "lmetric"
 
 
+@pytest.mark.slow
 async def test_a_restarted_scheduler_knows_everything_again() -> None:
     async with local_mesh() as mesh:
         monitor, scheduler = await mesh.monitor(), await mesh.scheduler()

@@ -37,6 +37,7 @@ def test_blocks_with_gaps_between_are_seen_one_by_one() -> None:
     assert (one == whole[2, 32:]).all()
 
 
+@pytest.mark.slow
 def test_a_torch_tensor_is_shared_not_copied() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(4, 2, 8, dtype=torch.bfloat16)
@@ -48,6 +49,7 @@ def test_a_torch_tensor_is_shared_not_copied() -> None:
     assert (tensor[[0, 2, 3]] == 0.0).all()
 
 
+@pytest.mark.slow
 def test_torch_tensors_are_sliced_like_arrays() -> None:
     """The path of a GPU, on tensors in host memory."""
     torch = pytest.importorskip("torch")

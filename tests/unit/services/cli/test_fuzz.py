@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from fault_simulation.timeline import Timeline, Topology, read_timeline
@@ -11,6 +12,7 @@ UNSERVED = Timeline(1, Topology(phases=()), (), ())
 """Without a worker no new request is served."""
 
 
+@pytest.mark.slow
 def test_a_failure_is_saved_to_a_folder_that_is_made_for_it(tmp_path: Path) -> None:
     timeline, folder = tmp_path / "timeline.json", tmp_path / "new" / "found"
     timeline.write_text(UNSERVED.to_json())

@@ -64,6 +64,7 @@ def test_steps_one_by_one_change_nothing() -> None:
     assert by_runs == one_by_one
 
 
+@pytest.mark.slow
 def test_boundaries_are_refined_within_their_neighbours() -> None:
     _, controller = run(parameters=StageParameters(RefinementParameters(interval_s=1.0)))
     moved = [(instance_id, tokens) for _, instance_id, tokens in controller.boundaries if np.isfinite(tokens)]
@@ -71,6 +72,7 @@ def test_boundaries_are_refined_within_their_neighbours() -> None:
     assert {instance_id for instance_id, _ in moved} == {"instance-0", "instance-1", "instance-2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 2, 3])
 def test_a_lost_instance_costs_no_request(lost: int) -> None:
     failures = (Failure(lost, at_s=3.0, back_after_s=2.0),)

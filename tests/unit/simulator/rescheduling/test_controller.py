@@ -37,6 +37,7 @@ def run(controller: ReschedulingController | None) -> tuple[ClusterSimulation, f
     return simulation, float(simulation.recording.series().running_tokens.var(axis=1).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "lengths"),
     [

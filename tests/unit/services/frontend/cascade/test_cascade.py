@@ -132,6 +132,7 @@ async def test_an_answer_that_was_given_up_is_asked_for_again_if_no_other_comes(
         assert ids == [answer.id, f"{answer.id}-again"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("without", "tier"), [("escalate", "large"), ("accept", "small")])
 async def test_without_a_judge_the_cascade_does_as_configured_and_says_so(
     model_path: Path, without: Any, tier: str
@@ -314,6 +315,7 @@ async def test_cascades_are_listed_among_the_models_while_their_tiers_are_served
             await both.ask()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("thresholds", "is_listed"), [((70.0, 0.0), True), ((100.5, 0.0), True), ((70.0, 70.0), False)]
 )

@@ -31,6 +31,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Event, tuple[Instruction,
     return entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("threshold", "score"), [(70.0, 70.0), (70.0, 69.0), (0.0, 10.0), (NEVER, 10.0)])
 async def test_of_the_same_scores_both_get_the_same_instructions(
     log: list[tuple[Event, tuple[Instruction, ...]]], model_path: Path, threshold: float, score: float

@@ -261,6 +261,7 @@ async def test_a_worker_that_hangs_loses_its_requests(model_path: Path, hang: st
         await mesh.until(lambda: link.is_connected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers_probes", [True, False])
 async def test_a_worker_that_is_busy_with_others_keeps_its_requests(model_path: Path, answers_probes: bool) -> None:
     """For longer than both bounds; without probes it is the heartbeats that tell."""

@@ -64,6 +64,7 @@ async def test_so_many_wait_and_no_more(model_path: Path) -> None:
         assert mesh.service.gate.queue.running == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "status", "code"),
     [
