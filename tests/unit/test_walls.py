@@ -74,9 +74,16 @@ def _tree(path: Path) -> ast.Module:
 
 
 @cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Imports and definitions, anywhere in a module."""
+    kinds = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return tuple(node for node in ast.walk(_tree(path)) if isinstance(node, kinds))
+
+
+@cache
 def _imports(path: Path) -> frozenset[str]:
     found: set[str] = set()
-    for node in ast.walk(_tree(path)):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -155,7 +162,7 @@ def _circle(arrows: dict[str, frozenset[str]]) -> list[str]:
 def _imported_modules(path: Path, modules: Mapping[str, Path]) -> frozenset[str]:
     """Those of `modules` that a module names: anywhere in it, and for type checkers alone, too."""
     found: set[str] = set()
-    for node in ast.walk(_tree(path)):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -356,7 +363,7 @@ def _words_of(name: str) -> str:
 
 def _names_in(path: Path) -> Iterator[str]:
     yield path.stem
-    for node in ast.walk(_tree(path)):
+    for node in _nodes(path):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name
 
