@@ -91,6 +91,7 @@ async def test_swap_creates_only_what_is_absent(store: StateStore, root: str) ->
     assert await store.compare_and_swap(root + "a", 0, b"4") is not None
 
 
+@pytest.mark.slow
 async def test_racing_swaps_lose_no_increment(backend: Backend, root: str) -> None:
     key = root + "counter"
 
@@ -117,6 +118,7 @@ async def test_bad_keys_are_refused(store: StateStore, key: str) -> None:
         assert not isinstance(refused.value, StoreUnavailable)
 
 
+@pytest.mark.slow
 async def test_values_of_one_mebibyte_fit_and_no_larger_ones(store: StateStore, root: str) -> None:
     revision = await store.put(root + "large", bytes(1 << 20))
     with pytest.raises(StoreError, match="at most"):
@@ -252,6 +254,7 @@ async def test_a_watch_from_zero_begins_with_what_is_there(store: StateStore, ro
         assert outline(await take(watch, 1), root) == ["-b"]
 
 
+@pytest.mark.slow
 async def test_two_watchers_see_the_same(backend: Backend, store: StateStore, root: str) -> None:
     start = (await store.range(root)).revision
     async with aclosing(store.watch(root, start + 1)) as one, aclosing(backend.store().watch(root, start + 1)) as other:

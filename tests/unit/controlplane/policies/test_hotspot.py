@@ -112,6 +112,7 @@ def served(policy: Policy, hot_of_ten: int, requests: int = 200) -> Counter[str]
     return hot_on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hot_of_ten", "instances"), [(4, 2), (6, 3), (8, 4), (10, 4)])
 def test_the_detector_spreads_a_hotspot_over_as_many_as_equation_2_asks_for(hot_of_ten: int, instances: int) -> None:
     # 16 x BS on a is less than 816 x 5 elsewhere up to a batch of 255.

@@ -202,6 +202,7 @@ def test_a_policy_that_chooses_both_has_its_way() -> None:
     assert snapshot.unreported_decodes.tolist() == [0, 0, 1]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(50))
 @pytest.mark.parametrize("name", OWN_POLICIES)
 @given(

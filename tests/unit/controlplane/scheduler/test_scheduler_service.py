@@ -88,6 +88,7 @@ def linked(*workers: tuple[str, str]) -> scheduler_pb2.SchedulerMessage:
     return scheduler_pb2.SchedulerMessage(links=scheduler_pb2.LinkReport(workers=report))
 
 
+@pytest.mark.slow
 async def test_only_what_the_frontend_is_connected_to_is_chosen_for_it_and_explain_tells() -> None:
     async with local_mesh() as mesh:
         monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
@@ -212,6 +213,7 @@ async def test_a_switch_of_policy_reaches_all_schedulers_and_is_kept() -> None:
             await until(lambda: stub.GetPolicy(get), lambda policy: policy.policy == "least_loaded")
 
 
+@pytest.mark.slow
 async def test_a_policy_s_parameters_reach_all_schedulers_and_are_kept() -> None:
     async with local_mesh() as mesh:
         first, second = await mesh.scheduler("scheduler-0"), await mesh.scheduler("scheduler-1")

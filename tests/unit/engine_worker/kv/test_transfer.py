@@ -128,6 +128,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @given(block_lists(), st.integers(1, 5), st.booleans())
 def test_the_blocks_arrive_and_no_others_change(lists: tuple[list[int], list[int]], window: int, sums: bool) -> None:
     async def scenario() -> None:

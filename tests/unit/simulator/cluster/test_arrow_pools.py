@@ -36,6 +36,7 @@ def run(requests: list[TraceRequest], policy: str, **parameters: float) -> tuple
     return ClusterSimulation(requests, CLUSTER, LinearCost(), chosen).run(), prefilling
 
 
+@pytest.mark.slow
 def test_a_burst_of_prompts_borrows_decode_instances_and_meets_more_slos_than_a_fixed_split() -> None:
     burst = [TraceRequest(5.0 + number / 50, 2000, 20) for number in range(40)]
     before = [TraceRequest(number / 4, 200, 40) for number in range(20)]

@@ -40,6 +40,7 @@ def run(
     return outcomes, controller
 
 
+@pytest.mark.slow
 def test_requests_end_in_the_stage_of_their_length() -> None:
     outcomes, controller = run()
     assert not any(outcome.error for outcome in outcomes)

@@ -92,6 +92,7 @@ async def test_a_tier_that_was_cut_at_the_deadline_is_told_of_and_counted(model_
         assert answer.usage.completion_tokens == small["completion_tokens"] + large["completion_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_tier_that_is_asked_again_is_counted_twice(model_path: Path, stream: bool) -> None:
     async with cascade(model_path, lambda _: 10.0, SURE) as both:
