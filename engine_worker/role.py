@@ -1,11 +1,12 @@
 """The worker role: one engine, its streams to frontends and its reports to monitors."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
 from controlplane.policies.rescheduling.parameters import ReschedulerMode
@@ -22,6 +23,7 @@ from engine_worker.metrics import GaugeCollector, Gauges, WorkerMetrics
 from engine_worker.prediction.loop import PredictionLoop
 from engine_worker.prediction.start import predict_lengths
 from engine_worker.reporter import Reporter
+from engine_worker.sampling_defaults import sampling_defaults
 from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from engine_worker.step_watch import StepWatches
@@ -110,6 +112,9 @@ class WorkerRole:
         limits = await self._engine.start()
         log.info("the engine is ready", extra={"start_s": round(clock.now_s() - started_s, 1)})
         text = await threads.run(read_text_files, Path(self._settings.model_path))
+        defaults = await threads.run(_defaults, self._settings)
+        if defaults:
+            log.info("requests that say nothing else are sampled as the model recommends", extra=dict(defaults))
         description = _describe(self._settings, context, limits)
         metrics = WorkerMetrics(context.registry)
         fence = Fence(lambda duty: metrics.refused_orders.labels(duty).inc())
@@ -148,6 +153,7 @@ class WorkerRole:
             "model": description.model,
             "model_path": description.model_path,
             "text_hash": text_hash(text),
+            "sampling_defaults": json.dumps(defaults, sort_keys=True) if defaults else "",
             "engine": description.engine,
             "block_tokens": str(description.block_tokens),
             "max_model_len_tokens": str(description.max_model_len_tokens),
@@ -219,6 +225,10 @@ def _fetched(settings: WorkerSettings) -> WorkerSettings:
     """With the directory of a model of the Hub. Raises ConfigurationError."""
     needs_weights = ENGINES.get(settings.engine).needs_weights
     return replace(settings, model_path=str(locate_checkpoint(settings.model_path, with_weights=needs_weights)))
+
+
+def _defaults(settings: WorkerSettings) -> Mapping[str, Any]:
+    return sampling_defaults(Path(settings.model_path), settings.generation_config, settings.override_generation_config)
 
 
 def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimits) -> InstanceDescription:

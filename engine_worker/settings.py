@@ -19,6 +19,11 @@ class WorkerSettings:
     """Which engine runs the model: vllm, simulated, or one of an installed package (see `penstock plugins`)."""
     engine_arg: tuple[str, ...] = ()
     """An argument of the engine itself as NAME=VALUE, for vllm any of its engine arguments; may be given many times."""
+    generation_config: str = "auto"
+    """Where sampling parameters come from that a request leaves out: auto (the model's generation_config.json), vllm
+    (vLLM's neutral ones), or a directory that holds such a file."""
+    override_generation_config: str = ""
+    """A JSON object that is put over them, such as {"temperature": 0.5}."""
     phase: PhaseName = "any"
     """What the instance is for; prefill and decode only where no other instance can do the other phase."""
     predict_every_steps: int = 20

@@ -18,6 +18,7 @@ from controlplane.deployment.gpus import GpuPool
 from controlplane.policies.registry import DEFAULT_POLICY, create_policy
 from engine_worker.checkpoint_source import locate_checkpoint
 from engine_worker.engine_choice import ENGINES
+from engine_worker.sampling_defaults import OF_MODEL
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.parent_death import end_with_parent_if_asked
@@ -58,6 +59,8 @@ class UpOptions:
     decode: int
     profile: bool
     engine_arg: tuple[str, ...]
+    generation_config: str
+    override_generation_config: str
     host: str
     port: int
     frontends: int
@@ -118,6 +121,17 @@ def _known_policy(_context: click.Context, _parameter: click.Parameter, name: st
     "--engine-arg",
     multiple=True,
     help="An argument of every instance's engine, NAME=VALUE; for vllm any that `vllm serve` has; repeatable.",
+)
+@click.option(
+    "--generation-config",
+    metavar="SOURCE",
+    default="auto",
+    show_default=True,
+    help="Where sampling parameters come from that a request leaves out: auto (the model's generation_config.json), "
+    "vllm (vLLM's neutral ones), or a directory that holds such a file.",
+)
+@click.option(
+    "--override-generation-config", metavar="JSON", default="", help='An object put over them: {"temperature": 0.5}.'
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option(
@@ -284,7 +298,17 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
         frontends=options.frontends,
         schedulers=options.schedulers,
         monitors=options.monitors,
+        worker_options=_worker_options(options),
     )
+
+
+def _worker_options(options: UpOptions) -> tuple[str, ...]:
+    """Those of every worker that were given."""
+    told = {
+        "--generation-config": options.generation_config if options.generation_config != OF_MODEL else "",
+        "--override-generation-config": options.override_generation_config,
+    }
+    return tuple(part for option, value in told.items() if value for part in (option, value))
 
 
 def _predictor_artefacts(options: UpOptions, models: tuple[ModelSpec, ...]) -> tuple[Path, ...]:

@@ -29,6 +29,8 @@ MESH_SETS: Final[Mapping[str, str]] = MappingProxyType(
         "tokenizer": "text is the frontend's, by the tokenizer that lies beside the weights",
         "skip_tokenizer_init": "structured_outputs=false is what leaves the tokenizer out",
         "scheduling_policy": "requests have priorities",
+        "generation_config": "give --generation-config to the worker, which tells the frontends",
+        "override_generation_config": "give --override-generation-config to the worker, which tells the frontends",
         "kv_events_config": "the prefix index lives on them",
         "kv_transfer_config": "requests move by it",
         "worker_extension_cls": "hidden states come by it",

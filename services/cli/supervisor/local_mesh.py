@@ -71,6 +71,8 @@ class LocalMesh:
     """On consecutive ports from `http_port`."""
     schedulers: int = 1
     monitors: int = 1
+    worker_options: tuple[str, ...] = ()
+    """Options of every worker, as its command line takes them."""
 
     def __post_init__(self) -> None:
         for option in ("frontends", "schedulers", "monitors"):
@@ -185,7 +187,7 @@ def _engine_args(mesh: LocalMesh, model: ModelSpec) -> tuple[str, ...]:
 
 
 def _worker(mesh: LocalMesh, name: str, *options: str) -> ProcessSpec:
-    return _drained_process(mesh, "worker", name, *options)
+    return _drained_process(mesh, "worker", name, *mesh.worker_options, *options)
 
 
 def _drained_process(mesh: LocalMesh, role: str, name: str, *options: str) -> ProcessSpec:

@@ -217,6 +217,8 @@ class ModelFacts(msgspec.Struct):
     """Token ids that a prompt may hold: 0 to vocab_size - 1."""
     tiers: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Of a cascade: its models, smallest first."""
+    sampling_defaults: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """Sampling parameters of requests that leave them out, where they are not vLLM's."""
 
 
 class Model(msgspec.Struct):

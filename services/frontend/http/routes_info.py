@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+import msgspec
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import Request
@@ -77,7 +78,8 @@ def _models(service: CascadeService) -> list[Model]:
 
 
 def _model(model: ServedModel) -> Model:
-    facts = ModelFacts(model.text.vocabulary_size)
+    defaults = dict(model.sampling_defaults) or msgspec.UNSET
+    facts = ModelFacts(model.text.vocabulary_size, sampling_defaults=defaults)
     return Model(model.name, model.created_unix_s, model.max_model_len_tokens, facts)
 
 

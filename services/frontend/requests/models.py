@@ -3,10 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
+import msgspec
+
+from controlplane.model.request import SamplingParams
+from controlplane.model.sampling import parameters
 from mesh.errors import ConfigurationError, RpcError
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import Clock, Threads, Transport
@@ -20,7 +25,7 @@ from services.frontend.workers.text_files import fetch_text_files
 log = logging.getLogger(__name__)
 
 MAX_MODELS = 64
-FACTS = ("model_path", "text_hash", "block_tokens", "max_model_len_tokens")
+FACTS = ("model_path", "text_hash", "block_tokens", "max_model_len_tokens", "sampling_defaults")
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 """Before another worker is asked for a tokenizer, when one did not give it."""
 
@@ -34,6 +39,8 @@ class ServedModel:
     block_tokens: int
     max_model_len_tokens: int
     created_unix_s: int
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of sampling parameters that a request leaves out, by the names of `SamplingParams`."""
 
 
 class ModelCatalogue:
@@ -125,6 +132,7 @@ class ModelCatalogue:
             try:
                 block_tokens = int(member.attributes["block_tokens"])
                 max_model_len_tokens = int(member.attributes["max_model_len_tokens"])
+                defaults = read_defaults(member.attributes.get("sampling_defaults", ""))
                 text = await self._text(member)
                 break
             except (ConfigurationError, KeyError, ValueError) as error:
@@ -146,7 +154,7 @@ class ModelCatalogue:
             return
         known = self._models.get(name)
         created = int(self._clock.unix_s()) if known is None else known.created_unix_s
-        self._models[name] = ServedModel(name, text, block_tokens, max_model_len_tokens, created)
+        self._models[name] = ServedModel(name, text, block_tokens, max_model_len_tokens, created, defaults)
         self._learnt[name] = _facts(member)
         log.info("model known", extra={"model": name, "chunked_tokenisation": text.chunked.chunked})
 
@@ -181,6 +189,16 @@ def _own_files(directory: Path, wanted_hash: str) -> TextFiles | None:
             raise
         return None
     return files if text_hash(files) == wanted_hash or not wanted_hash else None
+
+
+def read_defaults(announced: str) -> Mapping[str, Any]:
+    """What a worker says of sampling; a name that this frontend does not know is left out, and logged. Raises
+    ValueError for what is no JSON object."""
+    defaults = msgspec.json.decode(announced, type=dict[str, Any]) if announced else {}
+    unknown = defaults.keys() - parameters(SamplingParams).keys()
+    if unknown:
+        log.error("a worker announces sampling parameters that are unknown here", extra={"names": sorted(unknown)})
+    return {name: value for name, value in defaults.items() if name not in unknown}
 
 
 def _facts(member: Member) -> Mapping[str, str]:

@@ -104,6 +104,8 @@ async def plan_chat(
     if request.add_special_tokens:
         token_ids = model.text.with_added_tokens(token_ids)
     max_tokens = request.max_completion_tokens or request.max_tokens
+    if max_tokens is None and (default := model.sampling_defaults.get("max_tokens")) is not None:
+        max_tokens = max(1, min(default, model.max_model_len_tokens - len(token_ids)))
     token_ids = _truncated(token_ids, request, model, max_tokens)
     sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, "messages")
     prompt = Prompt(token_ids, sampling, _echoed_message(request))
@@ -249,7 +251,7 @@ def _sampling(
         logit_bias=_logit_bias(request, model),
         bad_words=_bad_words(request, model),
         structured_outputs=structure_of(request.response_format, request.structured_outputs),
-        **values_in(request),
+        **{**_without_length(model.sampling_defaults), **values_in(request)},
     )
     if isinstance(request, CompletionRequest) and request.echo and sampling.prompt_logprobs is None:
         sampling = replace(sampling, prompt_logprobs=logprobs)
@@ -260,6 +262,11 @@ def _sampling(
         message = f"`min_tokens` must be at most max_tokens, which is {sampling.max_tokens}."
         raise bad_request(message, "min_tokens")
     return sampling_message(sampling)
+
+
+def _without_length(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`max_tokens` is a default of its own: /v1/completions has another one, and the context limits it."""
+    return {name: value for name, value in defaults.items() if name != "max_tokens"}
 
 
 def _bad_words(request: SamplingFields, model: ServedModel) -> tuple[tuple[int, ...], ...]:

@@ -75,6 +75,14 @@ def test_a_mesh_has_every_role_once_and_all_its_workers(checkpoint: Path) -> Non
         assert ("kv_blocks=9" in spec.arguments) == (spec.role == "worker")
 
 
+def test_every_worker_gets_the_options_of_workers(checkpoint: Path) -> None:
+    models = (ModelSpec("a", checkpoint, 1),)
+    told = ("--generation-config", "vllm")
+    mesh = LocalMesh(models, "simulated", (), "embedded:", "127.0.0.1", 8000, worker_options=told)
+    for spec in processes(mesh):
+        assert ("--generation-config" in spec.arguments) == (spec.role == "worker")
+
+
 def test_control_roles_may_run_several_times(checkpoint: Path) -> None:
     models = (ModelSpec("a", checkpoint, 1),)
     counts = {"frontends": 2, "schedulers": 2, "monitors": 2}

@@ -57,6 +57,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     aborted: list[str] = field(default_factory=list)
     steps: int = 0
     aborted_at_step: dict[str, int] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Announced besides."""
     load: Callable[[], Awaitable[worker_pb2.LoadReport]] | None = None
     """Answers GetLoad."""
 
@@ -71,9 +73,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def member(self, model_path: str, **attributes: str) -> Member:
         """What a worker announces."""
         known = {"model": self.model, "model_path": model_path, "block_tokens": "16", "max_model_len_tokens": "4096"}
-        return Member(
-            "worker", self.instance_id, self.incarnation_id, self.address, "", {"engine": "fake", **known, **attributes}
-        )
+        known |= {"engine": "fake", **self.attributes, **attributes}
+        return Member("worker", self.instance_id, self.incarnation_id, self.address, "", known)
 
     async def start(self) -> None:
         """Answer calls."""

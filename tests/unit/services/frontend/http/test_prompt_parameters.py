@@ -125,3 +125,19 @@ async def test_a_cache_salt_has_blocks_of_its_own(mesh: MeshOfFakes) -> None:
         assert (await http.post("/v1/completions", json=body)).status_code == 200
     assert mesh.worker.received[-1].cache_salt == "pepper"
     assert list(mesh.scheduler.placed[-1].block_hashes) == block_hashes(ids, 16, root_hash("pepper"))
+
+
+async def test_what_a_request_leaves_out_is_as_the_worker_s_model_has_it(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        defaults = '{"temperature": 0.6, "top_k": 20, "max_tokens": 30, "unheard_of": 1}'
+        await mesh.add_worker(lambda _: tokens([70], [1]), attributes={"sampling_defaults": defaults})
+        await chat(mesh)
+        await chat(mesh, temperature=0.1, top_k=-1, max_tokens=40)
+        async with mesh.http() as http:
+            await http.post("/v1/completions", json={"model": "demo", "prompt": "x"})
+            (listed,) = (await http.get("/v1/models")).json()["data"]
+    by_model, by_client, completion = (request.sampling for request in mesh.worker.received)
+    assert (by_model.temperature, by_model.top_k, by_model.top_p, by_model.max_tokens) == (0.6, 20, 1.0, 30)
+    assert (by_client.temperature, by_client.top_k, by_client.max_tokens) == (0.1, 0, 40)
+    assert (completion.temperature, completion.max_tokens) == (0.6, 16)
+    assert listed["penstock"]["sampling_defaults"]["temperature"] == 0.6
