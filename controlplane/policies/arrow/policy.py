@@ -118,8 +118,7 @@ class Arrow:
         """A request that decodes already goes where requests are decoded; its tokens so far are computed there."""
         turn = self._turns.last(problem.request.model)
         row = schedule_decode(instances, None, problem.candidates, turn, self.parameters)
-        if row is None:  # pragma: no cover - there is a candidate
-            row = int(problem.candidates.argmax())
+        assert row is not None, "there is a candidate"
         instances.placed(problem, row)
         scores = among_candidates(instances.loads.running_tokens, problem.candidates)
         return Decision(row, scores, self._indicators(instances))

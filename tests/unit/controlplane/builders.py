@@ -3,6 +3,10 @@
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState, KvBlocks, LoadReport
 from controlplane.model.placement import PlacementRequest
+from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes, StepCoefficients, StepFit
+from controlplane.planning.qoe import QoeFit, QoeModel
+from controlplane.prediction.running_tokens import DecodePoint
+from controlplane.prediction.ttft import TtftCurve
 
 BLOCK_TOKENS = 16
 
@@ -62,3 +66,18 @@ def request(
     excluded: frozenset[str] = frozenset(),
 ) -> PlacementRequest:
     return PlacementRequest(request_id, model, prompt_tokens, now_s, blocks, excluded_instance_ids=excluded)
+
+
+def profile(token_ms: float, model: str = "m") -> InstanceProfile:
+    """Of an instance whose prompts take 5 ms and `token_ms` a token, and whose steps 20 ms at 1000 running tokens and
+    60 ms at 9000."""
+    return InstanceProfile(
+        "simulated",
+        model,
+        "simulated",
+        InstanceSizes(BLOCK_TOKENS, 1000, 4096, 64, 2048),
+        StepFit(StepCoefficients(), 1, 1, 0.0, 0.0),
+        TtftCurve(5.0, token_ms, 0.0),
+        (DecodePoint(1000, 20.0), DecodePoint(9000, 60.0)),
+        QoeFit(QoeModel(0.0, 0.0, 0.0, 0.0, 0.0), 1, 1, 0.0, 0.0),
+    )

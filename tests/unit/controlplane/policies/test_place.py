@@ -7,6 +7,7 @@ from controlplane.model.cluster import ClusterTable
 from controlplane.model.instance import InstancePhase, InstanceState, LoadReport
 from controlplane.policies.lmetric import LMetric
 from controlplane.policies.place import place
+from controlplane.policies.registry import create_policy
 from mesh.errors import NoInstance, UnknownModel
 from tests.unit.controlplane.builders import cache, cluster, instance, report, request
 
@@ -17,7 +18,8 @@ def test_a_placement_tells_its_reasons() -> None:
     placement = place(table, LMetric(), request("r", prompt_tokens=40, blocks=(1, 2)))
     assert placement.instance.instance_id == "b"
     assert placement.cached_tokens == 32
-    assert placement.policy == "lmetric"
+    assert (placement.policy, placement.rule) == ("lmetric", LMetric.rule)
+    assert placement.request.request_id == "r"
     assert [i.instance_id for i in placement.instances] == ["a", "b"]
     assert placement.decision.indicators["p_token"].tolist() == [40, 8]
     assert placement.excluded == {}
@@ -35,7 +37,11 @@ def test_a_placement_counts_at_once_with_its_uncached_tokens() -> None:
 def test_unknown_models_are_answered_with_the_known_ones() -> None:
     with pytest.raises(UnknownModel, match=r"'gpt'; models served: m"):
         place(cluster("a"), LMetric(), request(model="gpt"))
-    with pytest.raises(UnknownModel, match="none yet"):
+    table = cluster("a")
+    table.joined(instance("z", model="another"))
+    with pytest.raises(UnknownModel, match=r"'gpt'; models served: another, m$"):
+        place(table, LMetric(), request(model="gpt"))
+    with pytest.raises(UnknownModel, match=r"models served: none yet$"):
         place(cluster(), LMetric(), request(model="gpt"))
 
 
@@ -65,6 +71,23 @@ def test_a_request_is_not_to_be_decoded_where_its_frontend_has_no_connection() -
         report(table, name)
     placement = place(table, LMetric(), replace(request(), unreachable_instance_ids=frozenset({"d"})))
     assert placement.decode_instance.instance_id == "e"
+
+
+@pytest.mark.parametrize("asks_later", [True, False])
+def test_who_decodes_stays_open_where_the_policy_can_be_asked_later(asks_later: bool) -> None:
+    table = ClusterTable()
+    for name, phase in (("p", InstancePhase.PREFILL), ("d", InstancePhase.DECODE)):
+        table.joined(instance(name, phase=phase))
+        report(table, name)
+    placement = place(table, create_policy("static_pd"), request(), asks_later=asks_later)
+    assert (placement.is_decode_open, placement.is_split, placement.decision.decode_row) == (
+        (True, False, -1) if asks_later else (False, True, 0)
+    )
+    assert (placement.decode is None) == asks_later
+    short = place(table, create_policy("static_pd"), replace(request("s"), max_tokens=1), asks_later=asks_later)
+    assert not short.is_decode_open, "nothing is decoded"
+    never = place(table, LMetric(), request("t"), asks_later=asks_later)
+    assert (never.is_decode_open, never.is_split) == (False, True), "it decides at once"
 
 
 def test_the_reasons_of_many_are_cut_short() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.instance import LoadReport
+from controlplane.policies.interface import decides_late, has_pools, is_observer
 from controlplane.policies.least_loaded import LeastLoaded
 from controlplane.policies.lmetric import LMetric
 from controlplane.policies.place import place
@@ -15,6 +16,7 @@ from controlplane.policies.registry import OWN_POLICIES, create_policy
 from controlplane.policies.round_robin import RoundRobin
 from mesh.errors import ConfigurationError
 from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, report, request
+from tests.unit.controlplane.policies.problems import problem
 
 LOADS = st.lists(
     st.builds(
@@ -114,6 +116,64 @@ def test_an_idle_cluster_is_used_evenly(name: str) -> None:
         table.ended(f"r{number}")
     instances = 2 if name in SPLITTING else 4
     assert list(counts.values()) == [40 // instances] * instances
+
+
+MILLISECOND_TOKENS = {"prefill_fixed_ms": 0.0, "prefill_token_ms": 1.0, "prefill_token_squared_ms": 0.0}
+P_TOKEN, BS, CACHED = {"p_token": [130, 68]}, {"bs": [3, 0]}, {"cached_tokens": [0, 32]}
+TOTAL, DELAY, RUNNING = {"total_tokens": [530, 0]}, {"prefill_delay_ms": [30, 0]}, {"running_tokens": [500, 0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "indicators"),
+    [
+        ("round_robin", {}),
+        ("least_loaded", {"queued_requests": [1, 0], "running_requests": [2, 0]}),
+        ("lmetric", P_TOKEN | BS | CACHED),
+        ("lmetric_plus", P_TOKEN | BS | CACHED),
+        ("lmetric_hotspot", P_TOKEN | BS | CACHED),
+        ("linear", BS | CACHED),
+        ("dynamo", P_TOKEN | TOTAL | CACHED),
+        ("filter", BS | CACHED),
+        ("simulation", P_TOKEN | {"running_requests": [2, 0]} | RUNNING | CACHED),
+        ("hit_ratio_x_batch", BS | CACHED),
+        ("p_token_x_tokens", P_TOKEN | TOTAL | CACHED),
+        ("random_two", BS),
+        ("stages", TOTAL),
+        ("arrow", {"pool": [0, 1], "token_interval_us": [20_000, 0]} | DELAY | RUNNING),
+        ("static_pd", DELAY | RUNNING),
+        ("static_pd_round_robin", {}),
+        ("colocated", DELAY | RUNNING),
+    ],
+)
+def test_a_policy_tells_the_numbers_that_it_has_decided_by(name: str, indicators: dict[str, list[int]]) -> None:
+    busy = LoadReport(2, 1, queued_prefill_tokens=30, running_tokens=500, decoding_requests=2, token_interval_ms=20.0)
+    predicts = name in ("arrow", "static_pd", "static_pd_round_robin", "colocated")
+    policy = create_policy(name, MILLISECOND_TOKENS if predicts else {})
+    told = policy.decide(problem([busy, LoadReport()], held=(0, 2))).indicators
+    assert {each: values.tolist() for each, values in told.items()} == indicators
+
+
+def test_every_policy_is_asked_for_the_numbers_that_it_has_decided_by() -> None:
+    (asked,) = (
+        mark for mark in test_a_policy_tells_the_numbers_that_it_has_decided_by.pytestmark if mark.name == "parametrize"
+    )
+    assert {name for name, _ in asked.args[1]} == set(OWN_POLICIES)
+
+
+@pytest.mark.parametrize(
+    "name", ["lmetric", "lmetric_plus", "linear", "filter", "hit_ratio_x_batch", "p_token_x_tokens"]
+)
+def test_of_idle_instances_the_one_with_the_longest_prefix_is_taken(name: str) -> None:
+    policy = create_policy(name)
+    assert {policy.decide(problem([LoadReport()] * 3, held=(0, 2, 1))).row for _ in range(3)} == {1}
+
+
+def test_policies_say_what_else_they_can_do() -> None:
+    late, watch = {"arrow", "static_pd", "static_pd_round_robin"}, {"arrow"}
+    made = {name: create_policy(name) for name in OWN_POLICIES}
+    assert {name for name, policy in made.items() if decides_late(policy)} == late
+    assert {name for name, policy in made.items() if is_observer(policy)} == watch
+    assert {name for name, policy in made.items() if has_pools(policy)} == watch
 
 
 def test_unknown_policies_are_refused_with_the_choice() -> None:

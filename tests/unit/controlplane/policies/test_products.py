@@ -42,3 +42,12 @@ def test_total_tokens_stand_for_the_batch_in_the_other_product() -> None:
     decision = place(table_of(loads), PTokenTimesTokens(), request(prompt_tokens=50)).decision
     assert decision.scores.tolist() == [50 * 100, 50 * 900]
     assert decision.row == 0
+
+
+def test_what_is_cached_whole_counts_as_one_token_missed() -> None:
+    table = table_of([LoadReport(running_requests=64), LoadReport(running_requests=64)], held_by_b=4)
+    decision = place(table, HitRatioTimesBatch(), request(prompt_tokens=4 * BLOCK_TOKENS, blocks=CHAIN)).decision
+    assert decision.scores.tolist() == pytest.approx([64.0, 1.0])
+    alone = table_of([LoadReport(), LoadReport(running_requests=2)], held_by_b=4)
+    decision = place(alone, HitRatioTimesBatch(), request(prompt_tokens=1, blocks=CHAIN)).decision
+    assert decision.scores.tolist() == [0.0, 2.0], "a prompt of one token is missed whole"

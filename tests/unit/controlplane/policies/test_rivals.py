@@ -106,6 +106,12 @@ def test_simulation_counts_attention_to_cached_tokens() -> None:
     assert decision.scores.tolist() == [4 * 96 + 1 + 2 + 3 + 4]
 
 
+def test_simulation_computes_at_least_one_token() -> None:
+    cost = {**dict.fromkeys(COST, 0.0), "attended_pair_ms": 1.0}
+    decision = create_policy("simulation", cost).decide(problem([LoadReport()], held=(6,), prompt_tokens=96))
+    assert decision.scores.tolist() == [96 + 1]
+
+
 def test_simulation_predicts_latency_where_output_is_counted() -> None:
     decision = create_policy("simulation", {**COST, "output_tokens": 5}).decide(problem([LoadReport()]))
     assert decision.scores.tolist() == pytest.approx([20 + 5 * (10 + 1 + 100 * 0.01)])

@@ -1,19 +1,13 @@
 """Which policy places."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import msgspec
 import pytest
 
-from controlplane.planning.instance_profile import InstanceProfile, InstanceSizes, StepCoefficients, StepFit
-from controlplane.planning.qoe import QoeFit, QoeModel
-from controlplane.policies.arrow.profiled import profile_for
-from controlplane.prediction.running_tokens import DecodePoint
-from controlplane.prediction.ttft import TtftCurve
 from controlplane.scheduler.policy_switch import PolicySwitch
 from mesh.errors import ConfigurationError
 from mesh.leadership_state import LeaderRecord
-from tests.unit.controlplane.builders import instance
+from tests.unit.controlplane.builders import profile
 
 
 def test_the_fallback_stands_in_until_a_monitor_is_heard() -> None:
@@ -63,21 +57,6 @@ def test_what_cannot_be_made_changes_nothing(name: str, parameters: dict[str, fl
     assert switch.in_force.name == "lmetric"
 
 
-def profile(token_ms: float, model: str = "m") -> InstanceProfile:
-    sizes = InstanceSizes(16, 1000, 4096, 64, 2048)
-    qoe = QoeFit(QoeModel(0.0, 0.0, 0.0, 0.0, 0.0), 1, 1, 0.0, 0.0)
-    return InstanceProfile(
-        "simulated",
-        model,
-        "simulated",
-        sizes,
-        StepFit(StepCoefficients(), 1, 1, 0.0, 0.0),
-        TtftCurve(5.0, token_ms, 0.0),
-        (DecodePoint(1000, 20.0), DecodePoint(9000, 60.0)),
-        qoe,
-    )
-
-
 def test_a_profile_gives_what_nobody_has_set() -> None:
     switch = PolicySwitch("arrow", silence_s=2.0)
     assert switch.note_profile(profile(0.5))
@@ -94,32 +73,6 @@ def test_a_profile_gives_what_nobody_has_set() -> None:
     assert switch.configure("lmetric")
     assert not switch.note_profile(profile(0.7)), "lmetric predicts nothing"
     assert switch.profile_key == ""
-
-
-def test_a_profile_with_no_batch_within_the_tpot_leaves_no_room() -> None:
-    switch = PolicySwitch("arrow", silence_s=2.0)
-    switch.configure("arrow", {"tpot_ms": 1.0})
-    switch.note_profile(profile(0.5))
-    assert switch.configured.parameters.values()["max_running_tokens"] == 1
-
-
-def test_a_profile_of_one_batch_says_nothing_of_max_running_tokens() -> None:
-    switch = PolicySwitch("arrow", silence_s=2.0)
-    points = (DecodePoint(1000, 20.0), DecodePoint(1000, 21.0))
-    assert switch.note_profile(msgspec.structs.replace(profile(0.5), decode_points=points))
-    assert switch.configured.parameters.values()["max_running_tokens"] == 0
-
-
-def test_of_several_profiles_the_slowest_counts_and_only_of_what_is_there() -> None:
-    fast, slow, other = profile(0.1), profile(0.9), profile(5.0, model="other")
-    here = [instance("a"), instance("b")]
-    assert profile_for(here, [fast, slow, other]) == slow
-    assert profile_for(here, [other]) is None
-    assert profile_for([], [fast]) is None
-    wide = msgspec.structs.replace(fast, tensor_parallel=4)
-    assert profile_for(here, [wide, slow]) == slow, "these have one GPU each"
-    assert profile_for([replace(each, tensor_parallel=4) for each in here], [wide, slow]) == wide
-    assert profile_for(here, [wide]) == wide, "better than none"
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Arrow's four algorithms and its monitor, line by line, over four instances: a and c prefill, b and d decode."""
 
 from collections.abc import Mapping
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from controlplane.policies.arrow.policy import Arrow
 from controlplane.policies.arrow.pools import Pool
 from controlplane.policies.place import place, place_decode
 from tests.examples import examples
-from tests.unit.controlplane.builders import BLOCK_TOKENS, cluster, instance, report
+from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, instance, report
 
 KV_TOKENS = 1000 * BLOCK_TOKENS
 PARAMETERS = ArrowParameters(
@@ -34,7 +35,10 @@ PARAMETERS = ArrowParameters(
 def idle() -> tuple[ClusterTable, Arrow]:
     table, policy = cluster("a", "b", "c", "d"), Arrow(PARAMETERS)
     observe(table, policy, 0.0)
-    assert pools(policy) == {"a": Pool.PREFILL, "b": Pool.DECODE, "c": Pool.PREFILL, "d": Pool.DECODE}
+    assert policy.pools("another") == {}
+    assert (
+        policy.pools("m") == pools(policy) == {"a": Pool.PREFILL, "b": Pool.DECODE, "c": Pool.PREFILL, "d": Pool.DECODE}
+    )
     return table, policy
 
 
@@ -81,6 +85,15 @@ def test_a_prompt_goes_to_the_prefill_instance_with_the_least_delay() -> None:
     report(table, "c", queued(200))
     assert ask(table, policy, "r0", 400) == "c"
     assert ask(table, policy, "r1", 400) == "a"
+
+
+def test_among_those_with_equal_delays_the_longest_cached_prefix_decides() -> None:
+    table, policy = idle()
+    cache(table, "c", 1, 2)
+    for number in range(3):
+        wanted = PlacementRequest(f"r{number}", "m", 100, 0.0, (1, 2), max_tokens=50)
+        assert place(table, policy, wanted, asks_later=True).instance.instance_id == "c"
+        table.ended(f"r{number}")
 
 
 def test_only_a_prompt_that_the_prefill_instances_would_delay_too_long_goes_to_one_in_transition() -> None:
@@ -176,6 +189,52 @@ def test_without_a_later_question_both_are_chosen_at_once() -> None:
     placement = place(table, policy, wanted)
     assert (placement.instance.instance_id in "ac", placement.decode_instance.instance_id) == (True, "d")
     assert place(table, policy, PlacementRequest("s", "m", 100, 0.0, max_tokens=1)).is_split is False
+
+
+def test_a_prompt_that_goes_to_an_instance_for_decoding_is_decoded_there() -> None:
+    table, policy = idle()
+    report(table, "b", decoding(5500))
+    report(table, "d", LoadReport(1, 1, 100, running_tokens=5000, decoding_requests=1))
+    wanted = PlacementRequest("r", "m", 100, 0.0, max_tokens=50, excluded_instance_ids=frozenset("ac"))
+    placement = place(table, policy, wanted)
+    assert (placement.instance.instance_id, placement.decode_instance.instance_id) == ("b", "b"), "d has fewer tokens"
+
+
+def test_nothing_is_decoded_where_no_request_can_be_moved_to() -> None:
+    table, policy = idle()
+    report(table, "b", LoadReport(transfer_obstacle="its network device was made anew"))
+    report(table, "d", decoding(500))
+    placement = place(table, policy, PlacementRequest("r", "m", 100, 0.0, max_tokens=50))
+    assert placement.decode_instance.instance_id == "d"
+    assert placement.decode is not None
+    assert placement.decode.scores is not None
+    assert placement.decode.scores.tolist() == [0, inf, 0, 500]
+
+
+def test_where_only_a_full_instance_in_transition_can_decode_it_does() -> None:
+    table, policy = idle()
+    report(table, "a", queued(100))
+    inside(policy).look(table.snapshot("m"))  # type: ignore[arg-type]
+    inside(policy).pools.assign_decode("a", is_prefilling=True)
+    report(table, "a", LoadReport(1, 1, 100, running_tokens=12_000, decoding_requests=1, token_interval_ms=20))
+    report(table, "c", queued(100))
+    excluded = frozenset("bd")
+    wanted = PlacementRequest("r", "m", 100, 0.0, max_tokens=50, excluded_instance_ids=excluded)
+    chosen = place_decode(table, policy, wanted, "c")
+    assert chosen is not None
+    assert chosen.instance_id == "a", "and c, the last one for prefill, stays so"
+
+
+def test_one_placement_that_is_not_reported_yet_is_prefill_work() -> None:
+    table, policy = idle()
+    for each in "bd":
+        report(table, each, decoding(6000))
+    assert ask(table, policy, "r", 100) in "ac"
+    observe(table, policy, 0.0)
+    lent = [each for each in "ac" if pools(policy)[each].decodes]
+    busy = [each for each in "ac" if table.snapshot("m").unreported_requests["abcd".index(each)]]  # type: ignore[union-attr]
+    assert (len(lent), len(busy)) == (1, 1)
+    assert lent != busy
 
 
 def test_a_request_that_decodes_already_goes_where_requests_are_decoded() -> None:
