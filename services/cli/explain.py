@@ -24,7 +24,7 @@ WIDTH_WITHOUT_TERMINAL = 160
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(request_id: str, store: str | None, mesh: str, as_json: bool) -> None:
-    """Show why REQUEST_ID (the x-request-id of a response) was placed where it was, and where it was moved since."""
+    """Show why REQUEST_ID (an answer's x-penstock-request-id) was placed where it was, and where it was moved since."""
     explanation = run(_explain(store, mesh, request_id))
     if as_json:
         click.echo(json.dumps(explanation, indent=2))

@@ -22,6 +22,7 @@ from services.frontend.answers.schema import Usage
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.errors import ApiError, internal_error
 from services.frontend.http.errors import error_body, error_response
+from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
 from services.frontend.http.server import abort_connection
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.generation import Client, Generation, generating
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status for a client that left before its answer."""
-REQUEST_ID_HEADER: Final = "x-request-id"
 INSTANCE_HEADER: Final = "x-penstock-instance"
 POLICY_HEADER: Final = "x-penstock-policy"
 
@@ -58,6 +58,8 @@ class Exchange(Response, ABC):
         self._service = service
         self._request = request
         self._request_id = request_id
+        self.told_id = request_id
+        """The `x-request-id` of the answer: the client's own, if it gave one."""
         self._model_name = model_name
         self._key = key
         self._arrived_s = arrived_s
@@ -92,7 +94,8 @@ class Exchange(Response, ABC):
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> int:
         """The status that the answer ended with."""
         sender = AnswerSender(send)
-        sender.headers[REQUEST_ID_HEADER] = self._request_id
+        sender.headers[REQUEST_ID_HEADER] = self.told_id
+        sender.headers[MESH_ID_HEADER] = self._request_id
         try:
             service = self._service
             with service.counted(self._key):

@@ -10,9 +10,10 @@ from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
 from services.frontend.http.body import decode_body, timely_body
 from services.frontend.http.cascade_exchange import CascadeExchange
-from services.frontend.http.exchange import REQUEST_ID_HEADER, Exchange, ModelExchange
+from services.frontend.http.exchange import Exchange, ModelExchange
 from services.frontend.http.openapi import generation_docs, resume_docs
 from services.frontend.http.raw_route import RawRoute
+from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, new_request_id
 from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
@@ -61,16 +62,21 @@ async def _accept(service: CascadeService, http: Request, kind: type[Kind], id_p
     """Everything that can be refused without waiting."""
     frontend = service.frontend
     arrived_s = frontend.clock()
-    request_id = f"{id_prefix}-{frontend.entropy.token_hex(16)}"
+    given = http.headers.get(REQUEST_ID_HEADER)
+    request_id = ""
     try:
+        request_id = new_request_id(id_prefix, given, frontend.entropy)
         key = frontend.authenticate(http.headers.get("authorization"))
         request = decode_body(await timely_body(frontend, http), kind)
         refuse_unsupported(request)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
+        exchange.told_id = given or request_id
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
         return exchange
     except ApiError as error:
-        error.headers = {**error.headers, REQUEST_ID_HEADER: request_id}
+        request_id = request_id or new_request_id(id_prefix, None, frontend.entropy)
+        told_id = request_id if error.param == REQUEST_ID_HEADER else given or request_id
+        error.headers = {**error.headers, REQUEST_ID_HEADER: told_id, MESH_ID_HEADER: request_id}
         raise
 
 
