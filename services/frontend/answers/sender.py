@@ -8,7 +8,6 @@ from starlette.types import Send
 from services.frontend.answers.choice import ChoicePiece
 from services.frontend.answers.event_ids import EventIds
 from services.frontend.answers.formats import AnswerFormat, StreamFormat, WholeAnswer, WholeChoice
-from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.schema import Usage
 from services.frontend.answers.sse import DONE_EVENT, event
 
@@ -78,14 +77,14 @@ class AnswerSender:
             body += form.usage_event(usage())
         await self._end(body + DONE_EVENT)
 
-    async def whole(self, reader: AnswerReader, form: AnswerFormat, choices: int) -> None:
-        """The answer in one piece. Raises ApiError if the generation fails."""
+    async def whole(self, reader: PieceSource, form: AnswerFormat, choices: int, usage: Callable[[], Usage]) -> None:
+        """The answer in one piece, with the usage at its end. Raises ApiError if the generation fails."""
         pieces: list[list[ChoicePiece]] = [[] for _ in range(choices)]
         while not reader.done:
             await reader.wait()
             for piece in reader.read():
                 pieces[piece.index].append(piece)
-        await self._send_whole(form.whole([WholeChoice.of(each) for each in pieces], reader.usage()))
+        await self._send_whole(form.whole([WholeChoice.of(each) for each in pieces], usage()))
 
     async def stream_at_once(self, answer: WholeAnswer, form: AnswerFormat, include_usage: bool) -> None:
         """The events of an answer that is all there."""

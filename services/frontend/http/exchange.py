@@ -197,7 +197,7 @@ class ModelExchange(Exchange):
                     reader, form, usage, ids, first_events_had=0 if covered is None else covered.first_events
                 )
             else:
-                await sender.whole(reader, form, len(texts))
+                await sender.whole(reader, form, len(texts), reader.usage)
         finally:
             self._count_tokens(reader, 0 if covered is None else sum(covered.tokens))
 

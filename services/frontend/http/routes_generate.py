@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
+from services.frontend.http.beam_exchange import BeamExchange
 from services.frontend.http.body import decode_body, timely_body
 from services.frontend.http.cascade_exchange import CascadeExchange
 from services.frontend.http.exchange import Exchange, ModelExchange
@@ -93,4 +94,5 @@ async def _exchange(
     model = await frontend.catalogue.asked_for(request.model)
     if request.penstock is not None:
         raise bad_request(f"`{request.model}` is a model, not a cascade: it takes no hints.", "penstock")
-    return ModelExchange(frontend, request, request_id, model, key, arrived_s)
+    kind = BeamExchange if request.use_beam_search else ModelExchange
+    return kind(frontend, request, request_id, model, key, arrived_s)

@@ -119,6 +119,10 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
     """Also give the token ids of prompt and answer."""
     return_tokens_as_token_ids: bool | None = None
     """Spell tokens as `token_id:7` in logprobs."""
+    use_beam_search: bool | None = None
+    """Answer with the `n` likeliest texts that `n` beams find, all at once at the end."""
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
+    """Of a beam search: above 1 favours longer answers, below 1 shorter ones."""
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     """Texts that the answer must not hold, as far as it spells them with the tokens that they have by themselves or
     behind a blank."""

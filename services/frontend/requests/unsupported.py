@@ -30,6 +30,8 @@ def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
             yield "stream_options.continuous_usage_stats", "it is only allowed with `include_usage: true`."
     if request.stream and request.prompt_logprobs is not None:  # type: ignore[attr-defined]
         yield "prompt_logprobs", "it is not allowed with `stream: true`."
+    if request.length_penalty not in (None, 1.0) and not request.use_beam_search:
+        yield "length_penalty", "it is only allowed with `use_beam_search: true`."
     if isinstance(request, ChatCompletionRequest):
         yield from _unsupported_chat(request)
     if isinstance(request, CompletionRequest):

@@ -211,3 +211,53 @@ def test_special_tokens_are_spelled_out_by_every_detokenizer(model_path: Path) -
     ids = [*text.encode("a"), USER_TOKEN, *text.encode("b")]
     assert text.detokenizer((), skip_special_tokens=False).push(ids) == "a<|user|>b"
     assert text.detokenizer(()).push(ids) == "ab"
+
+
+def follows(request: request_pb2.GenerateRequest) -> list[Delta]:
+    """The likeliest token behind a prompt is the one after its last, then the end of sequence."""
+    last = request.prompt_token_ids[-1]
+    top = [(last + 1, -0.5), (EOS, -1.0 if last < 75 else -0.1), (last + 2, -1.5), (last + 3, -3.0)]
+    (delta,) = tokens([last + 1], finish=request_pb2.FINISH_REASON_LENGTH)
+    rivals = [request_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in top]
+    delta.logprobs.append(request_pb2.PositionLogprobs(chosen=rivals[0], top=rivals[: request.sampling.logprobs]))
+    return [delta]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_beam_search_answers_with_the_likeliest_texts(model_path: Path, path: str) -> None:
+    async with mesh_of_fakes(model_path, follows) as mesh:
+        asked: dict[str, Any] = {"use_beam_search": True, "n": 2, "max_tokens": 3, "return_token_ids": True}
+        if path == COMPLETIONS:
+            asked["prompt"] = [73]
+        answer = await post(mesh, path, **asked)
+        chunks = await post(mesh, path, **asked, stream=True, stream_options={"include_usage": True})
+        first = mesh.worker.received[0]
+    assert (first.sampling.max_tokens, first.sampling.logprobs, first.sampling.temperature) == (1, 4, 0.0)
+    choices = answer["choices"]
+    if path == COMPLETIONS:
+        assert [choice["token_ids"] for choice in choices] == [[74, 75, EOS], [74, 75, 76]]
+        assert [choice["finish_reason"] for choice in choices] == ["stop", "length"]
+    assert answer["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in choices)
+    ids = [choice["token_ids"] for chunk in chunks for choice in chunk["choices"] if choice.get("finish_reason")]
+    assert ids == [choice["token_ids"] for choice in choices]
+    assert chunks[-1]["usage"] == answer["usage"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 11}, "n"),
+        ({"stop": "x"}, "stop"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"seed": 1}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
+    ],
+)
+async def test_what_a_beam_search_cannot_keep_is_named(model_path: Path, fields: dict[str, Any], param: str) -> None:
+    async with mesh_of_fakes(model_path, follows) as mesh, mesh.http() as http:
+        body = {"model": "demo", "prompt": "x", "use_beam_search": True, **fields}
+        response = await http.post(COMPLETIONS, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -1,0 +1,140 @@
+"""The answer of a beam search: all its choices come at once, at the end."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from starlette.types import Scope
+
+from penstock.v1 import request_pb2
+from services.frontend.answers.choice import ChoicePiece, choice_text
+from services.frontend.answers.formats import answer_format
+from services.frontend.answers.schema import PromptTokensDetails, Usage
+from services.frontend.answers.sender import AnswerSender
+from services.frontend.errors import bad_request
+from services.frontend.http.exchange import INSTANCE_HEADER, POLICY_HEADER, ModelExchange
+from services.frontend.requests.beam_search import MAX_BEAMS, Beam, BeamSearch
+from services.frontend.requests.generation import Client, generating
+from services.frontend.requests.plan import GenerationPlan, Prompt, plan_request
+from services.frontend.requests.schema import GenerationRequest
+from services.frontend.workers.token_mailbox import Piece
+
+_KEPT: Final = frozenset(
+    (
+        *("model", "prompt", "messages", "use_beam_search", "length_penalty", "n", "max_tokens", "ignore_eos"),
+        *("max_completion_tokens", "temperature", "stream", "stream_options", "echo", "user", "metadata", "store"),
+        *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens"),
+        *("truncate_prompt_tokens", "truncation_side", "return_token_ids", "priority", "cache_salt", "best_of"),
+        *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents", "service_tier"),
+        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
+    )
+)
+"""Parameters that mean something to a beam search, or nothing to any request. vLLM leaves the others out in silence."""
+
+
+def refuse_for_beams(request: GenerationRequest) -> None:
+    """Raises ApiError (400) for parameters that a beam search cannot keep, and for too many beams."""
+    if (request.n or 1) > MAX_BEAMS:
+        raise bad_request(f"At most {MAX_BEAMS} beams are possible, as `n`.", "n")
+    if request.max_tokens == 0:
+        raise bad_request("A beam search generates one token at least.", "max_tokens")
+    for name in request.__struct_fields__:
+        if name not in _KEPT and getattr(request, name) not in (None, False, [], {}, "", "none", "auto"):
+            message = f"`{name}` is not supported with `use_beam_search`."
+            raise bad_request(message, name, "unsupported_parameter")
+
+
+class BeamExchange(ModelExchange):
+    """Searches for the likeliest answers to one prompt."""
+
+    async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
+        refuse_for_beams(self._request)
+        service = self._service
+        plan = await plan_request(self._request, self._request_id, self._model, MAX_BEAMS, service.threads)
+        if len(plan.prompts) > 1:
+            raise bad_request("A beam search answers one prompt.", "prompt")
+        prompt = plan.prompts[0]
+        endings = frozenset[int]() if prompt.sampling.ignore_eos else self._model.text.eos_token_ids
+        penalty = 1.0 if self._request.length_penalty is None else self._request.length_penalty
+        search = BeamSearch(len(prompt.token_ids), plan.n, prompt.sampling.max_tokens, endings, penalty)
+        client, step, cached_tokens = self._client(scope), 0, 0
+        while not search.is_done:
+            followers, found = await self._followers(sender, _step_plan(plan, search.beams, step), client)
+            search.take(followers)
+            cached_tokens = cached_tokens if step else found
+            step += 1
+        beams = search.best()
+        usage = _usage(len(prompt.token_ids), beams, cached_tokens)
+        metrics = service.metrics.of(self._model.name)
+        metrics.generated_tokens.inc(usage.completion_tokens)
+        metrics.cached_tokens.inc(cached_tokens)
+        source = _Found([_piece(self._request, plan, index, beam) for index, beam in enumerate(beams)])
+        form = answer_format(self._request, self._header(plan), plan)
+        if self._request.stream:
+            await sender.stream(source, form, (lambda: usage) if self._include_usage else None)
+        else:
+            await sender.whole(source, form, plan.n, lambda: usage)
+
+    async def _followers(
+        self, sender: AnswerSender, plan: GenerationPlan, client: Client
+    ) -> tuple[list[list[tuple[int, float]]], int]:
+        """The likeliest tokens behind each prompt of the plan, and what of the first one was in the prefix cache.
+        Raises ApiError."""
+        followers: list[list[tuple[int, float]]] = [[] for _ in plan.prompts]
+        cached_tokens, left = 0, len(plan.prompts)
+        async with generating(self._service, plan, self._arrived_s, client) as run:
+            if not sender.headers.get(INSTANCE_HEADER):
+                sender.headers[INSTANCE_HEADER] = run.generation.instance_ids[0]
+                sender.headers[POLICY_HEADER] = run.generation.policies[0]
+            while left:
+                await run.generation.mailbox.wait()
+                for piece in run.generation.mailbox.take():
+                    for position in piece.logprobs:
+                        followers[piece.index] = [(token.token_id, token.logprob) for token in position.top]
+                    if piece.index == 0:
+                        cached_tokens = piece.cached_tokens or cached_tokens
+                    left -= bool(piece.finish_reason)
+        return followers, cached_tokens
+
+
+class _Found:
+    """A `PieceSource` of which everything is there."""
+
+    def __init__(self, pieces: Sequence[ChoicePiece]) -> None:
+        self._pieces = pieces
+        self.done = False
+
+    def wait(self) -> Awaitable[None]:
+        """See `PieceSource`."""
+        ready = asyncio.get_running_loop().create_future()
+        ready.set_result(None)
+        return ready
+
+    def read(self) -> Sequence[ChoicePiece]:
+        """See `PieceSource`."""
+        self.done = True
+        return self._pieces
+
+
+def _step_plan(plan: GenerationPlan, beams: Sequence[Beam], step: int) -> GenerationPlan:
+    """One token behind each beam; under an id of its own, because the last step's requests may not have been forgotten
+    everywhere."""
+    whole = plan.prompts[0]
+    sampling = request_pb2.SamplingParams()
+    sampling.CopyFrom(whole.sampling)
+    sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.logprobs = 1, 0, 0.0, 2 * plan.n
+    prompts = tuple(Prompt([*whole.token_ids, *beam.token_ids], sampling) for beam in beams)
+    return replace(plan, request_id=f"{plan.request_id}.{step}", prompts=prompts, n=1, ticket=b"")
+
+
+def _piece(request: GenerationRequest, plan: GenerationPlan, index: int, beam: Beam) -> ChoicePiece:
+    finish = request_pb2.FINISH_REASON_STOP if beam.is_ended else request_pb2.FINISH_REASON_LENGTH
+    piece = choice_text(request, plan, index).push(Piece(index, list(beam.token_ids), (), finish, None))
+    assert piece is not None, "an answer that has ended is shown"
+    return piece
+
+
+def _usage(prompt_tokens: int, beams: Sequence[Beam], cached_tokens: int) -> Usage:
+    generated = sum(len(beam.token_ids) for beam in beams)
+    return Usage(prompt_tokens, generated, prompt_tokens + generated, PromptTokensDetails(cached_tokens))

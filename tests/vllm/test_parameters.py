@@ -1,0 +1,136 @@
+"""Parameters that name tokens and prompts, as real engines keep them: from the first token, after a recovery, after a
+live move. Those that shape the distribution are in `test_moved_sampling`."""
+
+from dataclasses import replace
+
+import pytest
+
+from controlplane.model.prefix_hash import block_hashes, root_hash
+from controlplane.model.request import EngineRequest, FinishReason
+from penstock.testing.engine import GREEDY
+from tests.vllm.moving import BLOCK_TOKENS, Migration, Side, begin, expected, prompt, sides
+
+__all__ = ["sides"]
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+
+SALT = "pepper"
+
+
+async def bad_words_of(side: Side, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Some that an answer would hold: single tokens, pairs and triples of what is said without them."""
+    said = (await side.driver.answer(tokens, replace(GREEDY, max_tokens=60))).token_ids
+    return (said[3:4], said[8:10], said[20:22], said[30:33])
+
+
+def holds(said: tuple[int, ...], words: tuple[tuple[int, ...], ...]) -> bool:
+    return any(said[at : at + len(word)] == word for word in words for at in range(len(said)))
+
+
+async def test_all_of_them_together_survive_a_move(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    tokens = prompt(100)
+    words = await bad_words_of(source, tokens)
+    sampling = replace(
+        GREEDY,
+        ignore_eos=False,
+        max_tokens=70,
+        min_tokens=65,
+        bad_words=words,
+        allowed_token_ids=tuple(range(2, 300)),
+        logit_bias=((40, 3.0), (41, -100.0)),
+        stop_token_ids=(50,),
+        logprobs=1,
+        prompt_logprobs=2,
+    )
+    asked = EngineRequest("all-together", tokens, sampling, cache_salt=SALT)
+    answer = source.driver.submit_request(asked)
+    await source.driver.until(lambda: len(answer.token_ids) >= 15)
+    migration = Migration(source, target, asked, answer)
+    await migration.offer()
+    continued = await migration.hand_off(await migration.pause())
+    await target.driver.end_of(continued)
+    said = answer.token_ids + continued.token_ids
+    begun = any(answer.token_ids[-n:] == word[:n] for word in words for n in range(1, len(word)))
+    if not begun:  # else the rest of the word is forbidden everywhere behind the move
+        assert said == await expected(source, replace(asked, request_id="undisturbed"))
+    assert not holds(said, words)
+    assert 65 <= len(said) <= 70
+    assert max(said) < 300
+    assert 41 not in said
+    assert 50 not in said[:65]
+    assert len(answer.logprobs + continued.logprobs) == len(said)
+    positions = [position for delta in answer.deltas + continued.deltas for position in delta.prompt_logprobs]
+    assert [position.chosen.token_id for position in positions] == list(tokens[1:]), "told once"
+    assert all(len(position.top) == 2 and position.chosen.logprob <= 0 for position in positions)
+
+
+async def test_no_bad_word_is_completed_after_a_recovery(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    tokens = prompt(40)
+    words = await bad_words_of(source, tokens)
+    sampling = replace(GREEDY, bad_words=words, max_tokens=60)
+    whole = (await source.driver.answer(tokens, sampling)).token_ids
+    assert not holds(whole, words)
+    assert whole != (await source.driver.answer(tokens, replace(sampling, bad_words=()))).token_ids
+    # Every cut that lies inside the beginning of a word, and two that do not.
+    inside = [at for at in range(1, 59) if any(whole[at - n : at] == w[:n] for w in words for n in range(1, len(w)))]
+    for cut in (*inside[:4], 5, 40):
+        rest = (await target.driver.answer(tokens, sampling, whole[:cut])).token_ids
+        assert not holds(whole[:cut] + rest, words)
+        if cut not in inside:
+            assert whole[:cut] + rest == whole
+
+
+async def test_logprobs_of_a_prompt_are_those_of_its_generation(sides: tuple[Side, Side]) -> None:
+    source, _ = sides
+    tokens = prompt(50)
+    generated = await source.driver.answer(tokens, replace(GREEDY, max_tokens=30, logprobs=1))
+    scored = await source.driver.answer(tokens + generated.token_ids, replace(GREEDY, max_tokens=1, prompt_logprobs=1))
+    positions = scored.deltas[0].prompt_logprobs
+    assert len(positions) == 79, "although the prefix cache has the prompt"
+    for position, once in zip(positions[49:], generated.logprobs, strict=True):
+        assert position.chosen.token_id == once.chosen.token_id
+        assert position.top[0].token_id == once.chosen.token_id, "it was drawn greedily"
+        assert position.chosen.logprob == pytest.approx(once.chosen.logprob, abs=1e-3)
+
+
+async def test_only_allowed_tokens_come(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    allowed = (100, 101, 102)
+    sampling = replace(GREEDY, allowed_token_ids=allowed, max_tokens=20)
+    whole = (await source.driver.answer(prompt(30), sampling)).token_ids
+    assert set(whole) <= set(allowed)
+    assert (await target.driver.answer(prompt(30), sampling, whole[:7])).token_ids == whole[7:]
+
+
+async def test_a_salt_keeps_blocks_apart_also_where_they_are_moved(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    tokens = prompt(4 * BLOCK_TOKENS + 3)
+    asked = EngineRequest("salted", tokens, replace(GREEDY, max_tokens=60), cache_salt=SALT)
+    answer = source.driver.submit_request(asked)
+    await source.driver.until(lambda: len(answer.token_ids) >= 20)
+    migration = Migration(source, target, asked, answer)
+    await migration.offer()
+    await migration.round()
+    continued = await migration.hand_off(await migration.pause())
+    await target.driver.end_of(continued)
+    assert continued.finish_reason is FinishReason.LENGTH
+    named = block_hashes(tokens, BLOCK_TOKENS, root_hash(SALT))
+    for side in sides:
+        await side.driver.until(lambda side=side: set(named) <= side.driver.cached_hashes)  # type: ignore[misc]
+        short = replace(GREEDY, max_tokens=1)
+        bare = await side.driver.answer(tokens, short)
+        assert bare.cached_tokens == 0, "nobody without the salt finds them"
+        again = side.driver.submit_request(EngineRequest(f"again-{id(side)}", tokens, short, cache_salt=SALT))
+        await side.driver.end_of(again)
+        assert again.cached_tokens >= 3 * BLOCK_TOKENS
+
+
+async def test_a_request_that_moves_without_any_goes_on_as_before(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    migration = await begin(source, target, 100, 50, after=10)
+    await migration.offer()
+    continued = await migration.hand_off(await migration.pause())
+    await target.driver.end_of(continued)
+    assert migration.answer.token_ids + continued.token_ids == await expected(source, migration.request)
