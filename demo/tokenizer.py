@@ -6,7 +6,8 @@ arithmetic learnable; the vocabulary is small because the smallest model has 0.3
     python -m demo.tokenizer        # rebuilds the files under demo/models/*/
 
 Prompt of a chat: `<s>`, then for each message its role's token, its text and `</s>`, then `<|assistant|>`.
-A model ends its answer with `</s>`.
+A model ends its answer with `</s>`. Tools, which no model was trained with, stand before in Hermes' form; a grammar
+makes calls of them.
 """
 
 import json
@@ -35,11 +36,18 @@ MODEL_NAMES: Final = ("demo-small", "demo-medium", "demo-large")
 
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}"
-    "{%- for message in messages %}"
-    "{%- if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{- raise_exception('unknown role ' + message['role'] + ': use system, user or assistant') }}"
+    "{%- if tools %}"
+    "{{- '<|system|>Tools:' }}{% for tool in tools %}{{ ' ' }}{{ tool | tojson }}{% endfor %}{{- eos_token }}"
     "{%- endif %}"
-    "{{- '<|' + message['role'] + '|>' + message['content'] + eos_token }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{- raise_exception('unknown role ' + message['role'] + ': use system, user, assistant or tool') }}"
+    "{%- endif %}"
+    "{{- '<|' + ('user' if message['role'] == 'tool' else message['role']) + '|>' + message['content'] }}"
+    "{%- for call in message['tool_calls'] or [] %}"
+    "{{- '<tool_call>' }}{{ call['function'] | tojson }}{{ '</tool_call>' }}"
+    "{%- endfor %}"
+    "{{- eos_token }}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )

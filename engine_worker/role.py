@@ -149,6 +149,7 @@ class WorkerRole:
         self._tasks.spawn(rescheduler.follow(), name="rescheduler setting")
         self._prediction = predict_lengths(instance, self._engine, self._settings, context)
         self._tasks.spawn(self._prediction.run(), name="prediction")
+        settings = self._settings
         return {
             "model": description.model,
             "model_path": description.model_path,
@@ -157,6 +158,9 @@ class WorkerRole:
             "engine": description.engine,
             "block_tokens": str(description.block_tokens),
             "max_model_len_tokens": str(description.max_model_len_tokens),
+            # What is announced of text is the frontends' to act on.
+            "tool_call_parser": (settings.tool_call_parser or "") if settings.enable_auto_tool_choice else "",
+            "reasoning_parser": settings.reasoning_parser or "",
             "phase": description.phase.value,
             "tensor_parallel": str(description.tensor_parallel),
             "pipeline_parallel": str(description.pipeline_parallel),

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 PhaseName = Literal["any", "prefill", "decode"]
+ToolParserName = Literal["hermes", "llama3_json", "llama4_json", "qwen3_coder", "qwen3_xml"]
+ReasoningParserName = Literal["deepseek_r1", "qwen3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,13 @@ class WorkerSettings:
     (vLLM's neutral ones), or a directory that holds such a file."""
     override_generation_config: str = ""
     """A JSON object that is put over them, such as {"temperature": 0.5}."""
+    tool_call_parser: ToolParserName | None = None
+    """vLLM's name of the form in which the model calls tools. Without it a model calls them only where a request makes
+    it."""
+    enable_auto_tool_choice: bool = True
+    """Let the model decide whether to call tools, which takes --tool-call-parser."""
+    reasoning_parser: ReasoningParserName | None = None
+    """vLLM's name of how the model marks its reasoning, which is told apart from its answer."""
     phase: PhaseName = "any"
     """What the instance is for; prefill and decode only where no other instance can do the other phase."""
     predict_every_steps: int = 20

@@ -205,6 +205,7 @@ FRONTEND_ROOMS = (
     "placement",
     "workers",
     "text",
+    "parsers",
     "metrics",
     "errors",
     "settings",

@@ -3,13 +3,15 @@ event for each chunk of a stream."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from penstock.v1 import request_pb2
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
+from services.frontend.answers.message_text import MessageReading, MessageText, call_id, message_reading
 from services.frontend.answers.schema import (
+    CalledFunction,
     CascadeFacts,
     ChatChoice,
     ChatChunkChoice,
@@ -22,12 +24,17 @@ from services.frontend.answers.schema import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    FinishReason,
+    FunctionDelta,
     PromptLogprob,
     PromptLogprobs,
+    ToolCall,
+    ToolCallDelta,
     TopLogprob,
     Usage,
 )
 from services.frontend.answers.sse import ChunkEnvelope, encode, event
+from services.frontend.parsers.deltas import CallDelta
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.schema import ChatCompletionRequest, GenerationRequest
 from services.frontend.text.model_text import ModelText
@@ -135,7 +142,7 @@ class StreamFormat(Protocol):
         """What a stream begins with, before any token; may be empty."""
 
     def event(self, piece: ChoicePiece) -> bytes:
-        """The chunk that brings a piece."""
+        """The chunk that brings a piece; empty if it shows nothing yet."""
 
     def usage_event(self, usage: Usage) -> bytes:
         """The last chunk, where the client asked for it."""
@@ -144,6 +151,12 @@ class StreamFormat(Protocol):
 class AnswerFormat(StreamFormat, Protocol):
     """Encodes the answer to one request, streamed or whole."""
 
+    def covered(self, piece: ChoicePiece) -> None:
+        """The client of a resumed stream has this piece: the next one is read behind it."""
+
+    def go_on(self, before: "AnswerFormat") -> None:
+        """Read on behind what another format of the same answer has read or will read. Call it before any event."""
+
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The body of an answer that is not streamed."""
 
@@ -151,17 +164,22 @@ class AnswerFormat(StreamFormat, Protocol):
 def answer_format(request: GenerationRequest, header: AnswerHeader, plan: GenerationPlan) -> AnswerFormat:
     """For the answers to `request`, which `plan` was made from."""
     extras = AnswerExtras.of(request, plan)
-    return (
-        ChatFormat(header, extras) if isinstance(request, ChatCompletionRequest) else CompletionFormat(header, extras)
-    )
+    if not isinstance(request, ChatCompletionRequest):
+        return CompletionFormat(header, extras)
+    return ChatFormat(header, extras, message_reading(request, plan.model, plan.prompts[0].token_ids))
+
+
+_NOTHING: Final = ChatDelta()
 
 
 class ChatFormat:
     """The `AnswerFormat` of /v1/chat/completions."""
 
-    def __init__(self, header: AnswerHeader, extras: AnswerExtras) -> None:
+    def __init__(self, header: AnswerHeader, extras: AnswerExtras, reading: MessageReading | None = None) -> None:
+        """`reading`: how text becomes a message; None: it is the content."""
         self._header = header
         self._extras = extras
+        self._messages = None if reading is None else [MessageText(reading) for _ in extras.echoes]
         self._chunk = ChatCompletionChunk(
             header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade
         )
@@ -184,14 +202,44 @@ class ChatFormat:
 
     def event(self, piece: ChoicePiece) -> bytes:
         """The chunk for one piece; one that brings nothing but text is put together from encoded parts."""
-        if piece.finish is None and self._is_plain:
+        if piece.finish is None and self._is_plain and self._messages is None:
             return self._envelope.text_event(piece.index, piece.text)
-        delta, extras = ChatDelta(content=piece.text or None), self._extras
+        delta, finish, extras = self._delta(piece), self._finish(piece), self._extras
+        if delta == _NOTHING and finish is None and self._is_plain:
+            return b""
         logprobs = self._logprobs(piece.positions)
-        choice = ChatChunkChoice(piece.index, delta, logprobs, piece.finish, extras.ids_of(piece.token_ids))
+        choice = ChatChunkChoice(piece.index, delta, logprobs, finish, extras.ids_of(piece.token_ids))
         if (usage := extras.usage_of(piece)) is not None:
             return event(encode(msgspec.structs.replace(self._chunk, choices=[choice], usage=usage)))
         return self._envelope.choice_event(choice)
+
+    def covered(self, piece: ChoicePiece) -> None:
+        """See `AnswerFormat`."""
+        if self._messages is not None:
+            self._messages[piece.index].read(piece.text, piece.finish)
+
+    def go_on(self, before: AnswerFormat) -> None:
+        """See `AnswerFormat`."""
+        assert isinstance(before, ChatFormat), "an answer keeps its form"
+        self._messages = before._messages
+
+    def _delta(self, piece: ChoicePiece) -> ChatDelta:
+        if self._messages is None:
+            return ChatDelta(content=piece.text or None)
+        read = self._messages[piece.index].read(piece.text, piece.finish)
+        calls = [self._call_delta(piece.index, call) for call in read.calls]
+        return ChatDelta(content=read.content or None, reasoning=read.reasoning or None, tool_calls=calls or None)
+
+    def _finish(self, part: ChoicePiece | WholeChoice) -> FinishReason | None:
+        """To be asked once the part was read."""
+        ended_by_calls = self._messages is not None and self._messages[part.index].ended_by_calls
+        return "tool_calls" if part.finish == "stop" and ended_by_calls else part.finish
+
+    def _call_delta(self, index: int, call: CallDelta) -> ToolCallDelta:
+        function = FunctionDelta(call.name, call.arguments)
+        if call.name is None:
+            return ToolCallDelta(call.index, function)
+        return ToolCallDelta(call.index, function, call_id(self._header.request_id, index, call), "function")
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk without choices that `stream_options.include_usage` asks for."""
@@ -200,16 +248,7 @@ class ChatFormat:
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The `chat.completion` object."""
         header, extras = self._header, self._extras
-        listed = [
-            ChatChoice(
-                choice.index,
-                ChatMessage(extras.echoes[choice.index] + choice.text),
-                self._logprobs(choice.positions),
-                choice.finish,
-                extras.ids_of(choice.token_ids),
-            )
-            for choice in choices
-        ]
+        listed = [self._whole_choice(choice) for choice in choices]
         return encode(
             ChatCompletion(
                 header.request_id,
@@ -222,6 +261,30 @@ class ChatFormat:
                 penstock=header.cascade,
             )
         )
+
+    def _whole_choice(self, choice: WholeChoice) -> ChatChoice:
+        message = self._whole_message(choice)
+        finish = self._finish(choice) or choice.finish
+        token_ids = self._extras.ids_of(choice.token_ids)
+        return ChatChoice(choice.index, message, self._logprobs(choice.positions), finish, token_ids)
+
+    def _whole_message(self, choice: WholeChoice) -> ChatMessage:
+        echo = self._extras.echoes[choice.index]
+        if self._messages is None:
+            return ChatMessage(echo + choice.text)
+        read = self._messages[choice.index].read(choice.text, choice.finish)
+        message = ChatMessage((echo + read.content) or None)
+        if read.reasoning:
+            message.reasoning = read.reasoning
+        if read.calls:  # of one piece of text, so that each call is one delta
+            message.tool_calls = [
+                ToolCall(
+                    call_id(self._header.request_id, choice.index, call),
+                    CalledFunction(call.name or "", call.arguments),
+                )
+                for call in read.calls
+            ]
+        return message
 
     def _logprobs(self, positions: Sequence[TokenPosition]) -> ChatLogprobs | None:
         if not self._header.logprobs:
@@ -270,6 +333,12 @@ class CompletionFormat:
         if (usage := self._extras.usage_of(piece)) is not None:
             return event(encode(msgspec.structs.replace(self._chunk, choices=[choice], usage=usage)))
         return self._envelope.choice_event(choice)
+
+    def covered(self, piece: ChoicePiece) -> None:
+        """See `AnswerFormat`. Text needs nothing of what stands before it."""
+
+    def go_on(self, before: AnswerFormat) -> None:
+        """See `covered`."""
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk without choices that `stream_options.include_usage` asks for."""

@@ -23,18 +23,20 @@ class AnswerReader:
         inter_token: Histogram,
         clock: Callable[[], float],
         covered: Covered | None = None,
+        on_covered: Callable[[ChoicePiece], None] = lambda _: None,
         *,
         is_resumed: bool = False,
     ) -> None:
         """`ttft` gets the time from the generation's start, `inter_token` that between two chunks of a choice.
         `covered`: what the client has already of a stream that it resumes; all tokens come nevertheless, because text
-        is made from the first one on."""
+        is made from the first one on. `on_covered` is called with what the client has of it."""
         self._generation = generation
         self._texts = texts
         self._unfinished = len(texts)
         self._clock = clock
         self._is_resumed = is_resumed
         self._covered = covered
+        self._on_covered = on_covered
         self._last_s: list[float | None] = [None] * len(texts)
         self._cached_tokens: dict[int, int] = {}
         self._has_prompt_logprobs: set[int] = set()
@@ -72,6 +74,8 @@ class AnswerReader:
                     continue
                 if is_new:
                     shown.append(visible)
+                else:
+                    self._on_covered(visible)
                 if visible.finish is not None:
                     self._check_prompt_logprobs(piece.index)
                     self._unfinished -= 1

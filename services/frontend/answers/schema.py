@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -67,12 +67,32 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct):
+    """What is to be called."""
+
+    name: str
+    arguments: str
+    """JSON, unless the answer was cut off; not checked against the tool's schema."""
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the model asks for."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct):
     """The message that the model wrote."""
 
-    content: str
+    content: str | None
+    """Null where there is nothing but calls or reasoning."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    """What the model thought before it answered."""
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -138,11 +158,29 @@ class ChatCompletion(msgspec.Struct):
     """How a cascade came to the answer; left out where a model was asked."""
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to a called function."""
+
+    name: str | None = None
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to a call; id, type and name come with the first one."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class ChatDelta(msgspec.Struct, omit_defaults=True):
     """What a chunk adds to a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):

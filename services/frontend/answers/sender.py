@@ -61,9 +61,10 @@ class AnswerSender:
             body = ids.of_first_events(body, first_events_had)
         while True:
             for piece in pieces:
-                if ids is not None:
+                shown = form.event(piece)
+                if shown and ids is not None:
                     body += ids.after(piece)
-                body += form.event(piece)
+                body += shown
             if reader.done:
                 break
             if body:

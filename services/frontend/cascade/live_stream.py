@@ -70,6 +70,7 @@ class _LiveFormat:
         self._complete = answer.complete
         self._plain = form(msgspec.UNSET)
         self._now = form(answer.so_far)
+        self._now.go_on(self._plain)
 
     def first_events(self) -> bytes:
         """See `StreamFormat`."""
@@ -82,6 +83,7 @@ class _LiveFormat:
         """See `StreamFormat`."""
         if piece.finish is not None:
             self._now = self._form(self._complete())
+            self._now.go_on(self._plain)
             return self._now.event(piece)
         form, self._now = self._now, self._plain
         return form.event(piece)

@@ -31,7 +31,7 @@ from services.frontend.requests.plan import GenerationPlan, plan_request
 from services.frontend.requests.resume_ticket import encode_ticket
 from services.frontend.requests.schema import GenerationRequest
 from services.frontend.requests.service import FrontendService
-from services.frontend.requests.structure import refused_structure, structure_param
+from services.frontend.requests.structure import refused_structure
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +169,8 @@ class ModelExchange(Exchange):
             async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
                 await self._answer(sender, run.generation)
         except ApiError as error:
-            if plan.prompts[0].sampling.structured_outputs:
-                raise refused_structure(error, structure_param(self._request.structured_outputs)) from error
+            if plan.structure_param:
+                raise refused_structure(error, plan.structure_param) from error
             raise
 
     async def _answer(
@@ -183,13 +183,20 @@ class ModelExchange(Exchange):
     ) -> None:
         """`covered`: what the client has of a stream that it resumes."""
         texts = [choice_text(self._request, generation.plan, relay.index) for relay in generation.relays]
-        metrics = self._service.metrics.of(self._model.name)
+        metrics, clock = self._service.metrics.of(self._model.name), self._service.clock
+        form = answer_format(self._request, self._header(generation.plan), generation.plan)
         reader = AnswerReader(
-            generation, texts, metrics.ttft, metrics.inter_token, self._service.clock, covered, is_resumed=is_resumed
+            generation,
+            texts,
+            metrics.ttft,
+            metrics.inter_token,
+            clock,
+            covered,
+            form.covered,
+            is_resumed=is_resumed,
         )
         sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
         sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
-        form = answer_format(self._request, self._header(generation.plan), generation.plan)
         try:
             if self._request.stream:
                 ids, usage = self._event_ids(generation.plan, covered), self._usage_wanted(reader, covered)

@@ -18,6 +18,7 @@ from mesh.runtime import Clock, Threads, Transport
 from mesh.tasks import TaskSet
 from mesh.text_files import TextFiles, read_text_files, text_hash
 from services.frontend.errors import bad_request, model_not_found
+from services.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from services.frontend.text.model_text import ModelText
 from services.frontend.workers.pool import WORKER_ROLE
 from services.frontend.workers.text_files import fetch_text_files
@@ -25,7 +26,15 @@ from services.frontend.workers.text_files import fetch_text_files
 log = logging.getLogger(__name__)
 
 MAX_MODELS = 64
-FACTS = ("model_path", "text_hash", "block_tokens", "max_model_len_tokens", "sampling_defaults")
+FACTS = (
+    "model_path",
+    "text_hash",
+    "block_tokens",
+    "max_model_len_tokens",
+    "sampling_defaults",
+    "tool_call_parser",
+    "reasoning_parser",
+)
 RETRY_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 """Before another worker is asked for a tokenizer, when one did not give it."""
 
@@ -41,6 +50,10 @@ class ServedModel:
     created_unix_s: int
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of sampling parameters that a request leaves out, by the names of `SamplingParams`."""
+    tool_call_parser: str = ""
+    """vLLM's name of the form in which it calls tools; empty: it does so only where a grammar makes it."""
+    reasoning_parser: str = ""
+    """vLLM's name of how it marks its reasoning; empty: it does not."""
 
 
 class ModelCatalogue:
@@ -154,7 +167,9 @@ class ModelCatalogue:
             return
         known = self._models.get(name)
         created = int(self._clock.unix_s()) if known is None else known.created_unix_s
-        self._models[name] = ServedModel(name, text, block_tokens, max_model_len_tokens, created, defaults)
+        self._models[name] = ServedModel(
+            name, text, block_tokens, max_model_len_tokens, created, defaults, *_parsers(member)
+        )
         self._learnt[name] = _facts(member)
         log.info("model known", extra={"model": name, "chunked_tokenisation": text.chunked.chunked})
 
@@ -199,6 +214,15 @@ def read_defaults(announced: str) -> Mapping[str, Any]:
     if unknown:
         log.error("a worker announces sampling parameters that are unknown here", extra={"names": sorted(unknown)})
     return {name: value for name, value in defaults.items() if name not in unknown}
+
+
+def _parsers(member: Member) -> tuple[str, str]:
+    """Those that this frontend has, which may be older than the worker."""
+    named = member.attributes.get("tool_call_parser", ""), member.attributes.get("reasoning_parser", "")
+    for name, known in zip(named, (TOOL_PARSERS, REASONING_PARSERS), strict=True):
+        if name and name not in known:
+            log.error("this frontend has no such parser", extra={"worker": member.member_id, "parser": name})
+    return named[0] if named[0] in TOOL_PARSERS else "", named[1] if named[1] in REASONING_PARSERS else ""
 
 
 def _facts(member: Member) -> Mapping[str, str]:

@@ -19,6 +19,13 @@ from services.frontend.requests.schema import (
     SamplingFields,
 )
 from services.frontend.requests.structure import structure_of
+from services.frontend.requests.tools import (
+    calls_for_template,
+    calls_structure,
+    check_tools,
+    effective_choice,
+    for_template,
+)
 from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused
 
 COMPLETION_MAX_TOKENS = 16
@@ -51,6 +58,8 @@ class GenerationPlan:
     cache_salt: str = ""
     ticket: bytes = b""
     """For another frontend to go on with the stream; empty: it ends with this one."""
+    structure_param: str = ""
+    """The parameter that the text has to fit something by, if it has."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -95,8 +104,9 @@ async def plan_chat(
     template = model.text.template
     if template is None:
         raise bad_request(f"`{model.name}` has no chat template; use /v1/completions.", "messages")
+    structure, structure_param = _chat_structure(request)
     try:
-        text = _rendered(request, template)
+        text = _rendered(request, model, template)
     except ChatTemplateRefused as error:
         raise bad_request(f"{error}.", "messages") from error
     logprobs = _chat_logprobs(request)
@@ -107,9 +117,9 @@ async def plan_chat(
     if max_tokens is None and (default := model.sampling_defaults.get("max_tokens")) is not None:
         max_tokens = max(1, min(default, model.max_model_len_tokens - len(token_ids)))
     token_ids = _truncated(token_ids, request, model, max_tokens)
-    sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, "messages")
+    sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, structure, "messages")
     prompt = Prompt(token_ids, sampling, _echoed_message(request))
-    return _plan(request, request_id, model, (prompt,))
+    return _plan(request, request_id, model, (prompt,), structure_param)
 
 
 async def plan_completion(
@@ -119,6 +129,7 @@ async def plan_completion(
     sources = _prompts(request.prompt)
     if len(sources) * (request.n or 1) > max_choices:
         raise bad_request(f"At most {max_choices} answers (prompts times n) can be asked for at once.", "prompt")
+    structure, structure_param = structure_of(request.response_format, request.structured_outputs)
     # Engines generate one token at least; it is not shown where none is wanted.
     max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens or 1
     prompts = []
@@ -128,12 +139,14 @@ async def plan_completion(
         echo = ""
         if request.echo:
             echo = source if isinstance(source, str) and token_ids is whole else model.text.decode(token_ids)
-        sampling = _sampling(request, model, len(token_ids), max_tokens, request.logprobs, "prompt")
+        sampling = _sampling(request, model, len(token_ids), max_tokens, request.logprobs, structure, "prompt")
         prompts.append(Prompt(token_ids, sampling, echo))
-    return _plan(request, request_id, model, tuple(prompts))
+    return _plan(request, request_id, model, tuple(prompts), structure_param)
 
 
-def _plan(request: SamplingFields, request_id: str, model: ServedModel, prompts: tuple[Prompt, ...]) -> GenerationPlan:
+def _plan(
+    request: SamplingFields, request_id: str, model: ServedModel, prompts: tuple[Prompt, ...], structure_param: str
+) -> GenerationPlan:
     return GenerationPlan(
         request_id,
         model,
@@ -143,13 +156,17 @@ def _plan(request: SamplingFields, request_id: str, model: ServedModel, prompts:
         request.stop_strings,
         request.priority or 0,
         request.cache_salt or "",
+        structure_param=structure_param,
     )
 
 
-def _rendered(request: ChatCompletionRequest, template: ChatTemplate) -> str:
+def _rendered(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> str:
     """Raises ChatTemplateRefused, and ApiError (400) for parameters that contradict each other."""
-    messages = [_template_message(fields) for fields in request.messages]
+    messages = [_template_message(fields, f"messages[{index}]") for index, fields in enumerate(request.messages)]
     variables = dict(request.chat_template_kwargs or {})
+    if request.tools:
+        _check_tools(request, model, template)
+        variables["tools"] = for_template(request.tools)
     if request.documents is not None:
         variables["documents"] = request.documents
     if request.continue_final_message:
@@ -162,12 +179,39 @@ def _rendered(request: ChatCompletionRequest, template: ChatTemplate) -> str:
     )
 
 
-def _template_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_tools(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> None:
+    """Raises ApiError (400) where the model could not know of the tools, or nobody could tell what it calls."""
+    if not template.knows_tools:
+        raise bad_request(f"The chat template of `{model.name}` does not tell it of tools.", "tools")
+    if request.tool_choice in (None, "auto") and not model.tool_call_parser:
+        message = (
+            f"`{model.name}` is served without --tool-call-parser, so that what it calls by itself is not understood: "
+            "set `tool_choice` to `required`, `none` or a function, or start its workers with the option."
+        )
+        raise bad_request(message, "tool_choice")
+
+
+def _chat_structure(request: ChatCompletionRequest) -> tuple[str, str]:
+    """What the text has to fit, and by which parameter."""
+    structure, param = structure_of(request.response_format, request.structured_outputs)
+    tools = request.tools or []
+    check_tools(tools, request.tool_choice, has_structure=bool(structure))
+    choice = effective_choice(tools, request.tool_choice)
+    if calls := calls_structure(tools, choice, is_parallel=request.parallel_tool_calls is not False):
+        return calls, "tool_choice"
+    return structure, param
+
+
+def _template_message(message: Mapping[str, Any], param: str) -> Mapping[str, Any]:
     """Parts are joined, and OpenAI's newer name for the system's role is given the one that templates know. What is
     null is left out, because templates ask whether a field is there."""
     fields = {name: value for name, value in message.items() if value is not None}
     if fields["role"] == "developer":
         fields["role"] = "system"
+    if "tool_calls" in fields:
+        fields["tool_calls"] = calls_for_template(fields["tool_calls"], f"{param}.tool_calls")
+    if "reasoning" in fields:  # the name that templates know
+        fields.setdefault("reasoning_content", fields["reasoning"])
     return {**fields, "content": _text_of(message)}
 
 
@@ -240,6 +284,7 @@ def _sampling(
     prompt_tokens: int,
     max_tokens: int | None,
     logprobs: int | None,
+    structure: str,
     prompt_param: str,
 ) -> request_pb2.SamplingParams:
     left_tokens = model.max_model_len_tokens - prompt_tokens
@@ -250,7 +295,7 @@ def _sampling(
         logprobs=logprobs,
         logit_bias=_logit_bias(request, model),
         bad_words=_bad_words(request, model),
-        structured_outputs=structure_of(request.response_format, request.structured_outputs),
+        structured_outputs=structure,
         **{**_without_length(model.sampling_defaults), **values_in(request)},
     )
     if isinstance(request, CompletionRequest) and request.echo and sampling.prompt_logprobs is None:

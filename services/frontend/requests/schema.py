@@ -15,6 +15,7 @@ from msgspec import Meta
 from controlplane.model.sampling import INT32_MAX
 from services.frontend.requests.sampling import body_fields
 from services.frontend.requests.structure import ResponseFormat, StructuredOutputs
+from services.frontend.requests.tools import ToolChoice, Tools
 
 if TYPE_CHECKING:  # nobody reads those parameters one by one
     ParameterFields = msgspec.Struct
@@ -56,13 +57,32 @@ class TextPart(msgspec.Struct, kw_only=True):
     """Accepted; without effect, because all prompts are cached."""
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """What the model called earlier."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """A JSON object, as text or not."""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call in an earlier turn of the model's."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
 class Message(msgspec.Struct, kw_only=True):
     """One turn of a conversation. Whatever else it holds is given to the chat template, as these fields are."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    """Of an earlier answer, for templates that want it."""
     function_call: dict[str, Any] | None = None
     refusal: str | None = None
 
@@ -174,13 +194,17 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     """Variables for the chat template, such as `enable_thinking`."""
     documents: list[dict[str, Any]] | None = None
     """For chat templates that know documents."""
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    """`auto` is the default where there are tools; `required` and a function's name make sure of a call."""
+    parallel_tool_calls: bool | None = None
+    """Unless false, one answer may hold several calls."""
+    include_reasoning: bool | None = None
+    """Unless false, the answer shows the reasoning before it, where the model marks it."""
     chat_template: str | None = None
     """Refused: the model's own is used."""
 
     # Accepted in the form that asks for nothing special, refused otherwise.
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None

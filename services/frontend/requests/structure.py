@@ -61,16 +61,19 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-def structure_of(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> str:
-    """What engines are told; empty where the text is free. Raises ApiError (400, `param` set) for what is wrong."""
+def structure_of(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> tuple[str, str]:
+    """What engines are told, and the parameter that says so; both are empty where the text is free. Raises ApiError
+    (400, `param` set) for what is wrong."""
     has_format = response_format is not None and response_format.type != "text"
     if structured_outputs is not None:
         if has_format:
             raise bad_request("Give `response_format` or `structured_outputs`, not both.", "structured_outputs")
-        return _structured_outputs(structured_outputs)
+        return _structured_outputs(structured_outputs), "structured_outputs"
     if response_format is None or not has_format:
-        return ""
-    return _response_format(response_format)
+        return "", ""
+    return _response_format(response_format), "response_format"
 
 
 def json_structure(schema: dict[str, Any], param: str, **options: bool) -> str:
@@ -81,11 +84,6 @@ def json_structure(schema: dict[str, Any], param: str, **options: bool) -> str:
 def refused_structure(error: ApiError, param: str) -> ApiError:
     """A worker's refusal of a request under a structure, which is taken for the reason."""
     return bad_request(error.message, param, error.code) if error.status == 400 and error.param is None else error
-
-
-def structure_param(structured_outputs: StructuredOutputs | None) -> str:
-    """The parameter that a body's structure comes from."""
-    return "response_format" if structured_outputs is None else "structured_outputs"
 
 
 def _response_format(response_format: ResponseFormat) -> str:

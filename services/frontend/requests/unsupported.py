@@ -39,11 +39,9 @@ def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str]]:
-    if request.tools or request.functions:
-        yield "tools" if request.tools else "functions", "its models are not given tools."
-    for param, value in (("tool_choice", request.tool_choice), ("function_call", request.function_call)):
-        if value not in (None, "none", "auto"):
-            yield param, "its models are not given tools."
+    for param, value in (("functions", request.functions), ("function_call", request.function_call)):
+        if value not in (None, [], "none", "auto"):
+            yield param, "it is the former name of `tools` and `tool_choice`."
     if any(modality != "text" for modality in request.modalities or ()):
         yield "modalities", "answers are plain text."
     if request.audio:
@@ -68,10 +66,10 @@ def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str
 
 def _unsupported_message(index: int, message: Message) -> Iterator[tuple[str, str]]:
     where = f"messages[{index}]"
-    if message.tool_calls or message.function_call:
-        yield f"{where}.tool_calls", "its models are not given tools."
-    if message.role in ("tool", "function"):
-        yield f"{where}.role", "its models are not given tools."
+    if message.function_call:
+        yield f"{where}.function_call", "it is the former name of `tool_calls`."
+    if message.role == "function":
+        yield f"{where}.role", "it is the former name of the role `tool`."
     for part_index, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if part.type != "text" or part.text is None:
             yield f"{where}.content[{part_index}]", f"content of type `{part.type}`; send text."

@@ -10,7 +10,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -48,6 +48,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.fromtimestamp(unix_time()).strftime(form)
         try:
             self._template = environment.from_string(source)
+            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            """Whether a prompt tells the model of the tools that it may call."""
         except TemplateSyntaxError as error:
             raise ConfigurationError(f"the chat template is no valid Jinja (line {error.lineno}): {error}") from error
         self._special_tokens = dict(special_tokens)

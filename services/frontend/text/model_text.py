@@ -98,6 +98,11 @@ class ModelText:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_id(self, token: str) -> int | None:
+        """Of a token of the vocabulary by its text; None if there is no such."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """A single token as text (U+FFFD for what is no character by itself) and as bytes, special tokens
         included: what logprobs show."""

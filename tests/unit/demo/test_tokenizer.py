@@ -25,7 +25,7 @@ from demo.words import WORDS
 TOKENIZER = load_tokenizer()
 
 
-def render(messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+def render(messages: list[dict[str, Any]], *, add_generation_prompt: bool, tools: list[Any] | None = None) -> str:
     """Render the committed chat template as a serving frontend does."""
 
     def raise_exception(message: str) -> None:
@@ -35,6 +35,7 @@ def render(messages: list[dict[str, str]], *, add_generation_prompt: bool) -> st
     template = jinja2.Environment(autoescape=False).from_string(config["chat_template"])
     return template.render(
         messages=messages,
+        tools=tools,
         add_generation_prompt=add_generation_prompt,
         bos_token=config["bos_token"],
         eos_token=config["eos_token"],
@@ -89,8 +90,20 @@ def test_the_chat_template_covers_system_messages_and_earlier_turns() -> None:
 
 
 def test_the_chat_template_refuses_unknown_roles() -> None:
-    with pytest.raises(jinja2.TemplateError, match="unknown role tool"):
-        render([{"role": "tool", "content": "?"}], add_generation_prompt=True)
+    with pytest.raises(jinja2.TemplateError, match="unknown role critic"):
+        render([{"role": "critic", "content": "?"}], add_generation_prompt=True)
+
+
+def test_the_chat_template_tells_of_tools_and_of_earlier_calls() -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "1 + 2"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3"},
+    ]
+    prompt = render(messages, add_generation_prompt=True, tools=[{"type": "function"}])
+    assert prompt.startswith('<s><|system|>Tools: {"type": "function"}</s><|user|>1 + 2</s><|assistant|><tool_call>')
+    assert prompt.endswith("</tool_call></s><|user|>3</s><|assistant|>")
 
 
 def test_answers_end_with_eos() -> None:

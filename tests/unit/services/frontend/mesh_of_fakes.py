@@ -2,10 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import httpx
@@ -72,12 +73,19 @@ class MeshOfFakes:
         """A sample's value; 0 if there is none yet."""
         return self.registry.get_sample_value(f"penstock_frontend_{name}", labels) or 0.0
 
-    async def add_worker(self, script: Script, *, step_s: float = 0.0, **fields: Any) -> FakeWorker:
-        """Start and announce one, and wait until the frontend is connected to it."""
+    async def add_worker(
+        self,
+        script: Script,
+        *,
+        step_s: float = 0.0,
+        attributes: Mapping[str, str] = MappingProxyType({}),
+        **fields: Any,
+    ) -> FakeWorker:
+        """Start and announce one, with more `attributes` if any, and wait until the frontend is connected to it."""
         worker = FakeWorker(script, step_s=step_s, **fields)
         await worker.start()
         self.workers.append(worker)
-        self.directory.join(worker.member(str(self.model_path)))
+        self.directory.join(worker.member(str(self.model_path), **attributes))
         assert await self.service.pool.wait_connected(worker.instance_id, 5.0) is not None
         return worker
 

@@ -44,6 +44,7 @@ def assert_error(response: httpx.Response, status: int, param: str | None = None
 
 
 UNSUPPORTED = "unsupported_parameter"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"model": "nobody"}, 404, "model", "model_not_found"),
     ({"model": None}, 400, "model", "invalid_value"),
@@ -81,8 +82,38 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"stream": "yes"}, 400, "stream", "invalid_value"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options", UNSUPPORTED),
     ({"unheard_of": 1}, 400, "unheard_of", "unknown_parameter"),
-    ({"tools": [{"type": "function"}]}, 400, "tools", UNSUPPORTED),
-    ({"tool_choice": "required"}, 400, "tool_choice", UNSUPPORTED),
+    ({"tools": [{"type": "function"}]}, 400, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{"type": "search", "function": {"name": "f"}}]}, 400, "tools[0].type", "invalid_value"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "no blanks"}}]},
+        400,
+        "tools[0].function.name",
+        "invalid_value",
+    ),
+    ({"tools": [TOOL, TOOL]}, 400, "tools[1].function.name", None),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 1}}}]},
+        400,
+        "tools[0].function.parameters",
+        "invalid_json_schema",
+    ),
+    ({"tools": [TOOL]}, 400, "tools", None),
+    ({"tool_choice": "required"}, 400, "tool_choice", None),
+    ({"tool_choice": "sometimes"}, 400, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, 400, "tool_choice", None),
+    (
+        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        400,
+        "tool_choice",
+        None,
+    ),
+    ({"functions": [{"name": "f"}]}, 400, "functions", UNSUPPORTED),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+        None,
+    ),
     ({"response_format": {"type": "xml"}}, 400, "response_format.type", "invalid_value"),
     ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema", None),
     (
@@ -116,7 +147,7 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
         "messages[0].content[0]",
         UNSUPPORTED,
     ),
-    ({"messages": [*USER, {"role": "tool", "content": "x"}]}, 400, "messages[1].role", UNSUPPORTED),
+    ({"messages": [*USER, {"role": "function", "content": "x"}]}, 400, "messages[1].role", UNSUPPORTED),
 ]
 
 

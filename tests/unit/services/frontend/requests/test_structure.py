@@ -25,7 +25,7 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "strict"
 
 
 def told(response_format: Any = None, structured_outputs: Any = None) -> Any:
-    structure = structure_of(
+    structure, _ = structure_of(
         msgspec.convert(response_format, ResponseFormat | None),
         msgspec.convert(structured_outputs, StructuredOutputs | None),
     )

@@ -1,0 +1,94 @@
+"""From the text of a chat's answers to messages: by the model's parsers, as far as the request needs them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xxhash import xxh3_128_hexdigest
+
+from services.frontend.parsers.deltas import CallDelta, MessageDelta, TextParser
+from services.frontend.parsers.forced import NamedParser, RequiredParser
+from services.frontend.parsers.reasoning import PlainText, ReasoningParser
+from services.frontend.parsers.registry import reasoning_tags, tool_parser
+from services.frontend.requests.models import ServedModel
+from services.frontend.requests.schema import ChatCompletionRequest
+from services.frontend.requests.tools import NamedToolChoice, argument_schemas, effective_choice
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReading:
+    """How all answers to one request are read."""
+
+    make: Callable[[], TextParser]
+    is_named: bool
+    """The client has named the function: that it was called is no reason to stop, as OpenAI sees it."""
+    has_reasoning: bool
+    """Reasoning is shown. Otherwise it is left out."""
+    max_calls: int | None
+
+
+class MessageText:
+    """One answer while it is read."""
+
+    def __init__(self, reading: MessageReading) -> None:
+        self._reading = reading
+        self._parser = reading.make()
+        self._has_calls = False
+
+    def read(self, text: str, finish: str | None) -> MessageDelta:
+        """What a piece of the answer adds to its message."""
+        delta = self._shown(self._parser.push(text))
+        if finish is not None:
+            last = self._shown(self._parser.finish())
+            calls = (*delta.calls, *last.calls)
+            delta = MessageDelta(delta.reasoning + last.reasoning, delta.content + last.content, calls)
+        self._has_calls = self._has_calls or bool(delta.calls)
+        return delta
+
+    @property
+    def ended_by_calls(self) -> bool:
+        """Where the answer has ended by itself, it was to have tools called."""
+        return self._has_calls and not self._reading.is_named
+
+    def _shown(self, delta: MessageDelta) -> MessageDelta:
+        most = self._reading.max_calls
+        calls = delta.calls if most is None else tuple(call for call in delta.calls if call.index < most)
+        return MessageDelta(delta.reasoning if self._reading.has_reasoning else "", delta.content, calls)
+
+
+def message_reading(
+    request: ChatCompletionRequest, model: ServedModel, prompt_token_ids: list[int]
+) -> MessageReading | None:
+    """How answers to this prompt are read; None: what the model says is the content."""
+    choice = effective_choice(request.tools or (), request.tool_choice)
+    make = _answer_parser(request, model)
+    tags = reasoning_tags(model.reasoning_parser)
+    if tags is not None and tags.is_open(prompt_token_ids, model.text.token_id):
+        make_answer, endings = make or PlainText, tags.endings if choice == "auto" else ()
+        make = lambda: ReasoningParser(make_answer(), endings)  # noqa: E731
+    if make is None:
+        return None
+    return MessageReading(
+        make,
+        is_named=isinstance(choice, NamedToolChoice),
+        has_reasoning=request.include_reasoning is not False,
+        max_calls=1 if request.parallel_tool_calls is False else None,
+    )
+
+
+def _answer_parser(request: ChatCompletionRequest, model: ServedModel) -> Callable[[], TextParser] | None:
+    tools = request.tools or ()
+    choice = effective_choice(tools, request.tool_choice)
+    if isinstance(choice, NamedToolChoice):
+        name = choice.function.name
+        return lambda: NamedParser(name)
+    if choice == "required":
+        return RequiredParser
+    if choice == "auto" and tools:
+        schemas = argument_schemas(tools)
+        return lambda: tool_parser(model.tool_call_parser, schemas)
+    return None
+
+
+def call_id(request_id: str, choice: int, call: CallDelta) -> str:
+    """Of a call: the same at whichever frontend a stream is resumed."""
+    return f"call_{xxh3_128_hexdigest(f'{request_id}/{choice}/{call.index}'.encode())[:24]}"

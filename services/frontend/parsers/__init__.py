@@ -1,0 +1,1 @@
+"""From an answer's text to its message: reasoning, content and calls of tools, as the text comes."""

@@ -1,0 +1,150 @@
+"""Tools that a chat may call: what the prompt, the grammar and the reader of the answer are told of them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from services.frontend.errors import ApiError, bad_request
+from services.frontend.requests.structure import checked_schema, json_structure
+
+MAX_TOOLS: Final = 256
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")]
+
+
+class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of an object; left out: there are none."""
+    strict: bool | None = None
+    """Enforced where `tool_choice` makes a call sure; otherwise the model is trusted."""
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a model may use; only functions can be served."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The function that is to be called."""
+
+    name: Name
+
+
+class NamedToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Have the model call this one."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None, *, has_structure: bool) -> None:
+    """Raises ApiError (400, `param` set) for what contradicts itself."""
+    names = set()
+    for index, tool in enumerate(tools):
+        if tool.function.name in names:
+            raise bad_request(f"Two tools are called `{tool.function.name}`.", f"tools[{index}].function.name")
+        names.add(tool.function.name)
+        if tool.function.parameters is not None:
+            checked_schema(tool.function.parameters, f"tools[{index}].function.parameters")
+    if choice is None or choice == "none":
+        return
+    if not tools:
+        raise bad_request("`tool_choice` needs `tools`.", "tool_choice")
+    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+        raise bad_request(f"There is no tool `{choice.function.name}` among `tools`.", "tool_choice")
+    if choice != "auto" and has_structure:
+        raise bad_request("`tool_choice` makes the answer a call: leave `response_format` out.", "tool_choice")
+
+
+def effective_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> ToolChoice:
+    """With tools the model is free to call them unless the client says otherwise."""
+    return choice or ("auto" if tools else "none")
+
+
+def calls_structure(tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool) -> str:
+    """What makes sure of a call: the arguments of the named function, or an array of calls. Empty where the model is
+    free. Raises ApiError (400) for schemas that cannot stand together."""
+    if isinstance(choice, NamedToolChoice):
+        named = next(tool.function for tool in tools if tool.function.name == choice.function.name)
+        return json_structure(_parameters(named), "tools")
+    if choice != "required":
+        return ""
+    shared: dict[str, Any] = {}
+    calls = [_call(tool.function, shared) for tool in tools]
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+    }
+    if not is_parallel:
+        schema["maxItems"] = 1
+    if shared:
+        schema["$defs"] = shared
+    return json_structure(schema, "tools")
+
+
+def argument_schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
+    """Of the parameters of each tool, by the tool's name and the parameter's."""
+    schemas = ((tool.function.name, (tool.function.parameters or {}).get("properties")) for tool in tools)
+    return {name: properties if isinstance(properties, dict) else {} for name, properties in schemas}
+
+
+def for_template(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """As chat templates know them; None if there are none, which templates ask for."""
+    return [msgspec.to_builtins(tool) for tool in tools] or None
+
+
+def calls_for_template(calls: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
+    """An assistant's earlier calls with their arguments as objects, which templates write in the model's own form.
+    Raises ApiError (400, `param` set) for arguments that are no JSON object."""
+    listed = []
+    for index, call in enumerate(calls):
+        function = dict(call["function"])
+        function["arguments"] = _arguments(function.get("arguments"), f"{param}[{index}].function.arguments")
+        listed.append({**call, "function": function})
+    return listed
+
+
+def _arguments(arguments: Any, param: str) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments else {}
+        except (ValueError, RecursionError) as error:
+            raise _no_object(param) from error
+    if not isinstance(arguments, dict):
+        raise _no_object(param)
+    return arguments
+
+
+def _no_object(param: str) -> ApiError:
+    return bad_request(f"`{param}` must be a JSON object as text.", param)
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    return function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _call(function: Function, shared: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call; the parameters' definitions go to `shared`, since references begin at the root."""
+    parameters = dict(_parameters(function))
+    for name, definition in parameters.pop("$defs", {}).items():
+        if shared.setdefault(name, definition) != definition:
+            raise bad_request(f"Two tools define `$defs.{name}` differently; give it two names.", "tools")
+    return {
+        "type": "object",
+        "properties": {"name": {"enum": [function.name]}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }

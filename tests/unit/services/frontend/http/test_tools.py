@@ -1,0 +1,192 @@
+"""Tools and reasoning, as the official client sees them."""
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from tokenizers import AddedToken
+
+from penstock.v1 import request_pb2
+from services.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+from tests.unit.services.frontend.checkpoints import CHAT_TEMPLATE, byte_level, write_checkpoint
+from tests.unit.services.frontend.fakes import Delta, tokens
+from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+
+TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ bos_token }}", "{{ bos_token }}{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
+).replace(
+    "{{ message['content'] }}",
+    "{{ message['content'] }}{% for call in message.tool_calls or [] %}({{ call.function.arguments.city }})"
+    "{% endfor %}",
+)
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+        },
+    },
+}
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+USER: Any = [{"role": "user", "content": "Weather?"}]
+ANSWERS = {
+    "hermes": 'Let me look.<tool_call>{"name": "weather", "arguments": {"city": "Ber\\"gen", "days": 3}}</tool_call>'
+    '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    "llama3_json": '{"name": "weather", "parameters": {"city": "Ber\\"gen", "days": 3}}; '
+    '{"name": "now", "parameters": {}}',
+    "qwen3_coder": 'Let me look.<tool_call><function=weather><parameter=city>\nBer"gen\n</parameter>'
+    "<parameter=days>\n3\n</parameter></function></tool_call><tool_call><function=now></function></tool_call>",
+}
+CALLS = [("weather", {"city": 'Ber"gen', "days": 3}), ("now", {})]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows tools and thinks."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>", "<tool_call>")])
+    return write_checkpoint(tmp_path_factory.mktemp("tools"), tokenizer, TEMPLATE)
+
+
+@asynccontextmanager
+async def saying(checkpoint: Path, text: str, **attributes: str) -> AsyncIterator[MeshOfFakes]:
+    """A mesh whose model says `text`, two tokens a step."""
+
+    def script(_: request_pb2.GenerateRequest) -> Iterable[Delta]:
+        ids = mesh.ids(text)
+        return tokens(*(ids[at : at + 2] for at in range(0, len(ids), 2)))
+
+    async with mesh_of_fakes(checkpoint) as mesh:
+        await mesh.add_worker(script, attributes=attributes)
+        yield mesh
+
+
+async def whole(mesh: MeshOfFakes, **fields: Any) -> Any:
+    async with mesh.client() as client:
+        return (await client.chat.completions.create(model="demo", **{"messages": USER, **fields})).choices[0]
+
+
+async def streamed(mesh: MeshOfFakes, **fields: Any) -> tuple[str, str, list[tuple[str, str, str]], str]:
+    """Reasoning, content, id, name and arguments of the calls, finish reason."""
+    reasoning, content, calls, finish = "", "", [], ""
+    async with mesh.client() as client:
+        body: Any = {"model": "demo", "messages": USER, "stream": True, **fields}
+        async for chunk in await client.chat.completions.create(**body):
+            (choice,) = chunk.choices
+            delta, finish = choice.delta, choice.finish_reason or finish
+            reasoning += getattr(delta, "reasoning", None) or ""
+            content += delta.content or ""
+            for call in delta.tool_calls or ():
+                if call.id:
+                    assert call.type == "function"
+                    calls.append((call.id, call.function.name, ""))
+                at = calls[call.index]
+                calls[call.index] = (*at[:2], at[2] + (call.function.arguments or ""))
+    return reasoning, content, calls, finish
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("parser", sorted(ANSWERS))
+async def test_the_model_decides_to_call(checkpoint: Path, parser: str) -> None:
+    content = "" if parser == "llama3_json" else "Let me look."
+    async with saying(checkpoint, ANSWERS[parser], tool_call_parser=parser) as mesh:
+        choice = await whole(mesh, tools=[WEATHER, NOW])
+        assert (choice.finish_reason, choice.message.content or "") == ("tool_calls", content)
+        named = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
+        assert named == CALLS
+        _, text, calls, finish = await streamed(mesh, tools=[WEATHER, NOW])
+        assert (finish, text) == ("tool_calls", content)
+        assert [(name, json.loads(arguments)) for _, name, arguments in calls] == CALLS
+        assert len({call_id for call_id, _, _ in calls}) == 2
+        _, _, calls, _ = await streamed(mesh, tools=[WEATHER, NOW], parallel_tool_calls=False)
+        assert [name for _, name, _ in calls] == ["weather"]
+        choice = await whole(mesh, tools=[WEATHER, NOW], tool_choice="none")
+        assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+        assert choice.message.content == ANSWERS[parser], "not to be called means not to be looked for"
+        assert "[weather][now]" in mesh.text.decode(mesh.worker.received[0].prompt_token_ids)
+
+
+@pytest.mark.asyncio
+async def test_a_call_can_be_made_sure_of(checkpoint: Path) -> None:
+    said = '[{"name": "weather", "parameters": {"city": "Bergen"}}, {"name": "now", "parameters": {}}]'
+    async with saying(checkpoint, said) as mesh:
+        choice = await whole(mesh, tools=[WEATHER, NOW], tool_choice="required")
+        assert choice.finish_reason == "tool_calls"
+        assert [call.function.name for call in choice.message.tool_calls] == ["weather", "now"]
+        schema = json.loads(mesh.worker.received[-1].sampling.structured_outputs)["json"]
+        jsonschema.validate(json.loads(said), schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate([{"name": "weather", "parameters": {}}], schema)
+        await whole(mesh, tools=[WEATHER, NOW], tool_choice="required", parallel_tool_calls=False)
+        schema = json.loads(mesh.worker.received[-1].sampling.structured_outputs)["json"]
+        assert schema["maxItems"] == 1
+    async with saying(checkpoint, '{"city": "Bergen"}') as mesh:
+        named = {"type": "function", "function": {"name": "weather"}}
+        choice = await whole(mesh, tools=[WEATHER, NOW], tool_choice=named)
+        assert choice.finish_reason == "stop", "as OpenAI says it where the client has named the function"
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Bergen"}')
+        schema = json.loads(mesh.worker.received[-1].sampling.structured_outputs)["json"]
+        assert schema == WEATHER["function"]["parameters"]
+
+
+@pytest.mark.asyncio
+async def test_without_a_parser_the_model_is_not_left_to_decide(checkpoint: Path) -> None:
+    async with saying(checkpoint, "hello") as mesh:
+        with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+            await whole(mesh, tools=[WEATHER])
+
+
+@pytest.mark.asyncio
+async def test_earlier_calls_are_told_to_the_template_as_objects(checkpoint: Path) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    turns: Any = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "rain"},
+    ]
+    async with saying(checkpoint, "It rains.", tool_call_parser="hermes") as mesh:
+        choice = await whole(mesh, messages=turns, tools=[WEATHER])
+        assert choice.message.content == "It rains."
+        assert "(Oslo)<|tool|>rain" in mesh.text.decode(mesh.worker.received[-1].prompt_token_ids)
+
+
+@pytest.mark.asyncio
+async def test_reasoning_is_told_apart(checkpoint: Path) -> None:
+    said = "<think>It\nmay rain.</think>\n\nTake an umbrella."
+    async with saying(checkpoint, said, reasoning_parser="deepseek_r1") as mesh:
+        choice = await whole(mesh)
+        assert choice.message.model_extra["reasoning"] == "It\nmay rain."
+        assert choice.message.content == "\n\nTake an umbrella."
+        assert (await streamed(mesh))[:2] == ("It\nmay rain.", "\n\nTake an umbrella.")
+        hidden = await whole(mesh, extra_body={"include_reasoning": False})
+        assert "reasoning" not in (hidden.message.model_extra or {})
+        assert hidden.message.content == "\n\nTake an umbrella."
+        closed: Any = [*USER, {"role": "assistant", "content": "<think></think>"}]
+        assert (await streamed(mesh, messages=closed))[0] == "", "the prompt has closed the reasoning"
+
+
+@pytest.mark.asyncio
+async def test_reasoning_before_a_call_under_a_grammar(checkpoint: Path) -> None:
+    said = 'hm</think>[{"name": "now", "parameters": {}}]'
+    async with saying(checkpoint, said, reasoning_parser="qwen3") as mesh:
+        reasoning, content, calls, finish = await streamed(mesh, tools=[NOW], tool_choice="required")
+        assert (reasoning, content, finish) == ("hm", "", "tool_calls")
+        assert [(name, arguments) for _, name, arguments in calls] == [("now", "{}")]
+
+
+def test_workers_offer_the_parsers_that_frontends_have() -> None:
+    from typing import get_args
+
+    from engine_worker.settings import ReasoningParserName, ToolParserName
+
+    assert set(get_args(ToolParserName)) == set(TOOL_PARSERS)
+    assert set(get_args(ReasoningParserName)) == set(REASONING_PARSERS)
