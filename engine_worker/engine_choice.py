@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from controlplane.prediction.length_error import LengthErrorModel
 from engine_worker.device import vllm_device
@@ -38,6 +38,10 @@ class SimulatedSettings:
     """What the instance says of itself; its costs are those of `cost`, however many GPUs they stand for."""
     pipeline_parallel_size: int = 1
     """GPUs that the instance stands for by pipeline parallelism; changes no cost."""
+    runner: Literal["generate", "pooling"] = "generate"
+    """pooling: vectors and scores of prompts instead of answers, as with vLLM."""
+    embedding_dimensions: int = 64
+    """Of those vectors."""
     predict_lengths: bool = True
     """Say how long requests will get, in place of a predictor, with the errors of `length_error`."""
     length_error: LengthErrorModel = field(default_factory=LengthErrorModel)
@@ -69,6 +73,18 @@ def _simulated(
     settings: SimulatedSettings, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric
 ) -> Engine:
     """Its answers depend on prompt and request alone."""
+    if settings.runner == "pooling":
+        from engine_worker.engines.simulated_pooling import PoolingSimulatedEngine
+
+        return PoolingSimulatedEngine(
+            settings.instance,
+            settings.cost,
+            clock,
+            time_scale=settings.time_scale,
+            tensor_parallel=settings.tensor_parallel_size,
+            pipeline_parallel=settings.pipeline_parallel_size,
+            dimensions=settings.embedding_dimensions,
+        )
     from engine_worker.engines.simulated_lengths import LengthPredictingSimulatedEngine
 
     return LengthPredictingSimulatedEngine(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
+from controlplane.model.pooling import GENERATE
 from controlplane.policies.rescheduling.parameters import ReschedulerMode
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from engine_worker.checkpoint_source import is_hugging_face_id, locate_checkpoint
@@ -17,9 +18,11 @@ from engine_worker.coordinator.stages.coordinator import StageCoordinator
 from engine_worker.engine_choice import ENGINES, make_engine
 from engine_worker.engines.interface import Engine, EngineLimits
 from engine_worker.engines.movable import is_movable
+from engine_worker.engines.pooling import is_pooling
 from engine_worker.instance import Instance
 from engine_worker.kv.service import serve_agent
 from engine_worker.metrics import GaugeCollector, Gauges, WorkerMetrics
+from engine_worker.pooling import PoolingQueue
 from engine_worker.prediction.loop import PredictionLoop
 from engine_worker.prediction.start import predict_lengths
 from engine_worker.reporter import Reporter
@@ -63,6 +66,8 @@ class WorkerRole:
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._instance: Instance | None = None
+        self._pooling: PoolingQueue | None = None
+        """If the model is a pooling model."""
         self._coordinator: Coordinator | None = None
         self._stages: StageCoordinator | None = None
         self._reporter: Reporter | None = None
@@ -130,10 +135,23 @@ class WorkerRole:
             self._stages.start()
             serve_agent(context.server, self._engine.kv_agent, lambda: instance.description.address)
         GaugeCollector(lambda: _gauges(instance, reporter, transfers), context.registry)
+        if is_pooling(self._engine):
+            self._pooling = PoolingQueue(
+                self._engine, self._settings.max_requests, lambda: instance.state is not InstanceState.READY
+            )
         device = await threads.run(ENGINES.get(self._settings.engine).device)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
-            WorkerService(instance, clock.now_s, threads, self._coordinator, StepWatches(self._engine), device, fence),
+            WorkerService(
+                instance,
+                clock.now_s,
+                threads,
+                self._coordinator,
+                StepWatches(self._engine),
+                device,
+                fence,
+                self._pooling,
+            ),
             "penstock.v1.Worker",
         )
         self._vital = (
@@ -155,6 +173,7 @@ class WorkerRole:
             "model_path": description.model_path,
             "text_hash": text_hash(text),
             "sampling_defaults": json.dumps(defaults, sort_keys=True) if defaults else "",
+            "tasks": ",".join(self._engine.pooling_tasks if is_pooling(self._engine) else (GENERATE,)),
             "engine": description.engine,
             "block_tokens": str(description.block_tokens),
             "max_model_len_tokens": str(description.max_model_len_tokens),
@@ -181,6 +200,8 @@ class WorkerRole:
         if self._coordinator is not None:
             self._coordinator.evacuate()
         await self._instance.drained()
+        if self._pooling is not None:
+            await self._pooling.drained()
 
     async def stop(self) -> None:
         """End what still runs with UNAVAILABLE, leave the monitors, end the engine and its processes."""

@@ -12,9 +12,10 @@ from controlplane.load_message import load_message, state_code
 from controlplane.protocols.migration.source_events import MigrationOutcome
 from engine_worker import wire
 from engine_worker.instance import Instance
+from engine_worker.pooling import PoolingQueue
 from engine_worker.step_watch import StepWatches
 from engine_worker.streams import OutputStream
-from mesh.errors import ConfigurationError, ProtocolViolation, RequestRefused, StaleLeader
+from mesh.errors import ConfigurationError, EngineFailed, ProtocolViolation, QueueFull, RequestRefused, StaleLeader
 from mesh.leadership_state import Fence
 from mesh.runtime import Threads
 from mesh.text_files import pieces, read_text_files, text_hash
@@ -56,15 +57,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         steps: StepWatches | None = None,
         device: str = "",
         fence: Fence | None = None,
+        pooling: PoolingQueue | None = None,
     ) -> None:
-        """`mover` if requests can move away from here, `steps` if the engine's steps can be watched. `fence` knows
-        the leaders whose orders are taken."""
+        """`mover` if requests can move away from here, `steps` if the engine's steps can be watched, `pooling` if the
+        model is a pooling model. `fence` knows the leaders whose orders are taken."""
         self._fence = fence or Fence()
         self._instance = instance
         self._steps = steps
         self._device = device
         self._clock = clock
         self._threads = threads
+        self._pooling = pooling
         self._mover = mover
 
     async def Stream(self, inbound: Inbound, context: Context) -> None:
@@ -135,6 +138,23 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
         for file, content in pieces(files):
             yield worker_pb2.TextFilePiece(file=file, content=content)
+
+    async def Pool(self, request: worker_pb2.PoolRequest, context: Context) -> worker_pb2.PoolResponse:
+        """Vectors or scores of prompts. A caller that hangs up takes them back."""
+        if self._pooling is None or request.model != self._instance.description.model:
+            message = f"this worker pools nothing for {request.model!r}: it serves {self._instance.description.model!r}"
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+        try:
+            parameters = wire.pooling_parameters(request)
+            prompts = [prompt.token_ids for prompt in request.prompts]
+            results = await self._pooling.pool(request.request_id, prompts, parameters, request.priority)
+        except QueueFull as error:
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except RequestRefused as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except EngineFailed as error:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        return wire.pool_response(results)
 
     async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: Context) -> worker_pb2.GetLoadResponse:
         """The load and the state at this moment, not as last reported."""

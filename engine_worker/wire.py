@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from controlplane.load_message import phase_code
 from controlplane.model.instance import InstanceDescription, KvBlocks
 from controlplane.model.request import (
@@ -16,8 +19,10 @@ from controlplane.model.request import (
 )
 from controlplane.sampling_message import sampling_message, sampling_params
 from engine_worker.deltas import Delta, Failure, FailureCode
+from engine_worker.engines.pooling import PoolingParameters, known_tasks
 from engine_worker.request_table import Adoption, TrackedRequest
 from engine_worker.step_watch import StepBatch
+from mesh.errors import RequestRefused
 from penstock.v1 import monitor_pb2, request_pb2, worker_pb2
 
 _FINISH_REASONS = {
@@ -213,3 +218,25 @@ def _add_logprobs(message: Any, positions: Sequence[PositionLogprobs]) -> None:
 def _set_logprob(message: request_pb2.TokenLogprob, value: TokenLogprob) -> None:
     message.token_id = value.token_id
     message.logprob = value.logprob
+
+
+def pooling_parameters(message: worker_pb2.PoolRequest) -> PoolingParameters:
+    """Raises RequestRefused for a task that there is not."""
+    tasks = known_tasks([message.task])
+    if not tasks:
+        raise RequestRefused(f"{message.task!r} is no pooling task")
+    return PoolingParameters(
+        tasks[0],
+        message.dimensions if message.HasField("dimensions") else None,
+        message.use_activation if message.HasField("use_activation") else None,
+    )
+
+
+def pool_response(results: Sequence[NDArray[np.float32]]) -> worker_pb2.PoolResponse:
+    """Rows as little-endian floats, whatever this machine has."""
+    return worker_pb2.PoolResponse(
+        prompts=[
+            worker_pb2.PooledPrompt(values=result.astype("<f4").tobytes(), columns=result.shape[-1])
+            for result in results
+        ]
+    )

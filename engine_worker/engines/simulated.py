@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from controlplane.model.instance import KvBlocks, LoadReport
-from controlplane.model.request import EngineRequest, SamplingParams, StepOutput
+from controlplane.model.request import EngineRequest, SamplingParams, StepOutput, TokenDelta
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import EngineLimits
 from mesh.errors import ConfigurationError, EngineFailed, RequestRefused
@@ -170,8 +170,8 @@ class SimulatedEngine:
             result = self.instance.finish_step(step)
             if self._observe is not None:
                 self._observe(_sample(shape, step.duration_ms * self._time_scale))
-            if result.deltas:
-                self._outputs.put(StepOutput(deltas=result.deltas))
+            if result.deltas and (deltas := self._answered(result.deltas)):
+                self._outputs.put(StepOutput(deltas=deltas))
             self._after_step()
             self._tell_kv_changes(result.kv_blocks)
             if len(self._outputs) >= _MOST_UNREAD_STEPS:
@@ -179,6 +179,10 @@ class SimulatedEngine:
 
     def _after_step(self) -> None:
         """Between two steps, with the output of the first one told; for engines built on this one."""
+
+    def _answered(self, deltas: tuple[TokenDelta, ...]) -> tuple[TokenDelta, ...]:
+        """What the output of a step tells of these; for engines built on this one."""
+        return deltas
 
     async def _sleep_until(self, deadline_s: float) -> float:
         """Sleep to the deadline; returns it, moved on if the process is too late to catch up."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from starlette.types import ASGIApp
 
+from controlplane.protocols.recovery import RecoveryLimits
 from mesh.membership import MemberChange
 from mesh.role import WILDCARD_HOSTS, RoleContext
 from mesh.tasks import TaskSet
@@ -18,6 +19,7 @@ from services.frontend.http.app import create_app
 from services.frontend.http.server import HttpEndpoint, HttpServer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import PlacementClient
+from services.frontend.placement.pooler import Pooler
 from services.frontend.placement.waiting_room import WaitingRoom
 from services.frontend.requests.admission import AdmissionGate, AdmissionQueue
 from services.frontend.requests.api_keys import KeyRing
@@ -110,6 +112,7 @@ class FrontendRole:
         if self.cascade is not None:
             await self.cascade.judging.stop()
         if self.service is not None:
+            await self.service.pooler.stop()
             await self.service.placement.stop()
             await self.service.pool.stop()
             await self.service.catalogue.stop()
@@ -137,6 +140,9 @@ class FrontendRole:
             context.member_id,
         )
         pool.on_links = placement.tell_workers
+        room = WaitingRoom(settings.max_waiting_requests, metrics)
+        limits = RecoveryLimits(settings.max_recoveries, settings.instance_wait_s)
+        pooler = Pooler(pool, placement, limits, settings.connect_wait_s, room, metrics, runtime.transport, clock)
         queue = AdmissionQueue(settings.max_running_requests, settings.max_queued_requests)
         return FrontendService(
             settings=settings,
@@ -147,12 +153,13 @@ class FrontendRole:
             pool=pool,
             placement=placement,
             gate=AdmissionGate(queue, clock, metrics),
-            room=WaitingRoom(settings.max_waiting_requests, metrics),
+            room=room,
             keys=KeyRing.load(settings.api_keys_file) if settings.api_keys_file else None,
             clock=clock,
             unix_time=runtime.clock.unix_s,
             entropy=runtime.entropy,
             threads=runtime.threads,
+            pooler=pooler,
         )
 
     def _follow_own(self, context: RoleContext, change: MemberChange) -> None:

@@ -57,9 +57,12 @@ def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoi
     kv_cache_bytes = settings.kv_cache_memory_bytes
     if kv_cache_bytes is None and on_cpu:
         kv_cache_bytes = _CPU_KV_CACHE_BYTES
-    others: dict[str, Any] = {"enable_prefix_caching": True} | parse_others(settings.others)
+    pools = settings.runner == "pooling"
+    # vLLM knows which pooling models may have a prefix cache.
+    others: dict[str, Any] = {"enable_prefix_caching": None if pools else True} | parse_others(settings.others)
     return AsyncEngineArgs(
         model=settings.model_path,
+        runner=settings.runner,
         dtype=settings.dtype,
         seed=settings.seed,
         max_model_len=settings.max_model_len,
@@ -80,7 +83,9 @@ def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoi
         disable_log_stats=True,
         # Despite its name, this is what puts the tokens that a step prefilled into the statistics.
         enable_logging_iteration_details=True,
-        kv_events_config=KVEventsConfig(
+        kv_events_config=None
+        if pools
+        else KVEventsConfig(
             enable_kv_cache_events=True,
             publisher="zmq",
             endpoint=endpoints.events,

@@ -6,7 +6,9 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from vllm import SamplingParams
+import numpy as np
+from numpy.typing import NDArray
+from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMError, VLLMServerError
 from vllm.inputs import tokens_input
 from vllm.reasoning import ReasoningParserManager
@@ -14,6 +16,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.pooling import PoolingParameters
 from engine_worker.engines.vllm.arguments import KvEndpoints, engine_arguments
 from engine_worker.engines.vllm.connector.grammar import replay_obstacle
 from engine_worker.engines.vllm.deltas import Completion, PromptLogprobs
@@ -56,13 +59,36 @@ class Core:
         return EngineLimits(
             block_tokens=config.cache_config.block_size,
             # One block is vLLM's placeholder and never holds anything.
-            kv_blocks=config.cache_config.num_gpu_blocks - 1,
+            kv_blocks=max(0, (config.cache_config.num_gpu_blocks or 1) - 1),
             max_model_len_tokens=config.model_config.max_model_len,
             max_batch_requests=config.scheduler_config.max_num_seqs,
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
             tensor_parallel=config.parallel_config.tensor_parallel_size,
             pipeline_parallel=config.parallel_config.pipeline_parallel_size,
         )
+
+    async def tasks(self) -> tuple[str, ...]:
+        """What the model can do, by vLLM's names."""
+        return tuple(str(task) for task in await self._llm.get_supported_tasks())
+
+    async def pool(
+        self, request_id: str, token_ids: Sequence[int], parameters: PoolingParameters, priority: int
+    ) -> NDArray[np.float32]:
+        """See `PoolingEngine.pool`."""
+        try:
+            asked = PoolingParams(
+                task=parameters.task, dimensions=parameters.dimensions, use_activation=parameters.use_activation
+            )
+            data: NDArray[np.float32] | None = None
+            async for output in self._llm.encode(tokens_input(list(token_ids)), asked, request_id, priority=priority):
+                data = output.outputs.data.float().cpu().numpy()
+        except VLLMServerError as error:
+            raise EngineFailed(f"vLLM failed: {error}") from error
+        except (ValueError, VLLMClientError) as error:
+            raise RequestRefused(str(error)) from error
+        if data is None:
+            raise EngineFailed("vLLM pooled nothing")
+        return data
 
     def sampling_params(self, arguments: dict[str, Any]) -> SamplingParams:
         """Raises RequestRefused if vLLM does not accept the arguments."""

@@ -6,17 +6,22 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from controlplane.model.instance import KvBlocks, LoadReport
+from controlplane.model.pooling import PoolingTask
 from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.hidden_state_source import HiddenStates
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.movable import ExportProgress, PausedRequest
+from engine_worker.engines.pooling import PoolingParameters, known_tasks
 from engine_worker.engines.vllm.block_map import BlockMap
 from engine_worker.engines.vllm.checkpoint import read_vocabulary
 from engine_worker.engines.vllm.deltas import Completion, PromptLogprobs, prompt_positions, token_delta
@@ -57,6 +62,8 @@ class VllmEngine:
         self._settings = settings
         self._clock = clock
         self._vocabulary = read_vocabulary(Path(settings.model_path))
+        self.pooling_tasks: tuple[PoolingTask, ...] = ()
+        """See `PoolingEngine`."""
         self._requests: dict[str, EngineRequestState] = {}
         self._tasks = TaskSet("vllm")
         self._buffer = StepBuffer()
@@ -100,6 +107,8 @@ class VllmEngine:
             return Core(self._settings, device, endpoints, self._on_step)
 
         self._core = await asyncio.get_running_loop().run_in_executor(self._launcher, launch)
+        if self._settings.runner == "pooling":
+            self.pooling_tasks = known_tasks(await self._core.tasks())
         await self._warm_up(self._core)
         self._limits = self._core.limits()
         self._replay_obstacle = self._core.replay_obstacle()
@@ -116,8 +125,23 @@ class VllmEngine:
         core, limits = self._core, self._limits
         if core is None or limits is None or self._failure or self._is_stopped:
             raise EngineFailed(self._failure or "the engine is not running: start it first")
+        if self.pooling_tasks:
+            raise RequestRefused("this engine serves a pooling model, which answers nothing; ask for embeddings")
         self._check(request, limits)
         self._begin(core, EngineRequestState(request, offset=len(request.emitted_token_ids)))
+
+    async def pool(
+        self, request_id: str, token_ids: Sequence[int], parameters: PoolingParameters, priority: int
+    ) -> NDArray[np.float32]:
+        """See `PoolingEngine`."""
+        core, limits = self._core, self._limits
+        if core is None or limits is None or self._failure or self._is_stopped:
+            raise EngineFailed(self._failure or "the engine is not running: start it first")
+        if len(token_ids) > limits.max_model_len_tokens:
+            raise RequestRefused(f"{len(token_ids)} tokens, and the model's context is {limits.max_model_len_tokens}")
+        if parameters.task not in self.pooling_tasks:
+            raise RequestRefused(f"this model does not {parameters.task}; it does {', '.join(self.pooling_tasks)}")
+        return await core.pool(request_id, token_ids, parameters, priority)
 
     def abort(self, request_id: str) -> None:
         running = self._requests.get(request_id)
@@ -344,6 +368,9 @@ class VllmEngine:
     async def _warm_up(self, core: "Core") -> None:
         """The first step imports and allocates for seconds; better now than on somebody's request. Too short to
         leave a block in the cache."""
+        if self.pooling_tasks:
+            await core.pool("warm-up", [0], PoolingParameters(self.pooling_tasks[0]), priority=0)
+            return
         params = core.sampling_params({"max_tokens": _WARM_UP_TOKENS, "detokenize": False, "ignore_eos": True})
         async for _ in core.generate("warm-up", [0], params, priority=0):
             continue

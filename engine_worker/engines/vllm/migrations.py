@@ -87,6 +87,8 @@ def migration_obstacle(settings: VllmSettings, device: Device) -> str | None:
     """Why requests cannot migrate to and from this engine; None if they can."""
     if not settings.movable:
         return "the settings say so"
+    if settings.runner == "pooling":
+        return "a pooling model's prompts are asked again elsewhere"
     if find_spec("ucxx") is None:
         return f"UCX is not installed: pip install {UCX_PACKAGE}"
     if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1:

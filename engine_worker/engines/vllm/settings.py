@@ -13,6 +13,8 @@ class VllmSettings:
 
     model_path: str
     """Directory of a checkpoint in Hugging Face format; nothing is ever downloaded."""
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    """pooling: vectors and scores of prompts instead of answers. auto serves no pooling model: say so."""
     dtype: Dtype = "auto"
     """float32 makes the output of a request independent of who shares its batch; the others do not."""
     block_size: int = 32

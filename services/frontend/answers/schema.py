@@ -253,6 +253,8 @@ class ModelFacts(msgspec.Struct):
 
     vocab_size: int
     """Token ids that a prompt may hold: 0 to vocab_size - 1."""
+    tasks: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Of a pooling model: what can be asked of it, by vLLM's names."""
     tiers: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Of a cascade: its models, smallest first."""
     sampling_defaults: dict[str, float] | msgspec.UnsetType = msgspec.UNSET

@@ -14,6 +14,16 @@ from services.frontend.answers.schema import (
     Model,
     ModelList,
 )
+from services.frontend.requests.pooling_schema import (
+    EmbeddingList,
+    EmbeddingRequest,
+    PoolingList,
+    PoolingRequestBody,
+    RankedList,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, Message
 from services.frontend.requests.text_schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeTextRequest
 
@@ -32,6 +42,14 @@ _DOCUMENTED: Final = (
     Tokenized,
     DetokenizeRequest,
     Detokenized,
+    EmbeddingRequest,
+    EmbeddingList,
+    PoolingRequestBody,
+    PoolingList,
+    ScoreRequest,
+    ScoreList,
+    RerankRequest,
+    RankedList,
 )
 _REFUSALS: Final = {
     400: "The request is wrong; `param` names the culprit",
@@ -64,7 +82,7 @@ def generation_docs(request_schema: str, answer_schema: str) -> dict[str, Any]:
 
 def body_docs(request_schemas: tuple[str, ...], answer_schema: str, description: str) -> dict[str, Any]:
     """Keyword arguments of a route that takes one of these bodies and answers at once."""
-    docs = answer_docs(answer_schema, description, 400, 401, 404, 408, 413)
+    docs = answer_docs(answer_schema, description, *_REFUSALS)
     schemas = [{"$ref": _REF.format(name=name)} for name in request_schemas]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from controlplane.model.pooling import GENERATE
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
 from services.frontend.http.beam_exchange import BeamExchange
@@ -92,6 +93,11 @@ async def _exchange(
         return CascadeExchange(service, request, request_id, record, key, arrived_s)
     frontend = service.frontend
     model = await frontend.catalogue.asked_for(request.model)
+    if GENERATE not in model.tasks:
+        raise bad_request(
+            f"`{request.model}` is a pooling model: it does {', '.join(model.tasks)}. Ask /v1/embeddings or /pooling.",
+            "model",
+        )
     if request.penstock is not None:
         raise bad_request(f"`{request.model}` is a model, not a cascade: it takes no hints.", "penstock")
     kind = BeamExchange if request.use_beam_search else ModelExchange

@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.requests import Request
 from starlette.responses import Response
 
+from controlplane.model.pooling import GENERATE
 from services.frontend.answers.schema import Model, ModelFacts, ModelList
 from services.frontend.answers.sse import encode
 from services.frontend.cascade.hints import terms_in_force
@@ -72,14 +73,15 @@ def _models(service: CascadeService) -> list[Model]:
         tiers = [served[tier] for tier in record.tiers if tier in served]
         if reached <= served.keys():
             context_tokens = max(tier.max_model_len_tokens for tier in tiers)
-            vocabulary = ModelFacts(min(tier.text.vocabulary_size for tier in tiers), list(record.tiers))
+            vocabulary = ModelFacts(min(tier.text.vocabulary_size for tier in tiers), tiers=list(record.tiers))
             models.append(Model(name, max(tier.created_unix_s for tier in tiers), context_tokens, vocabulary))
     return models
 
 
 def _model(model: ServedModel) -> Model:
     defaults = dict(model.sampling_defaults) or msgspec.UNSET
-    facts = ModelFacts(model.text.vocabulary_size, sampling_defaults=defaults)
+    tasks = msgspec.UNSET if GENERATE in model.tasks else list(model.tasks)
+    facts = ModelFacts(model.text.vocabulary_size, tasks=tasks, sampling_defaults=defaults)
     return Model(model.name, model.created_unix_s, model.max_model_len_tokens, facts)
 
 

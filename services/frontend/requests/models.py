@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from controlplane.model.pooling import GENERATE
 from controlplane.model.request import SamplingParams
 from controlplane.model.sampling import parameters
 from mesh.errors import ConfigurationError, RpcError
@@ -29,6 +30,7 @@ MAX_MODELS = 64
 FACTS = (
     "model_path",
     "text_hash",
+    "tasks",
     "block_tokens",
     "max_model_len_tokens",
     "sampling_defaults",
@@ -54,6 +56,8 @@ class ServedModel:
     """vLLM's name of the form in which it calls tools; empty: it does so only where a grammar makes it."""
     reasoning_parser: str = ""
     """vLLM's name of how it marks its reasoning; empty: it does not."""
+    tasks: tuple[str, ...] = (GENERATE,)
+    """What it can do: generate, or tasks of a pooling model."""
 
 
 class ModelCatalogue:
@@ -168,7 +172,7 @@ class ModelCatalogue:
         known = self._models.get(name)
         created = int(self._clock.unix_s()) if known is None else known.created_unix_s
         self._models[name] = ServedModel(
-            name, text, block_tokens, max_model_len_tokens, created, defaults, *_parsers(member)
+            name, text, block_tokens, max_model_len_tokens, created, defaults, *_parsers(member), _tasks(member)
         )
         self._learnt[name] = _facts(member)
         log.info("model known", extra={"model": name, "chunked_tokenisation": text.chunked.chunked})
@@ -223,6 +227,10 @@ def _parsers(member: Member) -> tuple[str, str]:
         if name and name not in known:
             log.error("this frontend has no such parser", extra={"worker": member.member_id, "parser": name})
     return named[0] if named[0] in TOOL_PARSERS else "", named[1] if named[1] in REASONING_PARSERS else ""
+
+
+def _tasks(member: Member) -> tuple[str, ...]:
+    return tuple(member.attributes.get("tasks", GENERATE).split(","))
 
 
 def _facts(member: Member) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from mesh.runtime import Entropy, Threads
 from services.frontend.errors import invalid_api_key, stopped, too_many_requests
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import PlacementClient
+from services.frontend.placement.pooler import Pooler
 from services.frontend.placement.waiting_room import WaitingRoom
 from services.frontend.requests.admission import AdmissionGate
 from services.frontend.requests.api_keys import ApiKey, KeyLimits, KeyRing
@@ -49,6 +50,7 @@ class FrontendService:
     unix_time: Callable[[], float]
     entropy: Entropy
     threads: Threads
+    pooler: Pooler
     key_limits: KeyLimits = field(default_factory=KeyLimits)
     running: dict[str, RunningRequest] = field(default_factory=dict)
     """Requests in flight, by request id."""

@@ -40,6 +40,8 @@ class ModelText:
         self.template = template
         """None: the model takes prompts only."""
         self.eos_token_ids = eos_token_ids
+        self.has_segments = False
+        """The model is told by segment ids which text of a pair a token belongs to (BERT's kind)."""
         self.vocabulary_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
@@ -71,12 +73,15 @@ class ModelText:
         config = _json(files, "tokenizer_config.json", origin)
         special = _special_tokens(config)
         template = _template_source(files, config, origin)
-        return cls(
+        text = cls(
             tokenizer,
             ChatTemplate(template, special, unix_time) if template is not None else None,
             _eos_token_ids(tokenizer, special, files, origin),
             cache_characters,
         )
+        segments = _json(files, "config.json", origin).get("type_vocab_size", 0)
+        text.has_segments = isinstance(segments, int) and segments > 1
+        return text
 
     @property
     def chunked(self) -> ChunkedTokenizer:
@@ -91,6 +96,11 @@ class ModelText:
     def encode(self, text: str) -> list[int]:
         """The tokens of a short text by itself; `chunked` is for prompts."""
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+    def pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts as a cross-encoder reads them; segment ids, if it `has_segments`, not among them."""
+        token_ids: list[int] = self._tokenizer.encode(first, second).ids
         return token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

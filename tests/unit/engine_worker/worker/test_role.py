@@ -76,6 +76,7 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
         "model": "m",
         "model_path": "/models/m",
         "text_hash": "",
+        "tasks": "generate",
         "engine": "simulated",
         "block_tokens": "16",
         "max_model_len_tokens": "1024",

@@ -61,6 +61,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Announced besides."""
     load: Callable[[], Awaitable[worker_pb2.LoadReport]] | None = None
     """Answers GetLoad."""
+    tasks: str = "generate"
+    pool: Callable[[worker_pb2.PoolRequest], Awaitable[worker_pb2.PoolResponse | grpc.StatusCode]] | None = None
+    """Answers Pool; a status is an error."""
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -72,9 +75,23 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def member(self, model_path: str, **attributes: str) -> Member:
         """What a worker announces."""
-        known = {"model": self.model, "model_path": model_path, "block_tokens": "16", "max_model_len_tokens": "4096"}
+        known = {
+            "tasks": self.tasks,
+            "model": self.model,
+            "model_path": model_path,
+            "block_tokens": "16",
+            "max_model_len_tokens": "4096",
+        }
         known |= {"engine": "fake", **self.attributes, **attributes}
         return Member("worker", self.instance_id, self.incarnation_id, self.address, "", known)
+
+    async def Pool(self, request: worker_pb2.PoolRequest, context: grpc.aio.ServicerContext) -> worker_pb2.PoolResponse:
+        assert self.pool is not None
+        answer = await self.pool(request)
+        if isinstance(answer, grpc.StatusCode):
+            await context.abort(answer, "as the test says")
+            raise AssertionError("abort returned")
+        return answer
 
     async def start(self) -> None:
         """Answer calls."""

@@ -1,0 +1,92 @@
+"""A simulated pooling model computes its prompts as any other and says vectors of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from controlplane.model.request import EngineRequest, SamplingParams
+from engine_worker.engine_choice import make_engine
+from engine_worker.engines.pooling import PoolingEngine, PoolingParameters, is_pooling
+from engine_worker.pooling import PoolingQueue
+from engine_worker.settings import WorkerSettings
+from mesh.errors import EngineFailed, QueueFull, RequestRefused
+from mesh.runtime import SystemClock
+
+EMBED = PoolingParameters("embed")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[PoolingEngine]:
+    args = ("runner=pooling", "embedding_dimensions=8", "time_scale=0.01", "instance.max_model_len_tokens=100")
+    engine = make_engine(WorkerSettings("m", "/nowhere", engine="simulated", engine_arg=args), 0, SystemClock())
+    await engine.start()
+    assert is_pooling(engine)
+    yield engine
+    await engine.stop()
+
+
+async def test_vectors_follow_from_the_tokens_alone(engine: PoolingEngine) -> None:
+    first, second, other = await asyncio.gather(
+        engine.pool("a", [5, 6], EMBED, 0), engine.pool("b", [5, 6], EMBED, 0), engine.pool("c", [7, 8], EMBED, 0)
+    )
+    assert first.shape == (8,)
+    assert np.isclose(np.linalg.norm(first), 1.0)
+    assert np.array_equal(first, second)
+    assert not np.allclose(first, other)
+    assert engine.load().running_requests == 0
+    rows = await engine.pool("d", [5, 6], PoolingParameters("token_embed", dimensions=3, use_activation=False), 0)
+    assert rows.shape == (2, 3)
+    score = await engine.pool("e", [5, 6], PoolingParameters("classify"), 0)
+    assert score.shape == (1,)
+    assert 0 <= score[0] <= 1
+
+
+async def test_what_it_cannot_do_is_refused(engine: PoolingEngine) -> None:
+    for parameters in (PoolingParameters("token_classify"), PoolingParameters("embed", dimensions=9)):
+        with pytest.raises(RequestRefused):
+            await engine.pool("a", [5], parameters, 0)
+    with pytest.raises(RequestRefused):
+        await engine.pool("a", [5] * 200, EMBED, 0)
+    with pytest.raises(RequestRefused, match="ask for embeddings"):
+        engine.submit(EngineRequest("a", (5,), SamplingParams(max_tokens=1)))
+
+
+async def test_a_prompt_can_be_taken_back_and_none_outlives_the_engine(engine: PoolingEngine) -> None:
+    taken_back = asyncio.create_task(engine.pool("a", [5] * 90, EMBED, 0))
+    waits = asyncio.create_task(engine.pool("b", [5] * 90, EMBED, 0))
+    await asyncio.sleep(0)
+    taken_back.cancel()
+    await engine.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await taken_back
+    with pytest.raises(EngineFailed):
+        await waits
+
+
+async def test_the_queue_is_bounded_and_waited_for(engine: PoolingEngine) -> None:
+    draining = False
+    queue = PoolingQueue(engine, max_requests=3, is_draining=lambda: draining)
+    running = asyncio.create_task(queue.pool("a", [[5], [6]], EMBED, 0))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull, match="2 prompts are in the engine"):
+        await queue.pool("b", [[5], [6]], EMBED, 0)
+    for prompts in ([], [[5]] * 33):
+        with pytest.raises(RequestRefused):
+            await queue.pool("c", prompts, EMBED, 0)
+    draining = True
+    with pytest.raises(QueueFull, match="draining"):
+        await queue.pool("d", [[5]], EMBED, 0)
+    assert not asyncio.ensure_future(queue.drained()).done()
+    assert len(await running) == 2
+    async with asyncio.timeout(5):
+        await queue.drained()
+
+
+async def test_one_that_cannot_be_served_refuses_the_whole_call(engine: PoolingEngine) -> None:
+    queue = PoolingQueue(engine, max_requests=9, is_draining=lambda: False)
+    with pytest.raises(RequestRefused):
+        await queue.pool("a", [[5], [5] * 200], EMBED, 0)
+    async with asyncio.timeout(5):
+        await queue.drained()
