@@ -13,9 +13,10 @@ from starlette.responses import Response
 from services.frontend.answers.sse import encode
 from services.frontend.errors import ApiError
 from services.frontend.http.body import decode_body, timely_body
-from services.frontend.http.exchange import CLIENT_CLOSED_REQUEST, REQUEST_ID_HEADER
+from services.frontend.http.exchange import CLIENT_CLOSED_REQUEST
 from services.frontend.http.openapi import body_docs
 from services.frontend.http.raw_route import RawRoute
+from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, new_request_id
 from services.frontend.placement.pooler import Vectors
 from services.frontend.requests.pooling import PoolingCall, input_prompts, text_pairs
 from services.frontend.requests.pooling_schema import (
@@ -129,8 +130,10 @@ async def _answer(
     """One answer, whole; a client that leaves cancels the work for it. Raises ApiError."""
     arrived_s = frontend.clock()
     ends_s = arrived_s + frontend.settings.request_deadline_s
-    request_id = f"{id_prefix}-{frontend.entropy.token_hex(16)}"
+    given = http.headers.get(REQUEST_ID_HEADER)
+    request_id = ""
     try:
+        request_id = new_request_id(id_prefix, given, frontend.entropy)
         key = frontend.authenticate(http.headers.get("authorization"))
         body = decode_body(await timely_body(frontend, http), kind)
         model = await frontend.catalogue.asked_for(body.model)
@@ -139,7 +142,9 @@ async def _answer(
             async with frontend.gate.admitted(call.request_id, body.priority or 0, ends_s - frontend.clock()):
                 answer = await _unless_gone(http, work(call, body))
     except ApiError as error:
-        error.headers = {**error.headers, REQUEST_ID_HEADER: request_id}
+        request_id = request_id or new_request_id(id_prefix, None, frontend.entropy)
+        told_id = request_id if error.param == REQUEST_ID_HEADER else given or request_id
+        error.headers = {**error.headers, REQUEST_ID_HEADER: told_id, MESH_ID_HEADER: request_id}
         raise
     status = CLIENT_CLOSED_REQUEST if answer is None else 200
     frontend.requests_total += 1
@@ -148,7 +153,8 @@ async def _answer(
     if answer is None:
         frontend.metrics.disconnects.inc()
         return Response(status_code=status)
-    return Response(encode(answer), media_type="application/json", headers={REQUEST_ID_HEADER: request_id})
+    headers = {REQUEST_ID_HEADER: given or request_id, MESH_ID_HEADER: request_id}
+    return Response(encode(answer), media_type="application/json", headers=headers)
 
 
 async def _unless_gone(http: Request, work: Awaitable[Result]) -> Result | None:
