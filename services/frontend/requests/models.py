@@ -116,14 +116,14 @@ class ModelCatalogue:
 
     def only(self) -> str:
         """What a request without a model asks for. Raises ApiError (400) where there is not just one model."""
-        served = [model.name for model in self.served()]
-        if len(served) != 1:
+        announced = sorted({member.attributes.get("model", "") for member in self._workers.values()} - {""})
+        if len(announced) != 1:
             raise bad_request(
-                f"`model` may be left out where there is one model; here are {len(served)}: {', '.join(served)}.",
+                f"`model` may be left out where there is one model; here are {len(announced)}: {', '.join(announced)}.",
                 "model",
                 "missing_required_parameter",
             )
-        return served[0]
+        return announced[0]
 
     async def stop(self) -> None:
         """Give up what is being loaded."""
