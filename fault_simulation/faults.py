@@ -27,7 +27,7 @@ from fault_simulation.timeline import (
     Wipe,
 )
 from mesh.errors import StoreError
-from mesh.shutdown import ExitStatus
+from mesh.exit_status import ExitStatus
 
 SUPERVISED_EVERY_S: Final = 0.25
 

@@ -37,8 +37,8 @@ from fault_simulation.node import NodeState
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, SimulatedMesh
 from fault_simulation.timeline import CLIENT, MODEL, STORE
 from fault_simulation.workload import RETURNING, Asked, Attempt
+from mesh.exit_status import ExitStatus
 from mesh.membership import ChangeKind, MemberChange
-from mesh.shutdown import ExitStatus
 from services.frontend.role import FrontendRole
 
 CONNECTED_S: Final = 2.0

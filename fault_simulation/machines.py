@@ -14,9 +14,10 @@ from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Network
 from fault_simulation.node import Node, NodeState, NodeTask
 from fault_simulation.runtime import WallClock, simulated_runtime
+from mesh.exit_status import ExitStatus
 from mesh.role import Role, RoleContext, RoleEnvironment, RoleSettings, run_role_in
 from mesh.runtime import Runtime
-from mesh.shutdown import ExitStatus, Shutdown
+from mesh.shutdown import Shutdown
 from mesh.store import open_store
 from mesh.store.host import StoreHost
 

@@ -13,8 +13,8 @@ from fault_simulation.node import Node, NodeState
 from fault_simulation.operator import Operator
 from fault_simulation.roles import make_role
 from fault_simulation.supervised import Up, UpSettings
+from mesh.exit_status import ExitStatus
 from mesh.role import RoleSettings
-from mesh.shutdown import ExitStatus
 from services.cascade.settings import CascadeSettings
 from services.cli.supervisor.state_server import StateServer
 from services.frontend.settings import FrontendSettings

@@ -20,8 +20,8 @@ from engine_worker.settings import WorkerSettings
 from fault_simulation.machines import Life, Machines
 from fault_simulation.node import NodeState
 from fault_simulation.roles import make_role
+from mesh.exit_status import ExitStatus
 from mesh.role import RoleSettings
-from mesh.shutdown import ExitStatus
 from mesh.store import open_store
 from services.cli import serve
 from services.cli.supervisor.deployer import Patience
@@ -73,7 +73,8 @@ class Up:
         """Once all that it begins with is started."""
 
     def validate(self) -> None:
-        """See `DeploymentManager.validate`."""
+        """See `RestartManager.validate` and `DeploymentManager.validate`."""
+        self.supervisor.validate()
         if self.deployment is not None:
             self.deployment.validate()
 

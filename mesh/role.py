@@ -13,12 +13,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCo
 
 from mesh.announcement import Announcement
 from mesh.errors import ConfigurationError
+from mesh.exit_status import ExitStatus
 from mesh.membership import Directory, Member
 from mesh.parent_death import PARENT_VARIABLE, end_with_parent_if_asked
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
 from mesh.runtime import Runtime, system_runtime
-from mesh.shutdown import ExitStatus, MemberService, Shutdown
+from mesh.shutdown import MemberService, Shutdown
 from mesh.store import open_store
 from mesh.store.interface import StateStore
 from mesh.tasks import TaskSet

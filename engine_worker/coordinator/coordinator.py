@@ -73,11 +73,11 @@ from engine_worker.engines.movable import ExportProgress, MovableEngine
 from engine_worker.instance import Instance
 from engine_worker.request_table import TrackedRequest
 from mesh.errors import PenstockError
+from mesh.exit_status import ExitStatus
 from mesh.invariants import invariants
 from mesh.leadership_state import Fence
 from mesh.membership import Member
 from mesh.role import RoleContext
-from mesh.shutdown import ExitStatus
 from mesh.tasks import TaskSet
 from penstock.v1 import migration_pb2, migration_pb2_grpc
 

@@ -39,6 +39,7 @@ PURE = (
 PURE_MODULES = (
     "mesh.backoff",
     "mesh.errors",
+    "mesh.exit_status",
     "mesh.invariants",
     "mesh.plugins",
     "simulator.report.outcome",

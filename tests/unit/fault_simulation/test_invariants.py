@@ -17,8 +17,8 @@ from fault_simulation.oracle import COMPLETIONS_PATH, ExpectedChoice
 from fault_simulation.run import build, run_timeline
 from fault_simulation.timeline import MODEL, Request, Timeline, Topology
 from fault_simulation.workload import Asked, Attempt
+from mesh.exit_status import ExitStatus
 from mesh.leadership_state import Phase
-from mesh.shutdown import ExitStatus
 
 DURING_S, AFTER_S = 8.0, 42.5
 

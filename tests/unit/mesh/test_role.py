@@ -7,10 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from mesh import role as role_life
+from mesh.exit_status import ExitStatus
 from mesh.membership import ChangeKind, Directory, MemberChange
 from mesh.role import RoleContext, RoleEnvironment, RoleSettings, run_role_in
 from mesh.runtime import SystemClock, SystemEntropy, system_runtime
-from mesh.shutdown import ExitStatus, Shutdown
+from mesh.shutdown import Shutdown
 from mesh.store import open_store
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost

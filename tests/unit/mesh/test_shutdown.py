@@ -7,10 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
+from mesh.exit_status import ExitStatus
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
-from mesh.shutdown import ExitStatus, MemberService, Shutdown
+from mesh.shutdown import MemberService, Shutdown
 from penstock.v1 import member_pb2, member_pb2_grpc
 
 Restart = Callable[[member_pb2.RestartRequest], Any]

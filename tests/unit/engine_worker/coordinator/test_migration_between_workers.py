@@ -6,7 +6,7 @@ import pytest
 
 from engine_worker.coordinator.loads import ready_loads
 from mesh.errors import IllegalTransition
-from mesh.shutdown import ExitStatus
+from mesh.exit_status import ExitStatus
 from penstock.v1 import request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.running_workers import (
     WAIT_S,

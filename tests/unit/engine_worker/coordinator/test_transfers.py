@@ -11,10 +11,10 @@ import pytest
 from controlplane.protocols.migration.limits import ManagerLimits
 from engine_worker.coordinator.loads import ready_loads
 from mesh.announcement import Announcement
+from mesh.exit_status import ExitStatus
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
-from mesh.shutdown import ExitStatus
 from penstock.v1 import migration_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 from tests.unit.engine_worker.coordinator.lost_peers import scripted_target
 from tests.unit.engine_worker.coordinator.running_workers import (

@@ -8,10 +8,11 @@ import pytest
 
 from mesh.announcement import Announcement
 from mesh.errors import ConfigurationError, DeadlineExceeded, PeerUnavailable
+from mesh.exit_status import ExitStatus
 from mesh.membership import Directory, Member
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy
-from mesh.shutdown import ExitStatus, MemberService, Shutdown
+from mesh.shutdown import MemberService, Shutdown
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from penstock.v1 import member_pb2_grpc
