@@ -35,7 +35,6 @@ from controlplane.protocols.migration.source_events import (
     AbortAsked,
     AskDecode,
     ConnectionLost,
-    DecodeChosen,
     Do,
     Export,
     Exported,
@@ -62,8 +61,8 @@ from controlplane.protocols.migration.source_events import (
 )
 from controlplane.protocols.migration.source_manager import SourceManager
 from engine_worker.coordinator import wire
+from engine_worker.coordinator.decode_inquirer import DecodeInquirer
 from engine_worker.coordinator.incoming import IncomingMigrations
-from engine_worker.coordinator.inquiry import DecodeInquiry
 from engine_worker.coordinator.link import TargetLink, source_hello
 from engine_worker.coordinator.loads import ready_loads
 from engine_worker.coordinator.metrics import MigrationMetrics
@@ -105,9 +104,9 @@ class Coordinator:
         fence: Fence,
         *,
         open_link: Callable[..., TargetLink] = TargetLink,
-        inquiry: DecodeInquiry | None = None,
+        inquirer: DecodeInquirer | None = None,
     ) -> None:
-        """`fence` knows the leaders whose answers are taken. `open_link` and `inquiry` are seams for tests."""
+        """`fence` knows the leaders whose answers are taken. `open_link` and `inquirer` are seams for tests."""
         own = instance.description
         self.manager = SourceManager(Incarnation(own.instance_id, own.incarnation_id), own.block_tokens)
         self._instance = instance
@@ -119,7 +118,7 @@ class Coordinator:
         self._metrics = MigrationMetrics(context.registry)
         self._tasks = TaskSet("coordinator")
         self.incoming = IncomingMigrations(instance, engine, self._metrics, self._tasks, self._clock.now_s)
-        self._inquiry = inquiry or DecodeInquiry(context.directory, self._transport, fence)
+        self._inquirer = inquirer or DecodeInquirer(context.directory, self._transport, fence)
         self._open_link = open_link
         self._watched: dict[str, WatchedRequest] = {}
         """By request."""
@@ -214,7 +213,7 @@ class Coordinator:
                     await self._all_ended.wait()
             except TimeoutError:
                 log.warning("migrations were not settled in time", extra={"migrations": len(self._outgoing)})
-        await self._inquiry.close()
+        await self._inquirer.close()
         await self._tasks.cancel()
 
     @invariants
@@ -425,12 +424,8 @@ class Coordinator:
     # -- what takes time
 
     async def _ask_decode(self, tracked: TrackedRequest) -> None:
-        request_id = tracked.request.request_id
-        try:
-            chosen = DecodeChosen(request_id, await self._inquiry.ask(tracked.request, self._instance.description))
-        except PenstockError as error:
-            chosen = DecodeChosen(request_id, "", str(error))
-        if self._instance.table.find(request_id) is tracked:
+        chosen = await self._inquirer.ask(tracked.request, self._instance.description)
+        if self._instance.table.find(tracked.request.request_id) is tracked:
             self._look_around()
             self.handle(chosen)
 

@@ -72,7 +72,7 @@ class LiveStory(Story):
             shutdown=None,
         )
         seams: Any = self
-        self.coordinator = Coordinator(seams, seams, context, Fence(), open_link=self.open_link, inquiry=seams)
+        self.coordinator = Coordinator(seams, seams, context, Fence(), open_link=self.open_link, inquirer=seams)
         hello = migration_pb2.SourceHello(instance_id="d", incarnation_id="d.1", kv_address="d:2")
         self.connection = self.coordinator.incoming.connect(hello, lambda message: None)
 
@@ -158,11 +158,10 @@ class LiveStory(Story):
         self.links.append(Link(self, target_))
         return self.links[-1]
 
-    async def ask(self, *_: Any) -> str:
+    async def ask(self, request: EngineRequest, *_: Any) -> DecodeChosen:
         chosen = asyncio.get_running_loop().create_future()
         self.world.at(self.world.now_ms + 0.5, lambda: chosen.set_result("b"))
-        name: str = await chosen
-        return name
+        return DecodeChosen(request.request_id, await chosen)
 
     async def close(self) -> None:
         pass

@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from controlplane.model.instance import InstanceDescription
-from engine_worker.coordinator.inquiry import DecodeInquiry
-from mesh.errors import PeerUnavailable, StaleLeader
+from controlplane.protocols.migration.source_events import DecodeChosen
+from engine_worker.coordinator.decode_inquirer import DecodeInquirer
 from mesh.leadership_state import Fence
 from mesh.membership import Member
 from mesh.rpc.server import RpcServer
@@ -60,20 +60,19 @@ async def test_whoever_waits_for_a_scheduler_that_is_replaced_hears_of_it() -> N
     here = InstanceDescription("a", "1", "127.0.0.1:1", "m", "/none", "simulated", 16, 100, 4096, 8, 512)
     async with Scheduler("one", answers=False) as one, Scheduler("two", answers=True) as two:
         directory = Directory(one.member)
-        inquiries = DecodeInquiry(cast(Any, directory), GrpcTransport(), Fence())
+        inquiries = DecodeInquirer(cast(Any, directory), GrpcTransport(), Fence())
         waiting = asyncio.create_task(inquiries.ask(make_request("r"), here))
         await one.asked.wait()
         directory.member = two.member
-        assert await inquiries.ask(make_request("s"), here) == "two"
-        with pytest.raises(PeerUnavailable, match="scheduler one left"):
-            await waiting
+        assert await inquiries.ask(make_request("s"), here) == DecodeChosen("s", "two")
+        assert await waiting == DecodeChosen("r", "", "scheduler one left before it answered")
         await inquiries.close()
 
 
 async def test_a_caller_that_is_cancelled_is_cancelled() -> None:
     here = InstanceDescription("a", "1", "127.0.0.1:1", "m", "/none", "simulated", 16, 100, 4096, 8, 512)
     async with Scheduler("one", answers=False) as one:
-        inquiries = DecodeInquiry(cast(Any, Directory(one.member)), GrpcTransport(), Fence())
+        inquiries = DecodeInquirer(cast(Any, Directory(one.member)), GrpcTransport(), Fence())
         waiting = asyncio.create_task(inquiries.ask(make_request("r"), here))
         await one.asked.wait()
         waiting.cancel()
@@ -89,15 +88,14 @@ async def test_a_scheduler_that_stands_by_names_the_leader_and_the_leaders_word_
         Scheduler("one", answers=True, leader_id="two") as one,
         Scheduler("two", answers=True, leader_id="two", epoch=7) as two,
     ):
-        inquiries = DecodeInquiry(cast(Any, Directory(one.member, two.member)), GrpcTransport(), fence)
-        assert await inquiries.ask(make_request("r"), here) == "two"
+        inquiries = DecodeInquirer(cast(Any, Directory(one.member, two.member)), GrpcTransport(), fence)
+        assert await inquiries.ask(make_request("r"), here) == DecodeChosen("r", "two")
         assert fence.highest("pools") == 7
         one.asked.clear()
-        assert await inquiries.ask(make_request("s"), here) == "two"
+        assert await inquiries.ask(make_request("s"), here) == DecodeChosen("s", "two")
         assert not one.asked.is_set(), "who answered last is asked first"
         fence.check("pools", 8, "three")
-        with pytest.raises(StaleLeader):
-            await inquiries.ask(make_request("t"), here)
+        assert "three" in (await inquiries.ask(make_request("t"), here)).error
         await inquiries.close()
 
 
@@ -105,6 +103,6 @@ async def test_where_one_scheduler_is_gone_another_one_is_asked() -> None:
     here = InstanceDescription("a", "1", "127.0.0.1:1", "m", "/none", "simulated", 16, 100, 4096, 8, 512)
     async with Scheduler("one", answers=True) as one, Scheduler("two", answers=True) as two:
         await one.__aexit__()
-        inquiries = DecodeInquiry(cast(Any, Directory(one.member, two.member)), GrpcTransport(), Fence())
-        assert await inquiries.ask(make_request("r"), here) == "two"
+        inquiries = DecodeInquirer(cast(Any, Directory(one.member, two.member)), GrpcTransport(), Fence())
+        assert await inquiries.ask(make_request("r"), here) == DecodeChosen("r", "two")
         await inquiries.close()

@@ -7,7 +7,9 @@ import grpc
 
 from controlplane.model.instance import InstanceDescription
 from controlplane.model.request import EngineRequest
-from mesh.errors import PeerUnavailable, RpcError
+from controlplane.protocols.decode_inquiry import Answered, Ask, Begun, DecodeInquiry, Event, GiveUp, Missed, Stale, Use
+from controlplane.protocols.migration.source_events import DecodeChosen
+from mesh.errors import PeerUnavailable, RpcError, StaleLeader
 from mesh.leadership_state import Fence
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
@@ -16,14 +18,9 @@ from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-DEADLINE_S = 0.5
-"""The request is decoded here meanwhile, and for good if no answer comes."""
-MOST_ASKED = 3
-"""Schedulers, for one request."""
 
-
-class DecodeInquiry:
-    """One connection, to the scheduler that answered last; where it does not, another one is asked."""
+class DecodeInquirer:
+    """One connection, to the scheduler that was asked last. `DecodeInquiry` says who is asked."""
 
     def __init__(self, directory: Directory, transport: Transport, fence: Fence) -> None:
         """`fence` knows the leaders whose word counts."""
@@ -33,34 +30,38 @@ class DecodeInquiry:
         self._member: Member | None = None
         self._channel: grpc.aio.Channel | None = None
 
-    async def ask(self, request: EngineRequest, instance: InstanceDescription) -> str:
-        """The instance to decode it; empty: it stays. Raises `RpcError`, and `StaleLeader` for the word of a scheduler
-        that leads no more."""
-        schedulers = self._directory.members("scheduler")
-        if not schedulers:
-            raise PeerUnavailable("the mesh has no scheduler now")
-        last = next((index for index, each in enumerate(schedulers) if each == self._member), 0)
-        left = [*schedulers[last:], *schedulers[:last]]
-        for _ in range(MOST_ASKED):
-            scheduler = left.pop(0)
-            try:
-                answer = await self._ask(scheduler, request, instance)
-            except RpcError as error:
-                if not left:
-                    raise
-                log.warning("asking another scheduler who decodes", extra={"error": str(error)})
-                continue
-            if answer.HasField("fencing"):
-                self._fence.check(answer.fencing.duty, answer.fencing.epoch, answer.fencing.leader)
-            if answer.leader_id in ("", scheduler.member_id):
-                return str(answer.instance_id)
-            left.sort(key=lambda each: each.member_id != answer.leader_id)
-            if not left or left[0].member_id != answer.leader_id:
-                break
-        raise PeerUnavailable(f"none of the schedulers that were asked could say who decodes {request.request_id}")
+    async def ask(self, request: EngineRequest, instance: InstanceDescription) -> DecodeChosen:
+        """The instance to decode it, or why nobody said one."""
+        schedulers = {member.member_id: member for member in self._directory.members("scheduler")}
+        connected = next((name for name, member in schedulers.items() if member == self._member), "")
+        inquiry = DecodeInquiry(request.request_id)
+        event: Event = Begun(tuple(schedulers), connected)
+        while True:
+            (instruction,) = inquiry.handle(event)
+            match instruction:
+                case Ask(scheduler_id, deadline_s):
+                    event = await self._ask(schedulers[scheduler_id], request, instance, deadline_s)
+                case Use(instance_id):
+                    return DecodeChosen(request.request_id, instance_id)
+                case GiveUp(reason):
+                    return DecodeChosen(request.request_id, "", reason)
 
     async def _ask(
-        self, scheduler: Member, request: EngineRequest, instance: InstanceDescription
+        self, scheduler: Member, request: EngineRequest, instance: InstanceDescription, deadline_s: float
+    ) -> Event:
+        try:
+            answer = await self._place_decode(scheduler, request, instance, deadline_s)
+            if answer.HasField("fencing"):
+                self._fence.check(answer.fencing.duty, answer.fencing.epoch, answer.fencing.leader)
+        except StaleLeader as error:
+            return Stale(str(error))
+        except RpcError as error:
+            log.warning("a scheduler does not say who decodes", extra={"error": str(error)})
+            return Missed(str(error))
+        return Answered(answer.instance_id, answer.leader_id)
+
+    async def _place_decode(
+        self, scheduler: Member, request: EngineRequest, instance: InstanceDescription, deadline_s: float
     ) -> scheduler_pb2.PlaceDecodeResponse:
         stub = scheduler_pb2_grpc.SchedulerStub(await self._connect(scheduler))  # type: ignore[no-untyped-call]
         message = scheduler_pb2.PlaceDecodeRequest(
@@ -72,7 +73,7 @@ class DecodeInquiry:
             prefill_instance_id=instance.instance_id,
         )
         try:
-            answer: scheduler_pb2.PlaceDecodeResponse = await stub.PlaceDecode(message, timeout=DEADLINE_S)
+            answer: scheduler_pb2.PlaceDecodeResponse = await stub.PlaceDecode(message, timeout=deadline_s)
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error, f"scheduler {scheduler.member_id}") from error
         except asyncio.CancelledError as error:
