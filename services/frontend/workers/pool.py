@@ -1,4 +1,4 @@
-"""Links to all workers of the mesh, following the directory."""
+"""Links to all workers of the mesh, following the directory, for as long as `LinkManager` says."""
 
 import asyncio
 import logging
@@ -6,6 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controlplane.model.incarnation import Incarnation
+from controlplane.protocols.worker_links import (
+    Joined,
+    Leave,
+    Left,
+    LinkManager,
+    Looked,
+    Open,
+    Reconnect,
+    Retire,
+    Return,
+)
 from mesh.invariants import invariants
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import Transport
@@ -50,6 +61,7 @@ class WorkerPool:
         self._clock = clock
         self._transport = transport
         self._on_failed = on_failed
+        self._manager = LinkManager()
         self._links: dict[str, WorkerLink] = {}
         self._all_links: dict[Incarnation, WorkerLink] = {}
         """With those of workers that have left and still finish requests."""
@@ -165,6 +177,7 @@ class WorkerPool:
         """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         self.relays.validate()
         self._hangs.validate()
+        self._manager.validate()
         for instance_id, link in self._links.items():
             assert link.instance_id == instance_id, "kept by its own id"
             assert self._all_links.get(link.sender) is link, f"nobody watches the link to {instance_id}"
@@ -173,19 +186,22 @@ class WorkerPool:
         """Close all streams; the workers abort what still runs on them."""
         self._links.clear()
         self._all_links.clear()
+        self._manager = LinkManager()
         await self._tasks.cancel()
 
     def _join(self, member: Member) -> None:
-        known = self._links.get(member.member_id)
-        if known is not None:
-            if known.member.incarnation_id == member.incarnation_id:
-                return
-            known.leaving = True
-        link = self._all_links.get(Incarnation(member.member_id, member.incarnation_id))
-        if link is None:
-            link = self._open(member)
-        link.leaving = False  # it had only lost its lease
-        self._links[member.member_id] = link
+        instructions = self._manager.handle(Joined(Incarnation(member.member_id, member.incarnation_id)))
+        for instruction in instructions:
+            match instruction:
+                case Leave(worker):
+                    self._all_links[worker].leaving = True
+                case Open():
+                    self._links[member.member_id] = self._open(member)
+                case Return(worker):
+                    link = self._links[member.member_id] = self._all_links[worker]
+                    link.leaving = False  # it had only lost its lease
+        if not instructions:
+            return
         if self._watch is None:
             self._watch = self._tasks.spawn(self._tick_forever(), name="watch", on_error=self._on_failed)
         self.wake()
@@ -213,13 +229,11 @@ class WorkerPool:
             link.readdress(member)
 
     def _leave(self, member: Member) -> None:
-        link = self._links.get(member.member_id)
-        if link is None or link.member.incarnation_id != member.incarnation_id:
-            return
-        del self._links[member.member_id]
-        link.leaving = True
-        self._tell_links()
-        log.info("worker left", extra={"instance_id": member.member_id, "requests": link.requests})
+        for instruction in self._manager.handle(Left(Incarnation(member.member_id, member.incarnation_id))):
+            link = self._links.pop(instruction.worker.instance_id)
+            link.leaving = True
+            self._tell_links()
+            log.info("worker left", extra={"instance_id": member.member_id, "requests": link.requests})
 
     async def _tick_forever(self) -> None:
         while True:
@@ -230,11 +244,10 @@ class WorkerPool:
         self.relays.tick()
         owned = self.relays.owned()
         self._hangs.tick(self._all_links, owned, now_s)
-        for link in list(self._all_links.values()):
-            if owned.get(link.sender):
-                continue
-            if link.leaving:
-                link.retired.set()
-                del self._all_links[link.sender]
-            elif link.has_moved:
-                link.reconnect()
+        moved = {sender for sender, link in self._all_links.items() if link.has_moved}
+        for instruction in self._manager.handle(Looked(owned, moved)):
+            match instruction:
+                case Retire(worker):
+                    self._all_links.pop(worker).retired.set()
+                case Reconnect(worker):
+                    self._all_links[worker].reconnect()
