@@ -8,7 +8,7 @@ from bisect import bisect_right
 import numpy as np
 
 from controlplane.model.instance import KvBlocks, LoadReport
-from controlplane.model.request import EngineRequest, TokenDelta
+from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, TokenDelta
 from controlplane.model.running_request import RunningRequest
 from controlplane.model.token_intervals import TokenIntervals
 from mesh.errors import IllegalTransition, QueueFull, RequestRefused
@@ -16,7 +16,6 @@ from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.block_pool import NO_CHANGES
 from simulator.instance.config import InstanceConfig
 from simulator.instance.counted_request import CountedRequest
-from simulator.instance.deltas import abort_delta, token_delta
 from simulator.instance.invariants import check_invariants
 from simulator.instance.kv_transfer import KvExport, KvImport, KvImports
 from simulator.instance.scheduler import Scheduler
@@ -60,7 +59,7 @@ class SimulatedInstance:
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return None
-        delta = abort_delta(sequence)
+        delta = _abort_delta(sequence)
         self._imports.forget(sequence)
         self._remove(sequence)
         return delta
@@ -330,7 +329,7 @@ class SimulatedInstance:
         return decoding.advance(over - done)
 
     def _delta(self, sequence: Sequence) -> TokenDelta:
-        return token_delta(sequence, self._scheduler.tokens_of(sequence))
+        return _token_delta(sequence, self._scheduler.tokens_of(sequence))
 
     def _sequence_of(self, request: EngineRequest | CountedRequest) -> Sequence:
         if request.request_id in self._sequences:
@@ -361,3 +360,35 @@ class SimulatedInstance:
         if sequence is None:
             raise IllegalTransition(f"request {request_id} is unknown here or has ended")
         return sequence
+
+
+def _token_delta(sequence: Sequence, tokens: int) -> TokenDelta:
+    """The generated tokens up to `tokens` (prompt included) that have not been told yet; marks them as told."""
+    text = sequence.text
+    if text is None:
+        raise IllegalTransition(f"{sequence.story()} has no token ids to tell")
+    offset = sequence.reported_tokens - sequence.prompt_tokens
+    end = tokens - sequence.prompt_tokens
+    sequence.reported_tokens = tokens
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    if text.sampling.logprobs is not None:
+        logprobs = tuple(text.script.logprobs(position) for position in range(offset, end))
+    return TokenDelta(
+        request_id=sequence.request_id,
+        offset=offset,
+        token_ids=tuple(text.script.token_ids(offset, end)),
+        logprobs=logprobs,
+        finish_reason=sequence.finish_reason if tokens == sequence.total_tokens else None,
+        cached_tokens=None if sequence.started else sequence.cached_prompt_tokens,
+        prompt_logprobs=() if sequence.started else text.script.prompt_logprobs(),
+    )
+
+
+def _abort_delta(sequence: Sequence) -> TokenDelta:
+    """The last word on a request that was taken back."""
+    return TokenDelta(
+        request_id=sequence.request_id,
+        offset=sequence.reported_tokens - sequence.prompt_tokens,
+        token_ids=(),
+        finish_reason=FinishReason.ABORT,
+    )

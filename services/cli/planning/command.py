@@ -16,6 +16,7 @@ from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import pareto_front
 from controlplane.planning.cascade.workload import read_workload
+from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError, TraceError
 from services.cli.finite_range import FiniteRange
 from services.cli.planning import live
@@ -24,9 +25,11 @@ from services.cli.planning.minimise_option import latency_options
 from services.cli.planning.pareto_plot import draw_pareto_front
 from services.cli.planning.plan_table import plan_table
 from services.cli.planning.tables_file import read_tables, write_tables
-from services.cli.planning.tier_option import named_tier
+from services.cli.profiling.profile_file import read_profile
 from services.cli.report_output import STDOUT, check_outputs, print_notices
 from simulator.cascade.curves import SimulatedCurves
+from simulator.cascade.make_plan import parse_tier, profile_keys
+from simulator.cascade.tier import Tier
 
 
 @click.group()
@@ -99,7 +102,7 @@ def cascade(
     """
     check_outputs(json_path, plot_path)
     names, sample = _workload(workload, options["rate"])
-    of_tiers = [named_tier(text, options["gpus"]) for text in tiers]
+    of_tiers = [_named_tier(text, options["gpus"]) for text in tiers]
     if tuple(name for name, _ in of_tiers) != names:
         raise click.UsageError(
             f"the workload has scores for {', '.join(names)}: give --tier for these, in this order "
@@ -187,3 +190,21 @@ def _write(made: CascadePlan, planned: PlanResult, json_path: str | None, plot_p
     if json_path is not None:
         Path(json_path).write_bytes(encode_plan(made) + b"\n")
     Console().print(plan_table(made))
+
+
+def _profiles_in(text: str) -> dict[str, InstanceProfile]:
+    """The profiles in the files that `profile:FILE[,FILE...]` names. Raises `ConfigurationError`."""
+    return {path: read_profile(Path(path)) for path in profile_keys(text)}
+
+
+def _named_tier(text: str, gpus: int) -> tuple[str, Tier]:
+    """(name, model on its device), in replicas of at most `gpus`, of --tier: [NAME=]MODEL@DEVICE[:DTYPE], or
+    NAME=profile:FILE[,FILE...]. Raises `click.BadParameter`."""
+    name, equals, rest = text.partition("=")
+    if not equals:
+        name, rest = "", text
+    try:
+        tier = parse_tier(rest, gpus, _profiles_in(rest))
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error), param_hint="--tier") from error
+    return name or rest.partition("@")[0], tier

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from services.cli.replay.completions import CompletionForm, ServedModel, complete, served_model
 from services.cli.replay.open_loop import LoopClock, ReplayLog, replay
 from services.cli.replay.pool import ConnectionPool, Endpoint
-from services.cli.replay.progress import show_progress
 from simulator.report.outcome import RequestOutcome
 from simulator.traces.prompt import TokenRange
 from simulator.traces.request import TraceRequest
@@ -23,6 +24,8 @@ LEAD_S = 0.1
 FIRST_TOKEN_ID = 3
 """Below it lie the padding, start and end tokens of most vocabularies."""
 MODELS_DEADLINE_S = 10.0
+REFRESH_S = 0.25
+"""Of the progress bar."""
 SPARE_FILES = 64
 """Open files that are not connections of the replay."""
 
@@ -118,7 +121,7 @@ class Replay:
         async def send(encoded: bytes, arrival_s: float) -> tuple[RequestOutcome, str]:
             return await complete(pool, encoded, arrival_s, clock.now_s, plan.deadline_s)
 
-        watcher = asyncio.create_task(show_progress(self.log, requests_total))
+        watcher = asyncio.create_task(_show_progress(self.log, requests_total))
         try:
             await replay(requests, form.encode, send, clock, plan.concurrency_limit, self.log)
         finally:
@@ -139,3 +142,31 @@ def allow_open_files(connections: int) -> int:
 
 def _runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+async def _show_progress(log: ReplayLog, requests_total: int) -> None:
+    """Draw until cancelled, on stderr and only where that is a terminal.
+
+    Reads the log four times a second instead of being told of every token: drawing must cost the load
+    generator next to nothing.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return
+    columns = (
+        TextColumn("replaying"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("ended, {task.fields[in_flight]} in flight, {task.fields[errors]} errors"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        bar = progress.add_task("", total=requests_total, in_flight=0, errors=0)
+        try:
+            while True:
+                progress.update(bar, completed=len(log.outcomes), in_flight=log.in_flight, errors=log.errors)
+                progress.refresh()
+                await asyncio.sleep(REFRESH_S)
+        finally:
+            progress.update(bar, completed=len(log.outcomes), in_flight=log.in_flight, errors=log.errors)
+            progress.refresh()

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.instance import LoadReport
-from controlplane.policies.hotspot_detector import ClassSighting, HotspotDetector
+from controlplane.policies.hotspot_detector import SLICES, ClassSighting, HotspotDetector, SlidingCount
 from controlplane.policies.interface import Policy
 from controlplane.policies.place import place
 from controlplane.policies.registry import create_policy
-from controlplane.policies.sliding_count import SLICES, SlidingCount
 from tests.unit.controlplane.builders import cache, cluster, report, request
 
 ON_ONE_OF_FOUR = ClassSighting(class_hash=1, holders=1, others=3, lower_on_holders=True)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from controlplane.protocols.bid_ask import messages, receiver, sender
-from controlplane.protocols.bid_ask.choice import Offer, choose
 from controlplane.protocols.bid_ask.receiver import BidAskReceiver, Capacity, EntryState
 from controlplane.protocols.bid_ask.sender import (
     BidAskSender,
@@ -16,8 +15,10 @@ from controlplane.protocols.bid_ask.sender import (
     DealState,
     Migrate,
     MigrationEnded,
+    Offer,
     PeerLost,
     Tick,
+    choose,
 )
 from mesh.errors import IllegalTransition
 from tests.examples import examples

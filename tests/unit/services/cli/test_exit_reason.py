@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.supervisor.exit_reason import exit_reason
+from services.cli.supervisor.launcher import exit_reason
 
 
 def test_the_last_error_counts_not_what_was_said_after_it() -> None:

@@ -15,10 +15,12 @@ from controlplane.policies.stages.agent import (
     StageAgent,
     StageParameters,
     ToPeer,
+    excess_tokens,
+    outgrown,
+    relieving,
 )
 from controlplane.policies.stages.layout import StageLayout
 from controlplane.policies.stages.neighbours import MAX_LENGTHS, Neighbours, StageReport
-from controlplane.policies.stages.rebalancing import excess_tokens, outgrown, relieving
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters, RequestLength
 from controlplane.protocols.bid_ask.limits import BidAskLimits
 from controlplane.protocols.bid_ask.messages import Ask
