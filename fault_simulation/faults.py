@@ -6,7 +6,7 @@ import random
 from contextlib import suppress
 from typing import Any, Final
 
-from fault_simulation.actions import ApplyPlan, OperatorAction
+from fault_simulation.actions import ApplyPlan, Drain, OperatorAction
 from fault_simulation.machines import Life
 from fault_simulation.node import NodeTask
 from fault_simulation.nodes import STORE, SimulatedMesh
@@ -42,7 +42,9 @@ class Breaker:
         self._paused: dict[Life, float] = {}
         self._is_planned = any(isinstance(each.action, ApplyPlan) for each in timeline.operations)
         """Whether plans say how many workers there are."""
-        self._operations: list[NodeTask] = []
+        self._operations: list[tuple[OperatorAction, NodeTask]] = []
+        self._left_drained: set[str] = set()
+        """Whose operators were interrupted before they could bring them back."""
         self._supervising: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -124,7 +126,7 @@ class Breaker:
 
     def _operate(self, action: OperatorAction) -> None:
         operation = self._mesh.operator.begin(action)
-        self._operations.append(operation)
+        self._operations.append((action, operation))
         operation.add_done_callback(self._operated)
 
     def _operated(self, operation: "asyncio.Future[Any]") -> None:
@@ -133,8 +135,9 @@ class Breaker:
             self._mesh.loop.report("a command failed", repr(error), self._mesh.operator.node)
 
     def _heal(self) -> None:
-        for operation in self._operations:
-            operation.cancel()  # Ctrl-C
+        for action, operation in self._operations:
+            if operation.cancel() and isinstance(action, Drain):  # Ctrl-C
+                self._left_drained.add(action.worker)
         self._down_until_s.clear()
         self._mesh.network.heal_all()
         self._empty_disk()
@@ -155,7 +158,8 @@ class Breaker:
                     continue
                 if not machine.is_supervised:
                     self._mesh.start(name)
-                elif is_drained and not self._is_planned:
+                elif is_drained and (not self._is_planned or name in self._left_drained):
+                    self._left_drained.discard(name)
                     await self._mesh.bring_back(name)
 
 

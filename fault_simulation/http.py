@@ -22,6 +22,9 @@ from services.frontend.http.server import TRANSPORT
 
 log = logging.getLogger(__name__)
 
+KEEP_ALIVE_S: Final = 3.0
+"""After such a silence a client's kernel asks whether the connection still stands: a server that died while nothing got
+through from it has left no other sign."""
 GRACE_S: Final = 1.0
 """What running requests have when the server stops."""
 
@@ -258,7 +261,12 @@ class HttpAnswer:
         if self._failure:
             raise ConnectionError(self._failure)
         self._changed.clear()
-        await self._changed.wait()
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                await self._changed.wait()
+        except TimeoutError:
+            if self._endpoint is not None:
+                self._endpoint.send(("keep-alive",))
 
 
 def http_request(

@@ -112,9 +112,11 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Say `Woken` after so long."""
+    """Say `Woken` after so long. What was found goes back to its workers until then: asked again, they would take it
+    from this frontend as from any other."""
 
     seconds: float
+    indexes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class AdoptionManager:
         if self.state is AdoptionState.COMPLETE:
             assert self._found, self._story()
             assert not self._missing(), self._story()
-        if self.state is AdoptionState.NEW:
+        if self.state in (AdoptionState.NEW, AdoptionState.PAUSED):
             assert not self._found, self._story()
 
     def _ask(self) -> Ask:
@@ -219,7 +221,9 @@ class AdoptionManager:
             self._go(AdoptionState.ENDED)
             return Refuse(tuple(sorted(self._found)), 0 if is_anothers else missing)
         self._go(AdoptionState.PAUSED)
-        return Pause(RETRY_S)
+        indexes = tuple(sorted(self._found))
+        self._found.clear()
+        return Pause(RETRY_S, indexes)
 
     def _missing(self) -> int:
         choices = max((found.choices for found in self._found.values()), default=0)

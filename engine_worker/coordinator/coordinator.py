@@ -206,6 +206,7 @@ class Coordinator:
     async def stop(self) -> None:
         """Take no more orders; what is under way is cancelled, what is paused gets a moment to be settled."""
         self.handle(Stopped())
+        self.incoming.handle(Stopped())
         if self._outgoing:
             self._all_ended.clear()
             try:

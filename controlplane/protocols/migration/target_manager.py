@@ -6,8 +6,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from controlplane.protocols.migration.limits import ManagerLimits
-from controlplane.protocols.migration.messages import Failed, Offer, Refuse, ToSource, ToTarget
-from controlplane.protocols.migration.source_events import ObstacleChanged
+from controlplane.protocols.migration.messages import Abort, Failed, Offer, Refuse, ToSource, ToTarget
+from controlplane.protocols.migration.source_events import ObstacleChanged, Stopped
 from controlplane.protocols.migration.target import (
     FINAL,
     Arrived,
@@ -23,6 +23,8 @@ from controlplane.protocols.migration.target import (
     Tick,
 )
 from mesh.invariants import invariants
+
+ENDING = "the worker ends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class ConnectionEnded:
     connection: str
 
 
-TargetManagerEvent: TypeAlias = Received | Answered | ConnectionEnded | ObstacleChanged | Tick
+TargetManagerEvent: TypeAlias = Received | Answered | ConnectionEnded | ObstacleChanged | Tick | Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class TargetManager:
     def __init__(self, limits: ManagerLimits | None = None) -> None:
         self.limits = limits or ManagerLimits()
         self._obstacle_reason = ""
+        self._is_stopped = False
         self._running: dict[str, _Arrival] = {}
         """By migration id, in the order of their offers."""
         self._ended: dict[str, _Arrival] = {}
@@ -132,6 +135,7 @@ class TargetManager:
     def validate(self) -> None:
         """Raises `InvariantBroken` where the state contradicts itself or exceeds a bound."""
         assert self.running <= self.limits.arriving, f"{self.running} migrations, at most {self.limits.arriving}"
+        assert not (self._is_stopped and self._running), "it has stopped, and migrations go on"
         known = len(self._running) + len(self._ended)
         assert known <= self.limits.remembered, f"{known} migrations are known, at most {self.limits.remembered}"
         assert not self._running.keys() & self._ended.keys(), "a migration runs and has ended"
@@ -145,6 +149,12 @@ class TargetManager:
     def _on_obstacle(self, event: ObstacleChanged, now_ms: float) -> _Instructions:
         self._obstacle_reason = event.reason
         return iter(())
+
+    def _on_stopped(self, event: Stopped, now_ms: float) -> _Instructions:
+        """Requests stay where they are: an engine that ends runs none of them."""
+        self._is_stopped = True
+        for migration_id, arrival in list(self._running.items()):
+            yield from self._tell(arrival, Abort(migration_id, ENDING), now_ms)
 
     def _on_received(self, event: Received, now_ms: float) -> _Instructions:
         message = event.message
@@ -173,8 +183,8 @@ class TargetManager:
         self._forget(now_ms)
 
     def _take(self, connection: str, offer: Offer, now_ms: float) -> _Instructions:
-        if self._obstacle_reason:
-            reason = f"no request can be moved to here: {self._obstacle_reason}"
+        if self._is_stopped or self._obstacle_reason:
+            reason = f"no request can be moved to here: {ENDING if self._is_stopped else self._obstacle_reason}"
             yield Answer(connection, Refuse(offer.migration_id, reason))
             return
         self._forget(now_ms)
@@ -219,5 +229,6 @@ _HANDLERS: dict[type, Callable[..., _Instructions]] = {
     Answered: TargetManager._on_answered,
     ConnectionEnded: TargetManager._on_connection_ended,
     ObstacleChanged: TargetManager._on_obstacle,
+    Stopped: TargetManager._on_stopped,
     Tick: TargetManager._on_tick,
 }

@@ -64,7 +64,8 @@ class Adoption:
                     case Ask(timeout_s):
                         await self._service.pool.adopt(self.request_id, self._found, timeout_s)
                         instruction = self._handle(AllAnswered())
-                    case Pause(seconds):
+                    case Pause(seconds, indexes):
+                        self._give_back(indexes)
                         await asyncio.sleep(seconds)
                         instruction = self._handle(Woken())
                     case Refuse(indexes, missing):
@@ -109,6 +110,7 @@ class Adoption:
         if isinstance(instruction, Take):
             if instruction.is_newer:
                 self._service.pool.relays.drop(self.choices[index].relay)
+                self.mailbox.discard(index)
             self._ticket = ticket
             self._take(index, sender, message)
 
@@ -127,7 +129,8 @@ class Adoption:
 
     def _give_back(self, indexes: tuple[int, ...]) -> None:
         for index in indexes:
-            self._service.pool.relays.release(self.choices[index].relay)
+            self._service.pool.relays.release(self.choices.pop(index).relay)
+            self.mailbox.discard(index)
 
     def _relay(self, index: int, message: worker_pb2.AdoptedRequest) -> Relay:
         request, deadline_s = message.request, self._service.settings.request_deadline_s

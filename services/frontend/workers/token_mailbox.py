@@ -56,6 +56,11 @@ class TokenMailbox:
         self._max_pending_tokens += len(piece.token_ids) + max_pending_tokens
         self.put(piece)
 
+    def discard(self, index: int) -> None:
+        """Forget what waits of a choice."""
+        self._pending_tokens -= sum(len(piece.token_ids) for piece in self._pieces if piece.index == index)
+        self._pieces = [piece for piece in self._pieces if piece.index != index]
+
     def fail(self, error: ApiError) -> None:
         """End it; the reader gets what is here already and then the error. The first error stays."""
         if self._error is None:

@@ -59,20 +59,24 @@ def test_what_nobody_looks_after_goes_back() -> None:
 
 
 def test_missing_choices_are_asked_for_until_the_time_is_up() -> None:
+    """With all others, which go back meanwhile: a worker that is asked again tells of its choice in a new life."""
     manager = asking()
     manager.handle(found(1, choices=3), 10.0)
-    assert manager.handle(AllAnswered(), 10.1) == Pause(RETRY_S)
+    assert manager.handle(AllAnswered(), 10.1) == Pause(RETRY_S, (1,))
     assert manager.handle(Woken(), 10.3) == Ask(ANSWER_S)
+    assert manager.handle(found(1, epoch=3, choices=3), 10.3) == Take(is_newer=False)
     manager.handle(found(0, choices=3), 10.3)
-    assert manager.handle(AllAnswered(), 9.9 + PATIENCE_S) == Pause(RETRY_S)
+    assert manager.handle(AllAnswered(), 9.9 + PATIENCE_S) == Pause(RETRY_S, (0, 1))
     manager.handle(Woken(), 10.0 + PATIENCE_S)
+    manager.handle(found(1, epoch=4, choices=3), 10.0 + PATIENCE_S)
+    manager.handle(found(0, epoch=4, choices=3), 10.0 + PATIENCE_S)
     assert manager.handle(AllAnswered(), 10.0 + PATIENCE_S) == Refuse((0, 1), 1)
     assert manager.handle(Closed(), 20.0) == Nothing()
 
 
 def test_a_request_that_no_worker_knows_is_refused_in_the_end() -> None:
     manager = asking()
-    assert manager.handle(AllAnswered(), 10.1) == Pause(RETRY_S)
+    assert manager.handle(AllAnswered(), 10.1) == Pause(RETRY_S, ())
     manager.handle(Woken(), 10.3)
     assert manager.handle(AllAnswered(), 10.0 + PATIENCE_S) == Refuse((), 0)
 
@@ -142,6 +146,9 @@ def test_whatever_workers_answer_each_choice_is_looked_after_or_given_back(data:
     rounds = 0
     while isinstance(instruction, Ask | Pause):
         if isinstance(instruction, Pause):
+            assert set(instruction.indexes) == taken
+            taken.clear()
+            newest.clear()
             now_s += instruction.seconds
             instruction = manager.handle(Woken(), now_s)
             continue

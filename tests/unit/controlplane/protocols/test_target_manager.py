@@ -5,7 +5,7 @@ import pytest
 from controlplane.model.request import EngineRequest, SamplingParams
 from controlplane.protocols.migration import messages, target
 from controlplane.protocols.migration.limits import ManagerLimits
-from controlplane.protocols.migration.source_events import ObstacleChanged
+from controlplane.protocols.migration.source_events import ObstacleChanged, Stopped
 from controlplane.protocols.migration.target import TargetState
 from controlplane.protocols.migration.target_manager import (
     Answer,
@@ -122,3 +122,19 @@ def test_a_source_that_falls_silent_is_given_up() -> None:
     assert manager.running == 1
     manager.handle(target.Tick(), LIMITS.live.idle_ms)
     assert manager.running == 0
+
+
+def test_an_instance_that_ends_lets_requests_stay_where_they_are() -> None:
+    manager = TargetManager()
+    take(manager, 0)
+    take(manager, 1)
+    manager.handle(Received("source", messages.FinalMessage("m1", (7,), 2, 0, 1)), 1.0)
+    told = manager.handle(Stopped(), 2.0)
+    failed = {each.message for each in told if isinstance(each, Answer)}
+    assert failed == {messages.Failed(f"m{number}", "the worker ends") for number in range(2)}
+    assert [each for each in told if isinstance(each, Do)] == [Do("m0", target.Discard()), Do("m1", target.Discard())]
+    assert manager.running == 0
+    manager.handle(ObstacleChanged(""), 3.0)
+    assert not take(manager, 2), "nor does another one come"
+    late = manager.handle(Received("source", messages.FinalMessage("m0", (7,), 2, 0, 1)), 3.0)
+    assert late == (Answer("source", messages.Failed("m0", "the worker ends")),)
