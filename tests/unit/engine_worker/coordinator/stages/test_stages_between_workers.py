@@ -134,10 +134,12 @@ async def test_a_moved_boundary_stands_in_the_store() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 async def test_plans_that_change_in_mid_stream_drop_no_request() -> None:
     async with running_workers("a", "b", "c") as mesh:
-        await plan(mesh, StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (80, 500)))
-        requests = [make_request(f"r{salt}", prompt=40, max_tokens=700, salt=salt) for salt in range(4)]
+        await plan(mesh, StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (80, 2000)))
+        # Long enough that none ends before the last plan is known, however busy the machine is.
+        requests = [make_request(f"r{salt}", prompt=40, max_tokens=1200, salt=salt) for salt in range(4)]
         heard = [await mesh.generate("a", request) for request in requests]
         await mesh.until(lambda: all(each.moved_to == ["b"] for each in heard))
         await plan(mesh, StageLayout(MODEL, 2, (("b",), ("c", "a")), (150,)))
