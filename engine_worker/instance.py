@@ -15,10 +15,12 @@ from engine_worker.engines.interface import Engine
 from engine_worker.liveness import HangDetector, Heartbeats
 from engine_worker.metrics import WorkerMetrics
 from engine_worker.reported_load import reported_load
+from engine_worker.request_spans import RequestSpans
 from engine_worker.request_table import Instructions, RequestTable
 from engine_worker.settings import WorkerSettings
 from engine_worker.streams import OutputStream
 from mesh.errors import EngineFailed, QueueFull, RequestRefused
+from mesh.tracing import NO_TRACES, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,10 @@ class Instance:
         settings: WorkerSettings,
         metrics: WorkerMetrics,
         clock: Callable[[], float],
+        tracer: Tracer = NO_TRACES,
     ) -> None:
         self.description = description
+        self.spans = RequestSpans(tracer, description.instance_id)
         self.table = RequestTable(settings.max_orphans if settings.orphan_s > 0 else 0)
         self._tails_turn_s = clock()
         self.state = InstanceState.READY
@@ -145,6 +149,7 @@ class Instance:
             deadline_s=now_s + deadline_ms / 1000 if deadline_ms else None,
             epoch=epoch,
         )
+        self.spans.begin(request)
         self._changed()
 
     def abort(self, stream: OutputStream, request_id: str, *, is_done: bool = False) -> None:
@@ -199,11 +204,13 @@ class Instance:
             epoch=epoch,
             taken_over=True,
         )
+        self.spans.begin(request, is_moved=True)
         self._changed()
 
     def hand_off(self, request_id: str, instance_id: str, incarnation_id: str) -> None:
         """The request is another instance's: tell its frontend."""
         tracked = self.table.take_out(request_id)
+        self.spans.end(request_id, moved_to=instance_id)
         if tracked is not None and (stream := self.streams.get(tracked.stream_id)) is not None:
             moved = wire.moved_message(request_id, instance_id, incarnation_id, tracked.epoch + 1)
             self._metrics.message_bytes.observe(stream.put(moved))
@@ -217,6 +224,7 @@ class Instance:
     def give_up(self, request_id: str, reason: str) -> None:
         """Nobody is known to own the request any more: its frontend has to recover it."""
         tracked = self.table.take_out(request_id)
+        self.spans.end(request_id, reason)
         instructions = Instructions()
         if tracked is not None and tracked.state != "discarded":
             failure = Failure(request_id, len(tracked.emitted_token_ids), FailureCode.LOST, reason)
@@ -304,6 +312,7 @@ class Instance:
 
     def _on_step(self, step: StepOutput) -> None:
         self._hang.note_step(self._clock())
+        self.spans.step(step)
         strays = self.table.strays_total
         self._carry_out(self.table.route(step))
         if self.table.strays_total != strays:

@@ -123,7 +123,7 @@ class WorkerRole:
         description = _describe(self._settings, context, limits)
         metrics = WorkerMetrics(context.registry)
         fence = Fence(lambda duty: metrics.refused_orders.labels(duty).inc())
-        instance = Instance(self._engine, description, self._settings, metrics, clock.now_s)
+        instance = Instance(self._engine, description, self._settings, metrics, clock.now_s, context.tracer)
         reporter = Reporter(instance, self._settings, metrics, context.runtime)
         self._instance, self._reporter = instance, reporter
         transfers: TransferWatch | None = None

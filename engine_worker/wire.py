@@ -51,6 +51,7 @@ def engine_request(message: request_pb2.GenerateRequest) -> EngineRequest:
         priority=message.priority,
         resume=Resume(message.resume.client_request_id, message.resume.ticket) if message.HasField("resume") else None,
         cache_salt=message.cache_salt,
+        traceparent=message.traceparent,
     )
 
 
@@ -68,6 +69,7 @@ def generate_message(
         model=model,
         epoch=epoch,
         cache_salt=request.cache_salt,
+        traceparent=request.traceparent,
     )
     if request.resume is not None:
         message.resume.client_request_id = request.resume.client_request_id

@@ -24,6 +24,7 @@ from mesh.store import open_store
 from mesh.store.interface import StateStore
 from mesh.tasks import TaskSet
 from mesh.telemetry import MetricsPort, set_up_logs
+from mesh.tracing import NO_TRACES, SpanExporter, Tracer
 from penstock.v1 import member_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,11 @@ class RoleSettings:
     """Seconds that running work is given after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe record that is logged."""
+    otlp_traces_endpoint: str = ""
+    """URL of an OpenTelemetry collector that gets a span of every hop of a request, such as
+    http://127.0.0.1:4318/v1/traces; needs the packages of penstock[tracing]. Empty: nothing is recorded."""
+    otlp_traces_share: float = 1.0
+    """Of the requests whose client sends no traceparent, how many are recorded: 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,7 @@ class RoleContext:
     runtime: Runtime
     shutdown: Shutdown = field(default_factory=Shutdown)
     """By which the role may end its process in peace; to fail, see `Role.failed`."""
+    tracer: Tracer = NO_TRACES
 
     def is_own(self, member: Member) -> bool:
         """Whether this is the record of this very process."""
@@ -113,6 +120,8 @@ class RoleEnvironment:
     """By which the process is asked to end, from inside and outside."""
     supervised: bool
     """Whether the supervisor of `penstock up` starts it again."""
+    exporter_of: Callable[[RoleSettings, str, str], SpanExporter | None] = lambda *_: None
+    """Where spans go, by settings, role and incarnation; may raise ConfigurationError."""
     resolve_own_host: Callable[[], str] = lambda: socket.gethostbyname(socket.gethostname())
     """The address that this machine's name stands for now; may block, and raise OSError."""
 
@@ -129,7 +138,9 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
     try:
         store = open_store(settings.store_url, runtime)
         try:
-            environment = RoleEnvironment(runtime, store, registry, metrics.address, os.getpid(), shutdown, supervised)
+            environment = RoleEnvironment(
+                runtime, store, registry, metrics.address, os.getpid(), shutdown, supervised, _otlp_exporter
+            )
             return await run_role_in(role, settings, environment)
         finally:
             await store.close()
@@ -145,10 +156,17 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
     server = RpcServer(runtime.transport, f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
     directory = Directory(environment.store)
     host, tasks = _advertised_host(settings, environment), TaskSet("membership")
+    incarnation_id, tracer = runtime.entropy.token_hex(8), NO_TRACES
+    try:
+        exporter = environment.exporter_of(settings, role.name, incarnation_id)
+        tracer = Tracer(exporter, runtime.clock, runtime.entropy, settings.otlp_traces_share)
+    except ConfigurationError as error:
+        log.error("the role cannot run with its settings", extra={"error": str(error)})
+        return ExitStatus.WRONG_SETTINGS
     context = RoleContext(
         role=role.name,
         member_id=settings.member_id,
-        incarnation_id=runtime.entropy.token_hex(8),
+        incarnation_id=incarnation_id,
         address=_at(host, server.address),
         store=environment.store,
         directory=directory,
@@ -156,6 +174,7 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
         registry=registry,
         runtime=runtime,
         shutdown=shutdown,
+        tracer=tracer,
     )
     service = MemberService(
         role.name, settings.member_id, context.incarnation_id, settings.drain_s, shutdown, environment.supervised
@@ -189,6 +208,23 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
         await role.stop()
         await directory.stop()
         await server.stop(SERVER_GRACE_S)
+        if tracer.is_on:
+            await runtime.threads.run(tracer.close)
+
+
+def _otlp_exporter(settings: RoleSettings, role: str, incarnation_id: str) -> SpanExporter | None:
+    if not settings.otlp_traces_endpoint:
+        return None
+    if not settings.otlp_traces_endpoint.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"--otlp-traces-endpoint {settings.otlp_traces_endpoint}: give a URL such as "
+            "http://127.0.0.1:4318/v1/traces (OTLP over HTTP)"
+        )
+    if not 0 <= settings.otlp_traces_share <= 1:
+        raise ConfigurationError(f"--otlp-traces-share {settings.otlp_traces_share:g}: give a share from 0 to 1")
+    from mesh.otlp import OtlpExporter
+
+    return OtlpExporter(settings.otlp_traces_endpoint, role, settings.member_id, incarnation_id)
 
 
 class _AskedToEndEarly(Exception):

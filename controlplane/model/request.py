@@ -115,6 +115,8 @@ class EngineRequest:
     """None: it ends with its frontend."""
     cache_salt: str = ""
     """Its blocks in the prefix cache are found by requests of the same salt only."""
+    traceparent: str = ""
+    """What its spans are a part of, as the W3C's header of this name says it; see `mesh.tracing`."""
 
 
 @dataclass(frozen=True, slots=True)

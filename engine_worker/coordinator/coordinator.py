@@ -114,7 +114,7 @@ class Coordinator:
         self._directory = context.directory
         self._transport = context.runtime.transport
         self._clock = context.runtime.clock
-        self._shutdown = context.shutdown
+        self._shutdown, self._tracer = context.shutdown, context.tracer
         self._metrics = MigrationMetrics(context.registry)
         self._tasks = TaskSet("coordinator")
         self.incoming = IncomingMigrations(instance, engine, self._metrics, self._tasks, self._clock.now_s)
@@ -323,7 +323,8 @@ class Coordinator:
             self.handle(NotExported(migration_id, f"{target.instance_id} left before the migration had its turn"))
             return
         try:
-            outgoing = OutgoingRequest(migration_id, tracked, self._link(member))
+            span = self._tracer.child("move", tracked.request.traceparent)
+            outgoing = OutgoingRequest(migration_id, tracked, self._link(member), span)
             self._outgoing[migration_id] = outgoing
             self._engine.export(request_id, migration_id, lambda progress: self._on_progress(outgoing, progress))
         except Exception as error:
@@ -401,7 +402,9 @@ class Coordinator:
         waiting, outcome = self._outcomes.get(ended.order_id or 0), ended.outcome
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
-        self._outgoing.pop(ended.migration_id, None)
+        outgoing = self._outgoing.pop(ended.migration_id, None)
+        if outgoing is not None:
+            outgoing.end_span(outcome)
         if not self._outgoing:
             self._all_ended.set()
         if outcome.state is None:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from controlplane.protocols.migration.source_events import MigrationOutcome
 from engine_worker.coordinator.link import TargetLink
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.request_table import TrackedRequest
+from mesh.tracing import Span
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +24,8 @@ class OutgoingRequest:
     migration_id: str
     tracked: TrackedRequest
     link: TargetLink
+    span: Span
+    """The move, from here to its end."""
     is_exported: bool = False
     progress: ExportProgress | None = None
     """The frontend may not have all tokens of it yet."""
@@ -34,6 +38,19 @@ class OutgoingRequest:
     def request_id(self) -> str:
         """That of the frontend."""
         return self.tracked.request.request_id
+
+    def end_span(self, outcome: MigrationOutcome) -> None:
+        """The move is over."""
+        if not self.span.is_recorded:
+            return
+        self.span.set(
+            request_id=self.request_id,
+            target=self.link.target.member_id,
+            moved=outcome.moved,
+            blocks=outcome.blocks,
+            paused_ms=outcome.paused_ms or 0.0,
+        )
+        self.span.end(outcome.reason)
 
     def take_progress(self) -> tuple[int, int] | None:
         """Full blocks and tokens emitted here, once all of these are on their way to the frontend: no token may be left

@@ -160,6 +160,7 @@ class FrontendRole:
             entropy=runtime.entropy,
             threads=runtime.threads,
             pooler=pooler,
+            tracer=context.tracer,
         )
 
     def _follow_own(self, context: RoleContext, change: MemberChange) -> None:

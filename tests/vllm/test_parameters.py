@@ -97,11 +97,11 @@ async def test_logprobs_of_a_prompt_are_those_of_its_generation(sides: tuple[Sid
 
 async def test_only_allowed_tokens_come(sides: tuple[Side, Side]) -> None:
     source, target = sides
-    allowed = (100, 101, 102)
+    allowed, tokens = (100, 101, 102), prompt(30)
     sampling = replace(GREEDY, allowed_token_ids=allowed, max_tokens=20)
-    whole = (await source.driver.answer(prompt(30), sampling)).token_ids
+    whole = (await source.driver.answer(tokens, sampling)).token_ids
     assert set(whole) <= set(allowed)
-    assert (await target.driver.answer(prompt(30), sampling, whole[:7])).token_ids == whole[7:]
+    assert (await target.driver.answer(tokens, sampling, whole[:7])).token_ids == whole[7:]
 
 
 async def test_a_salt_keeps_blocks_apart_also_where_they_are_moved(sides: tuple[Side, Side]) -> None:

@@ -124,7 +124,13 @@ class Core:
         return len(emitted) - bisect_left(range(len(emitted)), True, key=has_ended)
 
     async def generate(
-        self, request_id: str, token_ids: Sequence[int], params: SamplingParams, priority: int, cache_salt: str = ""
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str = "",
+        traceparent: str = "",
     ) -> AsyncIterator[tuple[Completion, int | None, PromptLogprobs]]:
         """What each step adds, with the number of tokens found in the prefix cache where it is known, and the prompt's
         logprobs where they were asked for. Once an earlier request was served, the request is known to vLLM as soon as
@@ -134,7 +140,10 @@ class Core:
         """
         prompt = tokens_input(list(token_ids), cache_salt=cache_salt or None)
         try:
-            async for output in self._llm.generate(prompt, params, request_id, priority=priority):
+            # Spans of its own, where it is started with otlp_traces_endpoint.
+            headers = {"traceparent": traceparent} if traceparent else None
+            outputs = self._llm.generate(prompt, params, request_id, priority=priority, trace_headers=headers)
+            async for output in outputs:
                 yield output.outputs[0], output.num_cached_tokens, output.prompt_logprobs or ()
         except VLLMServerError as error:
             raise EngineFailed(f"vLLM failed: {error}") from error

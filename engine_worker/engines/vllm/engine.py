@@ -384,7 +384,10 @@ class VllmEngine:
         priority: int,
     ) -> None:
         try:
-            steps = core.generate(running.request_id, context, params, priority, running.request.cache_salt)
+            request = running.request
+            steps = core.generate(
+                running.request_id, context, params, priority, request.cache_salt, request.traceparent
+            )
             async for completion, cached_tokens, prompt_logprobs in steps:
                 self._deliver(running, completion, cached_tokens, prompt_logprobs)
         except RequestRefused as refused:

@@ -232,7 +232,9 @@ class CascadeExecutor:
         latency = self._latencies.judge_latency(self._record.name)
         latency.begins(began_s)
         try:
-            score = await self._judging.judge(self._judge_requests.to_judge(judge.tier, answer), left_s)
+            with self._service.tracer.child("judge", self._client.traceparent) as span:
+                score = await self._judging.judge(self._judge_requests.to_judge(judge.tier, answer), left_s)
+                span.set(request_id=self._request_id, tier=attempt.model, judge=score.judge, score=score.score)
         except JudgeUnavailable as error:
             now_s = self._service.clock()
             latency.took_at_least(now_s - began_s, now_s)

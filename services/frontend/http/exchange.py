@@ -60,6 +60,8 @@ class Exchange(Response, ABC):
         self._request_id = request_id
         self.told_id = request_id
         """The `x-request-id` of the answer: the client's own, if it gave one."""
+        self.traceparent = ""
+        """What its spans are a part of: the client's, at first."""
         self._model_name = model_name
         self._key = key
         self._arrived_s = arrived_s
@@ -96,24 +98,37 @@ class Exchange(Response, ABC):
         sender = AnswerSender(send)
         sender.headers[REQUEST_ID_HEADER] = self.told_id
         sender.headers[MESH_ID_HEADER] = self._request_id
-        try:
-            service = self._service
-            with service.counted(self._key):
-                async with service.gate.admitted(self, self._request.priority or 0, self._left_s()):
-                    await self._generate(sender, scope)
+        service = self._service
+        with service.tracer.span(self._endpoint(scope), self.traceparent, start_s=self._arrived_s) as span:
+            span.set(request_id=self._request_id, model=self._model_name)
+            self.traceparent = span.traceparent
+            failure = await self._answered(sender, scope)
+            span.set(status=200 if failure is None else failure.status)
+            span.end("" if failure is None else failure.message)
+        if failure is None:
             return 200
-        except ApiError as error:
-            failure = error
-        # The last line of defence: a bug must cost one request, say so in the log and tell the client.
-        except Exception:
-            log.exception("a request failed by a bug", extra={"request_id": self._request_id})
-            failure = internal_error()
         if sender.started:
             await sender.fail(error_body(failure))
         else:
             failure.headers = {**failure.headers, **sender.headers}
             await error_response(failure)(scope, receive, send)
         return failure.status
+
+    async def _answered(self, sender: AnswerSender, scope: Scope) -> ApiError | None:
+        """None, or why there is no answer, or not all of it."""
+        service = self._service
+        try:
+            with service.counted(self._key), service.tracer.child("queue", self.traceparent) as queue:
+                async with service.gate.admitted(self, self._request.priority or 0, self._left_s()):
+                    queue.end()
+                    await self._generate(sender, scope)
+            return None
+        except ApiError as error:
+            return error
+        # The last line of defence: a bug must cost one request, say so in the log and tell the client.
+        except Exception:
+            log.exception("a request failed by a bug", extra={"request_id": self._request_id})
+            return internal_error()
 
     @abstractmethod
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
@@ -126,7 +141,7 @@ class Exchange(Response, ABC):
         return options is not None and bool(options.include_usage)
 
     def _client(self, scope: Scope) -> Client:
-        return Client(self._left_s, partial(abort_connection, scope), self.may_return)
+        return Client(self._left_s, partial(abort_connection, scope), self.may_return, self.traceparent)
 
     def _endpoint(self, scope: Scope) -> str:
         """The label of the requests metric: a path without ids, so that there are few."""

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from controlplane.model.pooling import GENERATE
+from mesh.tracing import TRACEPARENT_HEADER, SpanContext
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
 from services.frontend.http.beam_exchange import BeamExchange
@@ -73,6 +74,7 @@ async def _accept(service: CascadeService, http: Request, kind: type[Kind], id_p
         refuse_unsupported(request)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
+        exchange.traceparent = _traceparent(http)
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
         return exchange
     except ApiError as error:
@@ -80,6 +82,12 @@ async def _accept(service: CascadeService, http: Request, kind: type[Kind], id_p
         told_id = request_id if error.param == REQUEST_ID_HEADER else given or request_id
         error.headers = {**error.headers, REQUEST_ID_HEADER: told_id, MESH_ID_HEADER: request_id}
         raise
+
+
+def _traceparent(http: Request) -> str:
+    """The client's, if it is one: whatever else is in the header goes no further."""
+    given = http.headers.get(TRACEPARENT_HEADER, "")
+    return given if given and SpanContext.parse(given) is not None else ""
 
 
 async def _exchange(

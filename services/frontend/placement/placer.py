@@ -31,6 +31,7 @@ from controlplane.protocols.recovery import (
 )
 from controlplane.protocols.relay.events import Loss
 from mesh.errors import NoInstance, PeerUnavailable, UnknownModel
+from mesh.tracing import NO_TRACES, Tracer
 from penstock.v1 import scheduler_pb2
 from services.frontend.errors import ApiError, stopped, unavailable
 from services.frontend.metrics import FrontendMetrics
@@ -55,6 +56,7 @@ class Placer:
     room: WaitingRoom
     metrics: FrontendMetrics
     clock: Callable[[], float]
+    tracer: Tracer = NO_TRACES
     _managers: dict[str, RecoveryManager] = field(default_factory=dict)
     """By request id, one for each choice."""
     _placed_ids: set[str] = field(default_factory=set)
@@ -196,7 +198,10 @@ class Placer:
         )
         self._placed_ids.add(relay.request_id)  # before the answer, which a client may not wait for
         try:
-            return await self.placement.place(request)
+            with self.tracer.child("place", relay.traceparent) as span:
+                placement = await self.placement.place(request)
+                span.set(request_id=relay.request_id, instance=placement.instance_id, policy=placement.policy)
+                return placement
         except (NoInstance, UnknownModel):
             if may_overrule and self.pool.connected(relay.model):
                 return self.placement.place_here(request)

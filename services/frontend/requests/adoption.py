@@ -148,6 +148,7 @@ class Adoption:
             on_lost=lambda relay, loss: self.on_lost(relay, loss),
             resume=request.resume,
             cache_salt=request.cache_salt,
+            traceparent=request.traceparent,
             emitted_token_ids=list(request.emitted_token_ids),
         )
 

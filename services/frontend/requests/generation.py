@@ -33,6 +33,7 @@ class Generation:
         started_s: float,
         on_overflow: Callable[[], None],
         mailbox: TokenMailbox | None = None,
+        traceparent: str = "",
     ) -> None:
         """`started_s`: when the client's request arrived, or a cascade asked its tier; `on_overflow`: the client
         does not read; `mailbox`: of choices that are adopted."""
@@ -46,6 +47,7 @@ class Generation:
         """Of each prompt: where it was placed first."""
         self.policies: list[str] = []
         """Who placed each of `instance_ids`."""
+        self._traceparent = traceparent
         self._service = service
         self._placer = Placer(
             service.pool,
@@ -56,6 +58,7 @@ class Generation:
             service.room,
             service.metrics,
             service.clock,
+            service.tracer,
         )
 
     async def start(self, *, waits: bool = True) -> None:
@@ -120,6 +123,7 @@ class Generation:
             on_lost=self._placer.recover,
             resume=request_pb2.Resume(client_request_id=plan.request_id, ticket=plan.ticket) if plan.ticket else None,
             cache_salt=plan.cache_salt,
+            traceparent=self._traceparent,
         )
 
 
@@ -133,6 +137,8 @@ class Client:
     """Close its connection: it takes nothing, not even an error."""
     may_return: bool = False
     """It has said that it comes back, to this frontend or another one, if its connection ends."""
+    traceparent: str = ""
+    """What the spans of its request are a part of."""
 
 
 @dataclass(slots=True)
@@ -163,7 +169,8 @@ async def generating(
         service.metrics.slow_clients.inc()
         client.cut()
 
-    generation = Generation(service, plan, started_s, on_overflow, adoption.mailbox if adoption is not None else None)
+    mailbox = adoption.mailbox if adoption is not None else None
+    generation = Generation(service, plan, started_s, on_overflow, mailbox, client.traceparent)
     run = Run(generation)
     service.running[plan.request_id] = generation
     outcome = "aborted"

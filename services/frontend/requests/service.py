@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mesh.runtime import Entropy, Threads
+from mesh.tracing import NO_TRACES, Tracer
 from services.frontend.errors import invalid_api_key, stopped, too_many_requests
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.placement.client import PlacementClient
@@ -51,6 +52,7 @@ class FrontendService:
     entropy: Entropy
     threads: Threads
     pooler: Pooler
+    tracer: Tracer = NO_TRACES
     key_limits: KeyLimits = field(default_factory=KeyLimits)
     running: dict[str, RunningRequest] = field(default_factory=dict)
     """Requests in flight, by request id."""

@@ -85,6 +85,7 @@ class Relay:
         "resume",
         "sampling",
         "started_s",
+        "traceparent",
     )
 
     def __init__(
@@ -102,6 +103,7 @@ class Relay:
         on_lost: Callable[["Relay", Loss[ApiError]], None],
         resume: request_pb2.Resume | None = None,
         cache_salt: str = "",
+        traceparent: str = "",
         emitted_token_ids: list[int] | None = None,
     ) -> None:
         """`started_s` is when the client's request arrived, on the clock that `generate_request` is given; `on_lost`
@@ -117,6 +119,7 @@ class Relay:
         self.resume = resume
         """What lets another frontend go on with it; None: it ends with this one."""
         self.cache_salt = cache_salt
+        self.traceparent = traceparent
         self.mailbox = mailbox
         self.on_lost = on_lost
         self.request = RelayedRequest[_Delta](request_id, sampling.max_tokens, emitted_token_ids)
@@ -150,6 +153,7 @@ class Relay:
             epoch=self.request.stream.epoch,
             resume=self.resume,
             cache_salt=self.cache_salt,
+            traceparent=self.traceparent,
         )
 
     def put(self, delta: _Delta) -> None:

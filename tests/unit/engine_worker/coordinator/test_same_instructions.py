@@ -35,6 +35,7 @@ from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.request_table import TrackedRequest
 from mesh.leadership_state import Fence
 from mesh.membership import Member
+from mesh.tracing import NO_TRACES
 from penstock.v1 import migration_pb2
 from simulator.cluster.migration.coordinator import SimulatedCoordinator
 from simulator.instance.counted_request import CountedRequest
@@ -77,6 +78,7 @@ class LiveStory(Story):
             registry=CollectorRegistry(),
             server=SimpleNamespace(add=lambda *_: None),
             shutdown=None,
+            tracer=NO_TRACES,
         )
         seams: Any = self
         self.coordinator = StoryCoordinator(seams, seams, context, Fence(), open_link=self.open_link, inquirer=seams)
