@@ -109,6 +109,7 @@ def _simulated_defaults(model_path: str) -> dict[str, Any]:
         "first_token_id": vocabulary.first_token_id,
         "last_token_id": vocabulary.last_token_id,
         "eos_token_id": vocabulary.eos_token_id,
+        "byte_token_ids": list(vocabulary.byte_token_ids),
     }
     return {"instance": {"output": output}}
 

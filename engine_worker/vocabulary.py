@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from controlplane.model.byte_alphabet import bytes_of_characters
 from mesh.errors import ConfigurationError
 
 
@@ -17,6 +18,8 @@ class Vocabulary:
     first_token_id: int
     last_token_id: int
     eos_token_id: int
+    byte_token_ids: tuple[int, ...] = ()
+    """The token of each byte, by the byte; empty where not every byte has one."""
 
 
 def read_vocabulary(model_path: Path) -> Vocabulary | None:
@@ -44,7 +47,16 @@ def _vocabulary(tokenizer: dict[str, Any], eos: int | list[int]) -> Vocabulary:
     special = {token["id"] for token in added}
     eos_ids = eos if isinstance(eos, list) else [eos]
     first, last = _longest_run(ids - special - set(eos_ids))
-    return Vocabulary(max(ids | special) + 1, first, last, eos_ids[0])
+    return Vocabulary(max(ids | special) + 1, first, last, eos_ids[0], _byte_token_ids(tokenizer))
+
+
+def _byte_token_ids(tokenizer: dict[str, Any]) -> tuple[int, ...]:
+    vocabulary = tokenizer["model"]["vocab"]
+    if (tokenizer.get("decoder") or {}).get("type") != "ByteLevel" or not isinstance(vocabulary, dict):
+        return ()
+    characters = {byte: character for character, byte in bytes_of_characters().items()}
+    ids = [vocabulary[characters[byte]] for byte in range(256) if characters[byte] in vocabulary]
+    return tuple(ids) if len(ids) == 256 else ()
 
 
 def _longest_run(ids: set[int]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from controlplane.model.instance import KvBlocks, LoadReport
 from controlplane.model.request import EngineRequest, SamplingParams, StepOutput, TokenDelta
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import EngineLimits
-from mesh.errors import ConfigurationError, EngineFailed, RequestRefused
+from mesh.errors import ConfigurationError, EngineFailed
 from mesh.mailbox import Mailbox
 from mesh.runtime import Clock
 from simulator.cost.model import BatchShape, CostModel
@@ -93,8 +93,6 @@ class SimulatedEngine:
             raise self._failure
         if self._runner is None or self._runner.done():
             raise EngineFailed("the engine is not running; start it before submitting")
-        if request.sampling.structured_outputs:
-            raise RequestRefused("a simulated engine says random tokens: it cannot make them fit a structure")
         self.instance.submit(request)
         self._warn_of_ignored(request.sampling)
         self.wake()

@@ -23,6 +23,8 @@ class OutputConfig:
     """Standard deviation of the logarithm of the length."""
     shortest_tokens: int = 1
     longest_tokens: int = 2048
+    byte_token_ids: tuple[int, ...] = ()
+    """The token of each byte, where there are such: what text of a given form is spelled with."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_token_id <= self.last_token_id < self.vocabulary_tokens:
@@ -34,6 +36,10 @@ class OutputConfig:
             raise ConfigurationError(
                 f"eos_token_id {self.eos_token_id} is outside the vocabulary of {self.vocabulary_tokens}"
             )
+        if self.byte_token_ids and (
+            len(self.byte_token_ids) != 256 or max(self.byte_token_ids) >= self.vocabulary_tokens
+        ):
+            raise ConfigurationError(f"byte_token_ids must be 256 of the {self.vocabulary_tokens} tokens, or none")
         if self.first_token_id == self.last_token_id == self.eos_token_id:
             raise ConfigurationError("answers need at least one token besides the end of sequence")
         if not 1 <= self.shortest_tokens <= self.longest_tokens or self.median_tokens <= 0 or self.sigma < 0:

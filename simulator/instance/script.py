@@ -5,7 +5,8 @@ recovery cannot change it; and since the end is known too, the instance only has
 
 Parameters that say which tokens may come (allowed_token_ids, bad_words, a logit_bias of 100 or -100) are kept. Those
 that shape a real model's distribution (top_p, penalties...) have no effect here, as `without_effect` says. A
-temperature above 0 without a seed says the same as temperature 0.
+temperature above 0 without a seed says the same as temperature 0. JSON and choices are said in their form
+(`fitting_text`), byte by byte.
 """
 
 import math
@@ -20,7 +21,9 @@ from xxhash import xxh3_64_intdigest
 
 from controlplane.model.request import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
 from controlplane.model.sampling import parameters
+from mesh.errors import RequestRefused
 from simulator.instance.config import OutputConfig
+from simulator.instance.fitting_text import NotSimulated, fitting_text
 from simulator.instance.splitmix import stream_words
 
 _WORD = 1 << 64
@@ -44,6 +47,7 @@ HONOURED: Final = frozenset(
         "prompt_logprobs",
         "allowed_token_ids",
         "bad_words",
+        "structured_outputs",
     )
 )
 """The sampling parameters that have an effect here; `logit_bias` has one where it decides alone."""
@@ -96,7 +100,11 @@ class Script:
         self._prompt_token_ids = prompt_token_ids if sampling.prompt_logprobs is not None else None
         self._key = xxh3_64_intdigest(prompt_token_ids.tobytes(), _seed_word(sampling))
         self._token_ids: list[int] | None = None
-        self._set_end(max_model_len_tokens - len(prompt_token_ids))
+        room_tokens = max_model_len_tokens - len(prompt_token_ids)
+        if sampling.structured_outputs:
+            self._say(_spelled(sampling.structured_outputs, self._key, config), room_tokens)
+        else:
+            self._set_end(room_tokens)
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Token ids at the positions start .. stop - 1, none of them before the emitted ones' end."""
@@ -161,6 +169,16 @@ class Script:
                 candidates.append(token_id)
         candidates.insert(rank, chosen_id)
         return candidates
+
+    def _say(self, token_ids: list[int], room_tokens: int) -> None:
+        """These and nothing else, as far as they may be said."""
+        emitted, limit = self._emitted_tokens, min(self._sampling.max_tokens, room_tokens)
+        if emitted >= len(token_ids):
+            raise RequestRefused("the tokens that were emitted before are not those of this engine")
+        is_whole = len(token_ids) <= limit
+        self.total_tokens = len(token_ids) if is_whole else limit
+        self.finish_reason = FinishReason.STOP if is_whole else FinishReason.LENGTH
+        self._token_ids = token_ids[emitted : self.total_tokens]
 
     def _set_end(self, room_tokens: int) -> None:
         sampling = self._sampling
@@ -256,6 +274,19 @@ def _vocabulary(config: OutputConfig) -> NDArray[np.int64]:
     token_ids = np.arange(config.first_token_id, config.last_token_id + 1, dtype=np.int64)
     spoken: NDArray[np.int64] = token_ids[token_ids != config.eos_token_id]
     return spoken
+
+
+def _spelled(structure: str, key: int, config: OutputConfig) -> list[int]:
+    """Text of this form, and the end of sequence."""
+    if not config.byte_token_ids:
+        raise RequestRefused(
+            "this simulated engine has no tokens for bytes, of which it would make text of a given form"
+        )
+    try:
+        text = fitting_text(structure, key)
+    except NotSimulated as error:
+        raise RequestRefused(f"a simulated engine cannot answer in this form: {error}") from error
+    return [*(config.byte_token_ids[byte] for byte in text.encode()), config.eos_token_id]
 
 
 def _seed_word(sampling: SamplingParams) -> int:

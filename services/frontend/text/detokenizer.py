@@ -7,25 +7,15 @@ tokenizer by decoding a short window twice, the way text-generation-inference do
 
 import codecs
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Protocol
+
+from controlplane.model.byte_alphabet import bytes_of_characters
 
 REPLACEMENT = "\ufffd"
 MAX_PENDING_TOKENS = 16
 """A character spans at most four bytes, so more tokens than this without one are not UTF-8 at all."""
 CONTEXT_TOKENS = 5
 """How much of the prompt the window sees first: some decoders treat the first token specially."""
-
-
-@cache
-def bytes_of_characters() -> dict[str, int]:
-    """The byte-level alphabet of GPT-2 (Radford et al. 2019), in which every byte has a printable stand-in: from that
-    character to the byte; exactly 256 entries."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    mapping = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    mapping.update((chr(256 + index), byte) for index, byte in enumerate(others))
-    return mapping
 
 
 def token_bytes(token: str) -> bytes:
