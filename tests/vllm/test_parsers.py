@@ -67,14 +67,15 @@ class Told:
 
 
 def agree(ours: Told, theirs: Told) -> bool:
-    """Neither has told anything that the other will not tell. Blanks around content are a matter of taste."""
+    """Neither has told anything that the other will not tell. Blanks around content are a matter of taste, and vLLM's
+    parser for DeepSeek R1 tells of <think> where more than that comes in a piece."""
 
     def goes_on(one: str, other: str) -> bool:
         return one.startswith(other) or other.startswith(one)
 
     return (
         goes_on(ours.content.lstrip(), theirs.content.lstrip())
-        and goes_on(ours.reasoning, theirs.reasoning)
+        and goes_on(ours.reasoning, theirs.reasoning.removeprefix("<think>"))
         and all(
             name == their_name and goes_on(arguments, their_arguments)
             for (name, arguments), (their_name, their_arguments) in zip(ours.calls, theirs.calls, strict=False)
