@@ -16,6 +16,7 @@ from tests.examples import QUICK_EXAMPLES
 BUSY: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("whole", **BUSY)
 settings.load_profile("whole")  # unless the command line names another one
+settings.register_profile("thorough", **BUSY)
 settings.register_profile("quick", max_examples=QUICK_EXAMPLES, **BUSY)
 settings.register_profile(  # the same examples for every mutant; that one fails is enough, which is the simplest is not
     "mutants", max_examples=15, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
