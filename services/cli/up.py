@@ -61,6 +61,8 @@ class UpOptions:
     engine_arg: tuple[str, ...]
     generation_config: str
     override_generation_config: str
+    otlp_traces_endpoint: str
+    otlp_traces_share: float
     host: str
     port: int
     frontends: int
@@ -132,6 +134,19 @@ def _known_policy(_context: click.Context, _parameter: click.Parameter, name: st
 )
 @click.option(
     "--override-generation-config", metavar="JSON", default="", help='An object put over them: {"temperature": 0.5}.'
+)
+@click.option(
+    "--otlp-traces-endpoint",
+    metavar="URL",
+    default="",
+    help="An OpenTelemetry collector that gets a span of every hop of a request: http://127.0.0.1:4318/v1/traces.",
+)
+@click.option(
+    "--otlp-traces-share",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Of the requests whose client sends no traceparent, how many are recorded.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option(
@@ -299,7 +314,14 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
         schedulers=options.schedulers,
         monitors=options.monitors,
         worker_options=_worker_options(options),
+        role_options=_role_options(options),
     )
+
+
+def _role_options(options: UpOptions) -> tuple[str, ...]:
+    """Those of every process that were given."""
+    endpoint, share = options.otlp_traces_endpoint, f"{options.otlp_traces_share:g}"
+    return ("--otlp-traces-endpoint", endpoint, "--otlp-traces-share", share) if endpoint else ()
 
 
 def _worker_options(options: UpOptions) -> tuple[str, ...]:

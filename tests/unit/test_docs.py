@@ -127,3 +127,14 @@ def test_the_glossary_has_each_word_once_in_alphabetical_order() -> None:
     words = re.findall(r"^\| ([a-z][a-z ]+?) \| \S", glossary, flags=re.MULTILINE)[1:]
     assert len(words) > 20
     assert words == sorted(set(words)), "each word once, in alphabetical order"
+
+
+def test_the_page_of_the_endpoint_lists_every_parameter() -> None:
+    from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    table = page[page.index("| parameter |") : page.index("## Ids and traces")]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`([a-z_]+)`", row)]
+    fields = {*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    assert sorted(listed) == sorted(fields)

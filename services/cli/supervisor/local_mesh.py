@@ -73,6 +73,8 @@ class LocalMesh:
     monitors: int = 1
     worker_options: tuple[str, ...] = ()
     """Options of every worker, as its command line takes them."""
+    role_options: tuple[str, ...] = ()
+    """Those of every process."""
 
     def __post_init__(self) -> None:
         for option in ("frontends", "schedulers", "monitors"):
@@ -196,4 +198,4 @@ def _drained_process(mesh: LocalMesh, role: str, name: str, *options: str) -> Pr
 
 
 def _process(mesh: LocalMesh, role: str, name: str, *options: str) -> ProcessSpec:
-    return ProcessSpec(name, role, ("--store", mesh.store_url, "--member-id", name, *options))
+    return ProcessSpec(name, role, ("--store", mesh.store_url, "--member-id", name, *mesh.role_options, *options))
