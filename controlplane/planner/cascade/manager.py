@@ -144,8 +144,14 @@ class CascadePlanManager:
         """
         applying = asyncio.create_task(self._apply(plan, as_leader), name=f"apply the plan for {plan.name}")
         self._applying.add(applying)
-        applying.add_done_callback(self._applying.discard)
+        applying.add_done_callback(self._applied)
         return await asyncio.shield(applying)
+
+    def _applied(self, applying: asyncio.Task[int]) -> None:
+        self._applying.discard(applying)
+        if not applying.cancelled() and (error := applying.exception()) is not None:
+            # Its caller may have gone: then nobody else tells of it.
+            log.error("a plan is not in force", extra={"task": applying.get_name(), "error": str(error)})
 
     async def _apply(self, plan: CascadePlan, as_leader: bool) -> int:
         label = UNKNOWN_CASCADE
