@@ -1,7 +1,7 @@
 # make up       set everything up and run a mesh of three vLLM instances on this machine
 # make test     set everything up and run all checks and tests
 # make quick    what can be checked in under a minute of CPU: format, lint, types, the tests without processes
-# make mutants  changes pure code in one place at a time and sees whether a test notices; ARGS='PATTERN ...' selects
+# make mutants  changes pure code in one place at a time and sees whether a test notices; ARGS='PATTERN ...' or SAMPLE selects
 # make install  the set-up alone: .venv with .venv/bin/penstock
 
 PYTHON ?= python3
@@ -12,6 +12,7 @@ PACKAGE_STAMP := $(VENV)/.package-installed
 MUTMUT_STAMP := $(VENV)/.mutmut-installed
 CODE := mesh controlplane services engine_worker simulator demo fault_simulation penstock benchmarks scripts tests docs/examples
 ARGS ?=
+SAMPLE ?=
 
 QUICK := not process and not slow and not vllm and not etcd and not docker
 
@@ -41,9 +42,16 @@ quick-tests: package
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --hypothesis-profile=quick -m "$(QUICK)" $(ARGS)
 
 # By its module or function: make mutants ARGS="controlplane.protocols.placing.*". What was tried before is not tried
-# again unless it is named. `mutmut show NAME` tells what was changed.
+# again unless it is named. `mutmut show NAME` tells what was changed. Or some at random, of the files and folders that
+# are named: make mutants SAMPLE="controlplane/protocols/migration --count 130". They are drawn from what mutmut makes of
+# the sources as they are now, for which its first run is; that tries three.
 mutants: package $(MUTMUT_STAMP)
+ifneq ($(strip $(SAMPLE)),)
+	$(BIN)/mutmut run --max-children 1 'controlplane.protocols.migration.orders.*'
+	names=$$($(BIN)/python scripts/mutant_sample.py $(SAMPLE)) && $(BIN)/mutmut run --max-children 1 $$names
+else
 	$(BIN)/mutmut run --max-children 1 $(ARGS)
+endif
 	$(BIN)/python scripts/mutation_score.py
 
 install: package $(ENGINE_STAMP)

@@ -1,12 +1,13 @@
-"""Prints names of mutants drawn at random, for `make mutants ARGS=...` where all would take too long.
+"""Prints names of mutants drawn at random, for `make mutants SAMPLE=...` where all would take too long.
 
 They come from what mutmut has made already, in `mutants/`. Equal seeds give equal orders as long as the sources stay
 the same, and `--first` goes on where a sample before has ended: mutants whose survivors led to tests do not measure
-those tests.
+those tests. Exit status 1 where there are none: mutmut without a name tries all.
 """
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -25,7 +26,10 @@ def main() -> None:
     made = sorted(path for path in ROOT.rglob("*.meta") if _is_of(path.relative_to(ROOT).as_posix(), given.sources))
     names = [name for path in made for name in sorted(json.loads(path.read_text())["exit_code_by_key"])]
     Random(given.seed).shuffle(names)
-    print("\n".join(names[given.first : given.first + given.count]))
+    drawn = names[given.first : given.first + given.count]
+    if not drawn:
+        sys.exit(f"mutmut has made {len(names)} mutants of {' '.join(given.sources)}: none is left to be drawn")
+    print("\n".join(drawn))
 
 
 def _is_of(path: str, sources: list[str]) -> bool:

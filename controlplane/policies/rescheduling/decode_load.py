@@ -72,7 +72,7 @@ def load_of(
     frontends: tuple[str, ...] = (),
 ) -> DecodeLoad:
     """The same of what is in arrays already, each of shape (requests,); `remaining` may be UNKNOWN."""
-    future = profiles(context, remaining, horizon).sum(axis=0, dtype=np.int64)
+    future = profiles(context, remaining, horizon).sum(axis=0)
     return DecodeLoad(request_ids, context, remaining, horizon, future, frontends)
 
 

@@ -68,6 +68,6 @@ class ReschedulerParameters(PolicyParameters, frozen=True, forbid_unknown_fields
 
     def beta(self) -> NDArray[np.float64]:
         """beta_t of equation (4) for the points after the present, shape (horizon_steps,), sum 1."""
-        weights = np.power(self.decay, np.arange(self.horizon_steps, dtype=np.float64))
+        weights = np.power(self.decay, np.arange(self.horizon_steps))
         normalised: NDArray[np.float64] = weights / weights.sum()
         return normalised
