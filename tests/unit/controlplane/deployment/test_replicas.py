@@ -29,6 +29,7 @@ def test_cascades_that_share_a_model_each_have_their_replicas() -> None:
 def test_a_new_instance_gets_the_first_name_that_is_free() -> None:
     assert new_name("m", ()) == "m-0"
     assert new_name("m", {"m-0", "m-2", "frontend"}) == "m-1"
+    assert new_name("org/m", {"org--m-0"}) == "org--m-1", "ids hold no slash"
 
 
 def test_shapes_are_read_from_and_written_into_engine_settings() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from controlplane.protocols.migration import messages
 from controlplane.protocols.migration.limits import MigrationLimits
+from controlplane.protocols.migration.orders import Transfer, TransferState
 from controlplane.protocols.migration.source import (
     FINAL,
     Cancel,
@@ -233,3 +234,11 @@ def test_the_last_blocks_are_copied_while_it_stands_still(left: int, is_paused: 
     migration.handle(Progress(left, decoding=True), 5)
     expected: SourceInstruction = Pause() if is_paused else Send(messages.Round("m", 1, 0, left))
     assert migration.handle(messages.Accept("m"), 10) == (expected,)
+
+
+def test_a_transfer_of_a_prefill_goes_only_where_its_table_says() -> None:
+    transfer = Transfer("r", "b")
+    with pytest.raises(IllegalTransition, match="the transfer of request r cannot go from prefilling to refused"):
+        transfer.become(TransferState.REFUSED)
+    transfer.become(TransferState.MOVING)
+    assert transfer.state is TransferState.MOVING

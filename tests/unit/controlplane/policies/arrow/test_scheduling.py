@@ -12,9 +12,9 @@ from controlplane.model.instance import InstancePhase, InstanceState, LoadReport
 from controlplane.model.placement import PlacementRequest
 from controlplane.policies.arrow.instances import ElasticInstances
 from controlplane.policies.arrow.parameters import ArrowParameters
-from controlplane.policies.arrow.policy import Arrow
+from controlplane.policies.arrow.policy import DECODE_RULE, Arrow
 from controlplane.policies.arrow.pools import Pool
-from controlplane.policies.place import place, place_decode
+from controlplane.policies.place import choose_decode, place, place_decode
 from tests.examples import examples
 from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, instance, report
 
@@ -209,6 +209,11 @@ def test_nothing_is_decoded_where_no_request_can_be_moved_to() -> None:
     assert placement.decode is not None
     assert placement.decode.scores is not None
     assert placement.decode.scores.tolist() == [0, inf, 0, 500]
+    for each in "acd":
+        report(table, each, LoadReport(transfer_obstacle="its network device was made anew"))
+    chosen = choose_decode(table, policy, PlacementRequest("s", "m", 100, 0.0, max_tokens=50), "a")
+    assert chosen is not None
+    assert (chosen[1].row, chosen[1].rule, chosen[1].scores) == (0, DECODE_RULE, None)
 
 
 def test_where_only_a_full_instance_in_transition_can_decode_it_does() -> None:
@@ -241,6 +246,15 @@ def test_a_request_that_decodes_already_goes_where_requests_are_decoded() -> Non
     table, policy = idle()
     report(table, "b", decoding(10))
     assert ask(table, policy, "r", 100, is_decoding=True) == "d"
+    table, policy = idle()
+    chosen = set()
+    for number in range(4):
+        wanted = PlacementRequest(f"r{number}", "m", 100, 0.0, max_tokens=50, is_decoding=True)
+        placement = place(table, policy, wanted)
+        assert placement.decision.indicators["pool"].tolist() == [0, 1, 0, 1]
+        chosen.add(placement.instance.instance_id)
+        table.ended(f"r{number}")
+    assert chosen == {"b", "d"}, "in turn while all are idle"
 
 
 # -- the pools in time
@@ -271,6 +285,15 @@ def test_intervals_above_the_tpot_move_an_instance_after_a_while_and_not_two_at_
         assert sum(pool.decodes for pool in pools(policy).values()) == decoders
     assert pools(policy)["c"] is Pool.PREFILL_TO_DECODE
     assert pools(policy)["a"] is Pool.PREFILL
+
+
+def test_intervals_that_are_above_the_tpot_at_the_first_look_count_from_there() -> None:
+    table, policy = cluster("a", "b", "c", "d"), Arrow(PARAMETERS)
+    for each in "bd":
+        report(table, each, decoding(100, interval_ms=60.0))
+    for now_s, decoders in ((10.0, 2), (10.9, 2), (11.0, 3)):
+        observe(table, policy, now_s)
+        assert sum(pool.decodes for pool in pools(policy).values()) == decoders
 
 
 def test_intervals_that_an_instance_told_before_it_fell_silent_move_nothing() -> None:

@@ -152,6 +152,32 @@ def test_the_end_of_a_prefill_is_asked_about_among_those_that_decode(name: str) 
     assert (chosen[1].row, chosen[1].rule, chosen[1].scores) == (0, policy.rule, None)
 
 
+def test_as_many_prefill_as_are_asked_for_each_in_its_turn() -> None:
+    table, policy = cluster("a", "b", "c", "d"), split("static_pd_round_robin", prefill_instances=3)
+    assert [ids(put(table, policy, f"r{number}")) for number in range(4)] == ["ad", "bd", "cd", "ad"]
+    table, policy = cluster("a", "b", "c", "d"), split("static_pd", prefill_instances=1)
+    assert {put(table, policy, f"r{number}").instance.instance_id for number in range(3)} == {"a"}
+
+
+def test_idle_instances_decode_in_turn() -> None:
+    table, policy, decoders = cluster("a", "b", "c", "d"), split("static_pd"), set[str]()
+    for number in range(4):
+        decoders.add(put(table, policy, f"r{number}").decode_instance.instance_id)
+        table.ended(f"r{number}")
+    assert decoders == {"c", "d"}
+
+
+def test_a_prompt_takes_the_longer_the_more_there_is_to_attend_to() -> None:
+    """68 tokens of 100 beside 32 cached ones: 5 + 68 + 0.01 x (100^2 - 32^2) ms; all 100: 5 + 100 + 0.01 x 100^2."""
+    curve = {"prefill_fixed_ms": 5.0, "prefill_token_ms": 1.0, "prefill_token_squared_ms": 0.01}
+    table, policy = cluster("a", "b"), create_policy("colocated", curve)
+    cache(table, "b", 1, 2)
+    first = put(table, policy, block_hashes=(1, 2))
+    assert first.instance.instance_id == "b"
+    assert first.decision.scores.tolist() == pytest.approx([205.0, 162.76])
+    assert put(table, policy, "r1").decision.indicators["prefill_delay_ms"].tolist() == [0, 163], "it is remembered"
+
+
 def test_both_phases_on_one_instance_go_where_the_delay_is_least_then_where_the_fewest_tokens_run() -> None:
     table, policy = cluster("a", "b", "c"), create_policy("colocated", CURVE)
     report(table, "a", queued(30))

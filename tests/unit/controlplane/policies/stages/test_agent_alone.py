@@ -19,7 +19,7 @@ from controlplane.policies.stages.layout import StageLayout
 from controlplane.policies.stages.neighbours import StageReport
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters, RequestLength
 from controlplane.protocols.bid_ask.limits import BidAskLimits
-from controlplane.protocols.bid_ask.messages import Accepted, Ask, Award, Begun, Bid, Done, Ready
+from controlplane.protocols.bid_ask.messages import Accepted, Ask, Award, Begun, Bid, Busy, Done, Ready
 from controlplane.protocols.bid_ask.receiver import Capacity
 from controlplane.protocols.bid_ask.sender import Closed
 
@@ -256,6 +256,8 @@ def test_a_promise_is_asked_for_again_until_it_is_answered() -> None:
     assert (accepted, ready) == (ToPeer("b", Accepted("b-1")), ToPeer("b", Ready("b-1", 1)))
     assert ready not in tick(first, LIMITS.resend_ms - 1)
     assert ready in tick(first, LIMITS.resend_ms)
+    first.receive("b", Busy("b-1", 1), ROOMY, LIMITS.resend_ms)
+    assert ToPeer("b", Ready("b-1", 2)) in tick(first, LIMITS.resend_ms + LIMITS.retry_ms)
     first.receive("c", Award("c-1", "s", 10, 10), ROOMY, LIMITS.resend_ms)
     full = first.tick(Capacity(0, 0), (), inf)
     assert not first.receiver.senders, f"nothing is promised for ever: {full}"
