@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from fault_simulation.actions import Drain
 from fault_simulation.oracle import CHAT_PATH
 from fault_simulation.timeline import (
     LARGEST_ANSWER_TOKENS,
@@ -19,11 +20,12 @@ from fault_simulation.timeline import (
     Cut,
     Fault,
     Kill,
+    Operation,
     Request,
     Timeline,
 )
 
-SHARE: Final = 0.1
+SHARE: Final = 0.15
 """Of the seeds."""
 EARLIEST_S: Final = 8.0
 LATEST_S: Final = 20.0
@@ -65,10 +67,22 @@ def nobody_says_who_decodes(rng: random.Random, timeline: Timeline, at_s: float)
     return _added(msgspec.structs.replace(timeline, topology=topology), requests, cut)
 
 
+def nobody_takes_what_is_drained(rng: random.Random, timeline: Timeline, at_s: float) -> Timeline:
+    """A worker with long requests is drained while all others are away, in a mesh that has nothing else to do or to
+    suffer."""
+    at_s = round(EARLIEST_S + (at_s - EARLIEST_S) / 2, 3)  # they last for 18 s
+    one, *others = timeline.topology.worker_ids
+    requests = [_stream(rng, at_s - rng.uniform(0.5, 1.0), more={"max_tokens": 700}) for _ in range(3)]
+    death = Kill(round(at_s - 1.5, 3), tuple(others), round(rng.uniform(2.5, 4.5), 3))
+    drained = msgspec.structs.replace(timeline, requests=(), faults=(), operations=(Operation(at_s, Drain(one, 0.0)),))
+    return _added(drained, requests, death)
+
+
 OCCASIONS: Final[tuple[Callable[[random.Random, Timeline, float], Timeline], ...]] = (
     stop_strings_wait,
     frontend_dies_under_readers,
     nobody_says_who_decodes,
+    nobody_takes_what_is_drained,
 )
 
 

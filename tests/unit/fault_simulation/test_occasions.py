@@ -21,6 +21,7 @@ def test_few_seeds_get_one_and_all_are_drawn() -> None:
         ("stalls",) * 6,
         ("returns",) * 4,
         ("reads",) * 8,
+        ("reads",) * 3,
     }
 
 
