@@ -1,7 +1,7 @@
 """What may be for a moment and must not last. Waiting hides bugs: a request that waits out a fault is answered in the
 end, so that no answer tells of a frontend that could have gone on long before."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,8 @@ LOST_S: Final = 5.0
 connection's keep-alive."""
 DRAINED_S: Final = 8.0
 """A draining worker offers its requests again, at the latest five seconds after nobody would have them."""
+UNREADY_S: Final = 0.5
+"""A frontend asks no scheduler that has not heard of any instance since its start: it places requests itself."""
 ASKED_S: Final = 2.5
 """A worker that asks who decodes a request asks at most three schedulers, for half a second each."""
 
@@ -76,6 +78,13 @@ class Schedulers:
             yield Delay("forgotten instance", scheduler.machine.name, what, FORGOTTEN_S)
 
 
+def is_unready(scheduler: Life) -> bool:
+    """Whether no monitor has told this scheduler of instances since its start."""
+    assert isinstance(scheduler.role, SchedulerRole)
+    placements = scheduler.role.placements
+    return placements is not None and placements.feed.heard_s is None
+
+
 def delays_of_drain(worker: Life, others: Iterable[Life]) -> Iterator[Delay]:
     """`others`: workers that it reaches and that reach it."""
     assert isinstance(worker.role, WorkerRole)
@@ -107,9 +116,12 @@ def _could_take_from(other: Life, instance: Instance) -> bool:
     return described.model == here.model and described.phase.decodes and not other.machine.is_engine_broken
 
 
-def delays_of(frontend: Life, serves: bool, is_lost: Callable[[str], bool]) -> Iterator[Delay]:
+def delays_of(
+    frontend: Life, serves: bool, is_lost: Callable[[str], bool], unready_ids: Collection[str]
+) -> Iterator[Delay]:
     """`serves`: whether the frontend could use a worker of every model. `is_lost`: whether an incarnation of a worker
-    is dead, stopped or out of its reach."""
+    is dead, stopped or out of its reach. `unready_ids`: incarnations of schedulers that no monitor has told of
+    instances."""
     assert isinstance(frontend.role, FrontendRole)
     service, name = frontend.role.service, frontend.machine.name
     if service is None:
@@ -118,6 +130,10 @@ def delays_of(frontend: Life, serves: bool, is_lost: Callable[[str], bool]) -> I
         yield Delay(
             "fallback goes on", name, f"{service.placement.fallback}, and a scheduler could be asked", FALLBACK_S
         )
+    for scheduler in service.placement.links():
+        if scheduler.is_usable and scheduler.member.incarnation_id in unready_ids:
+            what = f"{scheduler.member.member_id} is asked, and knows no instance yet"
+            yield Delay("asks the unready", name, what, UNREADY_S)
     if len(service.room) and serves:
         yield Delay("waits in vain", name, "requests wait for an instance, and one is connected", WAITING_S)
     for link in service.pool.links():

@@ -31,7 +31,7 @@ from controlplane.planner.role import PlannerRole
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
-from fault_simulation.delays import Delays, Schedulers, delays_of, delays_of_drain, delays_of_questions
+from fault_simulation.delays import Delays, Schedulers, delays_of, delays_of_drain, delays_of_questions, is_unready
 from fault_simulation.machines import Life
 from fault_simulation.node import NodeState
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, SimulatedMesh
@@ -260,14 +260,18 @@ class Watch:
     def _check_delays(self, frontends: Iterable[Life]) -> None:
         lives = [machine.life for machine in self._mesh.machines.values() if machine.life is not None]
         workers = {life.context.incarnation_id: life for life in lives if life.context is not None}
+        schedulers = [life for life in lives if isinstance(life.role, SchedulerRole) and life.context is not None]
+        unready_ids = {each.context.incarnation_id for each in schedulers if each.context and is_unready(each)}
         found = [
             delay
             for life in frontends
             if life not in self._asked_to_end_s
-            for delay in delays_of(life, self._serves_all(life), partial(self._is_lost_by_id, life, workers))
+            for delay in delays_of(
+                life, self._serves_all(life), partial(self._is_lost_by_id, life, workers), unready_ids
+            )
         ]
-        for life in lives:
-            if isinstance(life.role, SchedulerRole) and life.node.state is NodeState.RUNNING:
+        for life in schedulers:
+            if life.node.state is NodeState.RUNNING:
                 found += self._schedulers.delays_of(life, self._linked(life))
         running = [life for life in lives if isinstance(life.role, WorkerRole) and life.node.state is NodeState.RUNNING]
         for life in running:
