@@ -76,7 +76,14 @@ _COPIES = click.IntRange(1, 8)
     type=POSITIVE,
     help="Seconds of one random fault after another (--seed), with an eye on the memory of every role.",
 )
-@click.option("--tokens", type=click.IntRange(8, 100_000), help="Of each stream. Default: 300; vllm: 96.")
+@click.option(
+    "--schema",
+    is_flag=True,
+    help="Have every answer be JSON of a schema, and check that it is; --tokens is about what each stream has then.",
+)
+@click.option(
+    "--tokens", type=click.IntRange(8, 100_000), help="Of each stream. Default: 300; vllm: 96, with --schema 300."
+)
 @click.option("--seed", default=0, show_default=True, help="Prompts follow from it, and the faults of a soak.")
 @click.option("--deadline-s", type=POSITIVE, default=300.0, show_default=True, help="For a single request.")
 @click.option(
@@ -97,6 +104,8 @@ _COPIES = click.IntRange(1, 8)
 def command(json_path: Path | None, soak_s: float | None, **options: Any) -> None:
     """Run greedy streams twice, undisturbed and with a mesh that breaks in the middle, and compare.
 
+    With --schema, also check that every whole answer fits its JSON schema.
+
     One fault at a time; without any, one worker is killed. Prints a JSON report. Exit status: 0 if every request
     finished with exactly the right tokens and the mesh is whole again, otherwise 1. With --soak, also 1 if the memory
     of a role grows by more than 5 % from the first to the last third, or a log tells of a bug.
@@ -105,8 +114,10 @@ def command(json_path: Path | None, soak_s: float | None, **options: Any) -> Non
     logging.disable(logging.WARNING)  # what its own view of a broken mesh misses is no news
     if json_path is not None:
         check_writable(json_path)
-    tokens = options["tokens"] or _TOKENS[options["engine"]]
-    traffic = TrafficPlan(options["streams"], tokens, options["rate"], options["seed"], options["deadline_s"])
+    tokens = options["tokens"] or _TOKENS["simulated" if options["schema"] else options["engine"]]
+    traffic = TrafficPlan(
+        options["streams"], tokens, options["rate"], options["seed"], options["deadline_s"], options["schema"]
+    )
     plan = ChaosPlan(fault, count, traffic) if soak_s is None else SoakPlan(soak_s, traffic)
     report, failures = asyncio.run(_run(plan, options))
     for failure in failures:

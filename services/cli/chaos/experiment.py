@@ -10,7 +10,8 @@ import msgspec
 from mesh.errors import PenstockError, RpcError
 from mesh.membership import Directory
 from services.cli.chaos.faults import TargetMesh, broken, healed
-from services.cli.chaos.streams import Client, answered, completion_requests
+from services.cli.chaos.schema import most_tokens, records_schema
+from services.cli.chaos.streams import Client, Question, answered, completion_requests
 from services.cli.chaos.traffic import Load, Traffic, sum_of_chunks
 from services.cli.chaos.verdict import ChaosReport, Fault, failures_in, judge
 from services.cli.connection import mesh_directory, mesh_store
@@ -42,6 +43,8 @@ class TrafficPlan:
     seed: int
     deadline_s: float
     """Deadline of each request."""
+    has_schema: bool = False
+    """All answers are JSON of a schema, and about as long as said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +91,19 @@ async def prepared(
             model = await served_model(pool, None, "", CALL_DEADLINE_S)
             vocabulary = range(FIRST_TOKEN_ID, model.vocab_size or DEFAULT_VOCABULARY_TOKENS)
 
-            def requests(count: int, tokens: int, seed: int) -> list[bytes]:
-                return completion_requests(pool.endpoint, model.name, vocabulary, count, tokens, seed)
+            async def questions(count: int, tokens: int, seed: int) -> tuple[Question, ...]:
+                schema = records_schema(tokens) if plan.has_schema else None
+                limit = tokens if schema is None else most_tokens(schema)
+                requests = completion_requests(pool.endpoint, model.name, vocabulary, count, limit, seed, schema)
+                return tuple(await answered(client, requests, plan.deadline_s, schema))
 
             target = TargetMesh(directory, opened, model.name, say)
             say(f"{plan.streams} undisturbed streams of {plan.tokens} tokens on {len(target.workers)} workers")
-            streams = await answered(client, requests(plan.streams, plan.tokens, plan.seed), plan.deadline_s)
+            streams = await questions(plan.streams, plan.tokens, plan.seed)
             new_tokens = max(1, min(NEW_TOKENS, plan.tokens // 5))
             # Other prompts: none of theirs may be in a cache because a stream has it.
-            new = requests(NEW_QUESTIONS if plan.rate else 0, new_tokens, plan.seed + 1)
-            load = Load(tuple(streams), tuple(await answered(client, new, plan.deadline_s)), plan.rate, plan.deadline_s)
+            new = await questions(NEW_QUESTIONS if plan.rate else 0, new_tokens, plan.seed + 1)
+            load = Load(streams, new, plan.rate, plan.deadline_s)
             yield Prepared(target, client, load)
         finally:
             client.close()

@@ -45,6 +45,7 @@ class SoakReport(msgspec.Struct, frozen=True):
     lost: int
     duplicated: int
     wrong: int
+    unfit: int
     faults: dict[Fault, int]
     """How often each was injected."""
     unhealed: tuple[str, ...]
@@ -63,7 +64,7 @@ class SoakReport(msgspec.Struct, frozen=True):
     @property
     def passed(self) -> bool:
         """Nothing failed, nothing came out wrong, nothing stayed broken, nothing grew."""
-        wrong = self.failed or self.lost or self.duplicated or self.wrong
+        wrong = self.failed or self.lost or self.duplicated or self.wrong or self.unfit
         return not (wrong or self.unhealed or self.log_bugs or grown(self.memory))
 
 
@@ -106,6 +107,7 @@ async def run_soak(
             lost=outcomes["lost"],
             duplicated=outcomes["duplicated"],
             wrong=outcomes["wrong"],
+            unfit=traffic.streams.unfit + traffic.new.unfit,
             faults=dict(progress.faults),
             unhealed=tuple(progress.unhealed),
             log_bugs=log_bugs,

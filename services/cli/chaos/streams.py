@@ -4,10 +4,12 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from mesh.errors import PeerUnavailable, RpcError
+from services.cli.chaos.schema import misfit
 from services.cli.chaos.verdict import Answer
 from services.cli.replay.completion_stream import Choice, CompletionStream
 from services.cli.replay.completions import request_head
@@ -25,6 +27,8 @@ class Question:
 
     request: bytes
     expected: Answer
+    schema: dict[str, Any] | None = None
+    """That the answer has to fit."""
 
 
 class Stream:
@@ -122,9 +126,16 @@ def _rest_of(response: CompletionStream, endpoint: Endpoint) -> bytes:
 
 
 def completion_requests(
-    endpoint: Endpoint, model: str, vocabulary: range, streams: int, tokens: int, seed: int
+    endpoint: Endpoint,
+    model: str,
+    vocabulary: range,
+    streams: int,
+    tokens: int,
+    seed: int,
+    schema: dict[str, Any] | None = None,
 ) -> list[bytes]:
-    """One streaming completion request for each stream, with a random prompt, as bytes of HTTP."""
+    """One streaming completion request for each stream, with a random prompt, as bytes of HTTP. `tokens`: that each
+    answer has or, with a `schema`, may have."""
     draw = random.Random(seed)
     requests = []
     for _ in range(streams):
@@ -133,7 +144,7 @@ def completion_requests(
             "model": model,
             "prompt": prompt,
             "max_tokens": tokens,
-            "ignore_eos": True,
+            **({"ignore_eos": True} if schema is None else {"structured_outputs": {"json": schema}}),
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -143,16 +154,21 @@ def completion_requests(
     return requests
 
 
-async def answered(client: Client, requests: Sequence[bytes], deadline_s: float) -> list[Question]:
-    """The requests with their right answers. Raises RpcError if there is none even while nothing is broken."""
+async def answered(
+    client: Client, requests: Sequence[bytes], deadline_s: float, schema: dict[str, Any] | None = None
+) -> list[Question]:
+    """The requests with their right answers. Raises RpcError if there is none, or one that does not fit the schema,
+    even while nothing is broken."""
     clock = asyncio.get_running_loop().time
     streams = [Stream(clock) for _ in requests]
     await asyncio.gather(
         *(client.ask(request, stream, deadline_s) for request, stream in zip(requests, streams, strict=True))
     )
-    questions = [Question(request, stream.answer()) for request, stream in zip(requests, streams, strict=True)]
+    questions = [Question(request, stream.answer(), schema) for request, stream in zip(requests, streams, strict=True)]
     for question in questions:
         if not question.expected.finished:
             why = question.expected.error or "it ended too early"
             raise RpcError(f"a stream failed before anything was broken: {why}")
+        if schema is not None and (wrong := misfit(question.expected.text, schema)):
+            raise RpcError(f"an answer did not fit its schema before anything was broken: {wrong}")
     return questions

@@ -104,7 +104,7 @@ class Traffic:
         del running[number]
         if tally is self.streams:
             self._ended_chunks += stream.chunks
-        tally.add(name, stream.answer(), question.expected)
+        tally.add(name, stream.answer(), question.expected, question.schema)
 
 
 def sum_of_chunks(questions: Sequence[Question]) -> int:

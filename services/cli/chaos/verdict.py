@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+
+from services.cli.chaos.schema import misfit
 
 Fault = Literal[
     "kill",
@@ -70,12 +72,16 @@ class Tally:
     resumptions: int = 0
     gaps_ms: list[float] = field(default_factory=list)
     waits_ms: list[float] = field(default_factory=list)
+    unfit: int = 0
+    """Whole answers that do not fit their schema."""
     failures: list[str] = field(default_factory=list)
     """One for each that went wrong, as long as they are few."""
 
-    def add(self, name: str, answer: Answer, expected: Answer) -> None:
-        """Count a request that has ended or was given up."""
+    def add(self, name: str, answer: Answer, expected: Answer, schema: dict[str, Any] | None = None) -> None:
+        """Count a request that has ended or was given up. `schema`: that its answer has to fit."""
         outcome = outcome_of(answer, expected)
+        wrong = misfit(answer.text, schema) if schema is not None and answer.finished else ""
+        self.unfit += bool(wrong)
         self.requests += 1
         self.finished += answer.finished
         self.outcomes[outcome] += 1
@@ -83,7 +89,7 @@ class Tally:
         self.gaps_ms.append(answer.longest_gap_ms)
         self.waits_ms.append(answer.wait_ms)
         if (not answer.finished or outcome != "right") and len(self.failures) < MAX_FAILURES:
-            why = answer.error or f"{answer.tokens} tokens instead of {expected.tokens}, or other ones"
+            why = answer.error or wrong or f"{answer.tokens} tokens instead of {expected.tokens}, or other ones"
             self.failures.append(f"{name}, begun on {answer.instance_id or 'no instance'}: {why}")
 
     @property
@@ -109,6 +115,8 @@ class ChaosReport(msgspec.Struct, frozen=True):
     """There is more text than in the undisturbed run, which it contains."""
     wrong: int
     """Any other difference."""
+    unfit: int
+    """With `--schema`: whole answers that do not fit it."""
     recovered: int
     """Times that a frontend placed a request again; one that died meanwhile has taken its count along."""
     resumed: int
@@ -127,7 +135,7 @@ class ChaosReport(msgspec.Struct, frozen=True):
     @property
     def passed(self) -> bool:
         """Every request ended with exactly the right tokens, and the mesh is whole again."""
-        return self.healed and not (self.failed or self.lost or self.duplicated or self.wrong)
+        return self.healed and not (self.failed or self.lost or self.duplicated or self.wrong or self.unfit)
 
 
 def judge(
@@ -143,6 +151,7 @@ def judge(
         lost=outcomes["lost"],
         duplicated=outcomes["duplicated"],
         wrong=outcomes["wrong"],
+        unfit=streams.unfit + new.unfit,
         recovered=recovered,
         resumed=streams.resumptions + new.resumptions,
         gap_ms_p50=round(median(streams.gaps_ms or [0.0]), 1),

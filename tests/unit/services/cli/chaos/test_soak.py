@@ -79,7 +79,7 @@ def test_a_log_that_tells_of_a_bug_is_a_flaw(tmp_path: Path) -> None:
 
 def report(**changes: object) -> SoakReport:
     values: dict[str, object] = {
-        **dict.fromkeys(("failed", "lost", "duplicated", "wrong", "resumed", "seed"), 0),
+        **dict.fromkeys(("failed", "lost", "duplicated", "wrong", "unfit", "resumed", "seed"), 0),
         **dict.fromkeys(("streams", "new_requests"), 9),
         **dict.fromkeys(("duration_s", "gap_ms_max", "wait_ms_max"), 1.0),
         **dict.fromkeys(("unhealed", "log_bugs"), ()),

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.cli.chaos.schema import most_tokens, records_schema
 from services.cli.chaos.verdict import MAX_FAILURES, Answer, ChaosReport, Tally, failures_in, judge, outcome_of
 
 RIGHT = Answer("one two three", 5, finished=True, longest_gap_ms=10.0)
@@ -66,3 +67,23 @@ def test_a_mesh_that_is_not_whole_again_is_a_flaw() -> None:
 def test_stories_are_bounded() -> None:
     tally = tallied(*[Answer("", 0, finished=False, error="no")] * (MAX_FAILURES + 9))
     assert (tally.failed, len(failures_in([tally]))) == (MAX_FAILURES + 9, MAX_FAILURES)
+
+
+def test_a_whole_answer_that_does_not_fit_its_schema_fails_the_run() -> None:
+    fits = Answer('[{"kind": "red", "count": 3, "on": true, "tag": "a"}]', 9, finished=True)
+    for text in ('[{"kind": "red", "count": 3, "on": true, "tag": "a"', "[]", '[{"kind": "violet"}]'):
+        broken, tally = replace(fits, text=text), Tally()
+        tally.add("stream 0", broken, broken, records_schema(50))
+        report = judged(tally, tallied(RIGHT))
+        assert (report.unfit, report.wrong, report.passed) == (1, 0, False), "the same text is no excuse"
+    tally = Tally()
+    tally.add("stream 0", fits, fits, records_schema(50))
+    tally.add("stream 1", replace(fits, text="[", finished=False, error="cut"), fits, records_schema(50))
+    assert tally.unfit == 0, "what is not whole has failed, and is counted there"
+
+
+def test_an_answer_has_room_for_its_schema() -> None:
+    schema = records_schema(300)
+    assert schema["minItems"] == schema["maxItems"] == 4
+    assert most_tokens(schema) >= 4 * len('{"kind":"green","count":999,"on":false,"tag":"aaaa"},') + 12 * 4
+    assert records_schema(8)["minItems"] == 1
