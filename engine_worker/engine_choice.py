@@ -49,7 +49,8 @@ class SimulatedSettings:
 
 def make_engine(settings: WorkerSettings, seed: int, clock: Clock) -> Engine:
     """The engine, not started yet. `seed` is for requests that bring none. Raises ConfigurationError."""
-    factory, context = ENGINES.get(settings.engine), EngineContext(settings.model_path, seed, clock)
+    factory = ENGINES.get(settings.engine)
+    context = EngineContext(settings.model_path, seed, clock, settings.reasoning_parser or "")
     arguments = engine_settings(
         factory.settings, settings.engine_arg, factory.defaults(context), others=factory.other_args
     )
@@ -125,7 +126,11 @@ OWN_ENGINES: Final[Mapping[str, EngineFactory]] = MappingProxyType(
         "vllm": EngineFactory(
             VllmSettings,
             make=lambda settings, _: _vllm(settings),
-            defaults=lambda context: {"model_path": context.model_path, "seed": context.seed},
+            defaults=lambda context: {
+                "model_path": context.model_path,
+                "seed": context.seed,
+                "reasoning_parser": context.reasoning_parser,
+            },
             device=vllm_device,
             other_args="others",
             uses_gpus=True,

@@ -66,6 +66,8 @@ class EngineContext:
     seed: int
     """For requests that bring none; another one in each life of the worker."""
     clock: Clock
+    reasoning_parser: str = ""
+    """vLLM's name of how the model marks its reasoning, in which no structure is enforced; empty: it does not."""
 
 
 @dataclass(frozen=True, slots=True)

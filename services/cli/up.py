@@ -5,12 +5,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -19,6 +19,7 @@ from controlplane.policies.registry import DEFAULT_POLICY, create_policy
 from engine_worker.checkpoint_source import locate_checkpoint
 from engine_worker.engine_choice import ENGINES
 from engine_worker.sampling_defaults import OF_MODEL
+from engine_worker.settings import ReasoningParserName, ToolParserName
 from mesh.errors import ConfigurationError
 from mesh.membership import Directory
 from mesh.parent_death import end_with_parent_if_asked
@@ -63,6 +64,8 @@ class UpOptions:
     override_generation_config: str
     otlp_traces_endpoint: str
     otlp_traces_share: float
+    tool_call_parser: tuple[str, ...]
+    reasoning_parser: tuple[str, ...]
     host: str
     port: int
     frontends: int
@@ -86,6 +89,20 @@ def _known_policy(_context: click.Context, _parameter: click.Parameter, name: st
     except ConfigurationError as error:
         raise click.BadParameter(str(error)) from None
     return name
+
+
+def _known_parser(
+    names: Sequence[str],
+) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], tuple[str, ...]]:
+    """As `_known_policy`."""
+
+    def check(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+        for each in given:
+            if (name := each.rpartition("=")[2]) not in names:
+                raise click.BadParameter(f"{name!r} is none of {', '.join(names)}")
+        return given
+
+    return check
 
 
 @click.command()
@@ -147,6 +164,20 @@ def _known_policy(_context: click.Context, _parameter: click.Parameter, name: st
     default=1.0,
     show_default=True,
     help="Of the requests whose client sends no traceparent, how many are recorded.",
+)
+@click.option(
+    "--tool-call-parser",
+    multiple=True,
+    callback=_known_parser(get_args(ToolParserName)),
+    metavar="[MODEL=]NAME",
+    help=f"The form in which a model calls tools, of every model or of one: {', '.join(get_args(ToolParserName))}.",
+)
+@click.option(
+    "--reasoning-parser",
+    multiple=True,
+    callback=_known_parser(get_args(ReasoningParserName)),
+    metavar="[MODEL=]NAME",
+    help=f"How a model marks its reasoning, of every model or of one: {', '.join(get_args(ReasoningParserName))}.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the HTTP endpoint.")
 @click.option(
@@ -305,6 +336,8 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
         models=models,
         engine=options.engine,
         engine_args=options.engine_arg,
+        tool_call_parsers=options.tool_call_parser,
+        reasoning_parsers=options.reasoning_parser,
         store_url=store_url,
         http_host=options.host,
         http_port=options.port,

@@ -2,7 +2,6 @@
 so it must not be imported before the environment is set (see `environment`)."""
 
 import multiprocessing
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.pooling import PoolingParameters
 from engine_worker.engines.vllm.arguments import KvEndpoints, engine_arguments
-from engine_worker.engines.vllm.connector.grammar import replay_obstacle
+from engine_worker.engines.vllm.connector.grammar import replay_obstacle, tokens_behind_reasoning
 from engine_worker.engines.vllm.deltas import Completion, PromptLogprobs
 from engine_worker.engines.vllm.environment import Device
 from engine_worker.engines.vllm.load import StepStats
@@ -115,13 +114,7 @@ class Core:
         if not parser:
             return len(emitted_token_ids)
         reasoner = ReasoningParserManager.get_reasoning_parser(parser)(self._llm.get_tokenizer())
-        prompt, emitted = list(prompt_token_ids), list(emitted_token_ids)
-
-        def has_ended(tokens: int) -> bool:
-            return bool(reasoner.is_reasoning_end(prompt + emitted[:tokens]))
-
-        # It ends once; each look at it may read all tokens, and there may be thousands.
-        return len(emitted) - bisect_left(range(len(emitted)), True, key=has_ended)
+        return tokens_behind_reasoning(reasoner.is_reasoning_end, prompt_token_ids, emitted_token_ids)
 
     async def generate(
         self,

@@ -71,6 +71,10 @@ class LocalMesh:
     """On consecutive ports from `http_port`."""
     schedulers: int = 1
     monitors: int = 1
+    tool_call_parsers: tuple[str, ...] = ()
+    """[MODEL=]NAME."""
+    reasoning_parsers: tuple[str, ...] = ()
+    """[MODEL=]NAME."""
     worker_options: tuple[str, ...] = ()
     """Options of every worker, as its command line takes them."""
     role_options: tuple[str, ...] = ()
@@ -81,6 +85,10 @@ class LocalMesh:
             count = getattr(self, option)
             if not 1 <= count <= MAX_OF_A_ROLE:
                 raise ConfigurationError(f"--{option} {count}: 1 to {MAX_OF_A_ROLE} are possible here")
+        for parser in (*self.tool_call_parsers, *self.reasoning_parsers):
+            model = parser.rpartition("=")[0]
+            if model and model not in {each.name for each in self.models}:
+                raise ConfigurationError(f"a parser is given for {model!r}, which is no --model here")
         if self.http_port + self.frontends - 1 > LAST_PORT:
             raise ConfigurationError(
                 f"--port {self.http_port} --frontends {self.frontends}: ports end at {LAST_PORT}; choose a lower --port"
@@ -159,8 +167,7 @@ def worker_process(mesh: LocalMesh, model: str, name: str, shape: Shape) -> Proc
     """
     known = next((spec for spec in mesh.models if spec.name == model), None) or parse_model(model, 1)
     options = tuple(part for option in shaped(_engine_args(mesh, known), shape) for part in ("--engine-arg", option))
-    model_options = ("--model", known.name, "--model-path", str(known.path))
-    return _worker(mesh, name, "--engine", mesh.engine, *options, *model_options)
+    return _worker(mesh, name, "--engine", mesh.engine, *options, *_model_options(mesh, known))
 
 
 def _names(role: str, count: int) -> tuple[str, ...]:
@@ -172,13 +179,22 @@ def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
     specs: list[ProcessSpec] = []
     for model in mesh.models:
         engine_args = (part for option in _engine_args(mesh, model) for part in ("--engine-arg", option))
-        options = ("--engine", mesh.engine, *engine_args, "--model", model.name, "--model-path", str(model.path))
+        options = ("--engine", mesh.engine, *engine_args, *_model_options(mesh, model))
         for index in range(model.workers):
             specs.append(_worker(mesh, f"{id_part(model.name)}-{index}", *options))
         for phase, count in (("prefill", model.phases.prefill), ("decode", model.phases.decode)):
             for index in range(count):
                 specs.append(_worker(mesh, f"{id_part(model.name)}-{phase}-{index}", *options, "--phase", phase))
     return tuple(specs)
+
+
+def _model_options(mesh: LocalMesh, model: ModelSpec) -> tuple[str, ...]:
+    """What is the model's and not the engine's."""
+    options = ["--model", model.name, "--model-path", str(model.path)]
+    for option, given in (("tool-call-parser", mesh.tool_call_parsers), ("reasoning-parser", mesh.reasoning_parsers)):
+        for_model = [each.rpartition("=")[2] for each in given if each.rpartition("=")[0] in ("", model.name)]
+        options += [f"--{option}", for_model[-1]] if for_model else []
+    return tuple(options)
 
 
 def _engine_args(mesh: LocalMesh, model: ModelSpec) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ works as well, and depends on more; feeding it in `get_num_new_matched_tokens`, 
 the engine loop.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from inspect import signature
@@ -40,6 +41,17 @@ def continue_grammar(request: Any, emitted_tokens: int) -> None:
         return
     emitted = list(request.prompt_token_ids[-emitted_tokens:])
     structured.grammar = chained(structured._grammar, lambda grammar: _replayed(grammar, request.request_id, emitted))
+
+
+def tokens_behind_reasoning(
+    has_ended: Callable[[list[int]], bool], prompt_token_ids: Sequence[int], emitted_token_ids: Sequence[int]
+) -> int:
+    """How many of the emitted tokens stand behind the reasoning, which no grammar sees. `has_ended`: whether it has,
+    at the end of such tokens, by vLLM's parser of it."""
+    prompt, emitted = list(prompt_token_ids), list(emitted_token_ids)
+    # It ends once; each look at it may read all tokens, and there may be thousands.
+    ended_at = bisect_left(range(len(emitted)), True, key=lambda tokens: has_ended(prompt + emitted[:tokens]))
+    return len(emitted) - ended_at
 
 
 def chained(compiling: Any, then: Callable[[Any], Any]) -> "Future[Any]":

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_worker.engines.vllm.connector.grammar import continue_grammar
+from engine_worker.engines.vllm.connector.grammar import continue_grammar, tokens_behind_reasoning
 
 
 @dataclass
@@ -68,3 +68,20 @@ def test_requests_that_begin_and_those_without_a_grammar_are_left_alone() -> Non
     continue_grammar(Request(structured), 0)
     assert structured.grammar is None
     continue_grammar(Request(None), 3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "emitted", "behind"),
+    [
+        ([1], [5, 6], 0),  # still reasoning
+        ([1], [5, 9, 6, 7], 2),
+        ([1], [5, 9], 0),
+        ([1], [9, 5], 1),
+        ([1, 9], [5, 6], 2),  # a template that has closed the reasoning
+        ([1], [], 0),
+    ],
+)
+def test_a_grammar_has_seen_what_stands_behind_the_reasoning(
+    prompt: list[int], emitted: list[int], behind: int
+) -> None:
+    assert tokens_behind_reasoning(lambda tokens: 9 in tokens, prompt, emitted) == behind

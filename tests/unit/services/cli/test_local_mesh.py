@@ -1,3 +1,5 @@
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +173,24 @@ def test_demo_models_are_kept_from_writing_blanks_for_ever(
     worker = next(spec for spec in processes(mesh) if spec.role == "worker")
     given = zip(worker.arguments, worker.arguments[1:], strict=False)
     assert tuple(value for name, value in given if name == "--engine-arg") == expected
+
+
+def test_parsers_are_of_every_model_or_of_one(checkpoint: Path) -> None:
+    models = parse_model(f"a={checkpoint}", 1), parse_model(f"b={checkpoint}", 1)
+    mesh = LocalMesh(
+        models,
+        "simulated",
+        (),
+        "embedded:",
+        "127.0.0.1",
+        8000,
+        tool_call_parsers=("hermes", "b=llama3_json"),
+        reasoning_parsers=("b=qwen3",),
+    )
+    first, second = (spec.arguments for spec in processes(mesh) if spec.role == "worker")
+    assert ("--tool-call-parser", "hermes") in pairwise(first)
+    assert "--reasoning-parser" not in first
+    assert ("--tool-call-parser", "llama3_json") in pairwise(second)
+    assert ("--reasoning-parser", "qwen3") in pairwise(second)
+    with pytest.raises(ConfigurationError, match="given for 'c'"):
+        replace(mesh, reasoning_parsers=("c=qwen3",))
