@@ -21,6 +21,7 @@ from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport, SystemClock, SystemEntropy, system_runtime
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
+from mesh.tracing import NO_TRACES, Tracer
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
@@ -110,7 +111,11 @@ class Workers:
             max_tokens=request.sampling.max_tokens, top_p=1, repetition_penalty=1, ignore_eos=True
         )
         message = request_pb2.GenerateRequest(
-            request_id=request.request_id, prompt_token_ids=request.prompt_token_ids, model=MODEL, sampling=sampling
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            model=MODEL,
+            sampling=sampling,
+            traceparent=request.traceparent,
         )
         message.decode_instance_id = decode
         message.is_decode_open = is_decode_open
@@ -177,6 +182,7 @@ async def running_workers(
     options: tuple[str, ...] = (),
     settings: WorkerSettings | None = None,
     phases: Mapping[str, PhaseName] = MappingProxyType({}),
+    tracer: Tracer = NO_TRACES,
 ) -> AsyncIterator[Workers]:
     """Workers that know each other, with a frontend connected to all of them. Their engines are simulated, with these
     options, unless there are settings. `phases` by name; any phase for the others."""
@@ -188,7 +194,7 @@ async def running_workers(
         stack.callback(host.close)
         for number, name in enumerate(names):
             own = replace(settings, phase=phases.get(name, "any"))
-            await stack.enter_async_context(_worker(workers, host, own, name, f"{number:08x}"))
+            await stack.enter_async_context(_worker(workers, host, own, name, f"{number:08x}", tracer))
         for worker in workers.workers.values():
             await worker.context.directory.wait_for("worker", len(names), WAIT_S)
             await workers.connect(worker)
@@ -203,7 +209,7 @@ async def running_workers(
 
 @asynccontextmanager
 async def _worker(
-    workers: Workers, host: StoreHost, settings: WorkerSettings, name: str, incarnation_id: str
+    workers: Workers, host: StoreHost, settings: WorkerSettings, name: str, incarnation_id: str, tracer: Tracer
 ) -> AsyncIterator[None]:
     store, server = EmbeddedStore(host), RpcServer(GrpcTransport())
     directory = Directory(store)
@@ -211,6 +217,7 @@ async def _worker(
     context = RoleContext(
         "worker", name, incarnation_id, server.address, store, directory, server, CollectorRegistry(), system_runtime()
     )
+    context = replace(context, tracer=tracer)
     role = WorkerRole(settings)
     attributes = await role.start(context)
     await server.start()

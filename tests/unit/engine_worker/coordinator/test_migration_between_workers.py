@@ -1,12 +1,14 @@
 """Requests move between whole workers: the client hears exactly what it would have heard without."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from engine_worker.coordinator.loads import ready_loads
 from mesh.errors import IllegalTransition
 from mesh.exit_status import ExitStatus
+from mesh.tracing import Tracer
 from penstock.v1 import request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.running_workers import (
     WAIT_S,
@@ -14,6 +16,7 @@ from tests.unit.engine_worker.coordinator.running_workers import (
     running_workers,
     undisturbed,
 )
+from tests.unit.mesh.test_tracing import PARENT, Chance, Recorded, SetClock
 
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
@@ -42,6 +45,24 @@ async def test_a_request_moves_in_mid_stream_and_back_without_a_lost_token() -> 
         for worker in mesh.workers.values():
             worker.engine.instance.validate()
             assert worker.engine.instance.load().kv_blocks_used == 0
+
+
+async def test_a_move_is_a_span_between_those_of_its_request() -> None:
+    recorded = Recorded()
+    tracer = Tracer(recorded, SetClock(), Chance())
+    async with running_workers("a", "b", tracer=tracer) as mesh:
+        await mesh.generate("a", replace(make_request("r", prompt=100, max_tokens=60), traceparent=PARENT))
+        await mesh.until_tokens("r", 10)
+        assert (await mesh.migrate("a", "r", "b")).moved
+        refused = await mesh.migrate("a", "r", "b")
+        assert not refused.moved
+        await mesh.until_ended("r")
+    names = [span.name for span in recorded.spans]
+    assert sorted(names) == ["decode", "decode", "move", "prefill"]
+    assert {str(span.parent) for span in recorded.spans} == {PARENT}
+    move = recorded.spans[names.index("move")]
+    assert (move.attributes["target"], move.attributes["moved"], move.error) == ("b", True, "")
+    assert move.attributes["blocks"]
 
 
 @pytest.mark.slow
