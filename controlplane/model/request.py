@@ -73,6 +73,8 @@ class SamplingParams:
     structured_outputs: str = parameter("", is_in_body=False)
     """What the answer's text must fit: the fields of vLLM's `StructuredOutputsParams` (`json`, `regex`, `choice`,
     `grammar`, ...) as a JSON object. Empty: anything."""
+    vllm_xargs: str = parameter("", is_in_body=False)
+    """A JSON object for custom logits processors and other plugins of vLLM, its `extra_args`. Empty: nothing."""
 
     @property
     def listed_token_ids(self) -> dict[str, tuple[int, ...]]:

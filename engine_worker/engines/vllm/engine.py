@@ -336,7 +336,7 @@ class VllmEngine:
             told: dict[str, Any] = {"request_id": request.request_id} | (transfer_params or {})
             if request.sampling.structured_outputs and request.emitted_token_ids:
                 told["grammar_tokens"] = core.grammar_tokens(request.prompt_token_ids, request.emitted_token_ids)
-            arguments |= kv_parameters(told)
+            arguments |= kv_parameters(told, arguments["extra_args"])
         params = core.sampling_params(arguments)
         context = request.prompt_token_ids + request.emitted_token_ids
         cached_tokens = (

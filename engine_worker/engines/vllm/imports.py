@@ -148,6 +148,6 @@ class Imports:
             raise EngineFailed(f"vLLM ended the carrier of migration {migration_id}: {reason}")
 
 
-def kv_parameters(transfer_params: dict[str, Any]) -> dict[str, Any]:
-    """The sampling argument that brings this to the connector."""
-    return {"extra_args": {"kv_transfer_params": {"penstock": transfer_params}}}
+def kv_parameters(transfer_params: dict[str, Any], others: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The sampling argument that brings this to the connector, and `others` to whom they are for."""
+    return {"extra_args": {**(others or {}), "kv_transfer_params": {"penstock": transfer_params}}}

@@ -37,7 +37,8 @@ def sampling_arguments(request: EngineRequest, vocabulary: Vocabulary) -> dict[s
     stop_token_ids = sampling.stop_token_ids
     if not sampling.ignore_eos:
         stop_token_ids += vocabulary.eos_token_ids
-    arguments = {name: _argument(getattr(sampling, name)) for name in parameters(SamplingParams)}
+    names = parameters(SamplingParams).keys() - {"vllm_xargs"}
+    arguments = {name: _argument(getattr(sampling, name)) for name in names}
     return {
         **arguments,
         "max_tokens": sampling.max_tokens - emitted,
@@ -50,6 +51,7 @@ def sampling_arguments(request: EngineRequest, vocabulary: Vocabulary) -> dict[s
         "_bad_words_token_ids": _bad_words(request) or None,
         "prompt_logprobs": None if emitted else sampling.prompt_logprobs,
         "structured_outputs": json.loads(sampling.structured_outputs) if sampling.structured_outputs else None,
+        "extra_args": json.loads(sampling.vllm_xargs) if sampling.vllm_xargs else None,
         "detokenize": False,
         # Made for this request alone, so vLLM need not copy it.
         "skip_clone": True,

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from controlplane.model.request import SamplingParams
 from controlplane.model.sampling import INT32_MAX
 from controlplane.sampling_message import sampling_message
@@ -296,6 +298,7 @@ def _sampling(
         logit_bias=_logit_bias(request, model),
         bad_words=_bad_words(request, model),
         structured_outputs=structure,
+        vllm_xargs=msgspec.json.encode(request.vllm_xargs).decode() if request.vllm_xargs else "",
         **{**_without_length(model.sampling_defaults), **values_in(request)},
     )
     if isinstance(request, CompletionRequest) and request.echo and sampling.prompt_logprobs is None:

@@ -31,6 +31,8 @@ TokenCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=1024)]
+ExtraValue = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float
+ExtraArgument = ExtraValue | Annotated[list[ExtraValue], Meta(max_length=1024)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 
@@ -146,6 +148,10 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     """Texts that the answer must not hold, as far as it spells them with the tokens that they have by themselves or
     behind a blank."""
+    vllm_xargs: Annotated[dict[str, ExtraArgument], Meta(max_length=64)] | None = None
+    """For custom logits processors and other plugins of vLLM."""
+    logprob_token_ids: list[TokenId] | None = None
+    """Refused: vLLM 0.32 would give the other requests of the batch these tokens' logprobs instead of theirs."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     """Only requests of the same salt find this one's KV in the prefix cache, so that none can tell by its speed what
     others asked."""

@@ -12,6 +12,8 @@ from services.frontend.requests.schema import (
 )
 from services.frontend.text.chat_template import TAKEN
 
+RESERVED_ARGUMENTS = frozenset(("kv_transfer_params", "ec_transfer_params"))
+"""Of vLLM's extra arguments, by which requests move."""
 _PART_FIELDS = frozenset(TextPart.__struct_fields__)
 
 
@@ -30,6 +32,10 @@ def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
             yield "stream_options.continuous_usage_stats", "it is only allowed with `include_usage: true`."
     if request.stream and request.prompt_logprobs is not None:  # type: ignore[attr-defined]
         yield "prompt_logprobs", "it is not allowed with `stream: true`."
+    if request.logprob_token_ids:
+        yield "logprob_token_ids", "other requests of the batch would get logprobs of these tokens; ask for rivals."
+    for name in RESERVED_ARGUMENTS & (request.vllm_xargs or {}).keys():
+        yield f"vllm_xargs.{name}", "the mesh sets it."
     if request.length_penalty not in (None, 1.0) and not request.use_beam_search:
         yield "length_penalty", "it is only allowed with `use_beam_search: true`."
     if isinstance(request, ChatCompletionRequest):

@@ -42,6 +42,7 @@ def test_every_parameter_is_passed_on() -> None:
         allowed_token_ids=(60, 61),
         bad_words=((61, 60), (62,)),
         prompt_logprobs=4,
+        vllm_xargs='{"a": [1, "b"]}',
         structured_outputs='{"regex":"a+"}',
     )
     assert sampling_arguments(request(sampling), VOCABULARY) == {
@@ -63,6 +64,7 @@ def test_every_parameter_is_passed_on() -> None:
         "bad_words": None,
         "_bad_words_token_ids": [[61, 60], [62]],
         "prompt_logprobs": 4,
+        "extra_args": {"a": [1, "b"]},
         "structured_outputs": {"regex": "a+"},
         "detokenize": False,
         "skip_clone": True,

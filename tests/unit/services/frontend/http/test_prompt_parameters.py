@@ -100,6 +100,9 @@ async def test_a_continued_message_is_echoed_before_its_continuation(mesh: MeshO
         ({"stop_token_ids": [10**6]}, "stop_token_ids"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"logprob_token_ids": [3]}, "logprob_token_ids"),
+        ({"vllm_xargs": {"kv_transfer_params": 1}}, "vllm_xargs.kv_transfer_params"),
+        ({"vllm_xargs": {"a": 2**64}}, "vllm_xargs[...]"),
     ],
 )
 async def test_what_is_wrong_is_named(mesh: MeshOfFakes, fields: dict[str, Any], param: str) -> None:
@@ -109,7 +112,8 @@ async def test_what_is_wrong_is_named(mesh: MeshOfFakes, fields: dict[str, Any],
 
 
 async def test_bad_words_are_spelled_by_themselves_and_behind_a_blank(mesh: MeshOfFakes) -> None:
-    await chat(mesh, bad_words=["fox", " fox", "lazy dog"], allowed_token_ids=[7, 8])
+    await chat(mesh, bad_words=["fox", " fox", "lazy dog"], allowed_token_ids=[7, 8], vllm_xargs={"a": [1, "x"]})
+    assert mesh.worker.received[-1].sampling.vllm_xargs == '{"a":[1,"x"]}'
     sampling = mesh.worker.received[-1].sampling
     words = [list(word.token_ids) for word in sampling.bad_words]
     assert words[0] == mesh.ids("fox")
