@@ -38,6 +38,15 @@ def test_the_first_phase_alarms_beyond_equation_2() -> None:
     assert detector.seen(0.0, ON_ONE_OF_FOUR)[0].lower_in_a_row == 1, "31 of 121 are more than a quarter"
 
 
+def test_the_more_hold_a_prefix_the_more_requests_are_benign() -> None:
+    """|M| / |M-bar| = 1: half of the requests."""
+    detector = HotspotDetector(60.0, 8, 60.0)
+    on_two = ClassSighting(class_hash=1, holders=2, others=2, lower_on_holders=True)
+    for _ in range(3):
+        detector.missed(0.0)
+    assert [detector.seen(0.0, on_two)[0].lower_in_a_row for _ in range(4)] == [0, 0, 0, 1]
+
+
 def test_the_second_phase_waits_for_more_than_twice_m_in_a_row() -> None:
     detector = HotspotDetector(60.0, 8, 60.0)
     on_two = ClassSighting(class_hash=1, holders=2, others=2, lower_on_holders=True)

@@ -22,6 +22,7 @@ def test_whole_numbers_may_come_as_floats() -> None:
     [
         ("linear", {"lambda": 1.1}, r"<= 1.*lambda.*lambda=0\.7"),
         ("linear", {"mu": 0.5}, r"unknown field `mu`.*lambda=0\.7"),
+        ("lmetric_hotspot", {"mu": 0.5}, "defaults: window_s=60, max_classes=64, hold_s=0$"),
         ("linear", {"lambda": float("nan")}, "finite"),
         ("dynamo", {"prefill_weight": float("inf")}, "finite"),
         ("filter", {"range": 2.5}, "int"),

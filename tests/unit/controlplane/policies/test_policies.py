@@ -94,6 +94,10 @@ def test_lmetric_weighs_cache_against_load() -> None:
         table.ended("r")
 
 
+def test_round_robin_begins_with_the_first_whatever_it_is_called() -> None:
+    assert place(cluster("A", "Z"), RoundRobin(), request()).instance.instance_id == "A"
+
+
 def test_round_robin_takes_each_in_turn_and_survives_changes_of_the_fleet() -> None:
     table, policy = cluster("a", "b", "c"), RoundRobin()
     chosen = [place(table, policy, request(f"r{n}")).instance.instance_id for n in range(4)]

@@ -93,10 +93,10 @@ COST = {
 
 
 def test_simulation_predicts_the_time_to_first_token() -> None:
-    busy = LoadReport(running_requests=2, running_tokens=100, queued_prefill_tokens=3000)
+    busy = LoadReport(running_requests=2, running_tokens=100, queued_prefill_tokens=3993)
     decision = create_policy("simulation", COST).decide(problem([busy, LoadReport()]))
-    # 3100 tokens in chunks of 2048 - 2: 2 steps beside a batch of 10 + 2 x 1 + 100 x 0.01 ms, and 310 ms of prefill.
-    assert decision.scores.tolist() == pytest.approx([2 * 13 + 310, 10 + 10])
+    # 4093 tokens in chunks of 2048 - 2: 3 steps beside a batch of 10 + 2 x 1 + 100 x 0.01 ms, and 409.3 ms of prefill.
+    assert decision.scores.tolist() == pytest.approx([3 * 13 + 409.3, 10 + 10])
 
 
 def test_simulation_counts_attention_to_cached_tokens() -> None:

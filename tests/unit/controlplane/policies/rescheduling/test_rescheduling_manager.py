@@ -80,6 +80,12 @@ def test_the_leader_orders_and_an_order_ends_once() -> None:
         at.handle(OrderEnded(given.ordered, True), 3.0)
 
 
+def test_one_that_was_made_to_be_off_decides_nothing() -> None:
+    at = ReschedulingManager(ReschedulerMode.OFF, 8, 10)
+    assert at.handle(IntervalPassed(CROWDED), 1.0) == ()
+    assert at.views == {}
+
+
 def test_it_decides_as_it_was_made_and_remembers_no_more_than_it_may() -> None:
     at = ReschedulingManager(ReschedulerMode.CURRENT, 8, 1)
     for now_s in (1.0, 2.0):
