@@ -21,7 +21,10 @@ def main() -> int:
     )
     print(f"took {cpu_s:.0f} s of CPU; {verdict}", file=sys.stderr)
     if cpu_s > limit_s:
-        print("a first run compiles all tests, and mypy has no cache; after a second one, look at --durations=20", file=sys.stderr)
+        print(
+            "a first run compiles all tests, and mypy has no cache; after a second one, look at --durations=20",
+            file=sys.stderr,
+        )
     return status if status >= 0 else 128 - status
 
 
