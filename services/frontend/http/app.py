@@ -16,6 +16,7 @@ from services.frontend.http.exchange import (
     CLIENT_CLOSED_REQUEST,
     INSTANCE_HEADER,
     POLICY_HEADER,
+    WITHOUT_EFFECT_HEADER,
 )
 from services.frontend.http.openapi import document
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
@@ -36,7 +37,7 @@ def allow_cross_origin(app: FastAPI, settings: FrontendSettings) -> None:
             allow_credentials=settings.allow_credentials,
             allow_methods=settings.allowed_methods,
             allow_headers=settings.allowed_headers,
-            expose_headers=[REQUEST_ID_HEADER, MESH_ID_HEADER, INSTANCE_HEADER, POLICY_HEADER],
+            expose_headers=[REQUEST_ID_HEADER, MESH_ID_HEADER, WITHOUT_EFFECT_HEADER, INSTANCE_HEADER, POLICY_HEADER],
         )
 
 

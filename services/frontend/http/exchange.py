@@ -6,7 +6,7 @@ Raw ASGI because whatever wraps a response costs per chunk: one middleware doubl
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST: Final = 499
 """nginx's status for a client that left before its answer."""
+WITHOUT_EFFECT_HEADER: Final = "x-penstock-without-effect"
+"""Names of parameters that were given and change nothing."""
 INSTANCE_HEADER: Final = "x-penstock-instance"
 POLICY_HEADER: Final = "x-penstock-policy"
 
@@ -60,6 +62,8 @@ class Exchange(Response, ABC):
         self._request_id = request_id
         self.told_id = request_id
         """The `x-request-id` of the answer: the client's own, if it gave one."""
+        self.without_effect: Sequence[str] = ()
+        """Parameters that the client is told of in a header."""
         self.traceparent = ""
         """What its spans are a part of: the client's, at first."""
         self._model_name = model_name
@@ -98,6 +102,8 @@ class Exchange(Response, ABC):
         sender = AnswerSender(send)
         sender.headers[REQUEST_ID_HEADER] = self.told_id
         sender.headers[MESH_ID_HEADER] = self._request_id
+        if self.without_effect:
+            sender.headers[WITHOUT_EFFECT_HEADER] = ", ".join(self.without_effect)
         service = self._service
         with service.tracer.span(self._endpoint(scope), self.traceparent, start_s=self._arrived_s) as span:
             span.set(request_id=self._request_id, model=self._model_name)

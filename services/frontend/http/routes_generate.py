@@ -21,7 +21,7 @@ from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
-from services.frontend.requests.unsupported import refuse_unsupported
+from services.frontend.requests.unsupported import refuse_unsupported, without_effect
 
 RESUMABLE_HEADER: Final = "x-penstock-resumable"
 """`true`: a client that loses its connection comes back for the rest of its stream."""
@@ -74,6 +74,7 @@ async def _accept(service: CascadeService, http: Request, kind: type[Kind], id_p
         refuse_unsupported(request)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
+        exchange.without_effect = without_effect(request)
         exchange.traceparent = _traceparent(http)
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
         return exchange

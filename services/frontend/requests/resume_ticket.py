@@ -41,7 +41,13 @@ class ResumeTicket(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(ResumeTicket)
-_LEFT_OUT: Final[dict[str, None]] = {"metadata": None, "response_format": None, "structured_outputs": None}
+_LEFT_OUT: Final = frozenset(
+    (
+        *("metadata", "response_format", "structured_outputs", "documents", "prediction"),
+        *("allowed_token_ids", "bad_words", "logit_bias", "stop_token_ids", "vllm_xargs"),
+    )
+)
+"""What may be large, and is the worker's or over once the request was placed."""
 _NO_MESSAGES: Final = [{"role": "assistant"}]
 
 
@@ -54,15 +60,19 @@ def encode_ticket(request: GenerationRequest, plan: GenerationPlan, key: ApiKey 
         echoes=[prompt.echo for prompt in plan.prompts],
         created_unix_s=created_unix_s,
         key_name="" if key is None else key.name,
-        chat=msgspec.structs.replace(request, messages=_NO_MESSAGES, **_LEFT_OUT)
+        chat=msgspec.structs.replace(request, messages=_NO_MESSAGES, **_without(request))
         if isinstance(request, ChatCompletionRequest)
         else None,
-        completion=msgspec.structs.replace(request, prompt="", **_LEFT_OUT)
+        completion=msgspec.structs.replace(request, prompt="", **_without(request))
         if isinstance(request, CompletionRequest)
         else None,
     )
     encoded = _ENCODER.encode(ticket)
     return encoded if len(encoded) <= MAX_TICKET_BYTES else b""
+
+
+def _without(request: GenerationRequest) -> dict[str, None]:
+    return dict.fromkeys(_LEFT_OUT.intersection(request.__struct_fields__))
 
 
 def decode_ticket(ticket: bytes) -> ResumeTicket:

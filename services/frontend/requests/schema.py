@@ -23,14 +23,15 @@ else:
     ParameterFields = msgspec.defstruct("ParameterFields", body_fields(), kw_only=True, forbid_unknown_fields=True)
 
 MAX_CHOICES = 128
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 32
+"""OpenAI takes 4, vLLM any number."""
 MAX_TOP_LOGPROBS = 20
 MAX_BAD_WORDS = 128
 
 TokenCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
-BadWord = Annotated[str, Meta(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 ExtraValue = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float
 ExtraArgument = ExtraValue | Annotated[list[ExtraValue], Meta(max_length=1024)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
@@ -109,7 +110,7 @@ class CascadeHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The last model that may be asked."""
 
 
-class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What both endpoints know, beside the parameters that come from the table."""
 
     model: Annotated[str, Meta(max_length=256)] = ""
@@ -182,7 +183,7 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[MessageFields], Meta(min_length=1, max_length=4096)]
@@ -233,7 +234,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
         return msgspec.convert(self.messages, list[Message])
 
 
-class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """POST /v1/completions"""
 
     max_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None

@@ -17,6 +17,17 @@ RESERVED_ARGUMENTS = frozenset(("kv_transfer_params", "ec_transfer_params"))
 _PART_FIELDS = frozenset(TextPart.__struct_fields__)
 
 
+_WITHOUT_EFFECT = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("prediction", "spaces_between_special_tokens"),
+)
+
+
+def without_effect(request: SamplingFields) -> list[str]:
+    """Parameters that the client has given and that change nothing here."""
+    return [name for name in _WITHOUT_EFFECT if getattr(request, name, None) is not None]
+
+
 def refuse_unsupported(request: SamplingFields) -> None:
     """Raises ApiError (400, `param` set) for the first one found."""
     for param, reason in _unsupported(request):

@@ -145,3 +145,18 @@ async def test_what_a_request_leaves_out_is_as_the_worker_s_model_has_it(model_p
     assert (by_client.temperature, by_client.top_k, by_client.max_tokens) == (0.1, 0, 40)
     assert (completion.temperature, completion.max_tokens) == (0.6, 16)
     assert listed["penstock"]["sampling_defaults"]["temperature"] == 0.6
+
+
+async def test_a_stream_with_long_lists_of_tokens_can_be_resumed(mesh: MeshOfFakes) -> None:
+    """What the worker has of a request need not be in the frontends' ticket, which is bounded."""
+    asked: dict[str, Any] = {
+        "stream": True,
+        "allowed_token_ids": [index % 400 for index in range(16_000)],
+        "documents": [{"text": "facts", "more": "x" * 70_000}],
+        "logit_bias": {str(index): 1 for index in range(400)},
+    }
+    response = await chat(mesh, **asked)
+    assert response.status_code == 200, response.text
+    ticket = mesh.worker.received[-1].resume.ticket
+    assert 0 < len(ticket) < 1000, ticket
+    assert "id: h1" in response.text
