@@ -55,6 +55,9 @@ class FrontendSettings:
     tokenizer_cache_characters: int = 16 * 1024 * 1024
     """Text whose tokens are remembered, per model."""
 
+    max_stored_response_bytes: int = 64 * 1024 * 1024
+    """Responses (/v1/responses) that are kept for `previous_response_id`; beyond it the least recently used are
+    dropped. 0: none are kept."""
     allowed_origins: tuple[str, ...] = ()
     """Origins whose pages may call the endpoint from a browser (CORS): a URL, * for all, or a JSON list of them; may be
     given many times. None by default, as with vLLM."""

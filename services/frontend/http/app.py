@@ -22,6 +22,7 @@ from services.frontend.http.openapi import document
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
 from services.frontend.http.routes_generate import generation_routes
 from services.frontend.http.routes_info import info_routes
+from services.frontend.http.routes_other_apis import other_api_routes
 from services.frontend.http.routes_pooling import pooling_routes
 from services.frontend.http.routes_text import text_routes
 from services.frontend.settings import FrontendSettings
@@ -48,6 +49,7 @@ def create_app(service: CascadeService, registry: CollectorRegistry) -> FastAPI:
         title="Penstock", version="1", description="One OpenAI-compatible endpoint in front of many instances."
     )
     app.include_router(generation_routes(service))
+    app.include_router(other_api_routes(service))
     app.include_router(pooling_routes(service.frontend))
     app.include_router(text_routes(service.frontend))
     app.include_router(info_routes(service, registry))

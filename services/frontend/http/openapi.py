@@ -14,6 +14,7 @@ from services.frontend.answers.schema import (
     Model,
     ModelList,
 )
+from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from services.frontend.requests.pooling_schema import (
     EmbeddingList,
     EmbeddingRequest,
@@ -24,6 +25,7 @@ from services.frontend.requests.pooling_schema import (
     ScoreList,
     ScoreRequest,
 )
+from services.frontend.requests.responses_schema import ResponsesRequest
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, Message
 from services.frontend.requests.text_schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeTextRequest
 
@@ -50,6 +52,10 @@ _DOCUMENTED: Final = (
     ScoreList,
     RerankRequest,
     RankedList,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    TokenCount,
 )
 _REFUSALS: Final = {
     400: "The request is wrong; `param` names the culprit",
@@ -87,6 +93,19 @@ def body_docs(request_schemas: tuple[str, ...], answer_schema: str, description:
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {**docs, "openapi_extra": {"requestBody": body, "security": [{"apiKey": []}, {}]}}
+
+
+def object_docs(description: str, *refusals: int) -> dict[str, Any]:
+    """Keyword arguments of a route that answers with an object of another API, which is documented there."""
+    docs = answer_docs("Error", description, *refusals)
+    docs["responses"][200]["content"] = {"application/json": {"schema": {"type": "object"}}}
+    return docs
+
+
+def translated_docs(request_schema: str, description: str) -> dict[str, Any]:
+    """Keyword arguments of a route that generates in the words of another API."""
+    docs = generation_docs(request_schema, "Error")
+    return {**docs, "responses": {**docs["responses"], 200: {**object_docs(description)["responses"][200]}}}
 
 
 def resume_docs() -> dict[str, Any]:

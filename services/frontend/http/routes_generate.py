@@ -62,15 +62,26 @@ def generation_routes(service: CascadeService) -> APIRouter:
 
 
 async def _accept(service: CascadeService, http: Request, kind: type[Kind], id_prefix: str) -> Response:
-    """Everything that can be refused without waiting."""
+    return await accept_body(service, http, None, kind, id_prefix, http.headers.get("authorization"))
+
+
+async def accept_body(
+    service: CascadeService,
+    http: Request,
+    body: bytes | None,
+    kind: type[Kind],
+    id_prefix: str,
+    authorization: str | None,
+) -> Exchange:
+    """Everything that can be refused without waiting. `body`: None if it has not been read yet. Raises ApiError."""
     frontend = service.frontend
     arrived_s = frontend.clock()
     given = http.headers.get(REQUEST_ID_HEADER)
     request_id = ""
     try:
         request_id = new_request_id(id_prefix, given, frontend.entropy)
-        key = frontend.authenticate(http.headers.get("authorization"))
-        request = decode_body(await timely_body(frontend, http), kind)
+        key = frontend.authenticate(authorization)
+        request = decode_body(await timely_body(frontend, http) if body is None else body, kind)
         refuse_unsupported(request)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id

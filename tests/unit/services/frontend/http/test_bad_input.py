@@ -263,7 +263,8 @@ async def test_the_openapi_document_is_complete(http: httpx.AsyncClient) -> None
     resume = "/v1/requests/{request_id}/events"
     told = {"/v1/models", "/v1/models/{model}", "/health", "/metrics", "/ping", "/version"}
     told |= {"/tokenize", "/detokenize", "/v1/embeddings", "/pooling", "/score", "/v1/score"}
-    told |= {"/rerank", "/v1/rerank", "/v2/rerank"}
+    told |= {"/rerank", "/v1/rerank", "/v2/rerank", "/v1/messages", "/v1/messages/count_tokens"}
+    told |= {"/v1/responses", "/v1/responses/{response_id}"}
     assert set(document["paths"]) == {CHAT, COMPLETIONS, resume} | told
     for path in (CHAT, COMPLETIONS):
         operation = document["paths"][path]["post"]

@@ -1,0 +1,157 @@
+"""Answers in the form of Anthropic's Messages API, made of those of a chat completion (pure)."""
+
+from typing import Any, Final
+
+import msgspec
+
+from services.frontend.answers.sse import encode
+
+_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_ERROR_TYPES: Final = {
+    "invalid_request_error": "invalid_request_error",
+    "rate_limit_error": "rate_limit_error",
+    "server_error": "api_error",
+}
+
+
+class MessagesTranslator:
+    """A `Translator` of one answer."""
+
+    def __init__(self, message_id: str) -> None:
+        self._id = message_id
+        self._began = False
+        self._block: str | None = None
+        """Type of the block that is open."""
+        self._blocks = 0
+        self._calls = -1
+        """Index of the call whose arguments are being written."""
+        self._finish = "stop"
+        self._usage: dict[str, Any] = {}
+
+    def whole(self, completion: dict[str, Any]) -> bytes:
+        """See `Translator`."""
+        choice = completion["choices"][0]
+        message = choice["message"]
+        content: list[dict[str, Any]] = []
+        if message.get("reasoning"):
+            content.append({"type": "thinking", "thinking": message["reasoning"], "signature": ""})
+        if message.get("content"):
+            content.append({"type": "text", "text": message["content"]})
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function)})
+        return encode(
+            {
+                **self._message(completion["model"]),
+                "content": content or [{"type": "text", "text": ""}],
+                "stop_reason": _stop_reason(choice["finish_reason"]),
+                "usage": _usage(completion["usage"]),
+            }
+        )
+
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """See `Translator`."""
+        body = b"" if self._began else self._begin(chunk["model"])
+        if chunk.get("usage"):
+            self._usage = chunk["usage"]
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            if delta.get("reasoning"):
+                body += self._delta("thinking", {"type": "thinking_delta", "thinking": delta["reasoning"]})
+            if delta.get("content"):
+                body += self._delta("text", {"type": "text_delta", "text": delta["content"]})
+            for call in delta.get("tool_calls") or ():
+                body += self._call(call)
+            self._finish = choice.get("finish_reason") or self._finish
+        return body
+
+    def end(self) -> bytes:
+        """See `Translator`."""
+        opened = b"" if self._blocks else self._open("text", {"type": "text", "text": ""})
+        delta = {"stop_reason": _stop_reason(self._finish), "stop_sequence": None}
+        return (
+            opened
+            + self._close()
+            + _event("message_delta", {"delta": delta, "usage": _usage(self._usage)})
+            + _event("message_stop", {})
+        )
+
+    def failed(self, error: dict[str, Any], *, streamed: bool) -> bytes:
+        """See `Translator`."""
+        code = error.get("code")
+        kind = {"model_not_found": "not_found_error", "invalid_api_key": "authentication_error"}.get(
+            str(code), _ERROR_TYPES.get(error["type"], "api_error")
+        )
+        told = {"error": {"type": kind, "message": error["message"]}}
+        return _event("error", told) if streamed else encode({"type": "error", **told})
+
+    def _begin(self, model: str) -> bytes:
+        self._began = True
+        message = {**self._message(model), "content": [], "stop_reason": None, "usage": _usage({})}
+        return _event("message_start", {"message": message})
+
+    def _message(self, model: str) -> dict[str, Any]:
+        return {"id": self._id, "type": "message", "role": "assistant", "model": model, "stop_sequence": None}
+
+    def _delta(self, kind: str, delta: dict[str, Any]) -> bytes:
+        body = b""
+        if self._block != kind:
+            empty = {"text": ""} if kind == "text" else {"thinking": "", "signature": ""}
+            body = self._open(kind, {"type": kind, **empty})
+        return body + _event("content_block_delta", {"index": self._blocks - 1, "delta": delta})
+
+    def _call(self, call: dict[str, Any]) -> bytes:
+        body, function = b"", call.get("function") or {}
+        if self._block != "tool_use" or call["index"] != self._calls:
+            self._calls = call["index"]
+            block: dict[str, Any] = {
+                "type": "tool_use",
+                "id": call.get("id") or "",
+                "name": function.get("name") or "",
+                "input": {},
+            }
+            body = self._open("tool_use", block)
+        if function.get("arguments"):
+            delta = {"type": "input_json_delta", "partial_json": function["arguments"]}
+            body += _event("content_block_delta", {"index": self._blocks - 1, "delta": delta})
+        return body
+
+    def _open(self, kind: str, block: dict[str, Any]) -> bytes:
+        closed = self._close()
+        self._block = kind
+        self._blocks += 1
+        return closed + _event("content_block_start", {"index": self._blocks - 1, "content_block": block})
+
+    def _close(self) -> bytes:
+        if self._block is None:
+            return b""
+        self._block = None
+        return _event("content_block_stop", {"index": self._blocks - 1})
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **fields}) + b"\n\n"
+
+
+def _stop_reason(finish: str) -> str:
+    return _STOP_REASONS.get(finish, "end_turn")
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, int]:
+    """Anthropic counts tokens found in a cache apart from the others."""
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return {
+        "input_tokens": usage.get("prompt_tokens", 0) - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.get("completion_tokens", 0),
+    }
+
+
+def _input(function: dict[str, Any]) -> Any:
+    """The arguments as an object; as a text under `arguments` where they are none, because the answer was cut."""
+    try:
+        found = msgspec.json.decode(function["arguments"] or "{}")
+    except msgspec.DecodeError:
+        return {"arguments": function["arguments"]}
+    return found if isinstance(found, dict) else {"arguments": found}

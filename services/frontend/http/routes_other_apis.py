@@ -1,0 +1,171 @@
+"""POST /v1/responses and /v1/messages: chat completions in the words of OpenAI's Responses and Anthropic's Messages."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.answers.messages import MessagesTranslator
+from services.frontend.answers.responses import ResponsesTranslator
+from services.frontend.answers.sse import encode
+from services.frontend.cascade.service import CascadeService
+from services.frontend.errors import ApiError, bad_request
+from services.frontend.http.body import decode_body, timely_body
+from services.frontend.http.openapi import body_docs, object_docs, translated_docs
+from services.frontend.http.raw_route import RawRoute
+from services.frontend.http.routes_generate import accept_body
+from services.frontend.http.translated_exchange import TranslatedExchange, Translator
+from services.frontend.requests import messages_schema, responses_schema
+from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
+from services.frontend.requests.plan import plan_chat
+from services.frontend.requests.response_store import ResponseStore, StoredResponse
+from services.frontend.requests.responses_schema import ResponsesRequest
+from services.frontend.requests.schema import ChatCompletionRequest
+from services.frontend.requests.service import FrontendService
+
+RESPONSES_PATH: Final = "/v1/responses"
+STORED_PATH: Final = "/v1/responses/{response_id}"
+
+
+def other_api_routes(service: CascadeService) -> APIRouter:
+    """The endpoints of both."""
+    router = APIRouter(tags=["generation"], route_class=RawRoute)
+    store = ResponseStore(service.frontend.settings.max_stored_response_bytes)
+    frontend = service.frontend
+
+    @router.post(RESPONSES_PATH, **translated_docs("ResponsesRequest", "The response"))
+    async def create_response(request: Request) -> Response:
+        """Answer an input, or go on with an earlier response."""
+        owner = _owner(frontend, request)
+        body = decode_body(await timely_body(frontend, request), ResponsesRequest)
+        response_id = f"resp_{frontend.entropy.token_hex(16)}"
+        messages = (*_earlier(store, body.previous_response_id, owner), *responses_schema.new_messages(body))
+
+        def keep(whole: bytes, turn: dict[str, Any]) -> None:
+            if body.store is not False:
+                conversation = (*messages, turn)
+                size_bytes = len(whole) + len(encode(conversation))
+                store.keep(response_id, StoredResponse(whole, conversation, owner, size_bytes))
+
+        chat = responses_schema.chat_body(body, list(messages))
+        translator = ResponsesTranslator(response_id, _facts(body, int(frontend.unix_time())), keep)
+        return await _translated(service, request, chat, "resp", translator)
+
+    @router.get(STORED_PATH, **object_docs("The response", 401, 404))
+    async def retrieve_response(request: Request) -> Response:
+        """A response that this frontend keeps."""
+        owner = _owner(frontend, request)
+        found = store.find(request.path_params["response_id"], owner)
+        if found is None:
+            raise _response_not_found(request.path_params["response_id"])
+        return Response(found.response, media_type="application/json")
+
+    @router.delete(STORED_PATH, **object_docs("It is gone", 401, 404))
+    async def delete_response(request: Request) -> Response:
+        """Forget a response."""
+        response_id = request.path_params["response_id"]
+        if not store.drop(response_id, _owner(frontend, request)):
+            raise _response_not_found(response_id)
+        return Response(
+            encode({"id": response_id, "object": "response", "deleted": True}), media_type="application/json"
+        )
+
+    @router.post("/v1/messages", **translated_docs("MessagesRequest", "The message"))
+    async def create_message(request: Request) -> Response:
+        """Answer a conversation as Anthropic's API does."""
+
+        async def answer() -> Response:
+            body = decode_body(await timely_body(frontend, request), MessagesRequest)
+            translator = MessagesTranslator(f"msg_{frontend.entropy.token_hex(16)}")
+            return await _translated(service, request, messages_schema.chat_body(body), "msg", translator)
+
+        return await _as_anthropic(frontend, request, answer)
+
+    @router.post("/v1/messages/count_tokens", **body_docs(("CountTokensRequest",), "TokenCount", "The count"))
+    async def count_tokens(request: Request) -> Response:
+        """Tokens of the prompt that such a message would be."""
+
+        async def answer() -> Response:
+            body = decode_body(await timely_body(frontend, request), CountTokensRequest)
+            chat = decode_body(encode(messages_schema.chat_body(body)), ChatCompletionRequest)
+            model = await frontend.catalogue.asked_for(chat.model)
+            plan = await plan_chat(chat, "count", model, frontend.threads)
+            return Response(encode(TokenCount(plan.prompt_tokens)), media_type="application/json")
+
+        return await _as_anthropic(frontend, request, answer)
+
+    return router
+
+
+async def _translated(
+    service: CascadeService, request: Request, chat: dict[str, Any], id_prefix: str, translator: Translator
+) -> Response:
+    """Raises ApiError, which names the parameters of the chat completion where those have no other name."""
+    authorization = _authorization(request)
+    exchange = await accept_body(service, request, encode(chat), ChatCompletionRequest, id_prefix, authorization)
+    return TranslatedExchange(exchange, translator)
+
+
+async def _as_anthropic(
+    frontend: FrontendService, request: Request, answer: Callable[[], Awaitable[Response]]
+) -> Response:
+    """With errors in Anthropic's form."""
+    try:
+        frontend.authenticate(_authorization(request))
+        return await answer()
+    except ApiError as error:
+        frontend.metrics.requests.labels("", request.url.path, str(error.status)).inc()
+        told = {"type": error.type, "message": error.message, "code": error.code}
+        body = MessagesTranslator("").failed(told, streamed=False)
+        return Response(body, error.status, dict(error.headers), media_type="application/json")
+
+
+def _authorization(request: Request) -> str | None:
+    """Anthropic's clients have a header of their own."""
+    key = request.headers.get("x-api-key")
+    return request.headers.get("authorization") or (f"Bearer {key}" if key else None)
+
+
+def _owner(frontend: FrontendService, request: Request) -> str:
+    key = frontend.authenticate(_authorization(request))
+    return "" if key is None else key.name
+
+
+def _earlier(store: ResponseStore, response_id: str | None, owner: str) -> tuple[dict[str, Any], ...]:
+    if response_id is None:
+        return ()
+    found = store.find(response_id, owner)
+    if found is None:
+        raise bad_request(
+            f"Previous response `{response_id}` not found: it was not stored, is too old, or another frontend has it.",
+            "previous_response_id",
+            "previous_response_not_found",
+        )
+    return found.messages
+
+
+def _response_not_found(response_id: str) -> ApiError:
+    return ApiError(404, f"Response `{response_id}` not found.", param="response_id", code="response_not_found")
+
+
+def _facts(body: ResponsesRequest, created_at: int) -> dict[str, Any]:
+    return {
+        "created_at": created_at,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": body.reasoning or {"effort": None, "summary": None},
+        "store": body.store is not False,
+        "temperature": body.temperature,
+        "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }

@@ -1,0 +1,170 @@
+"""Bodies of OpenAI's Responses API, and the chat completion that each of them is."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from controlplane.model.sampling import INT32_MAX
+from services.frontend.errors import bad_request
+
+Item = dict[str, Any]
+_ROLES = frozenset({"user", "assistant", "system", "developer"})
+
+
+class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What form the text of an answer has."""
+
+    format: dict[str, Any] | None = None
+    """text, json_object, or json_schema with `name`, `schema` and `strict`."""
+    verbosity: str | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses"""
+
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=4096)]
+    """What the user says, or items: messages, function calls and their outputs, reasoning (left out)."""
+    model: Annotated[str, Meta(max_length=256)] = ""
+    """May be left out where there is one model."""
+    instructions: str | None = None
+    """Said by the system before all else, and not kept for the next response."""
+    max_output_tokens: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    previous_response_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Go on with the conversation of an earlier response that this frontend keeps."""
+    store: bool | None = None
+    """Keep this one; true by default."""
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: dict[str, Any] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None
+    """Lower is served first."""
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    metadata: dict[str, Any] | None = None
+    """Given back as it is."""
+    user: str | None = None
+
+    # OpenAI's, without effect on the answer.
+    include: list[str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+def new_messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """What this request adds to its conversation, as chat messages. Raises ApiError (400) for items that cannot be
+    served."""
+    if isinstance(request.input, str):
+        return [{"role": "user", "content": request.input}]
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(request.input):
+        where = f"input[{index}]"
+        match item.get("type", "message"):
+            case "message":
+                messages.append(_message(item, where))
+            case "function_call":
+                _add_call(messages, item, where)
+            case "function_call_output":
+                output = _text(item.get("output"), f"{where}.output")
+                messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": output})
+            case "reasoning":
+                continue
+            case other:
+                raise bad_request(f"Items of type `{other}` cannot be served.", where)
+    if not messages:
+        raise bad_request("`input` must hold a message.", "input")
+    return messages
+
+
+def chat_body(request: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The chat completion's body; `messages`: the whole conversation. Raises ApiError (400)."""
+    instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    given = {
+        "model": request.model or None,
+        "max_tokens": request.max_output_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "priority": request.priority,
+        "user": request.user,
+        "reasoning_effort": (request.reasoning or {}).get("effort"),
+        "verbosity": request.text.verbosity if request.text else None,
+        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())] or None,
+        "tool_choice": _tool_choice(request.tool_choice),
+        "response_format": _format(request.text.format) if request.text and request.text.format else None,
+    }
+    body: dict[str, Any] = {"messages": [*instructions, *messages]}
+    body |= {name: value for name, value in given.items() if value is not None}
+    if request.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
+
+
+def _message(item: Item, where: str) -> dict[str, Any]:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise bad_request(
+            f"`{where}.role` must be one of {', '.join(sorted(_ROLES))}.", f"{where}.role", "invalid_value"
+        )
+    return {"role": role, "content": _text(item.get("content"), f"{where}.content")}
+
+
+def _add_call(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    """Calls that follow each other are of one turn."""
+    function = {"name": _string(item, "name", where), "arguments": _string(item, "arguments", where)}
+    call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
+    if messages and messages[-1].get("tool_calls"):
+        messages[-1]["tool_calls"].append(call)
+    else:
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise bad_request(f"Tools of type `{tool.get('type')}` cannot be served; only functions.", f"{where}.type")
+    function = {
+        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
+    }
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
+    if isinstance(choice, dict):
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _format(form: dict[str, Any]) -> dict[str, Any]:
+    if form.get("type") != "json_schema":
+        return {"type": form.get("type")}
+    schema = {name: form[name] for name in ("name", "description", "schema", "strict") if form.get(name) is not None}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"`{where}` must be a text or a list of parts.", where, "invalid_value")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("input_text", "output_text", "text") or not isinstance(part.get("text"), str):
+            raise bad_request(f"Parts of type `{kind}` cannot be served; send text.", f"{where}[{index}]")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _string(item: Item, name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"`{where}.{name}` must be a text.", f"{where}.{name}", "invalid_value")
+    return value

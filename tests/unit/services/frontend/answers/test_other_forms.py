@@ -1,0 +1,156 @@
+"""Tools and reasoning in the words of the Responses and the Messages API, streamed and whole."""
+
+import json
+from typing import Any, Protocol
+
+import msgspec
+
+from services.frontend.answers.messages import MessagesTranslator
+from services.frontend.answers.responses import ResponsesTranslator
+from services.frontend.requests import messages_schema, responses_schema
+from services.frontend.requests.messages_schema import MessagesRequest
+from services.frontend.requests.responses_schema import ResponsesRequest
+
+USAGE = {
+    "prompt_tokens": 9,
+    "completion_tokens": 5,
+    "total_tokens": 14,
+    "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": {"reasoning_tokens": 2},
+}
+CALLS = [
+    {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+    {"id": "c2", "type": "function", "function": {"name": "mul", "arguments": "{}"}},
+]
+MESSAGE = {"content": "text", "reasoning": "hm", "tool_calls": CALLS, "role": "assistant"}
+WHOLE = {"model": "m", "usage": USAGE, "choices": [{"finish_reason": "tool_calls", "message": MESSAGE}]}
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    return {"model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+
+def call(index: int, **fields: Any) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, **fields}]}
+
+
+CHUNKS: list[dict[str, Any]] = [
+    chunk({"role": "assistant", "content": ""}),
+    chunk({"reasoning": "h"}),
+    chunk({"reasoning": "m"}),
+    chunk({"content": "te"}),
+    chunk({"content": "xt"}),
+    chunk(call(0, id="c1", function={"name": "add", "arguments": ""})),
+    chunk(call(0, function={"arguments": '{"a"'})),
+    chunk(call(0, function={"arguments": ": 1}"})),
+    chunk(call(1, id="c2", function={"name": "mul", "arguments": "{}"})),
+    chunk({}, "tool_calls"),
+    {"model": "m", "choices": [], "usage": USAGE},
+]
+
+
+class Streams(Protocol):
+    def event(self, chunk: dict[str, Any]) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+
+def streamed(translator: Streams) -> list[dict[str, Any]]:
+    body = b"".join(translator.event(each) for each in CHUNKS) + translator.end()
+    return [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
+
+
+def test_a_message_has_a_block_for_each_kind() -> None:
+    whole = json.loads(MessagesTranslator("msg_1").whole(WHOLE))
+    assert whole["content"] == [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "text"},
+        {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+        {"type": "tool_use", "id": "c2", "name": "mul", "input": {}},
+    ]
+    assert whole["stop_reason"] == "tool_use"
+    assert (whole["usage"]["input_tokens"], whole["usage"]["cache_read_input_tokens"]) == (5, 4)
+
+
+def test_streamed_blocks_add_up_to_the_whole_message() -> None:
+    blocks: list[dict[str, Any]] = []
+    is_open = False
+    for event in streamed(MessagesTranslator("msg_1")):
+        match event["type"]:
+            case "content_block_start":
+                assert not is_open
+                assert event["index"] == len(blocks)
+                is_open = True
+                blocks.append({**event["content_block"], "json": ""})
+            case "content_block_delta":
+                assert is_open
+                assert event["index"] == len(blocks) - 1
+                delta = event["delta"]
+                for name in ("text", "thinking"):
+                    if name in delta:
+                        blocks[-1][name] += delta[name]
+                blocks[-1]["json"] += delta.get("partial_json", "")
+            case "content_block_stop":
+                is_open = False
+    for block in blocks:
+        text = block.pop("json")
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(text or "{}")
+    assert blocks == json.loads(MessagesTranslator("msg_1").whole(WHOLE))["content"]
+
+
+def test_streamed_items_add_up_to_the_whole_response() -> None:
+    kept: list[tuple[bytes, dict[str, Any]]] = []
+    whole = json.loads(ResponsesTranslator("resp_1", {}, lambda *each: kept.append(each)).whole(WHOLE))
+    events = streamed(ResponsesTranslator("resp_1", {}, lambda *each: kept.append(each)))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "response.completed"
+    assert events[-1]["response"] == whole
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "function_call"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == whole["output"]
+    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    assert [json.loads(body) for body, _ in kept] == [whole, whole]
+    assert kept[0][1] == kept[1][1] == {"role": "assistant", "content": "text", "tool_calls": CALLS}
+
+
+def test_a_failure_is_told_in_each_ones_form() -> None:
+    error = {"message": "gone", "type": "server_error", "code": "worker_lost"}
+    responses = ResponsesTranslator("resp_1", {}, lambda *_: None)
+    responses.event(CHUNKS[0])
+    failed = responses.failed(error, streamed=True)
+    assert b"event: response.failed" in failed
+    assert b"gone" in failed
+    assert json.loads(responses.failed(error, streamed=False)) == {"error": error}
+    assert b'"type":"api_error","message":"gone"' in MessagesTranslator("msg_1").failed(error, streamed=True)
+
+
+def test_tools_and_their_results_become_the_same_chat_messages() -> None:
+    message = {
+        "max_tokens": 5,
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "3"}]},
+        ],
+        "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
+    items = [
+        {"role": "user", "content": "q"},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a":1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+    ]
+    response = {
+        "input": items,
+        "max_output_tokens": 5,
+        "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    first = messages_schema.chat_body(msgspec.convert(message, MessagesRequest))
+    request = msgspec.convert(response, ResponsesRequest)
+    second = responses_schema.chat_body(request, responses_schema.new_messages(request))
+    assert first == second
+    assert [each["role"] for each in first["messages"]] == ["user", "assistant", "tool"]
+    assert first["tool_choice"] == "required"
