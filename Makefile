@@ -1,5 +1,6 @@
 # make up       set everything up and run a mesh of three vLLM instances on this machine
 # make test     set everything up and run all checks and tests
+# make test-clients  the client libraries that people use, against a mesh
 # make quick    what can be checked in under a minute of CPU: format, lint, types, the tests without processes
 # make mutants  changes pure code in one place at a time and sees whether a test notices; ARGS='PATTERN ...' or SAMPLE selects
 # make install  the set-up alone: .venv with .venv/bin/penstock
@@ -16,13 +17,18 @@ SAMPLE ?=
 
 QUICK := not process and not slow and not vllm and not etcd and not docker
 
-.PHONY: up test check quick quick-steps quick-types quick-tests mutants install package protos lint types fast-tests test-services clean
+.PHONY: up test test-clients check quick quick-steps quick-types quick-tests mutants install package protos lint types fast-tests test-services clean
 
 up: install
 	$(BIN)/penstock up $(ARGS)
 
 test: install test-services lint types
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -m "not clients" $(ARGS)
+
+# Every client library against a mesh of vLLM instances; docs/clients.md has the outcome.
+test-clients: install
+	PYTHON=$(BIN)/python bash scripts/install_clients.sh .clients
+	$(BIN)/python -m pytest -q -m clients tests/clients $(ARGS)
 
 # Everything that needs no vLLM: seconds rather than minutes.
 check: package test-services lint types fast-tests
@@ -107,7 +113,7 @@ types: package
 	$(BIN)/mypy mesh controlplane services engine_worker simulator demo fault_simulation penstock benchmarks
 
 fast-tests: package
-	$(BIN)/python -m pytest -q -m "not vllm" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not vllm and not clients" $(ARGS)
 
 clean:
-	rm -rf $(VENV) generated mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients generated mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
