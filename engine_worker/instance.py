@@ -152,9 +152,9 @@ class Instance:
         self.spans.begin(request)
         self._changed()
 
-    def abort(self, stream: OutputStream, request_id: str, *, is_done: bool = False) -> None:
-        """Take a request of this stream back; `is_done`: its client has all that it wanted."""
-        self._carry_out(self.table.abort(stream.stream_id, request_id, is_done=is_done))
+    def abort(self, stream: OutputStream, request_id: str, epoch: int, *, is_done: bool = False) -> None:
+        """Take a request of this stream back; see `RequestTable.abort`."""
+        self._carry_out(self.table.abort(stream.stream_id, request_id, epoch, is_done=is_done))
 
     def release(self, stream: OutputStream, request_id: str) -> None:
         """The client of a request of this stream has left, and may come back to any frontend."""

@@ -226,12 +226,14 @@ class RequestTable:
         """Forget a request that the engine was told to release: no end of it will come."""
         return self._requests.pop(request_id, None)
 
-    def abort(self, stream_id: int, request_id: str, *, is_done: bool = False) -> Instructions:
-        """A frontend takes a request back; `is_done`: because its client has all that it wanted. Unknown ids and other
-        streams' requests are left alone, because an abort may cross the request's own end."""
+    def abort(self, stream_id: int, request_id: str, epoch: int, *, is_done: bool = False) -> Instructions:
+        """A frontend takes a request back, in the life of this epoch or one before; `is_done`: because its client has
+        all that it wanted. Unknown ids, other streams' requests and later lives are left alone: an abort may cross the
+        request's own end, and the way of its next life to here."""
         instructions = Instructions()
         tracked = self._requests.get(request_id)
-        if tracked is not None and tracked.stream_id == stream_id and tracked.state == "running":
+        is_meant = tracked is not None and tracked.stream_id == stream_id and tracked.epoch <= epoch
+        if tracked is not None and is_meant and tracked.state == "running":
             if is_done:
                 self._keep_tail(tracked, None)
             tracked.become("aborting")

@@ -219,7 +219,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     if generate.decode_instance_id or generate.is_decode_open:
                         self._order_transfer(generate.request_id, generate.decode_instance_id)
                 case "abort":
-                    self._instance.abort(stream, message.abort.request_id, is_done=message.abort.is_done)
+                    abort = message.abort
+                    self._instance.abort(stream, abort.request_id, abort.epoch, is_done=abort.is_done)
                 case "adopt":
                     self._instance.adopt(stream, message.adopt.client_request_id)
                 case "release":

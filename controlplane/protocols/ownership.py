@@ -114,7 +114,8 @@ class TokenStream(Ownership, Generic[D]):
         """Offset of the present owner's first token."""
         self._held: list[D] = []
         self._deadline_s: float | None = None
-        self._told: set[Incarnation] = set()
+        self._told: set[tuple[Incarnation, int]] = set()
+        """Lives, by sender and epoch, that are not wanted and know it."""
 
     @property
     def holds(self) -> bool:
@@ -167,7 +168,7 @@ class TokenStream(Ownership, Generic[D]):
             return self._handed_off(sender, delta, now_s)
         if sender in self._formers and self._held:
             return self._late(delta, now_s)
-        return self._unwanted(sender)
+        return self._unwanted(sender, delta.epoch)
 
     def moved(self, sender: Incarnation, target: Incarnation, epoch: int) -> Sequence[D | Filled]:
         """`sender` says that it has handed the request off and that all its tokens have been sent."""
@@ -233,10 +234,10 @@ class TokenStream(Ownership, Generic[D]):
         former = self.owner
         if former is None:
             self.claim(sender, delta.epoch)
-            return self._unwanted(sender)
+            return self._unwanted(sender, delta.epoch)
         if len(account) != delta.offset or account[: len(self.token_ids)] != self.token_ids:
             # A life of the request that a recovery has overtaken and that went on to move: its tokens are not ours.
-            return self._unwanted(sender)
+            return self._unwanted(sender, delta.epoch)
         self.claim(sender, delta.epoch)
         self._formers.add(former)
         self._formers.discard(sender)
@@ -265,10 +266,10 @@ class TokenStream(Ownership, Generic[D]):
             self._forget_formers()
         return passed
 
-    def _unwanted(self, sender: Incarnation) -> Sequence[D | Filled] | None:
-        if sender == self.owner or sender in self._told:
+    def _unwanted(self, sender: Incarnation, epoch: int) -> Sequence[D | Filled] | None:
+        if sender == self.owner or (sender, epoch) in self._told:
             return ()
-        self._told.add(sender)
+        self._told.add((sender, epoch))
         return None
 
     def _forget_formers(self) -> None:

@@ -244,10 +244,11 @@ class FinishAtLength:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Tell the worker to drop the request."""
+    """Tell the worker to drop the request, in the life of this epoch and those before."""
 
     worker: Incarnation
     request_id: str
+    epoch: int
     why: Why
 
 

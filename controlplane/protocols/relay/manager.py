@@ -129,7 +129,8 @@ class RelayManager(Generic[D, E]):
                 request_ = self._requests.get(request_id)
                 if request_ is not None:
                     if request_.stream.owner is not None:
-                        yield Abort(request_.stream.owner, request_id, Why.DONE if is_done else Why.UNWANTED)
+                        why = Why.DONE if is_done else Why.UNWANTED
+                        yield Abort(request_.stream.owner, request_id, request_.stream.epoch, why)
                     yield self._end(request_)
             case Released(request_id):
                 yield from self._on_released(request_id)
@@ -141,17 +142,17 @@ class RelayManager(Generic[D, E]):
         request = self._requests.get(delta.request_id)
         if request is None:
             if delta.emitted_token_ids:  # it moved there while its client took it back elsewhere
-                yield self._refuse(sender, delta.request_id)
+                yield self._refuse(sender, delta.request_id, delta.epoch)
             return
         try:
             passed = request.stream.receive(sender, delta, now_s)
         except TokenGap as gap:
-            yield Abort(sender, request.request_id, Why.BROKEN)
+            yield Abort(sender, request.request_id, delta.epoch, Why.BROKEN)
             yield FailBroken(request.request_id, gap)
             yield self._end(request)
             return
         if passed is None:
-            yield Abort(sender, request.request_id, Why.STRAY)
+            yield Abort(sender, request.request_id, delta.epoch, Why.STRAY)
         else:
             yield from self._pass(request, passed)
 
@@ -168,12 +169,12 @@ class RelayManager(Generic[D, E]):
         request = self._requests.get(request_id)
         if request is None:
             return
-        owner = request.stream.owner
+        owner, epoch = request.stream.owner, request.stream.epoch
         request.go(RelayState.NEW)
         request.stream.take_back()
         self._remove(request)
         assert owner is not None, "a running request has an owner"
-        yield Abort(owner, request_id, Why.UNWANTED)
+        yield Abort(owner, request_id, epoch, Why.UNWANTED)
 
     def _on_given_up(self, event: WorkerGaveUp[E]) -> Iterator[Instruction[D, E]]:
         request = self._requests.get(event.request_id)
@@ -195,7 +196,7 @@ class RelayManager(Generic[D, E]):
         request = self._requests.get(event.request_id)
         if request is None:  # its client took it back from the former owner meanwhile
             if event.target_lost is None:
-                yield self._refuse(event.target, event.request_id)
+                yield self._refuse(event.target, event.request_id, event.epoch)
             return
         yield from self._pass(request, request.stream.moved(event.sender, event.target, event.epoch))
         if event.target_lost is not None:
@@ -204,7 +205,7 @@ class RelayManager(Generic[D, E]):
     def _on_worker_lost(self, sender: Incarnation, loss: Loss[E], *, is_connected: bool) -> Iterator[Instruction[D, E]]:
         owned = [request for request in self._requests.values() if request.stream.owner == sender]
         if is_connected:
-            yield from (Abort(sender, request.request_id, Why.HUNG) for request in owned)
+            yield from (Abort(sender, request.request_id, request.stream.epoch, Why.HUNG) for request in owned)
         yield ReportLoss(sender.instance_id, loss.reason, len(owned))
         for request in list(self._requests.values()):
             yield from self._silence(request, sender, loss)
@@ -222,11 +223,11 @@ class RelayManager(Generic[D, E]):
 
     # -- steps
 
-    def _refuse(self, worker: Incarnation, request_id: str) -> Abort | Release:
+    def _refuse(self, worker: Incarnation, request_id: str, epoch: int) -> Abort | Release:
         """A worker has got a request from another one, and nobody here waits for it."""
         if request_id in self._released:
             return Release(worker, request_id)
-        return Abort(worker, request_id, Why.UNWANTED)
+        return Abort(worker, request_id, epoch, Why.UNWANTED)
 
     def _pass(self, request: RelayedRequest[D], passed: Sequence[D | Filled]) -> Iterator[Instruction[D, E]]:
         """Nothing counts behind the delta that ends the request."""

@@ -132,9 +132,9 @@ class WorkerLink:
         self._send(worker_pb2.FrontendMessage(generate=generate))
         self._relays.submitted(relay, self.sender)
 
-    def abort(self, request_id: str, *, is_done: bool = False) -> None:
-        """Tell the worker to drop a request; `is_done`: its client has all that it wanted."""
-        abort = worker_pb2.AbortRequest(request_id=request_id, is_done=is_done)
+    def abort(self, request_id: str, epoch: int, *, is_done: bool = False) -> None:
+        """Tell the worker to drop a request in the life of this epoch; `is_done`: its client has all that it wanted."""
+        abort = worker_pb2.AbortRequest(request_id=request_id, epoch=epoch, is_done=is_done)
         self._tell_if_open(worker_pb2.FrontendMessage(abort=abort), request_id)
 
     def release(self, request_id: str) -> None:

@@ -176,8 +176,8 @@ class Link(Protocol):
     def connected(self) -> asyncio.Event:
         """Set while the worker takes requests from us."""
 
-    def abort(self, request_id: str, *, is_done: bool = False) -> None:
-        """Tell it to drop a request; `is_done`: its client has all that it wanted."""
+    def abort(self, request_id: str, epoch: int, *, is_done: bool = False) -> None:
+        """Tell it to drop a request in the life of this epoch; `is_done`: its client has all that it wanted."""
 
     def release(self, request_id: str) -> None:
         """Tell it that the client of a request may come back to another frontend."""
@@ -286,8 +286,8 @@ class RelayRegistry:
             match instruction:
                 case Pass(request_id, passed):
                     self._pass(self._relays[request_id], passed)
-                case Abort(worker, request_id, why):
-                    self._abort(worker, request_id, why)
+                case Abort(worker, request_id, epoch, why):
+                    self._abort(worker, request_id, epoch, why)
                 case Release(worker, request_id):
                     if (link := self._links.get(worker)) is not None:
                         link.release(request_id)
@@ -317,14 +317,14 @@ class RelayRegistry:
             else:
                 relay.put(one)
 
-    def _abort(self, worker: Incarnation, request_id: str, why: Why) -> None:
+    def _abort(self, worker: Incarnation, request_id: str, epoch: int, why: Why) -> None:
         if why is Why.STRAY:
             log.warning(
                 "a worker goes on with a request that is not its own any more",
                 extra={"request_id": request_id, "instance_id": worker.instance_id},
             )
         if (link := self._links.get(worker)) is not None:
-            link.abort(request_id, is_done=why is Why.DONE)
+            link.abort(request_id, epoch, is_done=why is Why.DONE)
 
     def _report_loss(self, instance_id: str, reason: LossReason, requests: int) -> None:
         self._metrics.worker_losses.labels(reason.value).inc(requests)

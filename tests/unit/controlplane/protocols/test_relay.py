@@ -119,7 +119,7 @@ def test_nothing_counts_behind_the_last_delta() -> None:
 def test_a_broken_stream_ends_the_request() -> None:
     manager, request = running(2)
     abort, broken, forget = manager.handle(DeltaCame(A, step(0, 3, 4)), 0.0)
-    assert (abort, forget) == (Abort(A, "r", Why.BROKEN), Forget("r"))
+    assert (abort, forget) == (Abort(A, "r", 0, Why.BROKEN), Forget("r"))
     assert isinstance(broken, FailBroken)
     assert broken.request_id == "r"
     assert "offset 2" in str(broken.gap)
@@ -136,7 +136,7 @@ def test_a_lost_worker_leaves_its_requests_to_others_and_the_others_theirs() -> 
     assert (request.state, request.instance_id, request.stream.epoch) == (RelayState.LOST, "a", EPOCHS_PER_RECOVERY)
     assert (other.state, other.instance_id) == (RelayState.RUNNING, "b")
     assert manager.owned() == {B: 1}
-    assert manager.handle(DeltaCame(A, step(0, 2, 3)), 0.0) == (Abort(A, "r", Why.STRAY),)
+    assert manager.handle(DeltaCame(A, step(0, 2, 3)), 0.0) == (Abort(A, "r", 0, Why.STRAY),)
     assert manager.handle(DeltaCame(A, step(0, 3, 4)), 0.0) == (), "said once"
     manager.handle(Submitted(request, C), 0.0)
     assert request.stream.push(C, step(EPOCHS_PER_RECOVERY, 2, 3))
@@ -147,7 +147,7 @@ def test_a_hung_worker_is_to_drop_what_it_has_and_what_is_complete_is_not_placed
     manager.handle(Submitted(RelayedRequest[Step]("other", MAX_TOKENS), B), 0.0)
     loss = Loss(LossReason.WORKER_HUNG, "a", "hangs")
     assert manager.handle(WorkerLost(A, loss, is_connected=True), 0.0) == (
-        Abort(A, "r", Why.HUNG),
+        Abort(A, "r", 0, Why.HUNG),
         ReportLoss("a", LossReason.WORKER_HUNG, 1),
         FinishAtLength("r"),
         Forget("r"),
@@ -213,16 +213,16 @@ def test_a_move_is_believed_and_what_is_not_wanted_is_refused_at_the_target() ->
     manager, request = running(2)
     assert manager.handle(Moved("r", A, B, 1), 0.0) == ()
     assert request.stream.owner == B
-    assert manager.handle(Moved("gone", A, B, 1), 0.0) == (Abort(B, "gone", Why.UNWANTED),)
+    assert manager.handle(Moved("gone", A, B, 1), 0.0) == (Abort(B, "gone", 1, Why.UNWANTED),)
     assert manager.handle(Moved("gone", A, B, 1, Loss(LossReason.HANDOFF, "b", "")), 0.0) == ()
 
 
 def test_dropped_and_released_requests_are_told_to_their_owner() -> None:
     manager, _ = running()
-    assert manager.handle(Dropped("r"), 0.0) == (Abort(A, "r", Why.UNWANTED), Forget("r"))
+    assert manager.handle(Dropped("r"), 0.0) == (Abort(A, "r", 0, Why.UNWANTED), Forget("r"))
     assert manager.handle(Dropped("r"), 0.0) == ()
     manager, _ = running()
-    assert manager.handle(Dropped("r", is_done=True), 0.0) == (Abort(A, "r", Why.DONE), Forget("r"))
+    assert manager.handle(Dropped("r", is_done=True), 0.0) == (Abort(A, "r", 0, Why.DONE), Forget("r"))
     manager, _ = running()
     assert manager.handle(Released("r"), 0.0) == (Release(A, "r"), Forget("r"))
     assert manager.handle(Released("r"), 0.0) == ()
@@ -245,7 +245,7 @@ def test_few_requests_that_were_left_to_their_workers_are_remembered() -> None:
         manager.handle(Released(f"r{number}"), 0.0)
         if number == MAX_RELEASED - 1:
             assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Release(B, "r0"),)
-    assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Abort(B, "r0", Why.UNWANTED),)
+    assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Abort(B, "r0", 1, Why.UNWANTED),)
     assert manager.handle(Moved("r1", A, B, 1), 0.0) == (Release(B, "r1"),)
     manager.validate()
 
@@ -256,7 +256,7 @@ def test_a_request_that_is_back_is_not_remembered_as_left() -> None:
     manager.handle(Adopted(RelayedRequest[Step]("r", MAX_TOKENS, TRUTH[:3]), B, 2), 0.0)
     manager.validate()
     manager.handle(Dropped("r"), 0.0)
-    assert manager.handle(Moved("r", B, C, 3), 0.0) == (Abort(C, "r", Why.UNWANTED),)
+    assert manager.handle(Moved("r", B, C, 3), 0.0) == (Abort(C, "r", 3, Why.UNWANTED),)
 
 
 def test_an_adopted_request_goes_on_and_ends_its_former_life_here() -> None:
@@ -271,7 +271,7 @@ def test_an_adopted_request_goes_on_and_ends_its_former_life_here() -> None:
 
 def test_a_withdrawn_request_is_submitted_anew_under_a_higher_epoch() -> None:
     manager, request = running()
-    assert manager.handle(Withdrawn("r"), 0.0) == (Abort(A, "r", Why.UNWANTED),)
+    assert manager.handle(Withdrawn("r"), 0.0) == (Abort(A, "r", 0, Why.UNWANTED),)
     assert (request.state, request.stream.epoch, len(manager)) == (RelayState.NEW, EPOCHS_PER_RECOVERY, 0)
     assert manager.handle(Withdrawn("r"), 0.0) == ()
     manager.handle(Submitted(request, B), 0.0)

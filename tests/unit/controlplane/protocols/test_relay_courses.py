@@ -98,7 +98,7 @@ class AnyCourse(RuleBasedStateMachine):
         self.waits: set[str] = set()
         """Lost or withdrawn, and to be placed again."""
         self.released: set[str] = set()
-        self.strays: set[tuple[str, Incarnation]] = set()
+        self.strays: set[tuple[str, Incarnation, int]] = set()
         """Who was told that the request is not its own, since it was placed last."""
         self.held_since_s: dict[str, float] = {}
 
@@ -165,9 +165,7 @@ class AnyCourse(RuleBasedStateMachine):
     def hand_off(self, slot: str, to: str) -> None:
         source, target = self.workers[slot], self.workers[to]
         for life in source.lives:
-            # An abort that comes only after the next life has moved in would end that one: workers', and not tried.
-            crosses = any(order.request_id == life.request_id for order in target.inbox)
-            if life.is_over or crosses or target.of(life.request_id):
+            if life.is_over or target.of(life.request_id):
                 continue
             life.is_over = True
             moved = Life(life.request_id, life.epoch + 1, life.emitted, is_first=True)
@@ -217,7 +215,7 @@ class AnyCourse(RuleBasedStateMachine):
                     continue
                 if isinstance(order, Release):
                     life.is_orphan = True
-                else:
+                elif life.epoch <= order.epoch:
                     self._emit(slot, life, life.emitted, finish=ABORTED)
         worker.inbox.clear()
 
@@ -257,9 +255,14 @@ class AnyCourse(RuleBasedStateMachine):
         orders = [each for each in instructions if isinstance(each, Abort | Release)]
         if may_be_stray and orders != wanted:
             wanted = [may_be_stray]
-            assert (may_be_stray.request_id, may_be_stray.worker) not in self.strays, "said once"
+            life = (may_be_stray.request_id, may_be_stray.worker, may_be_stray.epoch)
+            assert life not in self.strays, "said once"
         assert orders == wanted
-        self.strays |= {(each.request_id, each.worker) for each in orders if getattr(each, "why", "") == Why.STRAY}
+        self.strays |= {
+            (each.request_id, each.worker, each.epoch)
+            for each in orders
+            if isinstance(each, Abort) and each.why == Why.STRAY
+        }
         for order in orders:
             for worker in self.workers.values():
                 if worker.incarnation == order.worker:
@@ -287,23 +290,27 @@ class AnyCourse(RuleBasedStateMachine):
                 self.released.discard(request.request_id)
                 self.strays = {each for each in self.strays if each[0] != request.request_id}
             case DeltaCame(sender, delta) if delta.request_id not in self.owners:
-                return ([self._refusal(sender, delta.request_id)] if delta.emitted_token_ids else []), None, {}
+                return (
+                    ([self._refusal(sender, delta.request_id, delta.epoch)] if delta.emitted_token_ids else []),
+                    None,
+                    {},
+                )
             case DeltaCame(sender, delta):
                 owner = self.owners[delta.request_id]
                 fits = delta.offset == len(delta.emitted_token_ids) >= len(self.passed[delta.request_id])
                 if owner.owner is None or fits:
                     owner.claim(sender, delta.epoch)
-                stray = Abort(sender, delta.request_id, Why.STRAY)
+                stray = Abort(sender, delta.request_id, delta.epoch, Why.STRAY)
                 if owner.owner is None:
-                    return ([] if (delta.request_id, sender) in self.strays else [stray]), None, {}
+                    return ([] if (delta.request_id, sender, delta.epoch) in self.strays else [stray]), None, {}
                 return [], (None if owner.owner == sender else stray), {}
             case WorkerGaveUp(request_id, sender, epoch, error, reason) if request_id in self.owners:
                 owner = self.owners[request_id]
                 owner.claim(sender, epoch)
                 if (owner.owner, owner.epoch) == (sender, epoch):
                     return [], None, {request_id: Loss(reason or LossReason.UNAVAILABLE, sender.instance_id, error)}
-            case Moved(request_id, _, target, _, target_lost) if request_id not in self.owners:
-                return ([self._refusal(target, request_id)] if target_lost is None else []), None, {}
+            case Moved(request_id, _, target, epoch, target_lost) if request_id not in self.owners:
+                return ([self._refusal(target, request_id, epoch)] if target_lost is None else []), None, {}
             case Moved(request_id, sender, target, epoch, target_lost):
                 owner = self.owners[request_id]
                 if owner.owner == sender:
@@ -312,7 +319,7 @@ class AnyCourse(RuleBasedStateMachine):
                     return [], None, {request_id: target_lost}
             case WorkerLost(sender, loss, is_connected):
                 owned = [each for each, owner in self.owners.items() if owner.owner == sender]
-                orders = [Abort(sender, each, Why.HUNG) for each in owned if is_connected]
+                orders = [Abort(sender, each, self.owners[each].epoch, Why.HUNG) for each in owned if is_connected]
                 return orders, None, dict.fromkeys(owned, loss)
             case Dropped(request_id, is_done):
                 return self._to_owner(request_id, Why.DONE if is_done else Why.UNWANTED), None, {}
@@ -331,11 +338,11 @@ class AnyCourse(RuleBasedStateMachine):
 
     def _to_owner(self, request_id: str, why: Why) -> list[Abort | Release]:
         owner = self.owners.get(request_id)
-        return [] if owner is None or owner.owner is None else [Abort(owner.owner, request_id, why)]
+        return [] if owner is None or owner.owner is None else [Abort(owner.owner, request_id, owner.epoch, why)]
 
-    def _refusal(self, worker: Incarnation, request_id: str) -> Abort | Release:
+    def _refusal(self, worker: Incarnation, request_id: str, epoch: int) -> Abort | Release:
         is_released = request_id in self.released
-        return Release(worker, request_id) if is_released else Abort(worker, request_id, Why.UNWANTED)
+        return Release(worker, request_id) if is_released else Abort(worker, request_id, epoch, Why.UNWANTED)
 
     def _adopt(self, event: Adopted[Step]) -> None:
         request_id = event.request.request_id

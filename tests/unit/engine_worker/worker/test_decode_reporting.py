@@ -28,7 +28,7 @@ def test_requests_count_from_their_first_token_on() -> None:
     table = table_of("waiting", "decoding", "aborted")
     emit(table, "decoding", 0, 7)
     emit(table, "aborted", 0, 7)
-    table.abort(1, "aborted")
+    table.abort(1, "aborted", 0)
     assert running_requests(table) == [RunningRequest("decoding", 4, 1, frontend_id="f")]
     taken_over = EngineRequest("moved", (1,), SamplingParams(max_tokens=9), emitted_token_ids=(5, 6))
     table.admit(taken_over, stream_id=1, frontend_id="f", now_s=0.0, taken_over=True)

@@ -64,17 +64,17 @@ def test_a_frontend_that_still_has_the_request_is_told_that_it_has_gone() -> Non
     ((failure,),) = (instructions.messages[1],)
     assert isinstance(failure, Failure)
     assert (failure.code, failure.offset) == (FailureCode.ADOPTED, 1)
-    assert table.abort(1, "a").aborts == [], "it is not its own any more"
+    assert table.abort(1, "a", EPOCHS_PER_ADOPTION).aborts == [], "it is not its own any more"
     assert table.close_stream(1, ORPHAN_S).aborts == []
-    assert table.abort(2, "a").aborts == ["a"]
+    assert table.abort(2, "a", EPOCHS_PER_ADOPTION).aborts == ["a"]
 
 
 def test_what_has_just_ended_is_there_and_what_was_aborted_is_not() -> None:
     table = table_with(request("a", "a"), request("b", "b"), request("c", "c"))
     step(table, "a", 7, finish=FinishReason.LENGTH)
     step(table, "b", 8)
-    table.abort(1, "b", is_done=True)
-    table.abort(1, "c")
+    table.abort(1, "b", 0, is_done=True)
+    table.abort(1, "c", 0)
     ended, done = (table.adopt(client, 2, "frontend-1")[0][0] for client in "ab")
     assert (ended.request.emitted_token_ids, ended.finish_reason, ended.is_ended) == ((7,), FinishReason.LENGTH, True)
     assert (done.request.emitted_token_ids, done.finish_reason, done.is_ended) == ((8,), None, True)

@@ -126,7 +126,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(request_id=st.sampled_from(IDS), stream_id=st.sampled_from(STREAMS))
     def abort(self, request_id: str, stream_id: int) -> None:
-        self.obey(self.table.abort(stream_id, request_id))
+        self.obey(self.table.abort(stream_id, request_id, 0))
 
     @rule(stream_id=st.sampled_from(STREAMS))
     def stream_ends(self, stream_id: int) -> None:
@@ -198,9 +198,10 @@ def test_a_stray_delta_is_counted_and_reaches_nobody() -> None:
 
 def test_an_abort_from_another_stream_is_ignored() -> None:
     table = admitted("a")
-    assert table.abort(2, "a").aborts == []
-    assert table.abort(1, "a").aborts == ["a"]
-    assert table.abort(1, "a").aborts == []
+    assert table.abort(2, "a", 0).aborts == []
+    assert table.abort(1, "a", -1).aborts == [], "it was meant for a former life"
+    assert table.abort(1, "a", 0).aborts == ["a"]
+    assert table.abort(1, "a", 0).aborts == []
 
 
 def test_a_duplicate_on_the_same_stream_ends_both() -> None:
@@ -244,7 +245,7 @@ def test_every_answer_bears_the_epoch_that_the_request_came_with() -> None:
 
 def test_a_recovered_request_that_comes_back_while_its_first_life_is_aborted_may_go_elsewhere() -> None:
     table = admitted("a")
-    table.abort(1, "a")
+    table.abort(1, "a", 0)
     instructions = table.refuse_duplicate(1, "a", epoch=2)
     assert instructions is not None
     (failure,) = instructions.messages[1]
