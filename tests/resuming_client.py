@@ -25,6 +25,8 @@ class ResumingClient:
         self.texts: defaultdict[int, str] = defaultdict(str)
         self.token_ids: defaultdict[int, list[int]] = defaultdict(list)
         """Where they are asked for."""
+        self.call_ids: list[str] = []
+        """Of calls of tools, whose names and arguments are part of the texts."""
         self.finishes: dict[int, str] = {}
         self.usage: dict[str, Any] | None = None
         self.is_done = False
@@ -79,6 +81,12 @@ class ResumingClient:
             delta = choice.get("delta", {})
             self.heads += "role" in delta
             self.texts[choice["index"]] += choice.get("text", delta.get("content")) or ""
+            for call in delta.get("tool_calls") or ():
+                function = call["function"]
+                self.call_ids += [call["id"]] if "id" in call else []
+                self.texts[choice["index"]] += (f"[{function['name']}]" if "name" in function else "") + function.get(
+                    "arguments", ""
+                )
             self.token_ids[choice["index"]] += choice.get("token_ids") or []
             if choice["finish_reason"]:
                 assert choice["index"] not in self.finishes, "an end came twice"

@@ -20,7 +20,7 @@ from services.frontend.requests.schema import (
     GenerationRequest,
     SamplingFields,
 )
-from services.frontend.requests.structure import structure_of
+from services.frontend.requests.structure import check_large_schemas, structure_of
 from services.frontend.requests.tools import (
     calls_for_template,
     calls_structure,
@@ -94,6 +94,7 @@ async def plan_request(
     threads: Threads,
 ) -> GenerationPlan:
     """Render, tokenise and check. Raises ApiError (400, `param` set) for what this model cannot serve."""
+    await check_large_schemas(request.schemas(), threads)
     if isinstance(request, ChatCompletionRequest):
         return await plan_chat(request, request_id, model, threads)
     return await plan_completion(request, request_id, model, max_choices, threads)

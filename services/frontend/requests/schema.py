@@ -7,6 +7,7 @@ named here and accepted; those that would are refused with their name (`unsuppor
 the engine as they are come from the one table of them (`sampling`).
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -177,6 +178,14 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, 
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
+    def schemas(self) -> Iterator[dict[str, Any] | str]:
+        """All JSON schemas that it brings."""
+        of_format = None if self.response_format is None else self.response_format.json_schema
+        if of_format is not None and of_format.schema is not None:
+            yield of_format.schema
+        if self.structured_outputs is not None and self.structured_outputs.json is not None:
+            yield self.structured_outputs.json
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop`, in the one form that it is worked with."""
@@ -228,6 +237,13 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
             self.turns()
         except msgspec.ValidationError as error:
             raise ValueError(str(error).replace("- at `$[", "- at `$.messages[")) from error
+
+    def schemas(self) -> Iterator[dict[str, Any] | str]:
+        """See `SamplingFields`."""
+        yield from super().schemas()
+        for tool in self.tools or ():
+            if tool.function.parameters is not None:
+                yield tool.function.parameters
 
     def turns(self) -> list[Message]:
         """The messages as far as this server knows their fields."""

@@ -5,15 +5,19 @@
 one is refused under its parameter's name; what a backend cannot do with a right one, only the engine knows.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final, Literal
 
 import msgspec
 
+from mesh.runtime import Threads
 from services.frontend.errors import ApiError, bad_request
 
 MAX_STRUCTURE_CHARACTERS: Final = 64 * 1024
 """Of what an engine is told. It travels with each choice, and again with each recovery."""
+
+_LARGE_CHARACTERS: Final = 1024
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -76,9 +80,19 @@ def structure_of(
     return _response_format(response_format), "response_format"
 
 
-def json_structure(schema: dict[str, Any], param: str, **options: bool) -> str:
-    """JSON that fits a schema. Raises ApiError (400) if it is none."""
-    return _encoded({"json": checked_schema(schema, param), **options}, param)
+async def check_large_schemas(schemas: Iterable[Any], threads: Threads) -> None:
+    """Look at schemas that take long (64 KiB: 0.5 s) beside the event loop, so that `check_schema` knows them.
+    Whether they are right is told there."""
+    for schema in schemas:
+        encoded = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+        if _LARGE_CHARACTERS < len(encoded) <= MAX_STRUCTURE_CHARACTERS:
+            await threads.run(_schema_error, encoded)
+
+
+def json_structure(schema: dict[str, Any], param: str) -> str:
+    """What engines are told of JSON that fits a schema, which was looked at before. Raises ApiError (400) if it is too
+    long."""
+    return _encoded({"json": schema}, param)
 
 
 def refused_structure(error: ApiError, param: str) -> ApiError:
@@ -92,6 +106,7 @@ def _response_format(response_format: ResponseFormat) -> str:
             param = "response_format.json_schema"
             if response_format.json_schema is None or response_format.json_schema.schema is None:
                 raise bad_request("`response_format` of type `json_schema` needs a `json_schema.schema`.", param)
+            check_schema(response_format.json_schema.schema, f"{param}.schema")
             return json_structure(response_format.json_schema.schema, f"{param}.schema")
         case "structural_tag":
             tag = msgspec.json.encode(response_format).decode()
@@ -111,20 +126,19 @@ def _structured_outputs(asked: StructuredOutputs) -> str:
             raise bad_request(message, f"structured_outputs.{option}", "unsupported_parameter")
     param = f"structured_outputs.{named[0]}"
     if asked.json is not None:
-        checked_schema(asked.json, param)
+        check_schema(asked.json, param)
     elif not getattr(asked, named[0]):
         raise bad_request(f"`{param}` must not be empty or false; leave it out instead.", param)
     return _encoded({named[0]: getattr(asked, named[0])}, param)
 
 
-def checked_schema(schema: dict[str, Any] | str, param: str) -> dict[str, Any] | str:
-    """The schema itself. Raises ApiError (400) if it is no JSON schema."""
+def check_schema(schema: dict[str, Any] | str, param: str) -> None:
+    """Raises ApiError (400) for what is no JSON schema."""
     encoded = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
     if len(encoded) > MAX_STRUCTURE_CHARACTERS:
         raise _too_long(param)
     if (wrong := _schema_error(encoded)) is not None:
         raise bad_request(f"`{param}` is no JSON schema: {wrong}.", param, "invalid_json_schema")
-    return schema
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from services.frontend.errors import ApiError, bad_request
-from services.frontend.requests.structure import checked_schema, json_structure
+from services.frontend.requests.structure import check_schema, json_structure
 
 MAX_TOOLS: Final = 256
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.\-]+$")]
@@ -57,7 +57,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None, *, has_structu
             raise bad_request(f"Two tools are called `{tool.function.name}`.", f"tools[{index}].function.name")
         names.add(tool.function.name)
         if tool.function.parameters is not None:
-            checked_schema(tool.function.parameters, f"tools[{index}].function.parameters")
+            check_schema(tool.function.parameters, f"tools[{index}].function.parameters")
     if choice is None or choice == "none":
         return
     if not tools:

@@ -91,6 +91,27 @@ async def test_a_client_that_comes_back_gets_the_rest_wherever_it_was_cut() -> N
                 assert client.heads == (len(expected[0]) if "chat" in path else 0)
 
 
+async def test_a_stream_of_calls_goes_on_with_the_same_calls() -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {**parameters, "required": ["city", "days"]}}}
+        for name in ("weather", "tides")
+    ]
+    body = {**CHAT, "tools": tools, "tool_choice": "required", "max_tokens": 400, "ignore_eos": False}
+    async with pair() as mesh:
+        expected = await truth(mesh.first, body, "/v1/chat/completions")
+        assert expected[1] == {0: "tool_calls"}
+        calls = expected[0][0].count("[")
+        assert calls > 0
+        for cut in (1, 2, 5, 20, 40):
+            client = ResumingClient(body, "/v1/chat/completions", {"x-penstock-resumable": "true"})
+            await client.ask(mesh.first, cut)
+            if not client.is_done:
+                await client.resume(mesh.second)
+            assert client.answer == expected, cut
+            assert len(set(client.call_ids)) == len(client.call_ids) == calls
+
+
 async def test_stop_strings_end_a_resumed_stream_where_they_would_have_ended_it() -> None:
     async with pair() as mesh:
         texts, _, _ = await truth(mesh.first, COMPLETION, "/v1/completions")

@@ -1,6 +1,7 @@
 """What clients ask the text of an answer to fit, and what engines are told."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import msgspec
 import pytest
 
 from controlplane.sampling_message import sampling_params
+from mesh.runtime import SystemThreads
 from penstock.v1 import request_pb2
 from services.frontend.errors import ApiError
 from services.frontend.requests.structure import (
     MAX_STRUCTURE_CHARACTERS,
     ResponseFormat,
     StructuredOutputs,
+    check_large_schemas,
     structure_of,
 )
 from tests.unit.services.frontend.fakes import failure, tokens
@@ -86,3 +89,18 @@ async def test_what_only_the_engine_can_refuse_names_the_parameter_too(model_pat
         error = (await ask(structured_outputs={"grammar": "broken"}))["error"]
         assert (error["param"], error["code"]) == ("structured_outputs", "refused")
         assert "the grammar does not parse" in error["message"]
+
+
+@pytest.mark.asyncio
+async def test_a_large_schema_is_looked_at_beside_the_event_loop() -> None:
+    looked_at: list[str] = []
+
+    class Threads(SystemThreads):
+        async def run(self, function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:  # type: ignore[override]
+            looked_at.extend(arguments)
+            return function(*arguments)
+
+    large = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(100)}}
+    await check_large_schemas([SCHEMA, large, json.dumps(large), {"const": "x" * MAX_STRUCTURE_CHARACTERS}], Threads())
+    assert [json.loads(encoded) for encoded in looked_at] == [large, large]
+    assert told(None, {"json": large}) == {"json": large}
