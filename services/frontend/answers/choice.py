@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock.v1 import request_pb2
+from services.frontend.answers.message_text import tokens_shown
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.schema import GenerationRequest
 from services.frontend.text.detokenizer import Detokenizer
@@ -204,4 +205,5 @@ def choice_text(request: GenerationRequest, plan: GenerationPlan, index: int) ->
         is_empty=request.max_tokens == 0,
     )
     skips = request.skip_special_tokens is not False
-    return ChoiceText(index, text.detokenizer(prompt.token_ids, skip_special_tokens=skips), rules)
+    shown = tokens_shown(request, plan.model)
+    return ChoiceText(index, text.detokenizer(prompt.token_ids, skip_special_tokens=skips, shown=shown), rules)

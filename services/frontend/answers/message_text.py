@@ -8,9 +8,9 @@ from xxhash import xxh3_128_hexdigest
 from services.frontend.parsers.deltas import CallDelta, MessageDelta, TextParser
 from services.frontend.parsers.forced import NamedParser, RequiredParser
 from services.frontend.parsers.reasoning import PlainText, ReasoningParser
-from services.frontend.parsers.registry import reasoning_tags, tool_parser
+from services.frontend.parsers.registry import reasoning_tags, tags_read, tool_parser
 from services.frontend.requests.models import ServedModel
-from services.frontend.requests.schema import ChatCompletionRequest
+from services.frontend.requests.schema import ChatCompletionRequest, GenerationRequest
 from services.frontend.requests.tools import NamedToolChoice, argument_schemas, effective_choice
 
 
@@ -73,6 +73,14 @@ def message_reading(
         has_reasoning=request.include_reasoning is not False,
         max_calls=1 if request.parallel_tool_calls is False else None,
     )
+
+
+def tokens_shown(request: GenerationRequest, model: ServedModel) -> frozenset[str]:
+    """Special tokens that are part of the text of the answers, because their parsers look for them."""
+    if not isinstance(request, ChatCompletionRequest):
+        return frozenset()
+    is_auto = bool(request.tools) and effective_choice(request.tools or (), request.tool_choice) == "auto"
+    return tags_read(model.tool_call_parser if is_auto else "", model.reasoning_parser)
 
 
 def _answer_parser(request: ChatCompletionRequest, model: ServedModel) -> Callable[[], TextParser] | None:

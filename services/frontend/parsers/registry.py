@@ -38,6 +38,12 @@ TOOL_PARSERS: Final[Mapping[str, Callable[[Schemas], TextParser]]] = MappingProx
         "qwen3_xml": Qwen3CoderParser,
     }
 )
+_TOOL_TAGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("hermes", "qwen3_coder", "qwen3_xml"), ("<tool_call>", "</tool_call>")),
+        **dict.fromkeys(("llama3_json", "llama4_json"), ("<|python_tag|>",)),
+    }
+)
 REASONING_PARSERS: Final[Mapping[str, ReasoningTags]] = MappingProxyType(
     {
         "deepseek_r1": ReasoningTags(),
@@ -54,3 +60,9 @@ def tool_parser(name: str, schemas: Schemas) -> TextParser:
 def reasoning_tags(name: str) -> ReasoningTags | None:
     """None where the model does not reason, as far as its worker knows."""
     return REASONING_PARSERS.get(name)
+
+
+def tags_read(tool_parser: str, reasoning_parser: str) -> frozenset[str]:
+    """What the parsers look for, which some models have as special tokens. Empty names: no such parser is needed."""
+    reasoning = (THINK, END_OF_THINKING) if reasoning_parser else ()
+    return frozenset((*_TOOL_TAGS.get(tool_parser, ()), *reasoning))

@@ -37,6 +37,7 @@ class ModelText:
         self._prefix_ids, self._suffix_ids = _added_around(tokenizer)
         self._anchor_ids: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
         self._bytes_of_token = _byte_level_table(tokenizer)
+        self._bytes_showing: dict[frozenset[str], list[bytes]] = {}
         self.template = template
         """None: the model takes prompts only."""
         self.eos_token_ids = eos_token_ids
@@ -125,12 +126,36 @@ class ModelText:
         text = both[len(before) :]
         return text, text.encode()
 
-    def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh one for an answer to this prompt."""
+    def detokenizer(
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[str] = frozenset(),
+    ) -> Detokenizer:
+        """A fresh one for an answer to this prompt. `shown`: special tokens that are spelled out all the same; other
+        decoders than byte-level ones spell out all of them then."""
+        shown = shown & self._special_texts if skip_special_tokens else frozenset()
         if self._bytes_of_token is None:
-            decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
+            decode = partial(self.decode, skip_special_tokens=skip_special_tokens and not shown)
             return WindowDetokenizer(decode, prompt_token_ids)
+        if shown:
+            return ByteLevelDetokenizer(self._bytes_with(shown))
         return ByteLevelDetokenizer(self._bytes_of_token if skip_special_tokens else self._all_bytes_of_token)
+
+    def _bytes_with(self, shown: frozenset[str]) -> list[bytes]:
+        if shown not in self._bytes_showing:  # one for each parser that a request may need
+            table = list(self._bytes_of_token or ())
+            for token_id, added in self._tokenizer.get_added_tokens_decoder().items():
+                if added.content in shown:
+                    table[token_id] = added.content.encode()
+            self._bytes_showing[shown] = table
+        return self._bytes_showing[shown]
+
+    @cached_property
+    def _special_texts(self) -> frozenset[str]:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
 
     @cached_property
     def _all_bytes_of_token(self) -> list[bytes]:

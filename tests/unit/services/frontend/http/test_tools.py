@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 
 from penstock.v1 import request_pb2
 from services.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
-from tests.unit.services.frontend.checkpoints import CHAT_TEMPLATE, byte_level, write_checkpoint
+from tests.unit.services.frontend.checkpoints import CHAT_TEMPLATE, byte_level, metaspace, write_checkpoint
 from tests.unit.services.frontend.fakes import Delta, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
@@ -112,6 +112,23 @@ async def test_the_model_decides_to_call(checkpoint: Path, parser: str) -> None:
         assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
         assert choice.message.content == ANSWERS[parser], "not to be called means not to be looked for"
         assert "[weather][now]" in mesh.text.decode(mesh.worker.received[0].prompt_token_ids)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace"])
+async def test_tags_may_be_special_tokens(tmp_path: Path, kind: str) -> None:
+    tokenizer = byte_level() if kind == "byte-level" else metaspace()
+    tags = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in (*tags, "<|other|>")])
+    write_checkpoint(tmp_path, tokenizer, TEMPLATE)
+    said = 'hm</think>Well.<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    async with saying(tmp_path, said, tool_call_parser="hermes", reasoning_parser="deepseek_r1") as mesh:
+        reasoning, content, calls, _ = await streamed(mesh, tools=[NOW])
+        assert (reasoning.strip(), content.strip(), [name for _, name, _ in calls]) == ("hm", "Well.", ["now"])
+    if kind == "byte-level":
+        async with saying(tmp_path, f"<|other|>{said}", tool_call_parser="hermes") as mesh:
+            _, content, calls, _ = await streamed(mesh, tools=[NOW])
+            assert (content, len(calls)) == ("hmWell.", 1), "other special tokens stay hidden"
 
 
 @pytest.mark.asyncio
