@@ -166,15 +166,15 @@ class Instance:
         """This frontend is alive and has placed elsewhere what it had here."""
         self._carry_out(self.table.drop_orphans(frontend_id))
 
-    def adopt(self, stream: OutputStream, client_request_id: str) -> None:
-        """Give this stream's frontend all that is here of a client's request, and tell it what that is."""
+    def adopt(self, stream: OutputStream, client_request_id: str, question: int) -> None:
+        """Give this stream's frontend all that is here of a client's request, and tell it what that is; `question` is
+        the number that it asked under."""
         if stream.is_cut:
             return
         adoptions, instructions = self.table.adopt(client_request_id, stream.stream_id, stream.frontend_id)
         self._carry_out(instructions)
-        stream.put(
-            wire.adopted_message(client_request_id, adoptions, model=self.description.model, now_s=self._clock())
-        )
+        model, now_s = self.description.model, self._clock()
+        stream.put(wire.adopted_message(client_request_id, question, adoptions, model=model, now_s=now_s))
         self._drop_cut_streams([stream])
         if adoptions:
             self._metrics.adopted.inc(len(adoptions))

@@ -222,7 +222,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     abort = message.abort
                     self._instance.abort(stream, abort.request_id, abort.epoch, is_done=abort.is_done)
                 case "adopt":
-                    self._instance.adopt(stream, message.adopt.client_request_id)
+                    self._instance.adopt(stream, message.adopt.client_request_id, message.adopt.question)
                 case "release":
                     self._instance.release(stream, message.release.request_id)
                 case other:

@@ -78,11 +78,12 @@ def generate_message(
 
 
 def adopted_message(
-    client_request_id: str, requests: Sequence[Adoption], *, model: str, now_s: float
+    client_request_id: str, question: int, requests: Sequence[Adoption], *, model: str, now_s: float
 ) -> worker_pb2.WorkerMessage:
     """The answer to a frontend that goes on with a client's request: what was found of it here."""
     message = worker_pb2.WorkerMessage()
     message.adopted.client_request_id = client_request_id
+    message.adopted.question = question
     for adoption in requests:
         left_s = 0.0 if adoption.deadline_s is None else max(0.001, adoption.deadline_s - now_s)
         added = message.adopted.requests.add()

@@ -142,11 +142,12 @@ class WorkerLink:
         release = worker_pb2.ReleaseRequest(request_id=request_id)
         self._tell_if_open(worker_pb2.FrontendMessage(release=release), request_id)
 
-    def adopt(self, client_request_id: str) -> bool:
-        """Ask the worker for all that it has of a client's request; False if it cannot be asked."""
+    def adopt(self, client_request_id: str, question: int) -> bool:
+        """Ask the worker for all that it has of a client's request; False if it cannot be asked. The answer bears the
+        number of the `question`."""
         if not self.connected.is_set():
             return False
-        adopt = worker_pb2.AdoptRequests(client_request_id=client_request_id)
+        adopt = worker_pb2.AdoptRequests(client_request_id=client_request_id, question=question)
         return self._tell_if_open(worker_pb2.FrontendMessage(adopt=adopt), client_request_id)
 
     def _tell_if_open(self, message: worker_pb2.FrontendMessage, request_id: str) -> bool:

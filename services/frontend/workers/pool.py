@@ -1,6 +1,7 @@
 """Links to all workers of the mesh, following the directory, for as long as `LinkManager` says."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ TICK_S = 0.1
 class _Adopting:
     """A request whose choices are asked for."""
 
+    question: int
     take: Callable[[Incarnation, worker_pb2.AdoptedRequest], None]
     asked: set[Incarnation] = field(default_factory=set)
     """Those that have not answered yet."""
@@ -68,6 +70,7 @@ class WorkerPool:
         self.relays = RelayRegistry(metrics, self._all_links, clock)
         self._adopting: dict[str, _Adopting] = {}
         """Requests that a client came back for, by its request id, while workers are asked for them."""
+        self._questions = itertools.count(1)
         self._tasks = TaskSet("worker-pool")
         self._hangs = HangWatch(liveness, transport, metrics, self._tasks, on_failed)
         self._watch: asyncio.Task[None] | None = None
@@ -148,9 +151,10 @@ class WorkerPool:
         the same turn of the loop in which its worker told of it: its next tokens may follow at once."""
         if client_request_id in self._adopting:
             return  # two connections at once ask for the same stream: one gets it
-        adopting = self._adopting[client_request_id] = _Adopting(take)
+        adopting = self._adopting[client_request_id] = _Adopting(next(self._questions), take)
         try:
-            adopting.asked = {link.sender for link in self._all_links.values() if link.adopt(client_request_id)}
+            links, question = self._all_links.values(), adopting.question
+            adopting.asked = {link.sender for link in links if link.adopt(client_request_id, question)}
             if adopting.asked:
                 async with asyncio.timeout(timeout_s):
                     await adopting.has_all.wait()
@@ -161,7 +165,9 @@ class WorkerPool:
 
     def _on_adopted(self, sender: Incarnation, adopted: worker_pb2.Adopted) -> None:
         adopting = self._adopting.get(adopted.client_request_id)
-        if adopting is None:  # too late: give them back
+        if adopting is not None and adopting.question != adopted.question and sender in adopting.asked:
+            return  # it was asked again, and tells of the same choices in their next lives
+        if adopting is None or adopting.question != adopted.question:  # too late: give them back
             if (link := self._all_links.get(sender)) is not None:
                 for late in adopted.requests:
                     link.release(late.request.request_id)

@@ -22,7 +22,7 @@ class ToldLink:
         self.connected = asyncio.Event()
         self.told: list[tuple[str, str]] = []
 
-    def abort(self, request_id: str, *, is_done: bool = False) -> None:
+    def abort(self, request_id: str, epoch: int, *, is_done: bool = False) -> None:
         self.told.append(("done" if is_done else "abort", request_id))
 
     def release(self, request_id: str) -> None:
