@@ -28,6 +28,7 @@ _KEPT: Final = frozenset(
         *("truncate_prompt_tokens", "truncation_side", "return_token_ids", "priority", "cache_salt", "best_of"),
         *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents", "service_tier"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
+        *("request_id", "session_id"),
     )
 )
 """Parameters that mean something to a beam search, or nothing to any request. vLLM leaves the others out in silence."""

@@ -14,15 +14,15 @@ _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=+@~-]{0,127}", re.ASCII)
 """What needs no quoting in a path, a log line or a label, and can be no option of a command."""
 
 
-def new_request_id(prefix: str, given: str | None, entropy: Entropy) -> str:
+def new_request_id(prefix: str, given: str | None, entropy: Entropy, param: str = REQUEST_ID_HEADER) -> str:
     """Unlike all others, also where clients give one id to several requests. Raises ApiError (400) for an id that has
-    other characters than those of `_SAFE`, or too many."""
+    other characters than those of `_SAFE`, or too many. `param`: by what it was given."""
     if given is None:
         return f"{prefix}-{entropy.token_hex(16)}"
     if not _SAFE.fullmatch(given):
         raise bad_request(
-            f"Invalid `{REQUEST_ID_HEADER}`: up to 128 letters, digits and characters of `._:=+@~-` are possible.",
-            REQUEST_ID_HEADER,
+            f"Invalid `{param}`: up to 128 letters, digits and characters of `._:=+@~-` are possible.",
+            param,
             "invalid_value",
         )
     return f"{prefix}-{given}-{entropy.token_hex(4)}"

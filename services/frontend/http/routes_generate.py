@@ -82,6 +82,9 @@ async def accept_body(
         request_id = new_request_id(id_prefix, given, frontend.entropy)
         key = frontend.authenticate(authorization)
         request = decode_body(await timely_body(frontend, http) if body is None else body, kind)
+        if given is None and request.request_id is not None:
+            request_id = new_request_id(id_prefix, request.request_id, frontend.entropy, "request_id")
+            given = request.request_id
         refuse_unsupported(request)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id

@@ -157,6 +157,10 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, 
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     """Only requests of the same salt find this one's KV in the prefix cache, so that none can tell by its speed what
     others asked."""
+    request_id: str | None = None
+    """The client's own id of the request; the header `x-request-id` goes before it."""
+    session_id: str | None = None
+    """Accepted; without effect: what requests share is found by their tokens."""
     user: str | None = None
 
     response_format: ResponseFormat | None = None

@@ -19,7 +19,7 @@ _PART_FIELDS = frozenset(TextPart.__struct_fields__)
 
 _WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("prediction", "spaces_between_special_tokens"),
+    *("prediction", "spaces_between_special_tokens", "session_id"),
 )
 
 

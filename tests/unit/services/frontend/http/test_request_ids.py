@@ -22,6 +22,8 @@ async def test_a_client_s_id_comes_back_and_is_a_part_of_the_mesh_s(model_path: 
             await http.post("/v1/completions", json=body, headers={"x-request-id": "order-66"})
             for body in (BODY, BODY, {**BODY, "stream": True}, {**BODY, "n": 0})
         ]
+        by_body = await http.post("/v1/completions", json={**BODY, "request_id": "order-67"})
+        wrong = await http.post("/v1/completions", json={**BODY, "request_id": "a b"})
         plain = await http.post("/v1/completions", json=BODY)
         received = [request.request_id for request in mesh.worker.received]
     assert {answer.headers["x-request-id"] for answer in answers} == {"order-66"}
@@ -30,6 +32,10 @@ async def test_a_client_s_id_comes_back_and_is_a_part_of_the_mesh_s(model_path: 
     assert all(each.startswith("cmpl-order-66-") for each in inner)
     assert [answers[0].json()["id"], answers[1].json()["id"]] == received[:2] == inner[:2]
     assert json.loads(answers[2].text.split("data: ")[1].splitlines()[0])["id"] == inner[2]
+    assert by_body.headers["x-request-id"] == "order-67"
+    assert by_body.json()["id"].startswith("cmpl-order-67-")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "request_id")
+    assert wrong.headers["x-request-id"].startswith("cmpl-")
     assert plain.headers["x-request-id"] == plain.headers["x-penstock-request-id"] == plain.json()["id"]
 
 
