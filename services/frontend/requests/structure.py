@@ -17,6 +17,8 @@ from services.frontend.errors import ApiError, bad_request
 MAX_STRUCTURE_CHARACTERS: Final = 64 * 1024
 """Of what an engine is told. It travels with each choice, and again with each recovery."""
 
+MAX_SCHEMAS_CHARACTERS: Final = 4 * MAX_STRUCTURE_CHARACTERS
+"""Of all schemas of a request together."""
 _LARGE_CHARACTERS: Final = 1024
 
 
@@ -82,9 +84,13 @@ def structure_of(
 
 async def check_large_schemas(schemas: Iterable[Any], threads: Threads) -> None:
     """Look at schemas that take long (64 KiB: 0.5 s) beside the event loop, so that `check_schema` knows them.
-    Whether they are right is told there."""
+    Whether they are right is told there. Raises ApiError (400) if they are too much together."""
+    left = MAX_SCHEMAS_CHARACTERS
     for schema in schemas:
         encoded = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+        left -= len(encoded)
+        if left < 0:
+            raise bad_request(f"The schemas have more than {MAX_SCHEMAS_CHARACTERS} characters together.", "tools")
         if _LARGE_CHARACTERS < len(encoded) <= MAX_STRUCTURE_CHARACTERS:
             await threads.run(_schema_error, encoded)
 

@@ -104,3 +104,5 @@ async def test_a_large_schema_is_looked_at_beside_the_event_loop() -> None:
     await check_large_schemas([SCHEMA, large, json.dumps(large), {"const": "x" * MAX_STRUCTURE_CHARACTERS}], Threads())
     assert [json.loads(encoded) for encoded in looked_at] == [large, large]
     assert told(None, {"json": large}) == {"json": large}
+    with pytest.raises(ApiError, match="together"):
+        await check_large_schemas([{"const": "x" * 30_000}] * 10, Threads())
