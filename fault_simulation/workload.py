@@ -194,7 +194,12 @@ def _asks(request: Request, attempt: Attempt) -> tuple[str, dict[str, Any] | Non
     if attempt.had is not None:
         last = attempt.had.last_event_id
         return f"/v1/requests/{attempt.had.request_id}/events", None, {"last-event-id": last} if last else {}
-    return request.path, request.body, {"x-penstock-resumable": "true"} if request.behaviour == "returns" else {}
+    headers = {"x-penstock-event-ids": "true"}
+    return (
+        request.path,
+        request.body,
+        headers | ({"x-penstock-resumable": "true"} if request.behaviour == "returns" else {}),
+    )
 
 
 def _stream_so_far(asked: Asked) -> ReceivedAnswer | None:

@@ -18,7 +18,7 @@ class ResumingClient:
     ) -> None:
         self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         self._path = path
-        self._headers = headers or {}
+        self._headers = {"x-penstock-event-ids": "true", **(headers or {})}
         self.request_id = ""
         self.last_event_id = ""
         self.event_ids: list[str] = []

@@ -406,10 +406,14 @@ async def _until_serving(
 
 def _say_how_to_use(mesh: LocalMesh, http_url: str, seconds: float) -> None:
     model = mesh.models[0].name
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Count from 7 up to 12."}}]}}'
+    if "runner=pooling" in mesh.engine_args:
+        path, body = "embeddings", f'{{"model": "{model}", "input": "Count from 7 up to 12."}}'
+    else:
+        path = "chat/completions"
+        body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Count from 7 up to 12."}}]}}'
     others = "".join(f", http://{mesh.http_host}:{port}" for port in mesh.http_ports[1:])
     click.echo(f"serving at {http_url}{others} after {seconds:.1f} s")
-    click.echo(f"try:    curl {http_url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+    click.echo(f"try:    curl {http_url}/v1/{path} -H 'content-type: application/json' -d '{body}'")
     click.echo("status: penstock status")
 
 

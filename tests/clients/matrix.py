@@ -107,10 +107,13 @@ def main() -> int:
     parser.add_argument("--client", action="append", choices=CLIENTS, help="only this one; repeatable")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, help="a page whose table is replaced")
+    parser.add_argument("--outcomes", action="append", type=Path, default=[], help="print what --json printed before")
     options = parser.parse_args()
     endpoint = Endpoint(options.url, options.model, options.embedding_model, options.tokenizer)
     outcomes: list[Outcome] = []
-    for client in options.client or CLIENTS:
+    for file in options.outcomes:
+        outcomes += msgspec.json.decode(file.read_bytes(), type=list[Outcome])
+    for client in options.client or (() if options.outcomes else CLIENTS):
         outcomes += run_client(client, endpoint)
         print(f"{client}: done", file=sys.stderr)
     printed = table(outcomes)

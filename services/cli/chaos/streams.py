@@ -150,7 +150,8 @@ def completion_requests(
             "stream_options": {"include_usage": True},
         }
         body = msgspec.json.encode(fields)
-        requests.append(request_head(endpoint, "POST", "/v1/completions", "", len(body)) + body)
+        head = request_head(endpoint, "POST", "/v1/completions", "", len(body)).removesuffix(b"\r\n")
+        requests.append(head + b"x-penstock-event-ids: true\r\n\r\n" + body)
     return requests
 
 

@@ -70,6 +70,8 @@ class Exchange(Response, ABC):
         self._key = key
         self._arrived_s = arrived_s
         self._client_left = False
+        self.wants_ids = False
+        """The events of a stream are to have ids, by which it can be resumed."""
         self.may_return = False
         """The client has said that it comes back for the rest if its connection ends."""
 
@@ -230,8 +232,8 @@ class ModelExchange(Exchange):
             self._count_tokens(reader, 0 if covered is None else sum(covered.tokens))
 
     def _event_ids(self, plan: GenerationPlan, covered: Covered | None) -> EventIds | None:
-        """By which the stream can be resumed; None if it cannot be."""
-        if not plan.ticket:
+        """By which the stream can be resumed; None if it cannot be, or its client does not want them."""
+        if not plan.ticket or not self.wants_ids:
             return None
         ids = EventIds(len(plan.prompts) * plan.n)
         if covered is not None:

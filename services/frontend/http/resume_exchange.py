@@ -40,6 +40,7 @@ class ResumeExchange(ModelExchange):
         self._created_unix_s = ticket.created_unix_s
         self._adoption = adoption
         self._ticket = ticket
+        self.wants_ids = True
         self.may_return = True  # who has come back once may do so again
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

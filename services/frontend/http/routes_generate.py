@@ -23,6 +23,9 @@ from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.requests.unsupported import refuse_unsupported, without_effect
 
+EVENT_IDS_HEADER: Final = "x-penstock-event-ids"
+"""`true`: events are to have ids. Without it they have none, because some clients read nothing but `data:` lines: that
+of `vllm bench serve` fails at an `id:` line, and OpenAI's takes a comment behind one for an event."""
 RESUMABLE_HEADER: Final = "x-penstock-resumable"
 """`true`: a client that loses its connection comes back for the rest of its stream."""
 
@@ -91,6 +94,7 @@ async def accept_body(
         exchange.without_effect = without_effect(request)
         exchange.traceparent = _traceparent(http)
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
+        exchange.wants_ids = exchange.may_return or http.headers.get(EVENT_IDS_HEADER, "").lower() == "true"
         return exchange
     except ApiError as error:
         request_id = request_id or new_request_id(id_prefix, None, frontend.entropy)

@@ -132,3 +132,12 @@ async def test_vllms_metric_names_stand_beside_our_own(http: httpx.AsyncClient) 
         ("penstock_frontend_e2e_seconds_sum", "vllm:e2e_request_latency_seconds_sum"),
     ):
         assert value(own) == value(theirs) > 0
+
+
+async def test_events_have_ids_only_for_clients_that_ask_for_them(http: httpx.AsyncClient) -> None:
+    """`vllm bench serve` reads nothing but `data:` lines."""
+    body = {"model": "demo", "prompt": "hi", "stream": True}
+    plain = (await http.post(COMPLETIONS, json=body)).text
+    assert all(line.startswith("data: ") for line in plain.splitlines() if line)
+    for header in ("x-penstock-event-ids", "x-penstock-resumable"):
+        assert "\nid: " in "\n" + (await http.post(COMPLETIONS, json=body, headers={header: "true"})).text

@@ -11,14 +11,16 @@ import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_worker import wire
 from engine_worker.engines.simulated_vectors import pooled
 from penstock.v1 import worker_pb2
 from services.frontend.placement.pooler import MAX_BATCH_TOKENS, batches
+from tests.examples import examples
 from tests.unit.services.frontend.fakes import FakeWorker, tokens
+from tests.unit.services.frontend.http.test_many_requests import json_values, values_of
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
 DIMENSIONS = 24
@@ -206,3 +208,43 @@ async def test_a_client_that_leaves_takes_its_prompts_back(model_path: Path) -> 
                 asking.cancel()
                 await cancelled.wait()
         await mesh.until(lambda: mesh.metric("disconnects_total") == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "schema"),
+    [
+        ("/v1/embeddings", "EmbeddingRequest"),
+        ("/pooling", "PoolingRequestBody"),
+        ("/score", "ScoreRequest"),
+        ("/rerank", "RerankRequest"),
+        ("/tokenize", "TokenizeTextRequest"),
+        ("/detokenize", "DetokenizeRequest"),
+        ("/v1/responses", "ResponsesRequest"),
+        ("/v1/messages", "MessagesRequest"),
+        ("/v1/messages/count_tokens", "CountTokensRequest"),
+    ],
+)
+@given(data=st.data())
+@settings(
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+async def test_no_request_is_answered_500_or_never(
+    http: httpx.AsyncClient, path: str, schema: str, data: st.DataObject
+) -> None:
+    if not _document:
+        _document.update((await http.get("/openapi.json")).json())
+    fields = _document["components"]["schemas"][schema]["properties"]
+    body = data.draw(values_of({"$ref": schema}, _document))
+    body["model"] = data.draw(st.sampled_from(["demo", "vectors", "scores"]))
+    if data.draw(st.booleans()):
+        body[data.draw(st.sampled_from(sorted(fields)))] = data.draw(json_values)
+    response = await http.post(path, json=body)
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
+
+
+_document: dict[str, Any] = {}

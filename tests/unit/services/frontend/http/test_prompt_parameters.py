@@ -34,7 +34,8 @@ async def mesh(model_path: Path, tmp_path: Path) -> AsyncIterator[MeshOfFakes]:
 
 async def chat(mesh: MeshOfFakes, **fields: Any) -> httpx.Response:
     async with mesh.http() as http:
-        return await http.post(CHAT, json={"model": "demo", "messages": [USER], **fields})
+        body = {"model": "demo", "messages": [USER], **fields}
+        return await http.post(CHAT, json=body, headers={"x-penstock-event-ids": "true"})
 
 
 def asked(mesh: MeshOfFakes) -> str:
