@@ -347,12 +347,12 @@ def _local_mesh(options: UpOptions, store_url: str) -> LocalMesh:
         schedulers=options.schedulers,
         monitors=options.monitors,
         worker_options=_worker_options(options),
-        role_options=_role_options(options),
+        traced_options=_traced_options(options),
     )
 
 
-def _role_options(options: UpOptions) -> tuple[str, ...]:
-    """Those of every process that were given."""
+def _traced_options(options: UpOptions) -> tuple[str, ...]:
+    """Where those that record spans send them, if anywhere."""
     endpoint, share = options.otlp_traces_endpoint, f"{options.otlp_traces_share:g}"
     return ("--otlp-traces-endpoint", endpoint, "--otlp-traces-share", share) if endpoint else ()
 

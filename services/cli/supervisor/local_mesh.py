@@ -77,8 +77,8 @@ class LocalMesh:
     """[MODEL=]NAME."""
     worker_options: tuple[str, ...] = ()
     """Options of every worker, as its command line takes them."""
-    role_options: tuple[str, ...] = ()
-    """Those of every process."""
+    traced_options: tuple[str, ...] = ()
+    """Those of every process that records spans: frontends and workers."""
 
     def __post_init__(self) -> None:
         for option in ("frontends", "schedulers", "monitors"):
@@ -214,4 +214,5 @@ def _drained_process(mesh: LocalMesh, role: str, name: str, *options: str) -> Pr
 
 
 def _process(mesh: LocalMesh, role: str, name: str, *options: str) -> ProcessSpec:
-    return ProcessSpec(name, role, ("--store", mesh.store_url, "--member-id", name, *mesh.role_options, *options))
+    traced = mesh.traced_options if role in ("frontend", "worker") else ()
+    return ProcessSpec(name, role, ("--store", mesh.store_url, "--member-id", name, *traced, *options))

@@ -81,9 +81,11 @@ def test_every_worker_gets_the_options_of_workers(checkpoint: Path) -> None:
     models = (ModelSpec("a", checkpoint, 1),)
     told = ("--generation-config", "vllm")
     traced = ("--otlp-traces-endpoint", "http://127.0.0.1:4318/v1/traces")
-    mesh = LocalMesh(models, "simulated", (), "embedded:", "127.0.0.1", 8000, worker_options=told, role_options=traced)
+    mesh = LocalMesh(
+        models, "simulated", (), "embedded:", "127.0.0.1", 8000, worker_options=told, traced_options=traced
+    )
     for spec in processes(mesh):
-        assert traced[0] in spec.arguments
+        assert (traced[0] in spec.arguments) == (spec.role in ("frontend", "worker"))
         assert ("--generation-config" in spec.arguments) == (spec.role == "worker")
 
 
