@@ -11,6 +11,7 @@ from engine_worker.instance import Instance
 from engine_worker.role import WorkerRole
 from fault_simulation.machines import Life
 from services.frontend.role import FrontendRole
+from services.frontend.workers.link import WorkerLink
 
 FORGOTTEN_S: Final = 2.0
 """A scheduler goes on with an instance that only its monitor has lost."""
@@ -117,11 +118,11 @@ def _could_take_from(other: Life, instance: Instance) -> bool:
 
 
 def delays_of(
-    frontend: Life, serves: bool, is_lost: Callable[[str], bool], unready_ids: Collection[str]
+    frontend: Life, serves: bool, is_dead: Callable[[WorkerLink], bool], unready_ids: Collection[str]
 ) -> Iterator[Delay]:
-    """`serves`: whether the frontend could use a worker of every model. `is_lost`: whether an incarnation of a worker
-    is dead, stopped or out of its reach. `unready_ids`: incarnations of schedulers that no monitor has told of
-    instances."""
+    """`serves`: whether the frontend could use a worker of every model. `is_dead`: whether the worker of a link is
+    dead, stopped, not heard, or does not get what it is sent. `unready_ids`: incarnations of schedulers that no monitor
+    has told of instances."""
     assert isinstance(frontend.role, FrontendRole)
     service, name = frontend.role.service, frontend.machine.name
     if service is None:
@@ -137,5 +138,5 @@ def delays_of(
     if len(service.room) and serves:
         yield Delay("waits in vain", name, "requests wait for an instance, and one is connected", WAITING_S)
     for link in service.pool.links():
-        if link.requests and is_lost(link.sender.incarnation_id):
+        if link.requests and is_dead(link):
             yield Delay("left on a lost worker", name, f"requests stay on {link.instance_id}", LOST_S)

@@ -40,6 +40,7 @@ from fault_simulation.workload import RETURNING, Asked, Attempt
 from mesh.exit_status import ExitStatus
 from mesh.membership import ChangeKind, MemberChange
 from services.frontend.role import FrontendRole
+from services.frontend.workers.link import WorkerLink
 
 CONNECTED_S: Final = 2.0
 """Within so long a frontend is to have made use of a worker."""
@@ -267,7 +268,7 @@ class Watch:
             for life in frontends
             if life not in self._asked_to_end_s
             for delay in delays_of(
-                life, self._serves_all(life), partial(self._is_lost_by_id, life, workers), unready_ids
+                life, self._serves_all(life), partial(self._is_link_dead, life, workers), unready_ids
             )
         ]
         for life in schedulers:
@@ -298,9 +299,14 @@ class Watch:
             if frontend in heard and worker.context is not None
         }
 
-    def _is_lost_by_id(self, frontend: Life, lives: Mapping[str, Life], incarnation_id: str) -> bool:
-        worker = lives.get(incarnation_id)
-        return worker is None or self._is_lost(frontend, worker)
+    def _is_link_dead(self, frontend: Life, lives: Mapping[str, Life], link: WorkerLink) -> bool:
+        """A worker that is heard and has got all that it was sent goes on as well as ever."""
+        worker = lives.get(link.sender.incarnation_id)
+        if worker is None or worker.node.state is not NodeState.RUNNING:
+            return True
+        names = frontend.machine.name, worker.machine.name
+        is_heard = self._mesh.network.is_way_open(*reversed(names))
+        return not is_heard or (link.unheard > 0 and not self._mesh.network.is_way_open(*names))
 
     def _is_lost(self, one: Life, other: Life) -> bool:
         """Whether the other does not run, or cannot be reached and heard."""
