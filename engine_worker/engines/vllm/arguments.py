@@ -13,6 +13,7 @@ from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from engine_worker.engines.vllm.checkpoint import has_tokenizer
 from engine_worker.engines.vllm.connector.staging import STAGING_BLOCKS
 from engine_worker.engines.vllm.environment import Device
 from engine_worker.engines.vllm.hidden_states.extension import EXTENSION_CLASS
@@ -77,7 +78,7 @@ def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoi
         enforce_eager=on_cpu if settings.enforce_eager is None else settings.enforce_eager,
         scheduling_policy="priority",
         # Text stays in the frontend, and a tokenizer costs start-up time and memory. Grammars need it.
-        skip_tokenizer_init=not settings.structured_outputs,
+        skip_tokenizer_init=not _has_grammars(settings),
         reasoning_parser=settings.reasoning_parser,
         # vLLM's periodic log line; the statistics themselves reach the stat logger all the same.
         disable_log_stats=True,
@@ -97,6 +98,11 @@ def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoi
         kv_transfer_config=None if endpoints.moves is None else _connector(settings, device, endpoints.moves),
         **others,
     )
+
+
+def _has_grammars(settings: VllmSettings) -> bool:
+    asked = settings.structured_outputs
+    return has_tokenizer(Path(settings.model_path)) if asked is None else asked
 
 
 def parse_others(arguments: Sequence[str]) -> dict[str, Any]:

@@ -38,6 +38,11 @@ def read_vocabulary(model_path: Path) -> Vocabulary:
     return Vocabulary(size=size, eos_token_ids=tuple(sorted(ids)))
 
 
+def has_tokenizer(model_path: Path) -> bool:
+    """Whether a tokenizer lies beside the weights."""
+    return any((model_path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"))
+
+
 def _tokenizer_eos(model_path: Path) -> set[int]:
     tokenizer_config = _read(model_path / "tokenizer_config.json") or {}
     eos = tokenizer_config.get("eos_token")

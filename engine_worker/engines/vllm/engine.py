@@ -112,7 +112,7 @@ class VllmEngine:
         await self._warm_up(self._core)
         self._limits = self._core.limits()
         self._replay_obstacle = self._core.replay_obstacle()
-        if self._settings.structured_outputs and self._replay_obstacle is not None:
+        if self._settings.structured_outputs is not False and self._replay_obstacle is not None:
             log.warning("structured output cannot go on here", extra={"reason": self._replay_obstacle})
         if self._moves is not None:
             await self._moves.start(self._core, self._limits)

@@ -46,9 +46,9 @@ class VllmSettings:
     little, but at once."""
     seed: int = 0
     """Of requests that bring none. Two engines of one seed draw alike, so give each instance its own."""
-    structured_outputs: bool = True
+    structured_outputs: bool | None = None
     """Serve requests whose answers must fit a schema, a grammar or the like. Takes a tokenizer in the engine: without
-    it the engine starts sooner and needs less memory."""
+    it the engine starts sooner and needs less memory. None: if the checkpoint has one."""
     reasoning_parser: str = ""
     """vLLM's name of how the model marks its reasoning, in which no structure is enforced; by default the worker's."""
     movable: bool = True

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.engines.vllm.checkpoint import Vocabulary, read_vocabulary
+from engine_worker.engines.vllm.checkpoint import Vocabulary, has_tokenizer, read_vocabulary
 from mesh.errors import EngineFailed
 
 
@@ -57,3 +57,10 @@ def test_the_text_part_of_a_larger_model(tmp_path: Path) -> None:
 def test_what_is_missing_is_named(tmp_path: Path, files: dict[str, object], message: str) -> None:
     with pytest.raises(EngineFailed, match=message):
         read_vocabulary(write(tmp_path, **files))
+
+
+def test_whether_a_tokenizer_lies_beside_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert not has_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert has_tokenizer(tmp_path)
