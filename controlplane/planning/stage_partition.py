@@ -66,7 +66,8 @@ class PartitionProblem:
         is divided into no more parts than it has requests, since half a request is no load that exists.
         """
         parts = np.minimum(instances[:, None, None], np.maximum(self.requests, 1e-12))
-        return self.requests * (self.base_ms + self.load_ms / parts)
+        costs: Floats = self.requests * (self.base_ms + self.load_ms / parts)
+        return costs
 
     def stage_cost(self, instances: int, first: int, last: int) -> float:
         """The cost of one stage."""

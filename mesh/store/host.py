@@ -34,9 +34,13 @@ class StoreHost:
         self._journal = Journal(path, disk or SystemDisk()) if path else None
         # A store that restarts has forgotten its leased keys and its history. Counting on from the wall clock puts it
         # ahead of every revision that its predecessor gave out, so a watcher that reconnects is told to list again.
+        # Where the clock was set back meanwhile, it is what the journal has reserved that keeps revisions apart.
         epoch = int(1e6 * clock.unix_s()) if start_revision is None else start_revision
+        start = max(epoch, self._journal.reserved_revision + 1 if self._journal else 1)
+        if self._journal is not None:
+            self._journal.reserve(start)
         self._keys = KeySpace(
-            max(epoch, self._journal.revision + 1 if self._journal else 1),
+            start,
             self._journal.entries.values() if self._journal else (),
             before_commit=self._journal.record if self._journal else lambda events: None,
         )

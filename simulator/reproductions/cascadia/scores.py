@@ -85,7 +85,8 @@ def arena_traces(scores_file: Path, chars_file: Path) -> tuple[dict[str, Answers
         questions=np.arange(len(usable)),
     )
     others = np.stack([scores[usable] for name, scores in judged.items() if name not in names])
-    ease = np.ma.masked_less(others, 0).mean(axis=0).filled(0.0)
+    is_known = others >= 0
+    ease = np.where(is_known, others, 0.0).sum(axis=0) / np.maximum(is_known.sum(axis=0), 1)
     ascending = np.argsort(ease, kind="stable")
     some = round(COMPLEX_SHARE * len(usable))
     traces = {
@@ -149,7 +150,8 @@ def rescaled(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _tokens(chars: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.maximum(np.rint(chars / CHARS_PER_TOKEN), 1).astype(np.int64)
+    tokens: NDArray[np.int64] = np.maximum(np.rint(chars / CHARS_PER_TOKEN), 1).astype(np.int64)
+    return tokens
 
 
 def _read(file: Path) -> Rows:

@@ -136,6 +136,33 @@ def test_a_rewrite_that_fails_loses_nothing(path: Path, monkeypatch: pytest.Monk
     assert read(path) == (199, {"a": KeyValue("a", bytes(20_000), 199)})
 
 
+def test_revisions_of_keys_with_a_lease_are_not_given_out_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor those that a full disk lets pass, since some were reserved before."""
+    journal = Journal(path, SystemDisk())
+    journal.reserve(7)
+    journal.record([put("a", b"", 8, "lease")])
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", _full_disk)
+        for revision in range(9, 8000):
+            journal.record([put("a", b"", revision, "lease")])
+        with pytest.raises(StoreError, match="nothing was changed"):
+            journal.record([put("a", b"", 10_008, "lease")])
+    journal.close()
+    again = Journal(path, SystemDisk())
+    assert again.reserved_revision >= 10_007
+    again.close()
+
+
+async def test_a_store_whose_clock_is_set_back_counts_on(path: Path) -> None:
+    first = StoreHost(SystemClock(), SystemEntropy(), path)
+    incarnation_id = first.grant_lease(60.0)
+    newest = [first.put(f"{number}", b"", incarnation_id) for number in range(5)][-1]
+    first.close()
+    second = StoreHost(SystemClock(), SystemEntropy(), path, start_revision=1)
+    assert second.revision > newest
+    second.close()
+
+
 def _full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, "disk full")
 
