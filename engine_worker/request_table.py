@@ -306,12 +306,15 @@ class RequestTable:
         connection that is dead) is dropped for it.
 
         On the stream that runs the first one, the answer ends both: the stream could not tell a refusal of the
-        second from an end of the first.
+        second from an end of the first. A former life on that stream, held up on its way while a later one moved to
+        here, is waited for by nobody and not answered.
         """
         first = self._requests.get(request_id)
         if first is None:
             return None
         instructions = Instructions()
+        if first.stream_id == stream_id and epoch < first.epoch:
+            return instructions
         overtakes = epoch > 0 and epoch >= first.epoch
         if overtakes or first.state != "running":
             code, message = FailureCode.UNAVAILABLE, "an earlier request of this id is still being dropped; retry"

@@ -253,6 +253,18 @@ def test_a_recovered_request_that_comes_back_while_its_first_life_is_aborted_may
     assert (failure.code, instructions.epochs) == (FailureCode.UNAVAILABLE, {"a": 2})
 
 
+def test_a_former_life_that_comes_late_is_not_answered() -> None:
+    """The request has moved to here meanwhile, and its frontend hears of that life."""
+    table = RequestTable()
+    table.admit(make_request("a"), stream_id=1, frontend_id="f", now_s=0.0, epoch=7)
+    for stream_id, messages in ((1, 0), (2, 1)):
+        instructions = table.refuse_duplicate(stream_id, "a", epoch=6)
+        assert instructions is not None
+        assert len(instructions.messages) == messages, "another stream is another frontend's, which is told"
+        assert instructions.aborts == []
+    assert [tracked.epoch for tracked in table.live()] == [7]
+
+
 @pytest.mark.parametrize("stream_id", [1, 2])
 def test_a_recovered_request_that_meets_its_former_life_drops_it_and_may_go_elsewhere(stream_id: int) -> None:
     table = RequestTable()
