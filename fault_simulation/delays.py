@@ -137,6 +137,9 @@ def delays_of(
             yield Delay("asks the unready", name, what, UNREADY_S)
     if len(service.room) and serves:
         yield Delay("waits in vain", name, "requests wait for an instance, and one is connected", WAITING_S)
-    for link in service.pool.links():
-        if link.requests and is_dead(link):
+    dead = [link for link in service.pool.links() if is_dead(link)]
+    if len(dead) == len(service.pool.links()):
+        return  # it hears nobody: it is more likely cut off itself, and nobody could take the requests
+    for link in dead:
+        if link.requests:
             yield Delay("left on a lost worker", name, f"requests stay on {link.instance_id}", LOST_S)
