@@ -9,7 +9,7 @@ import pytest
 from tests.mesh.running_mesh import PENSTOCK
 
 FIELDS = [
-    *("streams", "finished", "new_requests", "failed", "lost", "duplicated", "wrong", "recovered", "resumed"),
+    *("streams", "finished", "new_requests", "failed", "lost", "duplicated", "wrong", "unfit", "recovered", "resumed"),
     *("gap_ms_p50", "gap_ms_max", "wait_ms_max", "healed", "engine", "fault", "seed"),
 ]
 
