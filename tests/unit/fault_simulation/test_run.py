@@ -64,7 +64,7 @@ def test_what_once_failed(seed: int) -> None:
 def test_some_seeds_are_of_meshes_with_all_roles_and_operators() -> None:
     timelines = [draw(seed) for seed in range(400)]
     operated = [timeline for timeline in timelines if timeline.operations]
-    assert len(operated) == 100
+    assert {timeline.seed for timeline in operated} >= set(range(3, 400, 4)), "every fourth, and some occasions"
     actions = {type(operation.action) for timeline in operated for operation in timeline.operations}
     assert actions == set(get_args(OperatorAction))
     assert {timeline.topology.supervised for timeline in operated} == {True, False}
