@@ -83,6 +83,7 @@ def test_what_an_engine_cannot_run_after_it_has_moved_there_is_answered_all_the_
     assert mesh.metric("frontend-0", "penstock_frontend_recoveries_total") > 0
 
 
+@pytest.mark.slow
 def test_a_client_gets_the_rest_of_its_stream_from_another_frontend() -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 200, "stream": True}
     asked = [Request(0, 5.0, CHAT_PATH, body, 0, "returns", 20.0), Request(1, 5.0, CHAT_PATH, body, 1, "returns", 0.5)]

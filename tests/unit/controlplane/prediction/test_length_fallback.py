@@ -44,6 +44,7 @@ def test_old_requests_are_forgotten() -> None:
     assert residual.remaining(0) == 10
 
 
+@pytest.mark.slow
 @given(st.text(max_size=8), st.integers(0, 1000), st.integers(1, 10_000), st.integers(0, 9))
 def test_an_oracle_says_the_truth_and_others_repeat_themselves(
     request_id: str, generated: int, remaining: int, seed: int

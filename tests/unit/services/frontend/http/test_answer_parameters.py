@@ -12,6 +12,8 @@ from services.frontend.text.model_text import ModelText
 from tests.unit.services.frontend.fakes import Delta, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
+pytestmark = pytest.mark.slow
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EOS = 1
 USER_TOKEN = 2

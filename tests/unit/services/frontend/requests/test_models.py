@@ -126,6 +126,7 @@ async def test_what_is_no_tokenizer_is_not_taken() -> None:
     await server.stop(0)
 
 
+@pytest.mark.slow
 def test_text_files_are_bounded_and_told_apart_by_content(tmp_path: Path) -> None:
     assert text_hash(read_text_files(tmp_path)) == ""
     (tmp_path / "config.json").write_bytes(b"x" * (PIECE_BYTES + 1))
