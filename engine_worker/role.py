@@ -167,22 +167,12 @@ class WorkerRole:
         self._tasks.spawn(rescheduler.follow(), name="rescheduler setting")
         self._prediction = predict_lengths(instance, self._engine, self._settings, context)
         self._tasks.spawn(self._prediction.run(), name="prediction")
-        settings = self._settings
+        tasks = self._engine.pooling_tasks if is_pooling(self._engine) else (GENERATE,)
         return {
-            "model": description.model,
-            "model_path": description.model_path,
             "text_hash": text_hash(text),
             "sampling_defaults": json.dumps(defaults, sort_keys=True) if defaults else "",
-            "tasks": ",".join(self._engine.pooling_tasks if is_pooling(self._engine) else (GENERATE,)),
-            "engine": description.engine,
-            "block_tokens": str(description.block_tokens),
-            "max_model_len_tokens": str(description.max_model_len_tokens),
-            # What is announced of text is the frontends' to act on.
-            "tool_call_parser": (settings.tool_call_parser or "") if settings.enable_auto_tool_choice else "",
-            "reasoning_parser": settings.reasoning_parser or "",
-            "phase": description.phase.value,
-            "tensor_parallel": str(description.tensor_parallel),
-            "pipeline_parallel": str(description.pipeline_parallel),
+            "tasks": ",".join(tasks),
+            **_attributes(description, self._settings),
         }
 
     async def failed(self) -> None:
@@ -254,6 +244,22 @@ def _fetched(settings: WorkerSettings) -> WorkerSettings:
 
 def _defaults(settings: WorkerSettings) -> Mapping[str, Any]:
     return sampling_defaults(Path(settings.model_path), settings.generation_config, settings.override_generation_config)
+
+
+def _attributes(description: InstanceDescription, settings: WorkerSettings) -> dict[str, str]:
+    """What a worker announces of its instance. Frontends act on what it says of text."""
+    return {
+        "model": description.model,
+        "model_path": description.model_path,
+        "engine": description.engine,
+        "block_tokens": str(description.block_tokens),
+        "max_model_len_tokens": str(description.max_model_len_tokens),
+        "tool_call_parser": (settings.tool_call_parser or "") if settings.enable_auto_tool_choice else "",
+        "reasoning_parser": settings.reasoning_parser or "",
+        "phase": description.phase.value,
+        "tensor_parallel": str(description.tensor_parallel),
+        "pipeline_parallel": str(description.pipeline_parallel),
+    }
 
 
 def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimits) -> InstanceDescription:

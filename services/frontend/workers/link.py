@@ -116,8 +116,8 @@ class WorkerLink:
 
     def note_hang(self, hang: Hang) -> None:
         """The worker is known to hang, until it says otherwise."""
-        self.hung = hang
-        self._heard_when_hung = self.heard_messages
+        if self.hung is not Hang.DEAF:  # which outlasts any other hang: its next message says no more of that
+            self.hung, self._heard_when_hung = hang, self.heard_messages
         self._on_unusable()
 
     def submit(self, relay: Relay, decode_instance_id: str, *, is_decode_open: bool) -> None:
