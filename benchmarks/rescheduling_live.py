@@ -4,10 +4,16 @@
 in turn, round after round. Every 100 ms the scheduler's snapshot is read, and the workers tell of all their steps: the
 variance of decode-step time is that over the instances of their median decode step within a second, mean over the
 seconds in which all decode. (A mean instead of a median tells, on a busy machine, of the one step in a hundred that
-waited for a CPU.)
+waited for a CPU.) Of the moves it counts those whose request ended sooner after them than it had paused for them, and
+those to an instance that the request had been on before.
 
     python -m benchmarks.rescheduling_live --engine simulated --json rescheduling_live.json
     python -m benchmarks.rescheduling_live --engine vllm --json rescheduling_live_vllm.json
+    python -m benchmarks.rescheduling_live --engine vllm --learn-lengths --profile \
+        --modes off,current,predicted,trajectories --seconds 600
+
+Arrivals and lengths of a round are the same in all modes. Prompts are not: whoever learns lengths while it serves would
+know them from the mode before.
 """
 
 import argparse
@@ -44,6 +50,7 @@ PROMPT_CHARACTERS = 80
 START_S = 900.0
 REQUEST_S = 600.0
 SAMPLE_S = 0.1
+MOVED = scheduler_pb2.ORDER_OUTCOME_MOVED
 LEAST_STEPS = 10
 """Of an instance within a second, or it was idle for most of it."""
 PARAMETERS = {"interval_s": 0.25, "stride_tokens": 16, "migration_fixed_ms": 30}
@@ -84,10 +91,10 @@ SETUPS = {
         2,
         (
             "dtype=float32",
-            "block_tokens=32",
-            "max_step_tokens=256",
-            "max_model_len_tokens=4096",
-            "kv_cache_bytes=150994944",  # 24,576 tokens, or decode steps would hardly tell how many there are
+            "block_size=32",
+            "max_num_batched_tokens=256",
+            "max_model_len=4096",
+            "kv_cache_memory_bytes=150994944",  # 24,576 tokens, or decode steps would hardly tell how many there are
         ),
         3500,
         100,
@@ -110,11 +117,14 @@ def main() -> None:
     parser.add_argument("--engine", choices=list(SETUPS), default="simulated")
     parser.add_argument("--modes", default="off,current", help="taken in turn within each round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.0, help="no round begins later; 0: all rounds are run")
     parser.add_argument("--policy", default="least_loaded")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rate", type=float, help="requests per second")
     parser.add_argument("--time-scale", type=float, default=1.0, help="of simulated engines; 4: four times as slow")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--learn-lengths", action="store_true", help="as of `penstock up`")
+    parser.add_argument("--profile", action="store_true", help="`penstock profile` before the first round")
     parser.add_argument("--json", type=Path)
     report = asyncio.run(measure(parser.parse_args()))
     for mode, figures in report["medians"].items():
@@ -127,15 +137,21 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     parameters = {**PARAMETERS, "interval_s": PARAMETERS["interval_s"] * arguments.time_scale}
     modes = arguments.modes.split(",")
     runs: list[dict[str, Any]] = []
-    async with running_mesh(arguments.engine, setup, arguments.policy) as mesh:
+    async with running_mesh(arguments.engine, setup, arguments.policy, learns=arguments.learn_lengths) as mesh:
+        if arguments.profile:
+            await profile(mesh.name, setup)
+        began_s = time.monotonic()
         for number in range(arguments.rounds):
-            workload = make_workload(
-                arguments.seed + number,
-                arguments.requests or setup.requests,
-                arguments.rate or setup.rate_per_s,
-                setup.longest_tokens,
-            )
-            for mode in modes:
+            if number and arguments.seconds and time.monotonic() - began_s > arguments.seconds:
+                break
+            for turn, mode in enumerate(modes):
+                workload = make_workload(
+                    arguments.seed + number,
+                    arguments.requests or setup.requests,
+                    arguments.rate or setup.rate_per_s,
+                    setup.longest_tokens,
+                    prompts_seed=arguments.seed + number * len(modes) + turn,
+                )
                 runs.append(
                     {
                         "round": number,
@@ -158,6 +174,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "requests": arguments.requests or setup.requests,
         "rate_per_s": arguments.rate or setup.rate_per_s,
         "seed": arguments.seed,
+        "learn_lengths": arguments.learn_lengths,
+        "profile": arguments.profile,
         "medians": medians,
         "runs": runs,
     }
@@ -175,7 +193,7 @@ class Request:
     output_tokens: int
 
 
-def make_workload(seed: int, count: int, rate_per_s: float, longest_tokens: int) -> list[Request]:
+def make_workload(seed: int, count: int, rate_per_s: float, longest_tokens: int, *, prompts_seed: int) -> list[Request]:
     """Poisson arrivals; answers after `LENGTH_QUANTILES`, log-linear between them."""
     random = np.random.default_rng(seed)
     at_s = np.cumsum(random.exponential(1 / rate_per_s, count))
@@ -183,7 +201,7 @@ def make_workload(seed: int, count: int, rate_per_s: float, longest_tokens: int)
     lengths = np.exp(np.interp(random.random(count), shares, np.log(np.array(levels) * longest_tokens)))
     return [
         Request(float(at), prompt, max(2, round(float(length))))
-        for at, length, prompt in zip(at_s, lengths, english.prompts(PROMPT_CHARACTERS, 0, seed), strict=False)
+        for at, length, prompt in zip(at_s, lengths, english.prompts(PROMPT_CHARACTERS, 0, prompts_seed), strict=False)
     ]
 
 
@@ -196,14 +214,16 @@ async def one_run(
     before = await read(scheduler)
     moves_before = await orders(scheduler)
     samples: list[dict[str, Any]] = []
+    told: dict[tuple[str, int], scheduler_pb2.ReschedulerOrder] = {}
     steps: dict[str, list[DecodeStep]] = {worker.member_id: [] for worker in workers}
     listening = [asyncio.create_task(listen(worker, steps[worker.member_id])) for worker in workers]
-    sampling = asyncio.create_task(sample(scheduler, samples))
+    sampling = asyncio.create_task(sample(scheduler, samples, told))
     started_s = time.monotonic()
     limits = httpx.Limits(max_connections=len(workload))
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S, limits=limits) as client:
         places = asyncio.Semaphore(concurrency or len(workload))
-        per_token_ms = await asyncio.gather(*(send(client, request, places) for request in workload))
+        answers = await asyncio.gather(*(send(client, request, places) for request in workload))
+    per_token_ms = [answer.per_token_ms for answer in answers]
     seconds = time.monotonic() - started_s
     for task in (sampling, *listening):
         task.cancel()
@@ -222,20 +242,31 @@ async def one_run(
         "latency_per_token_ms_p99": float(np.percentile(per_token_ms, 99)),
         "moved": moves[0] - moves_before[0],
         "stayed": moves[1] - moves_before[1],
+        **judged(list(told.values()), {answer.request_id: answer.ended_unix_ms for answer in answers}),
         "seconds": seconds,
         "samples": len(busy),
     }
 
 
-async def send(client: httpx.AsyncClient, request: Request, places: asyncio.Semaphore) -> float:
-    """Milliseconds per generated token, waiting for the engine included."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the client saw of one request."""
+
+    request_id: str
+    per_token_ms: float
+    """Waiting for the engine included."""
+    ended_unix_ms: float
+
+
+async def send(client: httpx.AsyncClient, request: Request, places: asyncio.Semaphore) -> Answer:
+    """Send it when it is its time, and there is a place."""
     await asyncio.sleep(request.at_s)
     async with places:
         return await answered(client, request)
 
 
-async def answered(client: httpx.AsyncClient, request: Request) -> float:
-    """Send one request and check the length of its answer; returns its latency per output token in ms."""
+async def answered(client: httpx.AsyncClient, request: Request) -> Answer:
+    """Send one request and check the length of its answer."""
     body = {"model": MODEL, "prompt": request.prompt, "max_tokens": request.output_tokens, "ignore_eos": True}
     started_s = time.monotonic()
     answer = await client.post("/v1/completions", json=body)
@@ -243,13 +274,36 @@ async def answered(client: httpx.AsyncClient, request: Request) -> float:
     tokens = answer.json()["usage"]["completion_tokens"]
     if tokens != request.output_tokens:
         raise RuntimeError(f"{tokens} tokens came instead of {request.output_tokens}: {answer.text[:300]}")
-    return 1000 * (time.monotonic() - started_s) / request.output_tokens
+    per_token_ms = 1000 * (time.monotonic() - started_s) / request.output_tokens
+    return Answer(answer.headers["x-penstock-request-id"], per_token_ms, 1000 * time.time())
 
 
-async def sample(scheduler: Any, samples: list[dict[str, Any]]) -> None:
-    """The snapshot, every `SAMPLE_S`, until cancelled."""
+def judged(told: Sequence[scheduler_pb2.ReschedulerOrder], ended_unix_ms: dict[str, float]) -> dict[str, int]:
+    """Moves that were in vain: those that the request did not outlive by as long as it had paused, and those to an
+    instance that it had been on. An order names a choice of a request, whose number stands behind the request's id."""
+    judged_moves = ended_within_pause = came_back = 0
+    been_on: dict[str, set[str]] = {}
+    for move in sorted(told, key=lambda each: each.ordered_unix_ms):
+        ended_ms = ended_unix_ms.get(move.request_id) or ended_unix_ms.get(move.request_id.rpartition("-")[0])
+        if move.outcome != MOVED or ended_ms is None:
+            continue  # of the run before
+        judged_moves += 1
+        moved_ms = move.ordered_unix_ms + move.duration_ms
+        ended_within_pause += ended_ms - moved_ms < move.paused_ms
+        places = been_on.setdefault(move.request_id, set())
+        places.add(move.source_instance_id)
+        came_back += move.target_instance_id in places
+    return {"moves_judged": judged_moves, "ended_within_pause": ended_within_pause, "came_back": came_back}
+
+
+async def sample(
+    scheduler: Any, samples: list[dict[str, Any]], told: dict[tuple[str, int], scheduler_pb2.ReschedulerOrder]
+) -> None:
+    """The snapshot and the latest orders, every `SAMPLE_S`, until cancelled."""
     while True:
         samples.append(await read(scheduler))
+        status = await scheduler.GetRescheduler(scheduler_pb2.GetReschedulerRequest(), timeout=30)
+        told |= {(order.request_id, order.ordered_unix_ms): order for order in status.orders}
         await asyncio.sleep(SAMPLE_S)
 
 
@@ -310,6 +364,7 @@ def mean(values: Any) -> float:
 class RunningMesh:
     """Addresses and stubs of the mesh that is measured."""
 
+    name: str
     url: str
     scheduler: Any
     """Its stub."""
@@ -317,16 +372,17 @@ class RunningMesh:
 
 
 @asynccontextmanager
-async def running_mesh(engine: str, setup: Setup, policy: str) -> AsyncIterator[RunningMesh]:
+async def running_mesh(engine: str, setup: Setup, policy: str, *, learns: bool) -> AsyncIterator[RunningMesh]:
     """A mesh of its own, ended afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     name = f"rescheduling-{os.getpid()}"
-    command = [sys.executable, "-m", "services.cli.main", "up", "--name", name, "--port", str(port)]
+    command = [sys.executable, "-m", "services.cli.main", "up", "--insecure", "--mesh", name, "--port", str(port)]
     command += ["--engine", engine, "--workers", str(setup.workers), "--model", MODEL, "--policy", policy]
     command += ["--ready-timeout-s", f"{START_S:g}"]
     command += [word for option in setup.engine_args for word in ("--engine-arg", option)]
+    command += ["--learn-lengths"] if learns else []
     with tempfile.TemporaryDirectory() as folder:
         output_path = Path(folder) / "up.log"
         with output_path.open("wb") as output:
@@ -339,12 +395,24 @@ async def running_mesh(engine: str, setup: Setup, policy: str) -> AsyncIterator[
             if running is None:
                 raise RuntimeError(output_path.read_text())
             async with members_of(running.store_url) as (scheduler, workers):
-                yield RunningMesh(running.http_url, scheduler, workers)
+                yield RunningMesh(name, running.http_url, scheduler, workers)
         finally:
             if process.returncode is None:
                 process.send_signal(signal.SIGINT)
                 await process.wait()
             shutil.rmtree(run_dir() / name, ignore_errors=True)
+
+
+async def profile(name: str, setup: Setup) -> None:
+    """Measure what steps cost on one of the idle instances, up to the lengths of the workload, and tell the mesh."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "services.cli.main", "profile", "--mesh", name, "--model", MODEL]
+        command += ["--shortest", "256", "--longest", str(setup.longest_tokens), "--largest-batch", "16"]
+        done = await asyncio.create_subprocess_exec(
+            *command, "--out", str(Path(folder) / "profile.json"), stdout=sys.stderr, stderr=sys.stderr
+        )
+        if await done.wait():
+            raise RuntimeError("penstock profile failed")
 
 
 async def until_serving(process: asyncio.subprocess.Process, printed: Callable[[], str]) -> None:

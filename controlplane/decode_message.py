@@ -17,6 +17,8 @@ def decode_message(load: DecodeLoad) -> monitor_pb2.DecodeReport:
         stride_tokens=load.horizon.stride_tokens,
         future_tokens=load.future_tokens.tolist(),
         frontend_ids=load.frontends,
+        low_tokens=[] if load.band_tokens is None else load.band_tokens[0].tolist(),
+        high_tokens=[] if load.band_tokens is None else load.band_tokens[1].tolist(),
     )
 
 
@@ -25,6 +27,9 @@ def decode_load_of(message: monitor_pb2.DecodeReport) -> DecodeLoad:
     counts = {len(message.request_ids), len(message.context_tokens), len(message.remaining_tokens)}
     if message.frontend_ids:
         counts.add(len(message.frontend_ids))
+    has_band = bool(message.low_tokens or message.high_tokens)
+    if has_band:
+        counts |= {len(message.low_tokens), len(message.high_tokens)}
     if len(counts) != 1 or not message.future_tokens or not message.stride_tokens:
         raise ProtocolViolation(
             f"a decode report of {len(message.request_ids)} requests has {len(message.context_tokens)} contexts, "
@@ -38,4 +43,5 @@ def decode_load_of(message: monitor_pb2.DecodeReport) -> DecodeLoad:
         Horizon(len(message.future_tokens) - 1, message.stride_tokens),
         np.array(message.future_tokens, dtype=np.int64),
         tuple(message.frontend_ids),
+        np.array([message.low_tokens, message.high_tokens], dtype=np.int64) if has_band else None,
     )

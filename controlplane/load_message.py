@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from controlplane.model.adapter import NO_ADAPTERS, AdapterLoad
 from controlplane.model.instance import InstancePhase, InstanceState, LoadReport
+from controlplane.model.pull_totals import NO_PULLS, PullTotals
 from penstock.v1 import worker_pb2
 
 _STATES = {
@@ -55,13 +57,40 @@ def load_report(message: worker_pb2.LoadReport) -> LoadReport:
         message.decoding_requests,
         message.token_interval_ms,
         message.transfer_obstacle,
+        _adapters(message),
+        message.engine_hit_tokens_total,
+        message.host_hit_tokens_total,
+        message.host_load_token_ms,
+        message.disk_hit_tokens_total,
+        pulls=_pulls(message),
     )
+
+
+def _pulls(message: worker_pb2.LoadReport) -> PullTotals:
+    if not message.HasField("pulls"):
+        return NO_PULLS
+    told = message.pulls
+    return PullTotals(told.pulled_total, told.computed_total, told.tokens_total, told.token_ms, told.compute_token_ms)
+
+
+def _adapters(message: worker_pb2.LoadReport) -> AdapterLoad:
+    if not (message.adapters_in_use or message.idle_adapters or message.refused_adapters):
+        return NO_ADAPTERS
+    return AdapterLoad(tuple(message.adapters_in_use), tuple(message.idle_adapters), tuple(message.refused_adapters))
 
 
 def load_message(
     load: LoadReport, state: InstanceState, admitted_request_ids: Sequence[str] = ()
 ) -> worker_pb2.LoadReport:
     """The load, with the ids of requests that it counts for the first time."""
+    pulls = load.pulls
+    told = worker_pb2.PrefixPullTotals(
+        pulled_total=pulls.pulled,
+        computed_total=pulls.computed,
+        tokens_total=pulls.tokens,
+        token_ms=pulls.token_ms,
+        compute_token_ms=pulls.compute_token_ms,
+    )
     return worker_pb2.LoadReport(
         running_requests=load.running_requests,
         queued_requests=load.queued_requests,
@@ -76,6 +105,14 @@ def load_message(
         decoding_requests=load.decoding_requests,
         token_interval_ms=load.token_interval_ms,
         transfer_obstacle=load.transfer_obstacle,
+        adapters_in_use=load.adapters.in_use,
+        idle_adapters=load.adapters.idle,
+        refused_adapters=load.adapters.refused,
+        engine_hit_tokens_total=load.engine_hit_tokens_total,
+        host_hit_tokens_total=load.host_hit_tokens_total,
+        host_load_token_ms=load.host_load_token_ms,
+        disk_hit_tokens_total=load.disk_hit_tokens_total,
+        pulls=None if pulls == NO_PULLS else told,
         state=_CODES[state],
         admitted_request_ids=admitted_request_ids,
     )

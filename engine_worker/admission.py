@@ -3,6 +3,7 @@ the engine's to check."""
 
 import math
 
+from controlplane.model.media import MODALITIES, PromptMedia
 from controlplane.model.request import EngineRequest, SamplingParams
 from controlplane.model.sampling import parameters
 
@@ -20,7 +21,27 @@ def refusal(request: EngineRequest, *, asked_model: str, served_model: str) -> s
             f"nothing is left to generate: max_tokens is {request.sampling.max_tokens} and "
             f"{len(request.emitted_token_ids)} tokens were emitted already"
         )
+    if (
+        request.media is not None
+        and (wrong := _media_refusal(request.media, len(request.prompt_token_ids))) is not None
+    ):
+        return wrong
     return _sampling_refusal(request.sampling)
+
+
+def _media_refusal(media: PromptMedia, prompt_tokens: int) -> str | None:
+    if not media.is_whole:
+        return "its images, recordings or films were left behind by a frontend that ended; ask again"
+    for item in media.items:
+        if item.modality not in MODALITIES:
+            return f"{item.modality!r} is none of {', '.join(MODALITIES)}"
+    hashes = {item.media_hash for item in media.items}
+    end = 0
+    for span in media.spans:
+        if span.offset < end or not span.length or span.end > prompt_tokens or span.media_hash not in hashes:
+            return f"its prompt of {prompt_tokens} tokens has no place for {span}"
+        end = span.end
+    return None
 
 
 def _sampling_refusal(sampling: SamplingParams) -> str | None:

@@ -3,20 +3,21 @@
 from collections.abc import Collection, Iterator
 from itertools import chain
 
-from controlplane.model.instance import KvBlocks
+from controlplane.model.instance import KvBlocks, KvTier
 
 MAX_PIECE_BLOCKS = 16_384
 """Blocks named in one message: 128 KiB of hashes."""
 
 
 class CacheLedger:
-    """The hashes of all cached blocks, at most as many as the engine has blocks.
+    """The hashes of all blocks that are cached in one tier, at most as many as it has room for.
 
     Within one change of the engine's, removals come before additions.
     """
 
-    def __init__(self, capacity_blocks: int) -> None:
-        self._capacity_blocks = capacity_blocks
+    def __init__(self, capacity_blocks: int, tier: KvTier = KvTier.ENGINE) -> None:
+        self.capacity_blocks = capacity_blocks
+        self.tier = tier
         self.blocks: set[int] = set()
         self.overflows_total = 0
 
@@ -27,18 +28,20 @@ class CacheLedger:
             self.blocks.clear()
         self.blocks.difference_update(change.removed)
         self.blocks.update(change.stored)
-        if len(self.blocks) > self._capacity_blocks:
+        if len(self.blocks) > self.capacity_blocks:
             self.overflows_total += 1
             self.blocks.clear()
-            return KvBlocks(cleared=True)
+            return KvBlocks(cleared=True, tier=self.tier)
         return change
 
 
 class KvBacklog:
-    """Updates that one monitor has not got yet: everything at first, then changes, netted while they wait."""
+    """Updates of one tier that one monitor has not got yet: everything at first, then changes, netted while they
+    wait."""
 
-    def __init__(self, max_changes: int) -> None:
+    def __init__(self, max_changes: int, tier: KvTier = KvTier.ENGINE) -> None:
         self._max_changes = max_changes
+        self._tier = tier
         self._changes: dict[int, bool] = {}
         self._everything = True
 
@@ -67,19 +70,20 @@ class KvBacklog:
         everything, changes = self._everything, self._changes
         self._everything, self._changes = False, {}
         if everything:
-            return _everything_pieces(tuple(held), piece_blocks)
-        return _change_pieces(changes, piece_blocks)
+            return _everything_pieces(tuple(held), piece_blocks, self._tier)
+        return _change_pieces(changes, piece_blocks, self._tier)
 
 
-def _everything_pieces(held: tuple[int, ...], piece_blocks: int) -> Iterator[KvBlocks]:
-    yield KvBlocks(cleared=True, stored=held[:piece_blocks])
+def _everything_pieces(held: tuple[int, ...], piece_blocks: int, tier: KvTier) -> Iterator[KvBlocks]:
+    yield KvBlocks(cleared=True, stored=held[:piece_blocks], tier=tier)
     for start in range(piece_blocks, len(held), piece_blocks):
-        yield KvBlocks(stored=held[start : start + piece_blocks])
+        yield KvBlocks(stored=held[start : start + piece_blocks], tier=tier)
 
 
-def _change_pieces(changes: dict[int, bool], piece_blocks: int) -> Iterator[KvBlocks]:
+def _change_pieces(changes: dict[int, bool], piece_blocks: int, tier: KvTier) -> Iterator[KvBlocks]:
     removed = tuple(block for block, is_stored in changes.items() if not is_stored)
     stored = tuple(block for block, is_stored in changes.items() if is_stored)
-    removals = (KvBlocks(removed=removed[at : at + piece_blocks]) for at in range(0, len(removed), piece_blocks))
-    additions = (KvBlocks(stored=stored[at : at + piece_blocks]) for at in range(0, len(stored), piece_blocks))
+    step = piece_blocks
+    removals = (KvBlocks(removed=removed[at : at + step], tier=tier) for at in range(0, len(removed), step))
+    additions = (KvBlocks(stored=stored[at : at + step], tier=tier) for at in range(0, len(stored), step))
     return chain(removals, additions)

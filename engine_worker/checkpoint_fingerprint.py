@@ -6,7 +6,7 @@ from typing import Final
 
 from mesh.errors import ConfigurationError
 
-_WEIGHT_FILES: Final = ("*.safetensors", "*.bin", "*.pt")
+WEIGHT_FILES: Final = ("*.safetensors", "*.bin", "*.pt")
 _SAMPLE_BYTES: Final = 1024 * 1024
 
 
@@ -16,7 +16,7 @@ def checkpoint_fingerprint(model_path: Path) -> str:
     digest = hashlib.sha256()
     try:
         digest.update((model_path / "config.json").read_bytes())
-        for file in sorted({file for pattern in _WEIGHT_FILES for file in model_path.glob(pattern)}):
+        for file in sorted({file for pattern in WEIGHT_FILES for file in model_path.glob(pattern)}):
             size = file.stat().st_size
             digest.update(f"{file.name}:{size}:".encode())
             with file.open("rb") as content:

@@ -45,6 +45,13 @@ def locate_checkpoint(source: str, *, with_weights: bool = True, fetch: Fetch | 
     return folder
 
 
+def locate_files(source: str, patterns: tuple[str, ...]) -> Path:
+    """The same for the files of these names only, of a model of the Hub. Raises ConfigurationError."""
+    found = HUGGING_FACE_ID.match(source)
+    assert found is not None, "is_hugging_face_id() has been asked"
+    return _fetched(found["repo"], found["revision"], patterns, None)
+
+
 def _fetched(repo: str, revision: str | None, patterns: tuple[str, ...], fetch: Fetch | None) -> Path:
     from huggingface_hub import errors, snapshot_download  # takes half a second, which other starts need not wait for
 

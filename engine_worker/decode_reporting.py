@@ -8,11 +8,11 @@ from engine_worker.request_table import RequestTable
 
 
 class DecodeReporting:
-    """One for each worker. Until the mesh says otherwise it reports, so that a scheduler's own setting suffices."""
+    """One for each worker, which tells nothing until the mesh has a mode that asks for it."""
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
-        self._mode = ReschedulerMode.CURRENT
+        self._mode = ReschedulerMode.OFF
         self._parameters = ReschedulerParameters()
 
     def configure(self, record: ReschedulerRecord, revision: int) -> None:
@@ -38,6 +38,7 @@ def running_requests(table: RequestTable) -> list[RunningRequest]:
             len(tracked.emitted_token_ids),
             tracked.remaining_tokens,
             tracked.frontend_id,
+            tracked.band_tokens,
         )
         for tracked in table
         if tracked.state == "running" and tracked.emitted_token_ids

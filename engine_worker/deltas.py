@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controlplane.model.queue_belief import PresentLoad
 from controlplane.model.request import TokenDelta
 
 
@@ -21,6 +22,8 @@ class FailureCode(StrEnum):
     """Nobody is known to own it after a failed migration."""
     ADOPTED = "adopted"
     """Another frontend has it, with its client."""
+    BOUNCED = "bounced"
+    """More waits here than whoever placed it could know: it is placed again. Nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Failure:
     """Number of generated tokens that the stream was told of before."""
     code: FailureCode
     message: str
+    present: PresentLoad | None = None
+    """What the instance has, of one that was bounced."""
 
 
 Delta = TokenDelta | Failure

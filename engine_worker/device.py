@@ -1,12 +1,47 @@
-"""What an engine runs on, by the name that profiles are kept under."""
+"""What an engine runs on: the name that profiles are kept under, and what KV copies ask of a GPU."""
 
 import logging
 import platform
 import subprocess
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
 _SMI_TIMEOUT_S = 10.0
+
+
+class Mark(Protocol):
+    """A point in the work of a stream (an event of CUDA)."""
+
+    def query(self) -> bool:
+        """Whether all work up to it is done."""
+
+
+class Accelerator(Protocol):
+    """A GPU, as KV copies see it: what is begun here goes to a stream of its own, beside the engine's."""
+
+    def use_in_this_thread(self) -> None:
+        """Make it the calling thread's GPU. Called once in the thread that copies, before anything else there."""
+
+    def mark_engine(self) -> Mark:
+        """The point that the engine's own stream has got to. Called in the engine's thread."""
+
+    def mark_copies(self) -> Mark:
+        """The point after all copies that were begun so far."""
+
+    def device_buffer(self, nbytes: int) -> Any:
+        """Bytes in the GPU's memory."""
+
+    def pinned_buffer(self, nbytes: int) -> Any:
+        """Bytes in page-locked host memory, as a NumPy array."""
+
+    def gather_rows(self, source: Any, rows: Sequence[int], into: Any) -> None:
+        """Begin to copy rows of an array in the GPU's memory, one after another, into a buffer of either kind. A row
+        may be a matrix, and may have gaps."""
+
+    def scatter_rows(self, content: Any, rows: Sequence[int], target: Any) -> None:
+        """Begin to copy a buffer of either kind into rows of an array in the GPU's memory."""
 
 
 def cpu_device() -> str:

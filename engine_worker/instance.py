@@ -3,23 +3,29 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import count
 
+from msgspec import structs
+
 from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
-from controlplane.model.request import EngineRequest, StepOutput
+from controlplane.model.queue_belief import QueueBelief
+from controlplane.model.request import EngineRequest, FinishReason, PrefixSource, StepOutput, TokenDelta
 from engine_worker import wire
 from engine_worker.admission import refusal
+from engine_worker.bouncing import bounce
 from engine_worker.deltas import Failure, FailureCode
 from engine_worker.engines.interface import Engine
+from engine_worker.engines.lora import serves_adapters
+from engine_worker.engines.media import takes_media
 from engine_worker.liveness import HangDetector, Heartbeats
 from engine_worker.metrics import WorkerMetrics
+from engine_worker.prefix_pull.interface import PrefixPulls
 from engine_worker.reported_load import reported_load
 from engine_worker.request_spans import RequestSpans
 from engine_worker.request_table import Instructions, RequestTable
 from engine_worker.settings import WorkerSettings
 from engine_worker.streams import OutputStream
-from mesh.errors import EngineFailed, QueueFull, RequestRefused
+from mesh.errors import AdapterUnavailable, EngineFailed, QueueFull, RequestRefused
 from mesh.tracing import NO_TRACES, Tracer
 
 log = logging.getLogger(__name__)
@@ -52,8 +58,14 @@ class Instance:
         """Called with the id of a request that is another instance's from now on."""
         self.keep_abort: Callable[[str], bool] = lambda _: False
         """Whether an abort of this request has to wait; asked before the engine aborts it (see `coordinator`)."""
-        self.was_moving: Callable[[str], bool] = lambda _: False
-        """Whether a request moves to or from here, or did so a moment ago."""
+        self.may_adopt: Callable[[str], bool] = lambda _: True
+        """Whether a frontend may have this request now, for a client that came back; asked before it gets it. False of
+        one that is between two instances: the frontend finds it when it asks again."""
+        self.supersede: Callable[[str, int], bool] = lambda request_id, epoch: False
+        """Have what moves to here of a request's lives up to this epoch discarded; called where the engine refuses the
+        next one. Whether the request moves to or from here, or did so a moment ago."""
+        self.pulls: PrefixPulls | None = None
+        """None where prefixes cannot be pulled."""
         self._engine = engine
         self._settings = settings
         self._metrics = metrics
@@ -126,15 +138,29 @@ class Instance:
             self._no_streams.set()
 
     def submit(
-        self, stream: OutputStream, request: EngineRequest, *, model: str, deadline_ms: int = 0, epoch: int = 0
+        self,
+        stream: OutputStream,
+        request: EngineRequest,
+        *,
+        model: str,
+        deadline_ms: int = 0,
+        epoch: int = 0,
+        prefix: PrefixSource | None = None,
+        belief: QueueBelief | None = None,
+        submitted: Callable[[], None] = lambda: None,
     ) -> None:
-        """Hand a request to the engine, or answer why not. Its deltas are sent under `epoch`."""
+        """Hand a request to the engine, or answer why not. Its deltas are sent under `epoch`. `prefix`: pull that
+        first. `belief`: what its placement believed of this instance. `submitted` is called once the engine has it."""
         if stream.is_cut:
             return
         if (duplicate := self.table.refuse_duplicate(stream.stream_id, request.request_id, epoch)) is not None:
             self._carry_out(duplicate)
             return
-        failure = self._admission_failure(request, model) or self._submit_to_engine(request)
+        failure = self._admission_failure(request, model)
+        failure = failure or bounce(request, belief, self._engine.load(), self.table, self._settings.bounce_tokens)
+        pulls = None if prefix is None else self.pulls
+        if failure is None and pulls is None:
+            failure = self._submit_to_engine(request, epoch)
         if failure is not None:
             instructions = Instructions()
             instructions.send(stream.stream_id, failure, epoch)
@@ -148,18 +174,50 @@ class Instance:
             now_s=now_s,
             deadline_s=now_s + deadline_ms / 1000 if deadline_ms else None,
             epoch=epoch,
+            new_prefill_tokens=None if belief is None else belief.new_prefill_tokens,
         )
         self.spans.begin(request)
+        if pulls is None or prefix is None:
+            submitted()
+        else:
+            pulls.begin(request, prefix, lambda: self._submit_pulled(request, submitted))
         self._changed()
+
+    def _submit_pulled(self, request: EngineRequest, submitted: Callable[[], None]) -> None:
+        """Its prefix is here, or is not waited for any longer."""
+        tracked = self.table.find(request.request_id)
+        failure = self._submit_to_engine(request, 0 if tracked is None else tracked.epoch)
+        if failure is None:
+            submitted()
+            return
+        self.table.take_out(request.request_id)
+        self.spans.end(request.request_id, failure.message)
+        instructions = Instructions()
+        if tracked is not None and tracked.state != "discarded":
+            instructions.send(tracked.stream_id, failure, tracked.epoch)
+        self._carry_out(instructions)
+        self._changed()
+
+    def _withdraw_pulled(self, request_id: str) -> bool:
+        """Whether the engine never heard of a request that is taken back: its end is told here instead."""
+        if self.pulls is None or not self.pulls.withdraw(request_id):
+            return False
+        tracked = self.table.find(request_id)
+        told = 0 if tracked is None else len(tracked.emitted_token_ids)
+        end = StepOutput((TokenDelta(request_id, told, (), finish_reason=FinishReason.ABORT),))
+        self.spans.step(end)
+        self._carry_out(self.table.route(end))
+        return True
 
     def abort(self, stream: OutputStream, request_id: str, epoch: int, *, is_done: bool = False) -> None:
         """Take a request of this stream back; see `RequestTable.abort`."""
         self._carry_out(self.table.abort(stream.stream_id, request_id, epoch, is_done=is_done))
 
-    def release(self, stream: OutputStream, request_id: str) -> None:
-        """The client of a request of this stream has left, and may come back to any frontend."""
+    def release(self, stream: OutputStream, request_id: str, epoch: int) -> None:
+        """The client of a request of this stream has left, and may come back to any frontend; see
+        `RequestTable.release`."""
         before = self.table.orphaned_total
-        self._carry_out(self.table.release(stream.stream_id, request_id, self._orphans_end_s()))
+        self._carry_out(self.table.release(stream.stream_id, request_id, epoch, self._orphans_end_s()))
         self._metrics.orphaned.inc(self.table.orphaned_total - before)
 
     def drop_orphans(self, frontend_id: str) -> None:
@@ -171,7 +229,9 @@ class Instance:
         the number that it asked under."""
         if stream.is_cut:
             return
-        adoptions, instructions = self.table.adopt(client_request_id, stream.stream_id, stream.frontend_id)
+        adoptions, instructions = self.table.adopt(
+            client_request_id, stream.stream_id, stream.frontend_id, self.may_adopt
+        )
         self._carry_out(instructions)
         model, now_s = self.description.model, self._clock()
         stream.put(wire.adopted_message(client_request_id, question, adoptions, model=model, now_s=now_s))
@@ -189,7 +249,11 @@ class Instance:
             return f"a request of the id {request.request_id} is here"
         if self._stream_of(frontend_id) is None:
             return f"frontend {frontend_id} has no stream to this instance"
-        return refusal(request, asked_model=model, served_model=self.description.model) or self._obstacle()
+        return (
+            refusal(request, asked_model=model, served_model=self.description.model)
+            or self._lack(request)
+            or self._obstacle()
+        )
 
     def take_over(self, request: EngineRequest, frontend_id: str, *, epoch: int, deadline_s: float | None) -> None:
         """The request is this instance's from now on; ask for the `import_obstacle` first, without a pause between."""
@@ -245,7 +309,8 @@ class Instance:
             self._tails_turn_s = now_s
             self.table.tails.turn()
         self.last_load = self._engine.load()
-        hang_changed = self._hang.observe(now_s, busy=len(self.table) > 0, load=self.last_load)
+        kept_back = 0 if self.pulls is None else len(self.pulls)
+        hang_changed = self._hang.observe(now_s, busy=len(self.table) > kept_back, load=self.last_load)
         self._send_heartbeats(now_s)
         if not hang_changed:
             return
@@ -268,7 +333,9 @@ class Instance:
     def load(self) -> LoadReport:
         """The load with all requests handed to the engine."""
         load = reported_load(self._engine.load(), self.table)
-        return replace(load, transfer_obstacle=self.transfer_obstacle) if self.transfer_obstacle else load
+        if self.pulls is not None:
+            load = structs.replace(load, pulls=self.pulls.totals)
+        return structs.replace(load, transfer_obstacle=self.transfer_obstacle) if self.transfer_obstacle else load
 
     def start_draining(self) -> int:
         """Take nothing new from now on. Returns the number of requests that still run."""
@@ -326,8 +393,18 @@ class Instance:
         served = self.description.model
         if (reason := refusal(request, asked_model=model, served_model=served)) is not None:
             return _failure(request, FailureCode.REFUSED, reason)
+        if (lack := self._lack(request)) is not None:
+            return _failure(request, FailureCode.UNAVAILABLE, f"{lack}; another worker may take the request")
         if (obstacle := self._obstacle()) is not None:
             return _failure(request, FailureCode.UNAVAILABLE, f"{obstacle}; another worker may take the request")
+        return None
+
+    def _lack(self, request: EngineRequest) -> str | None:
+        """Why this instance cannot serve the request, although others of its model may."""
+        if request.media is not None and not takes_media(self._engine):
+            return "this instance takes text only"
+        if request.adapter is not None and not serves_adapters(self._engine):
+            return "this instance serves no LoRA adapters"
         return None
 
     def _obstacle(self) -> str | None:
@@ -356,15 +433,21 @@ class Instance:
         )
         return next(usable, None)
 
-    def _submit_to_engine(self, request: EngineRequest) -> Failure | None:
+    def _submit_to_engine(self, request: EngineRequest, epoch: int) -> Failure | None:
+        failure = self._refused(request, epoch)
+        if failure is not None:
+            self.table.shares.leave(request.request_id)
+        return failure
+
+    def _refused(self, request: EngineRequest, epoch: int) -> Failure | None:
         try:
-            self._engine.submit(request)
-        except QueueFull as error:
+            self._engine.submit(self.table.with_turn(request))
+        except (QueueFull, AdapterUnavailable) as error:
             return _failure(request, FailureCode.UNAVAILABLE, str(error))
         except RequestRefused as error:
             # What moves may hold its id in the engine for a moment longer; that is no fault of the request.
-            code = FailureCode.UNAVAILABLE if self.was_moving(request.request_id) else FailureCode.REFUSED
-            return _failure(request, code, str(error))
+            is_moving = self.supersede(request.request_id, epoch)
+            return _failure(request, FailureCode.UNAVAILABLE if is_moving else FailureCode.REFUSED, str(error))
         except EngineFailed as error:
             return _failure(request, FailureCode.UNAVAILABLE, str(error))
         return None
@@ -372,7 +455,7 @@ class Instance:
     def _carry_out(self, instructions: Instructions, *, engine_lives: bool = True) -> None:
         if engine_lives:
             for request_id in instructions.aborts:
-                if not self.keep_abort(request_id):
+                if not self.keep_abort(request_id) and not self._withdraw_pulled(request_id):
                     self._engine.abort(request_id)
         for stream_id, deltas in instructions.messages.items():
             stream = self.streams[stream_id]
@@ -388,7 +471,7 @@ class Instance:
     def _count_failures(self, deltas: Iterable[object]) -> None:
         for delta in deltas:
             if isinstance(delta, Failure):
-                self._metrics.failures.labels(delta.code).inc()
+                self._metrics.count_failure(delta.code)
 
     def _drop_cut_streams(self, streams: Iterable[OutputStream]) -> None:
         for stream in streams:

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from controlplane.model.instance import LoadReport
+from engine_worker.deltas import FailureCode
 from engine_worker.kv.transfer import AgentStatus
 from mesh.vllm_metrics import renamed
 
@@ -37,6 +38,15 @@ class Gauges:
     cached_blocks: int
     streams: int
     hung: bool
+    host_blocks: int
+    disk_blocks: int
+    host_evictions: int
+    host_corrupt: int
+    """Of the store in the host's memory; 0 where there is none."""
+    disk_evictions: int
+    disk_corrupt: int
+    """Of that on disk."""
+    is_immovable: bool
     transfers: AgentStatus | None
     """Of the KV transfer agent; None where there is none, or none has answered."""
 
@@ -60,6 +70,11 @@ class WorkerMetrics:
         )
         self.failures = Counter(
             "penstock_worker_failures", "Requests ended by the worker, not its engine", ["code"], registry=registry
+        )
+        self.bounces = Counter(
+            "penstock_worker_bounces",
+            "Requests given back because more waited here than was believed",
+            registry=registry,
         )
         self.cut_streams = Counter(
             "penstock_worker_cut_streams", "Frontends cut off because they did not read", registry=registry
@@ -87,6 +102,13 @@ class WorkerMetrics:
             "penstock_worker_report_failures", "Report streams to a monitor that broke", registry=registry
         )
 
+    def count_failure(self, code: FailureCode) -> None:
+        """The worker has ended a request. One that was bounced has not failed: it is placed again."""
+        if code is FailureCode.BOUNCED:
+            self.bounces.inc()
+        else:
+            self.failures.labels(code).inc()
+
 
 class GaugeCollector(Collector):
     """Reads the worker's present state when Prometheus asks, so that no step pays for it."""
@@ -112,20 +134,28 @@ class GaugeCollector(Collector):
             ("token_interval_seconds", "Mean time between tokens of decoding requests", load.token_interval_ms / 1000),
             ("kv_usage_ratio", "Share of the KV blocks in use", load.kv_blocks_used / max(1, now.kv_blocks)),
             ("cached_blocks", "Blocks in the prefix cache", now.cached_blocks),
+            ("host_blocks", "Blocks in the store in the host's memory", now.host_blocks),
+            ("disk_blocks", "Blocks in the store on the host's disk", now.disk_blocks),
             ("streams", "Connected frontends", now.streams),
             ("hung", "1 while the engine has requests and makes no step", float(now.hung)),
+            ("transfer_obstacle", "1 while no request can be moved to or from here", float(now.is_immovable)),
         ]
         counters: list[tuple[str, str, float]] = [
             ("generated_tokens", "Tokens generated", load.generated_tokens_total),
             ("prefilled_tokens", "Prompt tokens computed", load.prefilled_tokens_total),
             ("preemptions", "Requests put back for want of KV blocks", load.preemptions_total),
             ("finished_requests", "Requests that ended in the engine", load.finished_requests_total),
+            ("engine_hit_tokens", "Prompt tokens found in the prefix cache", load.engine_hit_tokens_total),
+            ("host_hit_tokens", "Prompt tokens loaded from the host's memory", load.host_hit_tokens_total),
+            ("disk_hit_tokens", "Prompt tokens loaded from the host's disk", load.disk_hit_tokens_total),
+            ("host_evictions", "Blocks that went from the host's store, by any instance", now.host_evictions),
+            ("host_corrupt_blocks", "Blocks of the host's store that were not what was written", now.host_corrupt),
+            ("disk_evictions", "Blocks that went from the store on disk, by any instance", now.disk_evictions),
+            ("disk_corrupt_blocks", "Blocks on disk that were not what was written", now.disk_corrupt),
         ]
         if (agent := now.transfers) is not None:
-            gauges.append(
-                ("transfer_obstacle", "1 while no request can be moved to or from here", bool(agent.obstacle))
-            )
             counters.append(("reopened_kv_agents", "Times the KV agent was opened anew", agent.reopened_total))
+            counters.append(("rejected_kv_calls", "KV asked for without a transfer's token", agent.rejected_total))
         for name, text, value in gauges:
             yield from self._named(GaugeMetricFamily(f"penstock_worker_{name}", text, value), name, now.model)
         for name, text, total in counters:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -26,16 +26,25 @@ from penstock.v1 import monitor_pb2, monitor_pb2_grpc
 
 # When the next load report is due. Pure.
 
+SHORTEST_WAIT_S = 1e-6
+"""What is left of a pause and is shorter is over: a clock need not even move by 7e-15 s."""
+
 
 class Pacing:
-    """After a step, but not within `interval_s` of the last report; without steps, every `heartbeat_s`."""
+    """After a step, but not within `interval_s` of the last report, or what the monitor asks for; without steps, every
+    `heartbeat_s`."""
 
     def __init__(self, interval_s: float, heartbeat_s: float) -> None:
         self._interval_s = interval_s
+        self._asked_s = 0.0
         self._heartbeat_s = heartbeat_s
         self._last_sent_s = -math.inf
         self._is_dirty = False
         self._is_urgent = False
+
+    def note_asked(self, interval_s: float) -> None:
+        """The monitor asks for reports that are so far apart; more than the time of a heartbeat it does not get."""
+        self._asked_s = min(interval_s, self._heartbeat_s)
 
     def note_change(self) -> bool:
         """There is news. Returns whether it is the first since the last report."""
@@ -50,8 +59,9 @@ class Pacing:
         """Seconds until the next report; 0 or less when it is due."""
         if self._is_urgent:
             return 0.0
-        pause_s = self._interval_s if self._is_dirty else self._heartbeat_s
-        return self._last_sent_s + pause_s - now_s
+        pause_s = max(self._interval_s, self._asked_s) if self._is_dirty else self._heartbeat_s
+        left_s = self._last_sent_s + pause_s - now_s
+        return left_s if left_s > SHORTEST_WAIT_S else 0.0
 
     def note_sent(self, now_s: float) -> None:
         """A report was sent; no change waits for one any more."""
@@ -72,7 +82,7 @@ class MonitorLink:
         self,
         address: str,
         instance: Instance,
-        ledger: CacheLedger,
+        ledgers: Sequence[CacheLedger],
         settings: WorkerSettings,
         metrics: WorkerMetrics,
         backoff: Backoff,
@@ -82,7 +92,7 @@ class MonitorLink:
     ) -> None:
         self._address = address
         self._instance = instance
-        self._ledger = ledger
+        self._ledgers = ledgers
         self._settings = settings
         self._metrics = metrics
         self._backoff = backoff
@@ -90,7 +100,7 @@ class MonitorLink:
         self._transport = transport
         self._decoding = decoding
         self._decoding_told_s = -inf
-        self._backlog = KvBacklog(max_changes=instance.description.kv_blocks)
+        self._backlogs = {each.tier: KvBacklog(each.capacity_blocks, each.tier) for each in ledgers}
         self._pacing = self._fresh_pacing()
         self._wake = asyncio.Event()
         self._admissions_told: int | None = None
@@ -106,8 +116,8 @@ class MonitorLink:
             self._wake.set()
 
     def note_cache(self, change: KvBlocks) -> None:
-        """The prefix cache has changed, so a report is due."""
-        self._backlog.add(change)
+        """What is cached in a tier has changed, so a report is due."""
+        self._backlogs[change.tier].add(change)
         if self._pacing.note_change():
             self._wake.set()
 
@@ -129,7 +139,7 @@ class MonitorLink:
         """One report stream, until it breaks. Raises RpcError."""
         peer = f"the monitor at {self._address}"
         try:
-            async with open_channel(self._transport, self._address) as channel:
+            async with open_channel(self._transport, self._address, "monitor") as channel:
                 stub = monitor_pb2_grpc.MonitorStub(channel)  # type: ignore[no-untyped-call]
                 await self._converse(stub.Report())
         except TimeoutError:
@@ -154,7 +164,8 @@ class MonitorLink:
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _feed(self, call: Any, reader: asyncio.Task[None]) -> None:
-        self._backlog.restart()
+        for backlog in self._backlogs.values():
+            backlog.restart()
         self._pacing = self._fresh_pacing()
         self._admissions_told = self._state_told = None
         self._decoding_told_s = -inf
@@ -162,8 +173,9 @@ class MonitorLink:
         await _send(call, monitor_pb2.WorkerReport(hello=hello))
         while not reader.done():
             self._pacing.note_sent(self._clock())
-            for piece in self._backlog.take(self._ledger.blocks):
-                await _send(call, monitor_pb2.WorkerReport(kv=wire.kv_update_message(piece)))
+            for ledger in self._ledgers:
+                for piece in self._backlogs[ledger.tier].take(ledger.blocks):
+                    await _send(call, monitor_pb2.WorkerReport(kv=wire.kv_update_message(piece)))
             if not self._instance.hung:
                 await _send(call, monitor_pb2.WorkerReport(load=self._next_load()))
                 if self._is_decoding_due():
@@ -199,8 +211,9 @@ class MonitorLink:
         return True
 
     async def _read_acks(self, call: Any) -> None:
-        async for _ in call:
+        async for ack in call:
             self._acks += 1
+            self._pacing.note_asked(ack.report_interval_ms / 1000)
             self._backoff.reset()
 
     def _fresh_pacing(self) -> Pacing:

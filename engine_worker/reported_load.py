@@ -1,6 +1,6 @@
 """The load that a worker reports. Pure."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from controlplane.model.instance import LoadReport
 from engine_worker.request_table import RequestTable

@@ -1,5 +1,5 @@
-"""What a worker does with a request, as spans: `prefill` up to its first token, the engine's queue included, and
-`decode` up to its end or to its move."""
+"""What a worker does with a request, as spans: `engine_queue` before its first step, `prefill` up to its first token,
+and `decode` up to its end or to its move. An engine that does not tell of its queue has it in `prefill`."""
 
 from typing import Final
 
@@ -43,6 +43,8 @@ class RequestSpans:
             if delta.cached_tokens is not None:
                 span.set(cached_tokens=delta.cached_tokens)
             if delta.token_ids and span.name == "prefill":
+                if delta.queued_ms is not None:
+                    self._split_queue(span, request, delta.queued_ms / 1000)
                 span.end()
                 span = self._start("decode", request)
                 self._open[delta.request_id] = span, request
@@ -57,6 +59,13 @@ class RequestSpans:
         if (open_one := self._open.pop(request_id, None)) is not None:
             open_one[0].set(**attributes)
             open_one[0].end(error)
+
+    def _split_queue(self, prefill: Span, request: EngineRequest, queued_s: float) -> None:
+        """The engine says only now when it has begun."""
+        queue = self._start("engine_queue", request)
+        queue.start_s = prefill.start_s
+        prefill.start_s += queued_s
+        queue.end(at_s=prefill.start_s)
 
     def _start(self, name: str, request: EngineRequest) -> Span:
         span = self._tracer.child(name, request.traceparent)

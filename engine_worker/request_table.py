@@ -12,6 +12,8 @@ from itertools import islice
 from typing import Literal
 
 from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
+from controlplane.policies.fair_share import GENERATED_WEIGHT, FairShare, turn_of
+from controlplane.protocols.bouncing import QueuedPrefills
 from controlplane.protocols.ownership import EPOCHS_PER_ADOPTION
 from engine_worker.deltas import Delta, Failure, FailureCode
 from engine_worker.finished_tails import FinishedTail, FinishedTails
@@ -59,6 +61,12 @@ class TrackedRequest:
     """It came by a migration, and its first delta here must name the tokens before it."""
     predicted_end_tokens: int | None = None
     """Tokens that it is predicted to have generated at its end; None before the first prediction."""
+    predicted_band_tokens: tuple[int, int] | None = None
+    """With a probability of 10 and of 90 % as many or fewer; None where nobody has said so."""
+
+    def left_ms(self, now_s: float) -> int:
+        """Of its time; 0 where it has no deadline, at least 1 where it has one."""
+        return 0 if self.deadline_s is None else max(1, round(1000 * (self.deadline_s - now_s)))
 
     @property
     def remaining_tokens(self) -> int | None:
@@ -66,6 +74,19 @@ class TrackedRequest:
         if self.predicted_end_tokens is None:
             return None
         return max(0, self.predicted_end_tokens - len(self.emitted_token_ids))
+
+    @property
+    def predicted_ends(self) -> tuple[int | None, tuple[int, int] | None]:
+        """Tokens at its end as predicted, and their 10 and 90 % quantiles."""
+        return self.predicted_end_tokens, self.predicted_band_tokens
+
+    @property
+    def band_tokens(self) -> tuple[int, int] | None:
+        """With a probability of 10 and of 90 % as many or fewer remain."""
+        if self.predicted_band_tokens is None:
+            return None
+        low, high = self.predicted_band_tokens
+        return max(0, low - len(self.emitted_token_ids)), max(0, high - len(self.emitted_token_ids))
 
     def become(self, state: State) -> None:
         """Change state. Raises `IllegalTransition` for a change that the table of transitions does not have."""
@@ -126,11 +147,15 @@ class RequestTable:
         """`max_orphans`: requests that may wait for another frontend at once."""
         self._max_orphans = max_orphans
         self._requests: dict[str, TrackedRequest] = {}
+        self.shares = FairShare()
+        """Of the tenants whose requests the engine has, in tokens that it computes for them."""
+        self.prefills = QueuedPrefills()
+        """Of those that have not begun to answer."""
         self.tails = FinishedTails()
         """What ended of late and can be resumed."""
         self._recent_admissions: deque[str] = deque(maxlen=MAX_REMEMBERED_ADMISSIONS)
-        self.on_end: Callable[[int], None] = lambda _: None
-        """Told the number of tokens of each request that ended by itself or at its limit."""
+        self.on_end: Callable[[str, int], None] = lambda _request_id, _tokens: None
+        """Told the id and the number of tokens of each request that ended by itself or at its limit."""
         self.admissions_total = 0
         self.strays_total = 0
         """Deltas for requests that are not here: a bug of the engine."""
@@ -161,6 +186,12 @@ class RequestTable:
         newest_first = list(islice(reversed(self._recent_admissions), count))
         return newest_first[::-1]
 
+    def with_turn(self, request: EngineRequest) -> EngineRequest:
+        """A request that is about to be submitted, in its turn; `take_out` it if the engine refuses."""
+        computed_tokens = len(request.prompt_token_ids) + len(request.emitted_token_ids)
+        turn = turn_of(self.shares.enter(request.request_id, request.tenant, computed_tokens))
+        return replace(request, turn=turn) if turn else request
+
     def admit(
         self,
         request: EngineRequest,
@@ -171,8 +202,10 @@ class RequestTable:
         deadline_s: float | None = None,
         epoch: int = 0,
         taken_over: bool = False,
+        new_prefill_tokens: int | None = None,
     ) -> None:
-        """Record a request that the engine has taken. Raises IllegalTransition if the id is here already."""
+        """Record a request that the engine has taken. `new_prefill_tokens`: what its placement believed it to compute;
+        None: all of it. Raises IllegalTransition if the id is here already."""
         if request.request_id in self._requests:
             raise IllegalTransition(f"request {request.request_id} is admitted twice; this is a bug of the worker")
         self._requests[request.request_id] = TrackedRequest(
@@ -185,6 +218,13 @@ class RequestTable:
             epoch,
             taken_over=taken_over,
         )
+        if taken_over:  # with the KV of all that was computed elsewhere
+            self.shares.enter(request.request_id, request.tenant, 0)
+            self.shares.begin(request.request_id)
+        else:
+            context_tokens = len(request.prompt_token_ids) + len(request.emitted_token_ids)
+            believed_tokens = context_tokens if new_prefill_tokens is None else new_prefill_tokens
+            self.prefills.add(request.request_id, min(believed_tokens, context_tokens))
         self._recent_admissions.append(request.request_id)
         self.admissions_total += 1
 
@@ -196,34 +236,48 @@ class RequestTable:
             if tracked is None:
                 self.strays_total += 1
                 continue
+            self._charge(tracked, delta)
             if delta.finish_reason is not None:
-                del self._requests[delta.request_id]
+                self.take_out(delta.request_id)
             if tracked.state == "discarded":
                 continue
             if delta.offset == len(tracked.emitted_token_ids):
                 if tracked.taken_over and not tracked.started:
                     instructions.before[delta.request_id] = tuple(tracked.emitted_token_ids)
                 tracked.emitted_token_ids += delta.token_ids
-                tracked.started = True
+                if not tracked.started:
+                    tracked.started = True
+                    self.prefills.done(delta.request_id)
                 instructions.send(tracked.stream_id, delta, tracked.epoch)
                 if delta.cached_tokens is not None:
                     tracked.cached_tokens = delta.cached_tokens
                 if delta.finish_reason in _ENDS:
-                    self.on_end(len(tracked.emitted_token_ids))
+                    self.on_end(delta.request_id, len(tracked.emitted_token_ids))
                     self._keep_tail(tracked, delta.finish_reason)
             else:
                 self._end_broken(tracked, delta, instructions)
         return instructions
 
-    def predicted(self, request_id: str, generated_tokens: int, remaining_tokens: int) -> None:
-        """A prediction, made when the request had generated so many tokens. One of a request that has ended or moved
-        meanwhile is dropped."""
+    def predicted(
+        self,
+        request_id: str,
+        generated_tokens: int,
+        remaining_tokens: int,
+        band_tokens: tuple[int, int] | None = None,
+    ) -> None:
+        """A prediction, made when the request had generated so many tokens, and its 10 and 90 % quantiles where they
+        are known. One of a request that has ended or moved meanwhile is dropped."""
         tracked = self._requests.get(request_id)
         if tracked is not None:
             tracked.predicted_end_tokens = generated_tokens + remaining_tokens
+            low, high = band_tokens or (0, 0)
+            is_said = band_tokens is not None
+            tracked.predicted_band_tokens = (generated_tokens + low, generated_tokens + high) if is_said else None
 
     def take_out(self, request_id: str) -> TrackedRequest | None:
-        """Forget a request that the engine was told to release: no end of it will come."""
+        """Forget a request that the engine does not have any more: no end of it will come."""
+        self.shares.leave(request_id)
+        self.prefills.done(request_id)
         return self._requests.pop(request_id, None)
 
     def abort(self, stream_id: int, request_id: str, epoch: int, *, is_done: bool = False) -> Instructions:
@@ -252,11 +306,13 @@ class RequestTable:
             self._orphan(tracked, orphaned_until_s, instructions)
         return instructions
 
-    def release(self, stream_id: int, request_id: str, orphaned_until_s: float | None) -> Instructions:
-        """A client has left that may come back to any frontend."""
+    def release(self, stream_id: int, request_id: str, epoch: int, orphaned_until_s: float | None) -> Instructions:
+        """A client has left, in the life of this epoch or one before, that may come back to any frontend. If it is back
+        already, in a later life, that one is left alone."""
         instructions = Instructions()
         tracked = self._requests.get(request_id)
-        if tracked is not None and tracked.stream_id == stream_id and tracked.state == "running":
+        is_meant = tracked is not None and tracked.stream_id == stream_id and tracked.epoch <= epoch
+        if tracked is not None and is_meant and tracked.state == "running":
             self._orphan(tracked, orphaned_until_s, instructions)
         return instructions
 
@@ -268,13 +324,22 @@ class RequestTable:
                 self._discard(tracked, instructions)
         return instructions
 
-    def adopt(self, client_request_id: str, stream_id: int, frontend_id: str) -> tuple[list[Adoption], Instructions]:
+    def adopt(
+        self,
+        client_request_id: str,
+        stream_id: int,
+        frontend_id: str,
+        may_adopt: Callable[[str], bool] = lambda _: True,
+    ) -> tuple[list[Adoption], Instructions]:
         """A frontend has the client of this request: all choices that are here are its own from now on, also those that
-        have just ended, and those that another frontend believes to have still."""
+        have just ended, and those that another frontend believes to have still; but not those that it may not adopt
+        just now."""
         instructions, adoptions = Instructions(), list[Adoption]()
         for tracked in self.live():
             resume = tracked.request.resume
             if resume is None or resume.client_request_id != client_request_id or tracked.state != "running":
+                continue
+            if not may_adopt(tracked.request.request_id):
                 continue
             told = len(tracked.emitted_token_ids)
             message = "its client has come back to another frontend, which goes on with it"
@@ -352,6 +417,7 @@ class RequestTable:
     @invariants
     def validate(self) -> None:
         """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
+        self.shares.validate()
         assert len(self.orphans) <= self._max_orphans, "requests without a frontend are bounded"
         assert len(self._requests) <= self.admissions_total, "what is here was admitted"
         for request_id, tracked in self._requests.items():
@@ -366,6 +432,12 @@ class RequestTable:
             if is_orphan:
                 assert tracked.state == "running", f"{request_id} has nobody who could take it back"
                 assert tracked.request.resume is not None, f"{request_id} cannot be resumed, and waits to be"
+
+    def _charge(self, tracked: TrackedRequest, delta: TokenDelta) -> None:
+        if not tracked.started and not tracked.taken_over:  # what moved here had its context counted elsewhere
+            self.shares.begin(delta.request_id)
+            self.shares.charge(delta.request_id, -(delta.cached_tokens or 0))
+        self.shares.charge(delta.request_id, GENERATED_WEIGHT * len(delta.token_ids))
 
     def _end_broken(self, tracked: TrackedRequest, delta: TokenDelta, instructions: Instructions) -> None:
         expected = len(tracked.emitted_token_ids)
@@ -391,7 +463,8 @@ class RequestTable:
 
     def _keep_tail(self, tracked: TrackedRequest, finish_reason: FinishReason | None) -> None:
         if tracked.request.resume is not None and self._max_orphans:
-            self.tails.keep(FinishedTail(_whole(tracked), finish_reason, tracked.cached_tokens, tracked.epoch))
+            request = replace(_whole(tracked), media=None)  # its tokens are all that is asked for
+            self.tails.keep(FinishedTail(request, finish_reason, tracked.cached_tokens, tracked.epoch))
 
     def _discard(self, tracked: TrackedRequest, instructions: Instructions) -> None:
         if tracked.state == "running":

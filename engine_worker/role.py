@@ -3,39 +3,53 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
+from controlplane.model.adapter import StaticAdapter
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState
+from controlplane.model.media_facts import announced
 from controlplane.model.pooling import GENERATE
-from controlplane.policies.rescheduling.parameters import ReschedulerMode
-from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
+from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, UNSET_RESCHEDULER, ReschedulerRecord
+from engine_worker.adapter_follower import AdapterFollower
 from engine_worker.checkpoint_source import is_hugging_face_id, locate_checkpoint
 from engine_worker.coordinator.coordinator import Coordinator
 from engine_worker.coordinator.stages.coordinator import StageCoordinator
-from engine_worker.engine_choice import ENGINES, make_engine
+from engine_worker.decode_reporting import DecodeReporting
+from engine_worker.engine_choice import ENGINES, identified, make_engine
+from engine_worker.engines.host_tier import has_host_tier
 from engine_worker.engines.interface import Engine, EngineLimits
+from engine_worker.engines.lora import LoraEngine, serves_adapters
+from engine_worker.engines.media import takes_media
 from engine_worker.engines.movable import is_movable
 from engine_worker.engines.pooling import is_pooling
+from engine_worker.engines.prefix import has_prefixes
 from engine_worker.instance import Instance
+from engine_worker.kv.addresses import reachable_address
 from engine_worker.kv.service import serve_agent
 from engine_worker.metrics import GaugeCollector, Gauges, WorkerMetrics
+from engine_worker.parser_names import check_parser_names
 from engine_worker.pooling import PoolingQueue
 from engine_worker.prediction.loop import PredictionLoop
 from engine_worker.prediction.start import predict_lengths
+from engine_worker.prefix_pull.prefix_puller import PrefixPuller
 from engine_worker.reporter import Reporter
 from engine_worker.sampling_defaults import sampling_defaults
 from engine_worker.service import WorkerService
 from engine_worker.settings import WorkerSettings
 from engine_worker.step_watch import StepWatches
 from engine_worker.transfer_watch import TransferWatch
+from mesh.errors import ConfigurationError, EngineFailed, KvTransferRefused
 from mesh.leadership_state import Fence
-from mesh.membership import MemberChange
 from mesh.role import RoleContext
 from mesh.rpc.server import RpcServer
 from mesh.runtime import Clock
+from mesh.shutdown import Shutdown
 from mesh.store.stored_setting import StoredSetting
 from mesh.tasks import TaskSet
 from mesh.text_files import read_text_files, text_hash
@@ -46,10 +60,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 FLUSH_S = 1.0
 """How long frontends are given to read the end of their streams when the worker stops."""
-
-
-UNSET_RESCHEDULER = ReschedulerRecord(ReschedulerMode.CURRENT)
-"""What workers report for while the mesh has no setting: a scheduler may have one of its own."""
 
 
 class WorkerRole:
@@ -70,10 +80,10 @@ class WorkerRole:
         """If the model is a pooling model."""
         self._coordinator: Coordinator | None = None
         self._stages: StageCoordinator | None = None
+        self._puller: PrefixPuller | None = None
         self._reporter: Reporter | None = None
         self._prediction: PredictionLoop | None = None
         self._vital: tuple[asyncio.Task[None], ...] = ()
-        self._unsubscribe: Callable[[], None] = lambda: None
         self._tasks = TaskSet("worker")
 
     @property
@@ -96,14 +106,25 @@ class WorkerRole:
         """Once it is started, if its requests can move."""
         return self._stages
 
+    @property
+    def puller(self) -> PrefixPuller | None:
+        """Once it is started, if its engine's prefixes can be pulled."""
+        return self._puller
+
     def validate(self) -> None:
         """Check what must hold of its state between two events. Raises `InvariantBroken`."""
         if self.instance is not None:
             self.instance.table.validate()
+        if self._engine is not None and serves_adapters(self._engine):
+            self._engine.adapters.validate()
+        if self._engine is not None and has_host_tier(self._engine) and self._engine.host_store is not None:
+            self._engine.host_store.validate()
         if self._coordinator is not None:
             self._coordinator.validate()
         if self._stages is not None:
             self._stages.manager.validate()
+        if self._puller is not None:
+            self._puller.validate()
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Start the engine and serve it. Raises EngineFailed or ConfigurationError."""
@@ -111,8 +132,12 @@ class WorkerRole:
         started_s = clock.now_s()
         # Engines of one seed draw alike, so each incarnation has its own.
         seed = int(context.incarnation_id, 16) % 2**31
+        if ENGINES.get(self._settings.engine).identify is not None:
+            self._settings = await _unless_asked_to_end(identified(self._settings, clock), context.shutdown)
         if is_hugging_face_id(self._settings.model_path):
             self._settings = await threads.run(_fetched, self._settings)
+        await threads.run(check_parser_names, self._settings.tool_call_parser, self._settings.reasoning_parser)
+        self._settings = replace(self._settings, kv_host=self._settings.kv_host or context.bind_host)
         self._engine = self._make_engine(self._settings, seed, clock)
         limits = await self._engine.start()
         log.info("the engine is ready", extra={"start_s": round(clock.now_s() - started_s, 1)})
@@ -120,12 +145,20 @@ class WorkerRole:
         defaults = await threads.run(_defaults, self._settings)
         if defaults:
             log.info("requests that say nothing else are sampled as the model recommends", extra=dict(defaults))
-        description = _describe(self._settings, context, limits)
+        device = await threads.run(ENGINES.get(self._settings.engine).device)
+        host_store = self._engine.host_store if has_host_tier(self._engine) else None
+        disk_store = self._engine.disk_store if has_host_tier(self._engine) else None
+        description = _describe(self._settings, context, limits, device)
+        if host_store is not None:
+            description = replace(description, host_store_id=host_store.store_id)
+        description = _with_pulls(description, self._engine, self._settings)
+        modules = await self._follow_adapters(self._engine, context)
         metrics = WorkerMetrics(context.registry)
         fence = Fence(lambda duty: metrics.refused_orders.labels(duty).inc())
         instance = Instance(self._engine, description, self._settings, metrics, clock.now_s, context.tracer)
-        reporter = Reporter(instance, self._settings, metrics, context.runtime)
+        reporter = Reporter(instance, self._settings, metrics, context.runtime, host_store, disk_store)
         self._instance, self._reporter = instance, reporter
+        steps = StepWatches(self._engine)
         transfers: TransferWatch | None = None
         if is_movable(self._engine):
             transfers = TransferWatch(instance, self._engine.kv_agent, clock)
@@ -133,13 +166,19 @@ class WorkerRole:
             self._coordinator = Coordinator(instance, self._engine, context, fence)
             self._stages = StageCoordinator(instance, self._coordinator, context, fence)
             self._stages.start()
-            serve_agent(context.server, self._engine.kv_agent, lambda: instance.description.address)
+            if has_prefixes(self._engine) and description.pulls_prefixes:
+                self._puller = PrefixPuller(instance, self._engine, context, self._coordinator.peers.known, steps)
+            engine = self._engine
+            serve_agent(
+                context.server,
+                engine.kv_agent,
+                lambda: reachable_address(engine.kv_address, context.bind_host, instance.description.address),
+            )
         GaugeCollector(lambda: _gauges(instance, reporter, transfers), context.registry)
         if is_pooling(self._engine):
             self._pooling = PoolingQueue(
                 self._engine, self._settings.max_requests, lambda: instance.state is not InstanceState.READY
             )
-        device = await threads.run(ENGINES.get(self._settings.engine).device)
         context.server.add(
             worker_pb2_grpc.add_WorkerServicer_to_server,
             WorkerService(
@@ -147,23 +186,24 @@ class WorkerRole:
                 clock.now_s,
                 threads,
                 self._coordinator,
-                StepWatches(self._engine),
+                steps,
                 device,
                 fence,
                 self._pooling,
+                self._engine if takes_media(self._engine) else None,
+                _lora(self._engine),
             ),
             "penstock.v1.Worker",
         )
         self._vital = (
             self._tasks.spawn(instance.run(), name="output"),
-            self._tasks.spawn(_tick(instance, self._coordinator, self._stages), name="tick"),
+            self._tasks.spawn(_tick(instance, self._coordinator, self._stages, self._puller), name="tick"),
         )
         self._tasks.spawn(_follow_health(instance, context.server), name="health")
         reporter.start(context.directory, self._engine.kv_blocks())
-        self._unsubscribe = context.directory.subscribe(lambda change: _follow_own(context, instance, change))
-        rescheduler = StoredSetting(
-            context.store, RESCHEDULER_KEY, ReschedulerRecord, UNSET_RESCHEDULER, reporter.decoding.configure
-        )
+        context.on_new_address.append(partial(_readdress, instance))
+        apply = partial(_follow_rescheduler, reporter.decoding, self._stages)
+        rescheduler = StoredSetting(context.store, RESCHEDULER_KEY, ReschedulerRecord, UNSET_RESCHEDULER, apply)
         self._tasks.spawn(rescheduler.follow(), name="rescheduler setting")
         self._prediction = predict_lengths(instance, self._engine, self._settings, context)
         self._tasks.spawn(self._prediction.run(), name="prediction")
@@ -172,8 +212,22 @@ class WorkerRole:
             "text_hash": text_hash(text),
             "sampling_defaults": json.dumps(defaults, sort_keys=True) if defaults else "",
             "tasks": ",".join(tasks),
+            "media": announced(self._engine.media) if takes_media(self._engine) else "",
+            "lora_modules": msgspec.json.encode(modules).decode() if modules else "",
+            "http_url": limits.http_url,
+            "data_parallel": str(limits.data_parallel),
             **_attributes(description, self._settings),
         }
+
+    async def _follow_adapters(self, engine: Engine, context: RoleContext) -> tuple[StaticAdapter, ...]:
+        """Returns the LoRA adapters that the worker is told to begin with, loaded."""
+        if not serves_adapters(engine):
+            return ()
+        follower = AdapterFollower(engine, self._settings.model, context.store)
+        modules = await follower.load_modules()
+        self._tasks.spawn(follower.follow(), name="follow the adapters")
+        self._tasks.spawn(follower.run(), name="adapters")
+        return modules
 
     async def failed(self) -> None:
         """Raises EngineFailed when the engine dies."""
@@ -195,9 +249,10 @@ class WorkerRole:
 
     async def stop(self) -> None:
         """End what still runs with UNAVAILABLE, leave the monitors, end the engine and its processes."""
-        self._unsubscribe()
         if self._stages is not None:
             await self._stages.stop()
+        if self._puller is not None:
+            await self._puller.stop()
         if self._coordinator is not None:
             await self._coordinator.stop()
         if self._instance is not None:
@@ -211,9 +266,39 @@ class WorkerRole:
             await self._engine.stop()
 
 
-async def _tick(instance: Instance, coordinator: Coordinator | None, stages: StageCoordinator | None) -> None:
+def _lora(engine: Engine) -> LoraEngine | None:
+    return engine if serves_adapters(engine) else None
+
+
+async def _unless_asked_to_end(identifying: Coroutine[Any, Any, WorkerSettings], shutdown: Shutdown) -> WorkerSettings:
+    """Raises `EngineFailed` if the process is to end before a server that is attached is there."""
+    working = asyncio.ensure_future(identifying)
+    asked = asyncio.ensure_future(shutdown.asked.wait())
+    await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not working.done():
+        working.cancel()
+        await asyncio.wait((working,))
+        raise EngineFailed("asked to end before there was an engine to serve with")
+    return working.result()
+
+
+def _follow_rescheduler(
+    decoding: DecodeReporting, stages: StageCoordinator | None, record: ReschedulerRecord, revision: int
+) -> None:
+    """Raises `ConfigurationError`."""
+    decoding.configure(record, revision)
+    if stages is not None:
+        stages.rescheduled(decoding.interval_s is not None)
+
+
+async def _tick(
+    instance: Instance, coordinator: Coordinator | None, stages: StageCoordinator | None, puller: PrefixPuller | None
+) -> None:
     while True:
         instance.tick()
+        if puller is not None:
+            puller.tick()
         if coordinator is not None:
             coordinator.tick()
         if stages is not None:
@@ -221,9 +306,8 @@ async def _tick(instance: Instance, coordinator: Coordinator | None, stages: Sta
         await asyncio.sleep(TICK_S)
 
 
-def _follow_own(context: RoleContext, instance: Instance, change: MemberChange) -> None:
-    if context.is_own(change.member):
-        instance.description = replace(instance.description, address=change.member.address)
+def _readdress(instance: Instance, address: str) -> None:
+    instance.description = replace(instance.description, address=address)
 
 
 async def _follow_health(instance: Instance, server: RpcServer) -> None:
@@ -254,22 +338,35 @@ def _attributes(description: InstanceDescription, settings: WorkerSettings) -> d
         "engine": description.engine,
         "block_tokens": str(description.block_tokens),
         "max_model_len_tokens": str(description.max_model_len_tokens),
-        "tool_call_parser": (settings.tool_call_parser or "") if settings.enable_auto_tool_choice else "",
-        "reasoning_parser": settings.reasoning_parser or "",
+        "tool_call_parser": settings.tool_call_parser if settings.enable_auto_tool_choice else "",
+        "reasoning_parser": settings.reasoning_parser,
         "phase": description.phase.value,
         "tensor_parallel": str(description.tensor_parallel),
         "pipeline_parallel": str(description.pipeline_parallel),
+        "max_loras": str(description.max_loras),
     }
 
 
-def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimits) -> InstanceDescription:
+def _with_pulls(description: InstanceDescription, engine: Engine, settings: WorkerSettings) -> InstanceDescription:
+    """With what is to be said of its cached prefixes, if others can pull them."""
+    if not has_prefixes(engine) or not settings.prefix_pull:
+        return description
+    try:
+        engine.kv_agent()
+    except (ConfigurationError, KvTransferRefused):  # the engine has said why
+        return description
+    token_bytes = engine.kv_block_bytes // description.block_tokens
+    return replace(description, kv_token_bytes=token_bytes, pulls_prefixes=True)
+
+
+def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimits, device: str) -> InstanceDescription:
     return InstanceDescription(
         instance_id=context.member_id,
         incarnation_id=context.incarnation_id,
         address=context.address,
         model=settings.model,
         model_path=settings.model_path,
-        engine=settings.engine,
+        engine=limits.label or settings.engine,
         block_tokens=limits.block_tokens,
         kv_blocks=limits.kv_blocks,
         max_model_len_tokens=limits.max_model_len_tokens,
@@ -278,16 +375,26 @@ def _describe(settings: WorkerSettings, context: RoleContext, limits: EngineLimi
         phase=InstancePhase(settings.phase),
         tensor_parallel=limits.tensor_parallel,
         pipeline_parallel=limits.pipeline_parallel,
+        device=device,
+        max_loras=limits.max_loras,
     )
 
 
 def _gauges(instance: Instance, reporter: Reporter, transfers: TransferWatch | None) -> Gauges:
+    disk = reporter.disk_store
     return Gauges(
         model=instance.description.model,
         load=instance.last_load,
         kv_blocks=instance.description.kv_blocks,
         cached_blocks=len(reporter.ledger.blocks),
+        host_blocks=0 if reporter.host_store is None else len(reporter.host_store),
+        disk_blocks=0 if disk is None else len(disk),
+        disk_evictions=0 if disk is None else disk.evictions_total,
+        disk_corrupt=0 if disk is None else disk.corrupt_total,
+        host_evictions=0 if reporter.host_store is None else reporter.host_store.evictions_total,
+        host_corrupt=0 if reporter.host_store is None else reporter.host_store.corrupt_total,
         streams=len(instance.streams),
         hung=instance.hung,
+        is_immovable=bool(instance.transfer_obstacle),
         transfers=transfers.status if transfers is not None else None,
     )

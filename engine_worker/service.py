@@ -9,22 +9,37 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import grpc
 
 from controlplane.load_message import load_message, state_code
+from controlplane.media_message import expanded_message, prompt_media
+from controlplane.model.request import engine_priority
 from controlplane.protocols.migration.source_events import MigrationOutcome
 from engine_worker import wire
+from engine_worker.engines.lora import LoraEngine
+from engine_worker.engines.media import MediaEngine
 from engine_worker.instance import Instance
 from engine_worker.pooling import PoolingQueue
 from engine_worker.step_watch import StepWatches
 from engine_worker.streams import OutputStream
-from mesh.errors import ConfigurationError, EngineFailed, ProtocolViolation, QueueFull, RequestRefused, StaleLeader
+from mesh.errors import (
+    AdapterNotFound,
+    AdapterUnavailable,
+    ConfigurationError,
+    EngineFailed,
+    ProtocolViolation,
+    QueueFull,
+    RequestRefused,
+    StaleLeader,
+)
 from mesh.leadership_state import Fence
 from mesh.runtime import Threads
 from mesh.text_files import pieces, read_text_files, text_hash
-from penstock.v1 import worker_pb2, worker_pb2_grpc
+from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
 STEP_SAMPLES_EVERY_S = 0.1
+MAX_EXPANDED_AT_ONCE = 4
+"""Prompts with images: decoding them takes a core each."""
 CANNOT_MOVE = "the engine of this worker cannot move requests"
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -58,9 +73,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         device: str = "",
         fence: Fence | None = None,
         pooling: PoolingQueue | None = None,
+        expander: MediaEngine | None = None,
+        lora: LoraEngine | None = None,
     ) -> None:
         """`mover` if requests can move away from here, `steps` if the engine's steps can be watched, `pooling` if the
-        model is a pooling model. `fence` knows the leaders whose orders are taken."""
+        model is a pooling model, `expander` if it takes images or the like, `lora` if the engine serves LoRA adapters.
+        `fence` knows the leaders whose orders are taken."""
         self._fence = fence or Fence()
         self._instance = instance
         self._steps = steps
@@ -68,7 +86,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._clock = clock
         self._threads = threads
         self._pooling = pooling
+        self._lora = lora
         self._mover = mover
+        self._expander = expander
+        self._expanding = asyncio.Semaphore(MAX_EXPANDED_AT_ONCE)
 
     async def Stream(self, inbound: Inbound, context: Context) -> None:
         """The data path; the end of it aborts its requests. A frontend that only closes its sending side still
@@ -147,7 +168,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         try:
             parameters = wire.pooling_parameters(request)
             prompts = [prompt.token_ids for prompt in request.prompts]
-            results = await self._pooling.pool(request.request_id, prompts, parameters, request.priority)
+            results = await self._pooling.pool(
+                request.request_id, prompts, parameters, engine_priority(request.priority)
+            )
         except QueueFull as error:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except RequestRefused as error:
@@ -155,6 +178,49 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         except EngineFailed as error:
             await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
         return wire.pool_response(results)
+
+    async def ExpandMedia(
+        self, request: worker_pb2.ExpandMediaRequest, context: Context
+    ) -> worker_pb2.ExpandMediaResponse:
+        """A prompt with the tokens of its images and the like."""
+        if self._expander is None or request.model != self._instance.description.model:
+            message = (
+                f"this worker takes text only, or no {request.model!r}: it serves {self._instance.description.model!r}"
+            )
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+        try:
+            async with self._expanding:
+                expanded = await self._expander.expand(prompt_media(request.media))
+        except RequestRefused as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except EngineFailed as error:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        return expanded_message(expanded)
+
+    async def LoadAdapter(
+        self, request: worker_pb2.LoadAdapterRequest, context: Context
+    ) -> worker_pb2.LoadAdapterResponse:
+        """Load a LoRA adapter, for an operator who wants to know whether it can be."""
+        if self._lora is None:
+            message = "this worker serves no LoRA adapters: start it with --engine-arg enable_lora=true"
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+        try:
+            loaded = await self._lora.load_adapter(wire.adapter_of(request.adapter))
+        except AdapterNotFound as error:
+            await _abort(context, grpc.StatusCode.NOT_FOUND, str(error))
+        except AdapterUnavailable as error:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except EngineFailed as error:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        return worker_pb2.LoadAdapterResponse(digest=loaded.digest)
+
+    async def UnloadAdapter(
+        self, request: worker_pb2.UnloadAdapterRequest, context: Context
+    ) -> worker_pb2.UnloadAdapterResponse:
+        """Drop an adapter, unless a request uses it: then it goes when room is needed."""
+        if self._lora is not None:
+            await self._lora.unload_adapter(request.digest)
+        return worker_pb2.UnloadAdapterResponse()
 
     async def GetLoad(self, request: worker_pb2.GetLoadRequest, context: Context) -> worker_pb2.GetLoadResponse:
         """The load and the state at this moment, not as last reported."""
@@ -208,26 +274,35 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             stream.heard_messages += 1
             match message.WhichOneof("message"):
                 case "generate":
-                    generate = message.generate
-                    self._instance.submit(
-                        stream,
-                        wire.engine_request(generate),
-                        model=generate.model,
-                        deadline_ms=generate.deadline_ms,
-                        epoch=generate.epoch,
-                    )
-                    if generate.decode_instance_id or generate.is_decode_open:
-                        self._order_transfer(generate.request_id, generate.decode_instance_id)
+                    self._submit(stream, message.generate)
                 case "abort":
                     abort = message.abort
                     self._instance.abort(stream, abort.request_id, abort.epoch, is_done=abort.is_done)
                 case "adopt":
                     self._instance.adopt(stream, message.adopt.client_request_id, message.adopt.question)
                 case "release":
-                    self._instance.release(stream, message.release.request_id)
+                    self._instance.release(stream, message.release.request_id, message.release.epoch)
                 case other:
                     raise ProtocolViolation(f"after the hello come generate, abort, adopt and release, not {other}")
         self._instance.end_input(stream)
+
+    def _submit(self, stream: OutputStream, generate: request_pb2.GenerateRequest) -> None:
+        moves = generate.decode_instance_id or generate.is_decode_open
+
+        def submitted() -> None:
+            if moves:
+                self._order_transfer(generate.request_id, generate.decode_instance_id)
+
+        self._instance.submit(
+            stream,
+            wire.engine_request(generate),
+            model=generate.model,
+            deadline_ms=generate.deadline_ms,
+            epoch=generate.epoch,
+            prefix=wire.prefix_source(generate),
+            belief=wire.queue_belief(generate),
+            submitted=submitted,
+        )
 
     def _order_transfer(self, request_id: str, target_id: str) -> None:
         if self._mover is not None:

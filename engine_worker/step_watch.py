@@ -67,6 +67,13 @@ class StepWatches:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._watches: list[StepWatch] = []
+        self._observers: list[Callable[[StepSample], None]] = []
+
+    def observe_always(self, observe: Callable[[StepSample], None]) -> None:
+        """Call `observe` after each step from now on, for the engine's life, if it tells of its steps."""
+        if has_steps(self._engine):
+            self._observers.append(observe)
+            self._engine.watch_steps(self._observe)
 
     @contextmanager
     def watch(self) -> Iterator[StepWatch]:
@@ -83,9 +90,11 @@ class StepWatches:
             yield watch
         finally:
             self._watches.remove(watch)
-            if not self._watches:
+            if not self._watches and not self._observers:
                 self._engine.watch_steps(None)
 
     def _observe(self, sample: StepSample) -> None:
+        for observe in self._observers:
+            observe(sample)
         for watch in self._watches:
             watch.add(sample)

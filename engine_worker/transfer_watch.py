@@ -6,7 +6,7 @@ from collections.abc import Callable
 from engine_worker.instance import Instance
 from engine_worker.kv.service import AgentPort
 from engine_worker.kv.transfer import AgentStatus
-from mesh.errors import PenstockError
+from mesh.errors import ConfigurationError, KvTransferRefused, PenstockError
 from mesh.runtime import Clock
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ class TransferWatch:
     obstacle, it neither offers nor takes requests that move while there is one, and a metric shows it."""
 
     def __init__(self, instance: Instance, agent: Callable[[], AgentPort], clock: Clock) -> None:
-        """`agent` raises `ConfigurationError` where the engine has none: then it cannot move requests at all."""
+        """`agent` raises as `MovableEngine.kv_agent`."""
         self._instance = instance
         self._agent = agent
         self._clock = clock
@@ -36,12 +36,22 @@ class TransferWatch:
         """Once. An agent that does not answer is no obstacle of its own: its engine is dead or hangs, which others
         tell."""
         try:
-            status = self.status = await self._agent().status()
+            agent = self._agent()
+        except ConfigurationError:
+            return  # as it was meant to be
+        except KvTransferRefused as refusal:
+            self._found(str(refusal))
+            return
+        try:
+            self.status = await agent.status()
         except PenstockError as error:
             log.debug("the KV transfer agent does not answer", extra={"reason": str(error)})
-            return
-        former, self._instance.transfer_obstacle = self._instance.transfer_obstacle, status.obstacle
-        if status.obstacle and status.obstacle != former:
-            log.error("requests cannot be moved to or from here", extra={"reason": status.obstacle})
-        elif former and not status.obstacle:
-            log.warning("requests can be moved again", extra={"port": status.port})
+        else:
+            self._found(self.status.obstacle)
+
+    def _found(self, obstacle: str) -> None:
+        former, self._instance.transfer_obstacle = self._instance.transfer_obstacle, obstacle
+        if obstacle and obstacle != former:
+            log.error("requests cannot be moved to or from here", extra={"reason": obstacle})
+        elif former and not obstacle:
+            log.warning("requests can be moved again")

@@ -1,13 +1,20 @@
 """Which token ids a model's tokenizer has: the simulated engine answers with ordinary ones of them."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from controlplane.model.byte_alphabet import bytes_of_characters
+from controlplane.model.media import MODALITIES
 from mesh.errors import ConfigurationError
+
+FEWEST_WORDS: Final = 20
+MOST_WORDS: Final = 1000
+_WORD: Final = re.compile("[Ġ▁][a-z]{3,}")
+"""Byte-level BPE writes the blank before a word as Ġ, SentencePiece as U+2581."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,10 @@ class Vocabulary:
     eos_token_id: int
     byte_token_ids: tuple[int, ...] = ()
     """The token of each byte, by the byte; empty where not every byte has one."""
+    media_tokens: tuple[tuple[str, int], ...] = ()
+    """Modalities that have a placeholder of their own, `<image>`, `<audio>` or `<video>`, and its token."""
+    word_token_ids: tuple[int, ...] = ()
+    """Of ordinary tokens, those that are a word with the blank before it; empty where there are few."""
 
 
 def read_vocabulary(model_path: Path) -> Vocabulary | None:
@@ -47,7 +58,22 @@ def _vocabulary(tokenizer: dict[str, Any], eos: int | list[int]) -> Vocabulary:
     special = {token["id"] for token in added}
     eos_ids = eos if isinstance(eos, list) else [eos]
     first, last = _longest_run(ids - special - set(eos_ids))
-    return Vocabulary(max(ids | special) + 1, first, last, eos_ids[0], _byte_token_ids(tokenizer))
+    words = tuple(token_id for token_id in _word_token_ids(vocabulary) if token_id not in special)
+    return Vocabulary(
+        max(ids | special) + 1, first, last, eos_ids[0], _byte_token_ids(tokenizer), _media_tokens(added), words
+    )
+
+
+def _word_token_ids(vocabulary: dict[str, int] | list[list[Any]]) -> tuple[int, ...]:
+    """The first ones by their ids, which trainers give to the most frequent ones."""
+    pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((row[0], at) for at, row in enumerate(vocabulary))
+    words = sorted(token_id for text, token_id in pairs if _WORD.fullmatch(text))[:MOST_WORDS]
+    return tuple(words) if len(words) >= FEWEST_WORDS else ()
+
+
+def _media_tokens(added: list[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
+    ids = {token.get("content"): token["id"] for token in added}
+    return tuple((modality, ids[f"<{modality}>"]) for modality in MODALITIES if f"<{modality}>" in ids)
 
 
 def _byte_token_ids(tokenizer: dict[str, Any]) -> tuple[int, ...]:

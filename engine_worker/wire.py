@@ -1,20 +1,27 @@
 """Values to messages and back. Token deltas are the hot path: 0.5 us each, which is why messages are filled
 field by field (three times faster in upb than keyword construction)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.load_message import phase_code
-from controlplane.model.instance import InstanceDescription, KvBlocks
+from controlplane.media_message import prompt_media, prompt_media_message
+from controlplane.model.adapter import Adapter
+from controlplane.model.instance import InstanceDescription, KvBlocks, KvTier
+from controlplane.model.queue_belief import QueueBelief
 from controlplane.model.request import (
+    NO_TENANT,
     EngineRequest,
     FinishReason,
     PositionLogprobs,
+    PrefixSource,
     Resume,
+    Tenant,
     TokenLogprob,
 )
 from controlplane.sampling_message import sampling_message, sampling_params
@@ -25,6 +32,8 @@ from engine_worker.step_watch import StepBatch
 from mesh.errors import RequestRefused
 from penstock.v1 import monitor_pb2, request_pb2, worker_pb2
 
+MAX_ADOPTED_MEDIA_BYTES: Final = 8 * 1024 * 1024
+"""Of images and the like that are told to a frontend which adopts a request; half of what a stream may lag behind."""
 _FINISH_REASONS = {
     FinishReason.STOP: request_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: request_pb2.FINISH_REASON_LENGTH,
@@ -38,6 +47,7 @@ _ERROR_CODES = {
     FailureCode.DEADLINE: request_pb2.ERROR_CODE_DEADLINE,
     FailureCode.LOST: request_pb2.ERROR_CODE_LOST,
     FailureCode.ADOPTED: request_pb2.ERROR_CODE_ADOPTED,
+    FailureCode.BOUNCED: request_pb2.ERROR_CODE_BOUNCED,
 }
 
 
@@ -52,7 +62,34 @@ def engine_request(message: request_pb2.GenerateRequest) -> EngineRequest:
         resume=Resume(message.resume.client_request_id, message.resume.ticket) if message.HasField("resume") else None,
         cache_salt=message.cache_salt,
         traceparent=message.traceparent,
+        media=prompt_media(message.media) if message.HasField("media") else None,
+        adapter=adapter_of(message.adapter) if message.HasField("adapter") else None,
+        tenant=tenant_of(message.tenant),
     )
+
+
+def tenant_of(message: request_pb2.Tenant) -> Tenant:
+    """The tenant inside a message; one without a share that can be has a single one."""
+    return Tenant(message.name, message.share if 0 < message.share < math.inf else 1.0)
+
+
+def prefix_source(message: request_pb2.GenerateRequest) -> PrefixSource | None:
+    """Whose cached prefix the request is to begin with; None: nobody's but the instance's own."""
+    prefix = message.prefix
+    return PrefixSource(prefix.instance_id, prefix.tokens, prefix.comes_ms) if message.HasField("prefix") else None
+
+
+def queue_belief(message: request_pb2.GenerateRequest) -> QueueBelief | None:
+    """What was believed of this instance when the request was placed here; None: it was placed without a look."""
+    if not message.HasField("belief"):
+        return None
+    belief = message.belief
+    return QueueBelief(belief.queued_prefill_tokens, belief.new_prefill_tokens, belief.may_bounce)
+
+
+def adapter_of(message: request_pb2.Adapter) -> Adapter:
+    """The adapter inside a message."""
+    return Adapter(message.name, message.digest, message.path, message.is_3d_lora_weight)
 
 
 def generate_message(
@@ -74,6 +111,13 @@ def generate_message(
     if request.resume is not None:
         message.resume.client_request_id = request.resume.client_request_id
         message.resume.ticket = request.resume.ticket
+    if request.media is not None:
+        message.media.CopyFrom(prompt_media_message(request.media))
+    if request.tenant != NO_TENANT:
+        message.tenant.name, message.tenant.share = request.tenant.name, request.tenant.share
+    if (adapter := request.adapter) is not None:
+        message.adapter.name, message.adapter.digest, message.adapter.path = adapter.name, adapter.digest, adapter.path
+        message.adapter.is_3d_lora_weight = adapter.is_3d_lora_weight
     return message
 
 
@@ -84,12 +128,17 @@ def adopted_message(
     message = worker_pb2.WorkerMessage()
     message.adopted.client_request_id = client_request_id
     message.adopted.question = question
+    left_bytes = MAX_ADOPTED_MEDIA_BYTES
     for adoption in requests:
         left_s = 0.0 if adoption.deadline_s is None else max(0.001, adoption.deadline_s - now_s)
         added = message.adopted.requests.add()
         added.request.CopyFrom(
             generate_message(adoption.request, model=model, deadline_ms=round(1000 * left_s), epoch=adoption.epoch)
         )
+        left_bytes -= adoption.request.media.content_bytes if adoption.request.media is not None else 0
+        if left_bytes < 0:  # it would cut the stream off; the request goes on here, and nowhere else
+            for item in added.request.media.items:
+                item.ClearField("content")
         added.is_ended = adoption.is_ended
         if adoption.finish_reason is not None:
             added.finish_reason = _FINISH_REASONS[adoption.finish_reason]
@@ -119,6 +168,9 @@ def step_message(
             added.finish_reason = request_pb2.FINISH_REASON_ERROR
             added.error.code = _ERROR_CODES[delta.code]
             added.error.message = delta.message
+            if delta.present is not None:
+                added.error.present.queued_prefill_tokens = delta.present.queued_prefill_tokens
+                added.error.present.requests = delta.present.requests
             continue
         added.token_ids.extend(delta.token_ids)
         if delta.logprobs:
@@ -130,7 +182,9 @@ def step_message(
         if delta.finish_reason is not None:
             added.finish_reason = _FINISH_REASONS[delta.finish_reason]
             if delta.finish_reason is FinishReason.ERROR:
-                added.error.code = request_pb2.ERROR_CODE_ENGINE
+                added.error.code = (
+                    request_pb2.ERROR_CODE_UNAVAILABLE if delta.may_go_elsewhere else request_pb2.ERROR_CODE_ENGINE
+                )
                 added.error.message = delta.error
     return message
 
@@ -171,12 +225,26 @@ def description_message(instance: InstanceDescription) -> worker_pb2.InstanceDes
         phase=phase_code(instance.phase),
         tensor_parallel=instance.tensor_parallel,
         pipeline_parallel=instance.pipeline_parallel,
+        device=instance.device,
+        max_loras=instance.max_loras,
+        host_store_id=instance.host_store_id,
+        kv_token_bytes=instance.kv_token_bytes,
+        pulls_prefixes=instance.pulls_prefixes,
     )
 
 
+_TIERS = {
+    KvTier.ENGINE: monitor_pb2.KV_TIER_ENGINE,
+    KvTier.HOST: monitor_pb2.KV_TIER_HOST,
+    KvTier.DISK: monitor_pb2.KV_TIER_DISK,
+}
+
+
 def kv_update_message(change: KvBlocks) -> monitor_pb2.KvUpdate:
-    """A change of the prefix cache."""
-    return monitor_pb2.KvUpdate(stored=change.stored, removed=change.removed, cleared=change.cleared)
+    """A change of what is cached."""
+    return monitor_pb2.KvUpdate(
+        stored=change.stored, removed=change.removed, cleared=change.cleared, tier=_TIERS[change.tier]
+    )
 
 
 def running_request_message(tracked: TrackedRequest, now_s: float) -> worker_pb2.RunningRequest:

@@ -120,7 +120,7 @@ class SwitchPolicy(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class SwitchRescheduler(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """`penstock rescheduler MODE --set ...`."""
 
-    mode: Literal["off", "current", "predicted"]
+    mode: Literal["off", "current", "predicted", "trajectories"]
     parameters: Parameters = ()
 
     async def carry_out(self, operator: Operator) -> str:
@@ -166,6 +166,7 @@ class SetCascade(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     thresholds: tuple[float, ...]
     judges: tuple[str, ...] = ("confidence",)
     without_judge: Literal["escalate", "accept"] = "escalate"
+    speculate: float = 0.0
 
     async def carry_out(self, operator: Operator) -> str:
         """See `Action`."""

@@ -44,6 +44,9 @@ KEPT_TASKS: Final = frozenset(
 )
 """Of connections between two workers that are opened when first needed and stay: for migrations, and between stages.
 `_left_open` looks at how many there are."""
+KEPT_COROUTINES: Final = frozenset({"FramedCall._send", "UnaryCalls._read", "_ServerCall._handle", "ServerCall._serve"})
+"""In any process of a mesh whose streams go in frames: those of unary calls are opened when first needed, too, and gRPC
+serves, besides, what could not be opened in frames."""
 
 
 def probe(number: int, model: str) -> Request:
@@ -55,6 +58,8 @@ def probe(number: int, model: str) -> Request:
 def leftovers(mesh: SimulatedMesh, timeline: Timeline, usual: set[str]) -> Iterator[tuple[str, str, str]]:
     """(kind, who, what) for all that is not as it was before the first request. `usual`: see `task_names`."""
     members = _members(mesh, timeline)
+    for memory in (*mesh.host_memories.values(), *mesh.host_disks.values()):
+        yield from (("left on a host", memory.store_id, what) for what in memory.held())
     for name in (STORE, *members):
         life = mesh.machines[name].life
         if life is None or not mesh.machines[name].is_up:
@@ -82,7 +87,9 @@ def leftovers(mesh: SimulatedMesh, timeline: Timeline, usual: set[str]) -> Itera
         if mesh.up is not None:
             yield from (("plan not followed", STORE, what) for what in _not_as_planned(store.store))
     for task_name in sorted(task_names(mesh) - usual - KEPT_TASKS):
-        yield "left task", task_name.partition(" ")[0], task_name
+        role, _, coroutine = task_name.partition(" ")
+        if not (mesh.is_framed and coroutine in KEPT_COROUTINES):
+            yield "left task", role, task_name
 
 
 def task_names(mesh: SimulatedMesh) -> set[str]:
@@ -143,12 +150,11 @@ def _workers(mesh: SimulatedMesh) -> list[str]:
 
 def _missing(mesh: SimulatedMesh, members: Iterable[str], life: Life) -> Iterator[str]:
     assert life.context is not None
-    known = {
-        member.member_id: member.incarnation_id for role in ROLES for member in life.context.directory.members(role)
-    }
+    directory = life.context.directory
+    known = {member.member_id: member.incarnation_id for role in ROLES for member in directory.members(role)}
     for name in members:
         other = mesh.machines[name].life
-        if other is None or other.context is None:
+        if other is None or other.context is None or not directory.knows(other.context.role):
             continue
         if name not in known:
             yield f"{name} is not in its directory"
@@ -184,6 +190,11 @@ def _left_on_worker(role: WorkerRole) -> Iterator[str]:
     yield from engine.transfers
     if coordinator is not None:
         yield from _left_to_move(coordinator)
+    if (puller := role.puller) is not None:
+        yield from (f"pull {pull_id} from {source} ({state})" for pull_id, source, state in puller.target.manager.pulls)
+        yield from (f"prefix held as {hold_id}" for hold_id in puller.source.manager.hold_ids)
+        if len(puller.target):
+            yield f"{len(puller.target)} requests that wait for a prefix"
 
 
 def _left_open(mesh: SimulatedMesh, life: Life) -> Iterator[str]:

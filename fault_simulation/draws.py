@@ -21,6 +21,7 @@ from fault_simulation.actions import (
 from fault_simulation.occasions import with_occasion
 from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH
 from fault_simulation.timeline import (
+    ADAPTERS,
     CASCADE,
     CLIENT,
     FIRST_FAULT_S,
@@ -32,12 +33,16 @@ from fault_simulation.timeline import (
     MODEL,
     STORE,
     BreakEngine,
+    ChangeBlocks,
     Compact,
     Cut,
     DeleteKeys,
     Fault,
     FullDisk,
+    FullHostDisk,
     Kill,
+    KillInWrite,
+    LosePower,
     Operation,
     Pause,
     Phase,
@@ -52,6 +57,17 @@ from fault_simulation.timeline import (
 
 OPERATED_EVERY: Final = 4
 """One seed of so many is of a mesh with all roles, with operators at work in it."""
+ADAPTERS_SHARE: Final = 0.15
+"""Of the meshes that nobody supervises."""
+PREFIXES_SHARE: Final = 0.25
+"""Of the meshes in which many prompts begin alike, with so much that it is worth pulling."""
+PREFIX: Final = "Of what was said before, this is the part that all have in common. "
+HOST_SHARE: Final = 0.25
+"""Of all meshes: their workers keep KV in the memory of a host that they share."""
+HOST_DISK_SHARE: Final = 0.5
+"""Of those: they keep it on the disk of that host, too."""
+FRAMED_EVERY: Final = 10
+"""In one seed of so many streams go in frames."""
 LAST_STORE_FAULT_S: Final = 18.0
 """Of a supervised mesh, where it takes all else with it: time enough for everything to drain and to be started."""
 
@@ -74,9 +90,18 @@ def draw(seed: int) -> Timeline:
         requests = [_of_models(random.Random(f"{seed}/model/{one.number}"), one, topology) for one in requests]
         numbers = range(random.Random(f"{seed}/operations").randint(2, 7))
         operations = [_draw_operation(random.Random(f"{seed}/operation/{number}"), topology) for number in numbers]
+    topology, requests = _with_adapters(random.Random(f"{seed}/adapters"), topology, requests)
+    rng = random.Random(f"{seed}/prefixes")
+    if rng.random() < PREFIXES_SHARE:
+        requests = _with_prefixes(rng, requests)
+        faults += _draw_pull_faults(random.Random(f"{seed}/pull faults"), topology, requests)
+    topology, changes = _with_host(random.Random(f"{seed}/host"), topology)
+    topology, troubles = _with_host_disk(random.Random(f"{seed}/host disk"), topology)
+    faults += [*changes, *troubles]
+    is_framed = seed % FRAMED_EVERY == FRAMED_EVERY - 1
     timeline = Timeline(
         seed,
-        topology,
+        msgspec.structs.replace(topology, framed=is_framed),
         tuple(sorted(requests, key=lambda request: request.at_s)),
         tuple(sorted(faults, key=lambda fault: fault.at_s)),
         tuple(sorted(operations, key=lambda operation: operation.at_s)),
@@ -87,7 +112,7 @@ def draw(seed: int) -> Timeline:
 def _draw_topology(rng: random.Random) -> Topology:
     workers = rng.randint(2, 4)
     phases: tuple[Phase, ...] = tuple("any" for _ in range(workers))
-    policy = rng.choice(("lmetric", "lmetric", "lmetric_plus", "round_robin", "least_loaded", "arrow"))
+    policy = rng.choice(("lmetric", "penstock", "penstock", "round_robin", "least_loaded", "arrow"))
     if workers > 2 and rng.random() < 0.25:
         kinds: tuple[Phase, ...] = ("prefill", "decode", "any")
         phases = ("prefill", "decode", *rng.choices(kinds, k=workers - 2))
@@ -100,7 +125,15 @@ def _draw_topology(rng: random.Random) -> Topology:
         policy=policy,
         rescheduler=rng.choice(("off", "off", "current", "predicted")),
     )
-    return msgspec.structs.replace(topology, instance_wait_s=rng.choice((30.0, 30.0, 30.0, 4.0)))
+    topology = msgspec.structs.replace(topology, instance_wait_s=rng.choice((30.0, 30.0, 30.0, 4.0)))
+    return _by_trajectories(rng, topology)
+
+
+def _by_trajectories(rng: random.Random, topology: Topology) -> Topology:
+    """Half of those that reschedule by predictions; drawn last, so that nothing else of a seed depends on it."""
+    if topology.rescheduler == "predicted" and rng.random() < 0.5:
+        return msgspec.structs.replace(topology, rescheduler="trajectories")
+    return topology
 
 
 def _draw_request(rng: random.Random, number: int, topology: Topology) -> Request:
@@ -244,10 +277,11 @@ def _draw_operated_topology(rng: random.Random) -> Topology:
         phases=phases,
         large=rng.randint(1, 2) if cascade else 0,
         kv_blocks=rng.choice((4096, 4096, 160)),
-        policy=rng.choice(("lmetric", "lmetric", "round_robin", "arrow", "stages")),
+        policy=rng.choice(("penstock", "lmetric", "round_robin", "arrow", "stages")),
         rescheduler=rng.choice(("off", "off", "current", "predicted")),
     )
-    return msgspec.structs.replace(topology, instance_wait_s=rng.choice((30.0, 30.0, 30.0, 4.0)))
+    topology = msgspec.structs.replace(topology, instance_wait_s=rng.choice((30.0, 30.0, 30.0, 4.0)))
+    return _by_trajectories(rng, topology)
 
 
 def _leaves_time(fault: Fault) -> bool:
@@ -273,6 +307,69 @@ def _of_models(rng: random.Random, request: Request, topology: Topology) -> Requ
         body["penstock"] = rng.choice(({"max_tier": MODEL}, {"max_tier": LARGE}, {"quality": 0.0}, {"quality": 100.0}))
     behaviour = "reads" if request.behaviour == "returns" else request.behaviour  # the rest of it cannot be had
     return msgspec.structs.replace(request, body=body, behaviour=behaviour)
+
+
+def _with_adapters(rng: random.Random, topology: Topology, requests: list[Request]) -> tuple[Topology, list[Request]]:
+    """Some meshes serve LoRA adapters, and half of their requests for the first model are for one of them."""
+    if topology.supervised or rng.random() >= ADAPTERS_SHARE:
+        return topology, requests
+    asked = []
+    for request in requests:
+        draw = random.Random(f"{rng.random()}")
+        is_moved = request.body["model"] == MODEL and draw.random() < 0.5
+        body = {**request.body, "model": draw.choice(ADAPTERS)} if is_moved else request.body
+        asked.append(msgspec.structs.replace(request, body=body))
+    return msgspec.structs.replace(topology, has_adapters=True), asked
+
+
+def _with_prefixes(rng: random.Random, requests: list[Request]) -> list[Request]:
+    """Half of the prompts begin with one of two long texts: instances pull them from each other."""
+    texts = [f"{name}: {PREFIX * rng.choice((8, 14, 22))}" for name in ("First", "Second")]
+    return [_begun_with(rng.choice(texts), request) if rng.random() < 0.5 else request for request in requests]
+
+
+def _draw_pull_faults(rng: random.Random, topology: Topology, requests: list[Request]) -> list[Fault]:
+    """Two workers out of order for a while, at moments when a prefix may be on its way."""
+    faults: list[Fault] = []
+    late = [request.at_s for request in requests if request.at_s > FIRST_FAULT_S]
+    for at_s in rng.sample(late, min(2, len(late))):
+        worker, for_s = rng.choice(topology.worker_ids), round(rng.uniform(0.3, 3.0), 3)
+        struck_s = round(at_s + rng.uniform(0.002, 0.05), 4)
+        others = tuple(name for name in topology.worker_ids if name != worker)
+        cut: list[Fault] = [Cut(struck_s, (worker,), others, for_s, both_ways=True)] if others else []
+        faults += rng.choice(([Kill(struck_s, (worker,), for_s)], [Pause(struck_s, worker, for_s)], cut))
+    return faults
+
+
+def _begun_with(text: str, request: Request) -> Request:
+    body = dict(request.body)
+    if "messages" in body:
+        body["messages"] = [{**body["messages"][0], "content": text + body["messages"][0]["content"]}]
+    elif isinstance(body["prompt"], str):
+        body["prompt"] = text + body["prompt"]
+    return msgspec.structs.replace(request, body=body)
+
+
+def _with_host(rng: random.Random, topology: Topology) -> tuple[Topology, list[Fault]]:
+    """Some meshes keep KV in the memory of a host, which may change what it holds."""
+    if rng.random() >= HOST_SHARE:
+        return topology, []
+    topology = msgspec.structs.replace(topology, host_kv_blocks=rng.choice((12, 60, 400, 400)))
+    at_s, share, seed = round(rng.uniform(FIRST_FAULT_S, HEALED_S), 3), rng.choice((0.1, 0.5, 1.0)), rng.getrandbits(32)
+    return topology, [ChangeBlocks(at_s, share, seed)] if rng.random() < 0.5 else []
+
+
+def _with_host_disk(rng: random.Random, topology: Topology) -> tuple[Topology, list[Fault]]:
+    """Some of them keep it on the host's disk, too, and more than its memory, and have trouble with it."""
+    if not topology.host_kv_blocks or rng.random() >= HOST_DISK_SHARE:
+        return topology, []
+    topology = msgspec.structs.replace(topology, disk_kv_blocks=rng.choice((20, 120, 1000, 1000)))
+    faults: list[Fault] = []
+    for _ in range(rng.randint(0, 2)):
+        at_s = round(rng.uniform(FIRST_FAULT_S, HEALED_S - 4.0), 3)
+        for_s = round(rng.uniform(0.3, 4.0), 3)
+        faults.append(rng.choice((FullHostDisk, KillInWrite, LosePower, LosePower))(at_s, for_s))
+    return topology, faults
 
 
 def _draw_broken_engine(rng: random.Random, topology: Topology) -> list[Fault]:
@@ -311,16 +408,24 @@ def _draw_action(rng: random.Random, topology: Topology) -> OperatorAction:
         case "rolling":
             return RollingRestart(rng.choice((None, "worker", "scheduler")), rng.choice((None, 1.0)))
         case "policy":
-            return SwitchPolicy(rng.choice(("lmetric", "round_robin", "arrow", "stages", "least_loaded", "linear")))
+            return SwitchPolicy(rng.choice(("lmetric", "round_robin", "arrow", "stages", "least_loaded", "penstock")))
         case "rescheduler":
-            return SwitchRescheduler(rng.choice(("off", "current", "predicted")), (("interval_s", 0.2),))
+            made = SwitchRescheduler(
+                rng.choice(("off", "current", "predicted", "trajectories")), (("interval_s", 0.2),)
+            )
+            if made.mode != "trajectories":
+                return made
+            eager = (("floor_ms", 0.0), ("migration_fixed_ms", 1.0))  # answers are short here
+            return msgspec.structs.replace(made, parameters=made.parameters + eager)
         case "stages":
             return SwitchStages(rng.random() < 0.7, rng.choice((0, 5)))
         case "plan stages":
             return PlanStages()
         case "cascade":
             judges = rng.choice((("confidence",), ("confidence",), (f"model:{LARGE}", "confidence")))
-            return SetCascade(CASCADE, (MODEL, LARGE), (rng.choice((0.0, 60.0, 75.0, 101.0)),), judges)
+            threshold = rng.choice((0.0, 60.0, 75.0, 101.0))
+            # Not drawn, so that nothing else of a seed moves.
+            return SetCascade(CASCADE, (MODEL, LARGE), (threshold,), judges, speculate=0.2 if threshold > 60 else 0.0)
         case _:
             counts = (MODEL, rng.randint(1, 3)), (LARGE, rng.randint(1, 3))
             return ApplyPlan(CASCADE, counts, (rng.choice((60.0, 75.0)),))

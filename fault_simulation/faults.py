@@ -4,8 +4,10 @@ started again, where `penstock up` does not do it."""
 import asyncio
 import random
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
+from engine_worker.role import WorkerRole
 from fault_simulation.actions import ApplyPlan, Drain, OperatorAction
 from fault_simulation.machines import Life
 from fault_simulation.node import NodeTask
@@ -13,12 +15,16 @@ from fault_simulation.nodes import STORE, SimulatedMesh
 from fault_simulation.timeline import (
     HEALED_S,
     BreakEngine,
+    ChangeBlocks,
     Compact,
     Cut,
     DeleteKeys,
     Fault,
     FullDisk,
+    FullHostDisk,
     Kill,
+    KillInWrite,
+    LosePower,
     Pause,
     Slow,
     StepClock,
@@ -89,6 +95,24 @@ class Breaker:
             case FullDisk(for_s=for_s):
                 mesh.machines[STORE].disk.is_full = True
                 loop.call_in(loop.world, for_s, self._empty_disk)
+            case ChangeBlocks(share=share, seed=seed):
+                for memory in (*mesh.host_memories.values(), *mesh.host_disks.values()):
+                    memory.change_blocks(share, random.Random(seed))
+            case FullHostDisk(for_s=for_s):
+                self._fill_host_disks(is_full=True)
+                loop.call_in(loop.world, for_s, self._fill_host_disks)
+            case KillInWrite(for_s=for_s):
+                for disk in mesh.host_disks.values():
+                    disk.on_write = partial(self._kill_writer, for_s)
+            case LosePower(for_s=for_s):
+                # The host of all workers: those of plans and scales too.
+                drawn = self._timeline.topology.worker_ids
+                for name in list(mesh.machines):
+                    if name in drawn or isinstance(mesh.role(name), WorkerRole):
+                        self._kill(name, for_s)
+                mesh.host_memories.clear()
+                for disk in mesh.host_disks.values():
+                    disk.lose_power()
             case BreakEngine(name=name, for_s=for_s):
                 mesh.machines[name].is_engine_broken = True
                 loop.call_in(loop.world, for_s, self._mend_engine, name)
@@ -124,6 +148,14 @@ class Breaker:
     def _empty_disk(self) -> None:
         self._mesh.machines[STORE].disk.is_full = False
 
+    def _fill_host_disks(self, *, is_full: bool = False) -> None:
+        for disk in self._mesh.host_disks.values():
+            disk.is_full = is_full
+
+    def _kill_writer(self, for_s: float, name: str) -> None:
+        """Called in the process that is to die, of which nothing runs afterwards."""
+        self._mesh.loop.world.context.copy().run(self._kill, name, for_s)
+
     def _operate(self, action: OperatorAction) -> None:
         operation = self._mesh.operator.begin(action)
         self._operations.append((action, operation))
@@ -141,6 +173,9 @@ class Breaker:
         self._down_until_s.clear()
         self._mesh.network.heal_all()
         self._empty_disk()
+        self._fill_host_disks()
+        for disk in self._mesh.host_disks.values():
+            disk.on_write = None
         for name in self._mesh.machines:
             self._mend_engine(name)
         for life in self._paused:

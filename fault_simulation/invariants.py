@@ -28,6 +28,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from controlplane.model.instance import InstanceState
 from controlplane.planner.role import PlannerRole
+from controlplane.protocols.adoption import PATIENCE_S
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
@@ -146,6 +147,8 @@ class Watch:
             for life in running:
                 self._validate(life.machine.name, life.role)
             self._validate(STORE, self._mesh.up)
+            for disk in self._mesh.host_disks.values():
+                self._validate(disk.store_id, disk)
 
     def attempt_ended(self, asked: Asked, attempt: Attempt) -> None:
         """Called at the moment that a client has its answer or knows that it gets none."""
@@ -172,6 +175,8 @@ class Watch:
         if life.shutdown.cut_asked.is_set() or (ended_s is not None and now_s - ended_s >= drain_s - 0.5):
             return
         serving = self._serving(life, (answer.tier,) if answer.tier else asked.models)
+        if answer.status == 404:  # which is said at once, of what is known then; its client may hear of it later
+            serving = [(name, since_s) for name, since_s in serving if since_s >= now_s - attempt.began_s]
         if answer.status == 404 and asked.tiers and self._may_lose_settings:
             return
         if answer.status == 404 and attempt.had is not None and not self._has_all(asked, life):
@@ -202,7 +207,7 @@ class Watch:
             if isinstance(life.role, WorkerRole) and last_s > began_s - CONNECTED_S
         }
         return (
-            asked.attempts[-1].began_s - broken_s < RESUMED_S
+            self._mesh.loop.now_s - PATIENCE_S - broken_s < RESUMED_S  # it may have been long on its way
             and all(first_s < began_s for first_s in workers.values())
             and len(workers) == len(self._serving(frontend, self._models, FOUND_S))
             and not any(choice.finish for choice in asked.attempts[-1].answer.choices.values())

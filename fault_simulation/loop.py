@@ -124,9 +124,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         former = events._get_running_loop()
         # Clean-up may start tasks. Where no loop runs, asyncio makes one for them and keeps it, and them, for good.
         events._set_running_loop(self)
+        ended: set[asyncio.Task[Any]] = set()
         try:
-            for task in asyncio.all_tasks(self):
-                _end(task.get_coro())
+            for _ in range(MOST_CLEAN_UPS):
+                # Those that clean-up has started are ended, too, or Python complains of them when they are collected.
+                if not (tasks := asyncio.all_tasks(self) - ended):
+                    break
+                for task in tasks:
+                    _end(task.get_coro())
+                ended |= tasks
         finally:
             events._set_running_loop(former)
         self._ready.clear()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
+from xxhash import xxh3_128_hexdigest
 
 from fault_simulation.disk import SimulatedDisk
 from fault_simulation.isolation import collect_garbage, isolated, set_imports_aside
@@ -14,6 +15,7 @@ from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Network
 from fault_simulation.node import Node, NodeState, NodeTask
 from fault_simulation.runtime import WallClock, simulated_runtime
+from mesh.errors import AdapterNotFound
 from mesh.exit_status import ExitStatus
 from mesh.role import Role, RoleContext, RoleEnvironment, RoleSettings, run_role_in
 from mesh.runtime import Runtime
@@ -27,6 +29,11 @@ RESTART_S: Final = 1.0
 
 Result = TypeVar("Result")
 Body = Callable[["Life"], Awaitable[ExitStatus]]
+
+
+def everybodys_digest(path: str) -> str:
+    """The checksum of an adapter, as every machine has it."""
+    return xxh3_128_hexdigest(path.encode())
 
 
 class Machine:
@@ -43,8 +50,17 @@ class Machine:
         """Whether a supervisor starts what ends there; otherwise it is a container that restarts on failure."""
         self.is_engine_broken = False
         """Of a worker: its engine runs nothing that moves to it."""
+        self.adapters: dict[str, str] = {}
+        """Of a worker: LoRA adapters whose files are not everybody's there, path to checksum; empty: there are none."""
         self.lives = 0
         self.life: Life | None = None
+
+    def adapter_digest(self, path: str) -> str:
+        """The checksum of the adapter at a path of this machine. Raises AdapterNotFound."""
+        digest = self.adapters.get(path, everybodys_digest(path))
+        if not digest:
+            raise AdapterNotFound(f"there is no LoRA adapter at {path}")
+        return digest
 
     @property
     def is_up(self) -> bool:
@@ -61,7 +77,9 @@ class Life:
         self.machine = machine
         self.node = Node(machine.name, machine.clock_offset_s)
         self.seed = f"{mesh.seed}/{machine.name}/{machine.lives}"
-        self.runtime: Runtime = simulated_runtime(mesh.network, self.node, machine.wall, self.seed)
+        self.runtime: Runtime = simulated_runtime(
+            mesh.network, self.node, machine.wall, self.seed, is_framed=mesh.is_framed
+        )
         self.shutdown = Shutdown()
         self.registry = CollectorRegistry()
         """The metrics of its role."""
@@ -133,6 +151,8 @@ class Machines:
         self.machines: dict[str, Machine] = {}
         self.told: logging.Handler | None = None
         """Hears what the roles log, while it is run."""
+        self.is_framed = False
+        """Whether processes that start from now on have their streams in frames."""
         self._pids = 0
 
     def add(self, name: str, body: Body) -> Machine:

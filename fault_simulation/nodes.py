@@ -8,6 +8,8 @@ from controlplane.monitor.settings import MonitorSettings
 from controlplane.planner.settings import PlannerSettings
 from controlplane.scheduler.settings import SchedulerSettings
 from engine_worker.settings import WorkerSettings
+from fault_simulation.host_disk import SimulatedHostDisk
+from fault_simulation.host_memory import SimulatedHostMemory
 from fault_simulation.machines import Life, Machine, Machines
 from fault_simulation.node import Node, NodeState
 from fault_simulation.operator import Operator
@@ -36,6 +38,10 @@ class SimulatedMesh(Machines):
         super().__init__(seed)
         self.client = Node("client")
         """Where requests come from."""
+        self.host_memories: dict[str, SimulatedHostMemory] = {}
+        """Stores of KV blocks, which all workers share."""
+        self.host_disks: dict[str, SimulatedHostDisk] = {}
+        """Those behind them."""
         self.up: Up | None = None
         """The last life of `penstock up`, where there is one."""
         self.add(STORE, _serve_store)

@@ -68,6 +68,8 @@ class Oracle:
             first_token_id=vocabulary.first_token_id,
             last_token_id=vocabulary.last_token_id,
             eos_token_id=vocabulary.eos_token_id,
+            byte_token_ids=vocabulary.byte_token_ids,
+            word_token_ids=vocabulary.word_token_ids,
         )
         text = ModelText.load(model_path, lambda: 0.0)
         self._model = ServedModel(name, text, config.block_tokens, config.max_model_len_tokens, 0)
@@ -80,8 +82,8 @@ class Oracle:
         made._output = config.output
         return made
 
-    def answer(self, path: str, body: Mapping[str, Any]) -> tuple[ExpectedChoice, ...]:
-        """Its choices, in order."""
+    def answer(self, path: str, body: Mapping[str, Any], adapter_digest: str = "") -> tuple[ExpectedChoice, ...]:
+        """Its choices, in order; under a LoRA adapter, if one is given."""
         kind = ChatCompletionRequest if path == CHAT_PATH else CompletionRequest
         request = decode_body(msgspec.json.encode(body), kind)
         assert isinstance(request, (ChatCompletionRequest, CompletionRequest))
@@ -89,16 +91,16 @@ class Oracle:
         choices = []
         for index in range(len(plan.prompts) * plan.n):
             prompt = plan.prompts[index // plan.n]
-            script = self._script(prompt.token_ids, plan.sampling_of(index))
+            script = self._script(prompt.token_ids, plan.sampling_of(index), adapter_digest)
             text = choice_text(request, plan, index)
             choices.append(self._spell(script, text, prompt))
         return tuple(choices)
 
-    def _script(self, prompt_token_ids: list[int], sampling: request_pb2.SamplingParams) -> Script:
+    def _script(self, prompt_token_ids: list[int], sampling: request_pb2.SamplingParams, adapter_digest: str) -> Script:
         message = request_pb2.GenerateRequest(request_id="expected", sampling=sampling)
         params = wire.engine_request(message).sampling
         prompt = np.array(prompt_token_ids, np.uint32)
-        return Script(prompt, (), params, self._model.max_model_len_tokens, self._output)
+        return Script(prompt, (), params, self._model.max_model_len_tokens, self._output, adapter_digest=adapter_digest)
 
     def _spell(self, script: Script, text: ChoiceText, prompt: Prompt) -> ExpectedChoice:
         token_ids, has_logprobs = script.token_ids(0, script.total_tokens), prompt.sampling.HasField("logprobs")

@@ -1,6 +1,7 @@
 """The roles of the mesh, each with what a simulation puts in the place of a machine's own."""
 
 import random
+from functools import partial
 from typing import Any
 
 from controlplane.monitor.role import MonitorRole
@@ -8,14 +9,19 @@ from controlplane.planner.role import PlannerRole
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engine_choice import make_simulated
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
+from engine_worker.host_tier.disk_store import DiskStore
+from engine_worker.host_tier.settings import HostStores, HostTierSettings
+from engine_worker.host_tier.store import HostStore
 from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
+from fault_simulation.host_disk import HostDisks, SimulatedHostDisk, open_simulated
+from fault_simulation.host_memory import HostMemories, SimulatedHostMemory, SimulatedStoreMemory
 from fault_simulation.http import SimulatedHttpServer
 from fault_simulation.http_transport import SimulatedHttpTransport
 from fault_simulation.kv_fabric import SimulatedKvFabric
 from fault_simulation.machines import Life
-from fault_simulation.node import InjectedError
-from fault_simulation.plan_maker import SimulatedPlanMaker
+from fault_simulation.node import InjectedError, NodeState
+from fault_simulation.plan_maker import SimulatedCapacityMaker, SimulatedPlanMaker
 from mesh.role import Role
 from mesh.runtime import Clock
 from services.cascade.role import CascadeRole
@@ -36,6 +42,27 @@ def _breakable(engine: MovableSimulatedEngine, life: Life) -> MovableSimulatedEn
     return engine
 
 
+def _open_store(life: Life, key: str, block_bytes: int, settings: HostTierSettings) -> HostStore:
+    """All workers share a store, whichever machine they are on."""
+    assert isinstance(life.mesh, HostMemories)
+    memories = life.mesh.host_memories
+    if key not in memories:
+        memories[key] = SimulatedHostMemory(f"host/{key}", settings.nbytes // block_bytes, block_bytes)
+    return HostStore(SimulatedStoreMemory(memories[key], lambda: life.node.state is not NodeState.DEAD))
+
+
+def _open_disk(life: Life, key: str, block_bytes: int, settings: HostTierSettings) -> DiskStore | None:
+    """All workers share that, too."""
+    if not settings.disk_nbytes:
+        return None
+    assert isinstance(life.mesh, HostDisks)
+    disks = life.mesh.host_disks
+    if key not in disks:
+        rng = random.Random(f"{life.mesh.seed}/disk/{key}")
+        disks[key] = SimulatedHostDisk(f"disk/{key}", settings.disk_nbytes // block_bytes, block_bytes, rng)
+    return open_simulated(disks[key], lambda: life.node.state is not NodeState.DEAD, life.machine.name)
+
+
 def make_role(life: Life, role: str, settings: Any) -> Role:
     """A role by its name, told `settings`, for a process that has just begun."""
     network, node = life.mesh.network, life.node
@@ -52,7 +79,8 @@ def make_role(life: Life, role: str, settings: Any) -> Role:
                 return SimulatedKvFabric(network, node, node.name)
 
             def engine(told: WorkerSettings, seed: int, clock: Clock) -> MovableSimulatedEngine:
-                made = make_simulated(told, clock, fabric)
+                stores = HostStores(partial(_open_store, life), partial(_open_disk, life), life.runtime.threads)
+                made = make_simulated(told, clock, fabric, life.machine.adapter_digest, stores, life.runtime.entropy)
                 assert isinstance(made, MovableSimulatedEngine)
                 return _breakable(made, life)
 
@@ -63,5 +91,6 @@ def make_role(life: Life, role: str, settings: Any) -> Role:
             return CascadeRole(settings, SimulatedHttpTransport(network, node))
         case "planner":
             rng = random.Random(f"{life.seed}/plans")
-            return PlannerRole(settings, SimulatedPlanMaker(life.runtime.clock, rng))
+            clock = life.runtime.clock
+            return PlannerRole(settings, SimulatedPlanMaker(clock, rng), SimulatedCapacityMaker(clock))
     raise ValueError(f"there is no role {role!r}")

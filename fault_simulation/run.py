@@ -4,11 +4,13 @@ import asyncio
 import hashlib
 import itertools
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from controlplane.scheduler.settings import SchedulerSettings
@@ -21,6 +23,7 @@ from fault_simulation.loop import SimulationStuck
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, SimulatedMesh
 from fault_simulation.supervised import UpSettings
 from fault_simulation.timeline import (
+    ADAPTERS,
     CASCADE,
     FIRST_REQUEST_S,
     HEALED_S,
@@ -33,9 +36,19 @@ from fault_simulation.timeline import (
     Topology,
     Wipe,
 )
-from fault_simulation.workload import MODEL_OPTIONS, MODEL_PATH, MODEL_TOKENS, Asked, Workload, worker_settings
+from fault_simulation.workload import (
+    MODEL_OPTIONS,
+    MODEL_PATH,
+    MODEL_TOKENS,
+    Asked,
+    Workload,
+    adapter_path,
+    worker_settings,
+)
+from mesh.parent_death import end_with_parent
 from services.cli.supervisor.local_mesh import LocalMesh, ModelSpec, PhaseCounts
 from services.frontend.settings import FrontendSettings
+from simulator.instance.config import InstanceConfig
 
 ENDED_S: Final = HEALED_S + 42.0
 """When the last request is to have ended: those that waited for a frontend all this time come at once."""
@@ -44,6 +57,8 @@ MAX_INDEXED_BLOCKS: Final = 16_384
 QUIET_S: Final = 6.0
 """In which what is left of the last requests has to go."""
 QUIET_EVERY_S: Final = 0.25
+USUAL_BEFORE_S: Final = (0.21, 0.11, 0.01)
+"""Before the first request, when it is looked what runs: at one moment alone, some of what comes and goes is away."""
 TIME_SCALE: Final = 2.5
 """Of the engines: fewer steps, and requests that live through more."""
 FIRST_THRESHOLD: Final = 70.0
@@ -104,6 +119,7 @@ def run_timeline(timeline: Timeline, mesh: SimulatedMesh | None = None) -> Outco
 def build(timeline: Timeline) -> SimulatedMesh:
     """The machines of a timeline, nothing started yet."""
     mesh, topology = SimulatedMesh(timeline.seed), timeline.topology
+    mesh.is_framed = topology.framed
     if topology.supervised:
         mesh.add_supervisor(_up_settings(topology))
         return mesh
@@ -121,7 +137,12 @@ def build(timeline: Timeline) -> SimulatedMesh:
     for name in topology.predictor_ids:
         mesh.add_predictor(name)
     for name, model, phase in topology.workers:
-        mesh.add_worker(name, worker_settings(model, _engine_args(topology), phase))
+        mesh.add_worker(
+            name,
+            worker_settings(
+                model, (*_engine_args(topology), *_lora_args(topology, model)), phase, bounces=topology.framed
+            ),
+        )
     for name in topology.frontend_ids:
         wait_s = topology.instance_wait_s
         mesh.add_frontend(name, FrontendSettings(http_host=name, http_port=HTTP_PORT, instance_wait_s=wait_s))
@@ -134,7 +155,19 @@ def loses_settings(timeline: Timeline) -> bool:
 
 
 def _engine_args(topology: Topology) -> tuple[str, ...]:
-    return f"instance.kv_blocks={topology.kv_blocks}", f"time_scale={TIME_SCALE}"
+    host = (
+        (f"host_kv_bytes={topology.host_kv_blocks * InstanceConfig().block_bytes}",) if topology.host_kv_blocks else ()
+    )
+    disk = (f"disk_kv={topology.disk_kv_blocks * InstanceConfig().block_bytes}",) if topology.disk_kv_blocks else ()
+    return f"instance.kv_blocks={topology.kv_blocks}", f"time_scale={TIME_SCALE}", *host, *disk
+
+
+def _lora_args(topology: Topology, model: str) -> tuple[str, ...]:
+    """Each worker has room for all adapters, but one step does not serve all of them."""
+    if not topology.has_adapters or model != MODEL:
+        return ()
+    modules = ",".join(f"{name}={adapter_path(name)}" for name in ADAPTERS)
+    return "enable_lora=true", "max_loras=2", f"max_cpu_loras={len(ADAPTERS)}", f"lora_modules={modules}"
 
 
 def _up_settings(topology: Topology) -> UpSettings:
@@ -167,7 +200,8 @@ def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
     """The outcomes as they come, in any order; each in one of `jobs` processes, which are replaced now and then."""
     waiting = iter(seeds)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, _ignore_interrupts, max_tasks_per_child=SEEDS_PER_PROCESS) as pool:
+    start = partial(_start_process, os.getpid())
+    with ProcessPoolExecutor(jobs, context, start, max_tasks_per_child=SEEDS_PER_PROCESS) as pool:
         running: set[Future[Outcome]] = set()
         try:
             while True:
@@ -181,8 +215,10 @@ def run_seeds(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
             pool.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal. Those that simulate finish what they are at."""
+def _start_process(parent_pid: int) -> None:
+    """Ctrl-C reaches all processes of a terminal. Those that simulate finish what they are at, but do not outlive a
+    parent that was killed."""
+    end_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -202,8 +238,10 @@ async def _live(mesh: SimulatedMesh, timeline: Timeline, watch: Watch, workload:
     if timeline.topology.routers and timeline.topology.large:
         async with asyncio.timeout(FIRST_REQUEST_S - 1.0):
             await _set_up_cascade(mesh)
-    await asyncio.sleep(FIRST_REQUEST_S - 0.01 - loop.now_s)
-    usual = task_names(mesh)
+    usual = set[str]()
+    for before_s in USUAL_BEFORE_S:
+        await asyncio.sleep(FIRST_REQUEST_S - before_s - loop.now_s)
+        usual |= task_names(mesh)
     await asyncio.sleep(PROBED_S - loop.now_s)
     while loop.now_s < ENDED_S and not all(asked.is_over for asked in workload.asked):  # noqa: ASYNC110  rarely at all
         await asyncio.sleep(QUIET_EVERY_S)

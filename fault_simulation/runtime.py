@@ -4,14 +4,17 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+import grpc
+
+from fault_simulation.framed import FramedOverNetwork
 from fault_simulation.grpc_channel import SimulatedChannel
 from fault_simulation.grpc_server import SimulatedServer
 from fault_simulation.loop import VirtualLoop
 from fault_simulation.network import Network
 from fault_simulation.node import Node
-from mesh.runtime import Arguments, Result, Runtime, ThreadPool
+from mesh.runtime import Arguments, Result, Runtime, ThreadPool, Transport
 
 SHORTEST_WORK_S: Final = 0.0001
 LONGEST_WORK_S: Final = 0.005
@@ -118,28 +121,40 @@ class SimulatedThreadPool:
 class SimulatedTransport:
     """gRPC over the simulated network."""
 
+    identity = None
+
     def __init__(self, network: Network, node: Node, rng: random.Random) -> None:
         self._network = network
         self._node = node
         self._rng = rng
 
     def channel(
-        self, address: str, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]
+        self, address: str, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any], role: str = ""
     ) -> SimulatedChannel:
-        """A channel from this node."""
+        """A channel from this node. Nobody has an identity here, so any `role` answers."""
         return SimulatedChannel(self._network, self._node, self._rng, address, options, interceptors)
+
+    def to_others(self) -> NoReturn:
+        """Not simulated."""
+        raise NotImplementedError("the simulated network has no TLS")
 
     def server(self, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]) -> SimulatedServer:
         """A server on this node."""
         return SimulatedServer(self._network, self._node, options, interceptors)
 
+    def listen(self, server: grpc.aio.Server, bind: str) -> int:
+        """At an address of this node."""
+        return int(server.add_insecure_port(bind))
 
-def simulated_runtime(network: Network, node: Node, wall: WallClock, seed: str) -> Runtime:
-    """The seams of `node`; `seed` decides its chance, and is to be another one for each life of a process."""
+
+def simulated_runtime(network: Network, node: Node, wall: WallClock, seed: str, *, is_framed: bool = False) -> Runtime:
+    """The seams of `node`; `seed` decides its chance, and is to be another one for each life of a process. `is_framed`:
+    streams go in frames where they do on real networks."""
     loop = network.loop
-    return Runtime(
-        SimulatedClock(loop, node, wall),
-        SimulatedEntropy(random.Random(f"{seed}/entropy")),
-        SimulatedThreads(loop, node, random.Random(f"{seed}/threads")),
-        SimulatedTransport(network, node, random.Random(f"{seed}/transport")),
-    )
+    clock, entropy = SimulatedClock(loop, node, wall), SimulatedEntropy(random.Random(f"{seed}/entropy"))
+    transport: Transport = SimulatedTransport(network, node, random.Random(f"{seed}/transport"))
+    if is_framed:
+        tokens = SimulatedEntropy(random.Random(f"{seed}/tickets"))
+        rng = random.Random(f"{seed}/frames")
+        transport = FramedOverNetwork(transport, network, node, clock, tokens, rng)
+    return Runtime(clock, entropy, SimulatedThreads(loop, node, random.Random(f"{seed}/threads")), transport)

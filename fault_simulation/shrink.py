@@ -102,6 +102,7 @@ def _smaller(topology: Topology) -> Iterator[Callable[[Topology], Topology]]:
     yield lambda now: replace(now, phases=("any",) * len(now.phases))
     yield lambda now: replace(now, policy="round_robin")
     yield lambda now: replace(now, rescheduler="off")
+    yield lambda now: replace(now, framed=False)
     yield lambda now: replace(now, kv_blocks=Topology().kv_blocks)
     yield lambda now: replace(now, instance_wait_s=Topology().instance_wait_s)
 

@@ -53,7 +53,7 @@ def tell(timeline: Timeline, *, every_message: bool = False) -> str:
     if every_message:
         _listen(mesh, teller)
     for fault in timeline.faults:
-        teller.say(fault.at_s, f"-- {_fault(fault)}")
+        teller.say(fault.at_s, f"-- fault: {fault_in_words(fault)}")
     for operation in timeline.operations:
         teller.say(operation.at_s, f"-- operator begins: {operation.action}")
     for request in timeline.requests:
@@ -161,12 +161,13 @@ def _mesh(timeline: Timeline) -> str:
     )
 
 
-def _fault(fault: Fault) -> str:
+def fault_in_words(fault: Fault) -> str:
+    """What it is and whom it concerns; not when."""
     fields = {name: getattr(fault, name) for name in fault.__struct_fields__ if name != "at_s"}
     told = ", ".join(
         f"{name}={' '.join(value) if isinstance(value, tuple) else value}" for name, value in fields.items()
     )
-    return f"fault: {type(fault).__name__.lower()} {told}"
+    return f"{type(fault).__name__.lower()} {told}"
 
 
 def _request(request: Request) -> str:

@@ -47,7 +47,7 @@ class UpSettings:
 
     mesh: LocalMesh
     """Its addresses are of no account: each process has those of its machine."""
-    policy: str = "lmetric"
+    policy: str = "penstock"
     rescheduler: str = "off"
     stages: bool = False
     ready_timeout_s: float = 60.0
@@ -138,7 +138,6 @@ class SimulatedLauncher:
         parent.node.on_death.append(self._orphan)
 
     async def launch(self, spec: ProcessSpec) -> "SimulatedProcess":
-        """See `Launcher`."""
         mesh = self._parent.mesh
         self.specs[spec.name] = spec
         machine = mesh.machines.get(spec.name)
@@ -188,17 +187,20 @@ class SimulatedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """See `Launched`."""
         if self._life.node.state is not NodeState.DEAD:
             return None
         return KILLED if self._life.status is None else int(self._life.status)
 
     async def wait(self) -> int:
-        """See `Launched`."""
         await self._ended.wait()
         status = self.returncode
         assert status is not None, "a process that has ended has a status"
         return status
+
+    @property
+    def waits_for(self) -> str:
+        """Simulated machines have room."""
+        return ""
 
     def terminate(self) -> None:
         """Ask the process to end as SIGTERM does, after its drain."""

@@ -17,6 +17,8 @@ LARGE: Final = "large"
 """A second model, of which a topology may have instances."""
 CASCADE: Final = "cascade"
 """Of both models, where there is a router."""
+ADAPTERS: Final = ("poet", "critic", "judge")
+"""LoRA adapters of the first model, with which workers may be started."""
 CLIENT: Final = "client"
 STORE: Final = "store"
 FIRST_REQUEST_S: Final = 5.0
@@ -36,6 +38,9 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     supervised: bool = False
     """Whether `penstock up` starts them, with the store inside its process, and names them its way."""
 
+    framed: bool = False
+    """Whether their streams go in frames, or over gRPC as with an earlier release."""
+
     frontends: int = 1
     schedulers: int = 1
     monitors: int = 1
@@ -49,8 +54,14 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     """Workers of the second model."""
     kv_blocks: int = 4096
     """Of each worker."""
-    policy: str = "lmetric"
-    rescheduler: Literal["off", "current", "predicted"] = "off"
+    policy: str = "penstock"
+    rescheduler: Literal["off", "current", "predicted", "trajectories"] = "off"
+    host_kv_blocks: int = 0
+    """Of the store of KV blocks that all workers share as if they were on one host; 0: there is none."""
+    disk_kv_blocks: int = 0
+    """Of the store on the disk of that host; 0: there is none."""
+    has_adapters: bool = False
+    """Workers of the first model serve LoRA adapters."""
     instance_wait_s: float = 30.0
     """For how long requests wait for an instance; nothing is away for longer than by default, so that nobody is ever
     given up then."""
@@ -228,8 +239,53 @@ class BreakEngine(msgspec.Struct, frozen=True, tag=True):
     for_s: float
 
 
+class ChangeBlocks(msgspec.Struct, frozen=True, tag=True):
+    """A byte changes in some of the blocks that the host holds, in memory and on disk."""
+
+    at_s: float
+    share: float
+    seed: int
+
+
+class FullHostDisk(msgspec.Struct, frozen=True, tag=True):
+    """The disk on which the host keeps KV is full."""
+
+    at_s: float
+    for_s: float
+
+
+class KillInWrite(msgspec.Struct, frozen=True, tag=True):
+    """From then on, whoever first writes a block to that disk is killed in the midst of it, and started again after
+    `for_s`."""
+
+    at_s: float
+    for_s: float
+
+
+class LosePower(msgspec.Struct, frozen=True, tag=True):
+    """Of the host: all workers are killed and started again after `for_s`, the KV in its memory is gone, and what its
+    disk had not written yet is lost in part."""
+
+    at_s: float
+    for_s: float
+
+
 Fault: TypeAlias = (
-    Kill | Terminate | Pause | Cut | Slow | Compact | Wipe | DeleteKeys | FullDisk | StepClock | BreakEngine
+    Kill
+    | Terminate
+    | Pause
+    | Cut
+    | Slow
+    | Compact
+    | Wipe
+    | DeleteKeys
+    | FullDisk
+    | StepClock
+    | BreakEngine
+    | ChangeBlocks
+    | FullHostDisk
+    | KillInWrite
+    | LosePower
 )
 
 

@@ -9,16 +9,18 @@ from typing import Any, Final
 
 from engine_worker.settings import WorkerSettings
 from fault_simulation.client import ReceivedAnswer, ask, no_pause
-from fault_simulation.machines import Life
+from fault_simulation.machines import Life, everybodys_digest
 from fault_simulation.nodes import HTTP_PORT, SimulatedMesh
 from fault_simulation.oracle import ExpectedChoice, Oracle
-from fault_simulation.timeline import CASCADE, LARGE, MODEL, Phase, Request, Timeline
+from fault_simulation.timeline import ADAPTERS, CASCADE, LARGE, MODEL, Phase, Request, Timeline
 
 _CHECKOUT: Final = Path(__file__).resolve().parents[1]
 MODEL_PATH: Final = (Path() if Path.cwd() == _CHECKOUT else _CHECKOUT) / "demo/models/demo-small"
 """Workers announce it. From its checkout, `penstock fuzz` does the same wherever that lies."""
 MODEL_TOKENS: Final = 2048
 """Its longest context."""
+BOUNCE_TOKENS: Final = 16
+"""Prompts are short."""
 TRY_AGAIN_S: Final = 0.5
 """After every frontend has refused the connection."""
 RETURNING: Final = "the client cut its connection, to come back"
@@ -32,10 +34,20 @@ MODEL_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 """Of the engines of each model's workers."""
 
 
-def worker_settings(model: str, options: Sequence[str] = (), phase: Phase = "any") -> WorkerSettings:
-    """Of a worker; `options` are of its engine, besides those of the model."""
+def worker_settings(
+    model: str, options: Sequence[str] = (), phase: Phase = "any", *, bounces: bool = False
+) -> WorkerSettings:
+    """Of a worker; `options` are of its engine, besides those of the model. `bounces`: it gives back what comes to a
+    queue that is a little longer than was believed; otherwise nothing."""
     told = (*options, f"instance.max_model_len_tokens={MODEL_TOKENS}", *MODEL_OPTIONS[model])
-    return WorkerSettings(model=model, model_path=str(MODEL_PATH), engine="simulated", engine_arg=told, phase=phase)
+    return WorkerSettings(
+        model=model,
+        model_path=str(MODEL_PATH),
+        engine="simulated",
+        engine_arg=told,
+        phase=phase,
+        bounce_tokens=BOUNCE_TOKENS if bounces else 0,
+    )
 
 
 @cache
@@ -85,7 +97,7 @@ class Asked:
     @property
     def models(self) -> tuple[str, ...]:
         """Who may answer it."""
-        tiers = list(self.tiers) or [str(self.request.body["model"])]
+        tiers = list(self.tiers) or [_engine_model(self.request)]
         max_tier = self.request.body.get("penstock", {}).get("max_tier")
         return tuple(tiers[: tiers.index(max_tier) + 1] if max_tier else tiers)
 
@@ -99,11 +111,24 @@ class Asked:
         return next((said for said in self.tiers.values() if said[0].text.startswith(text)), self.expected)
 
 
+def adapter_path(name: str) -> str:
+    """Where a LoRA adapter lies on every machine."""
+    return f"/adapters/{name}"
+
+
+def _engine_model(request: Request) -> str:
+    """The model whose instances answer it."""
+    asked = str(request.body["model"])
+    return MODEL if asked in ADAPTERS else asked
+
+
 def asked_of(request: Request) -> Asked:
     """A request and what it must be answered."""
     body = {name: value for name, value in request.body.items() if name != "penstock"}
     if body["model"] != CASCADE:
-        return Asked(request, oracle(body["model"]).answer(request.path, body))
+        model = _engine_model(request)
+        digest = everybodys_digest(adapter_path(body["model"])) if body["model"] in ADAPTERS else ""
+        return Asked(request, oracle(model).answer(request.path, {**body, "model": model}, digest))
     tiers = {model: oracle(model).answer(request.path, body) for model in (MODEL, LARGE)}
     return Asked(request, tiers[MODEL], tiers)
 

@@ -5,6 +5,7 @@ PenstockError
 +-- StoreError              the state store
 |   +-- StoreUnavailable    no answer within the deadline
 |   +-- StoreConflict       someone else wrote first
+|   +-- StoreRefused        not for this process to read or write
 +-- RpcError                another process of the mesh
 |   +-- PeerUnavailable     not reachable, or gone while we were talking
 |   +-- DeadlineExceeded    no answer within the deadline
@@ -17,12 +18,18 @@ PenstockError
 |   +-- EngineFailed        it cannot start, or died
 |   +-- RequestRefused      this one request cannot be served here
 |   |   +-- QueueFull       not now: too many others wait
+|   |   +-- AdapterUnavailable    its LoRA adapter cannot be loaded here
+|   |       +-- AdapterNotFound   because it is not there
+|   +-- HostTierUnavailable the host's store of KV blocks cannot be used, for now or at all
 |   +-- KvBlockCorrupt      a transferred KV block does not hold what its tokens say
 +-- PlacementError          no instance can take a request
 |   +-- UnknownModel        nobody serves the model
 |   +-- NoInstance          the model is known, but no instance of it is ready
 +-- PlanInfeasible          no plan meets what was asked; the one in force stays
 +-- TraceError              a trace of requests cannot be read
++-- ClusterError            the API server of a Kubernetes cluster refused something, or gave no answer
++-- DockerError             a Docker engine refused something, or gave no answer
++-- RayError                a Ray cluster refused something, or gave no answer
 +-- IllegalTransition       a state machine was asked for a step it does not have (a bug; tells the story)
 +-- InvariantBroken         what must always hold of an object does not (a bug; tells its state)
 """
@@ -46,6 +53,10 @@ class StoreUnavailable(StoreError):
 
 class StoreConflict(StoreError):
     """A compare-and-swap lost: the key has been written since it was read. Read again, then decide anew."""
+
+
+class StoreRefused(StoreError):
+    """This process may not read or write what it asked for."""
 
 
 class StoreCompacted(StoreError):
@@ -104,6 +115,18 @@ class QueueFull(RequestRefused):
     """Not now: as many requests wait as may. Another instance may take it."""
 
 
+class AdapterUnavailable(RequestRefused):
+    """This instance cannot load the LoRA adapter of a request. Another one may."""
+
+
+class AdapterNotFound(AdapterUnavailable):
+    """There is no adapter at its path, as seen from this instance."""
+
+
+class HostTierUnavailable(EngineError):
+    """The host's store of KV blocks cannot be used, for now or at all; its blocks count as not there."""
+
+
 class KvBlockCorrupt(EngineError):
     """A transferred KV block does not hold what its tokens say."""
 
@@ -126,6 +149,18 @@ class PlanInfeasible(PenstockError):
 
 class TraceError(PenstockError):
     """A trace of requests cannot be read; the message names file and line."""
+
+
+class ClusterError(PenstockError):
+    """The API server of a Kubernetes cluster refused something, or gave no answer."""
+
+
+class DockerError(PenstockError):
+    """A Docker engine refused something, or gave no answer."""
+
+
+class RayError(PenstockError):
+    """A Ray cluster refused something, or gave no answer."""
 
 
 class IllegalTransition(PenstockError):

@@ -232,10 +232,12 @@ class Leadership:
         self._on_change(leads)
 
 
-def lead(context: RoleContext, duty: str, metrics: LeadershipMetrics) -> Leadership:
-    """A candidate for the duty in this role's name. It does nothing before `run`."""
+def lead(
+    context: RoleContext, duty: str, metrics: LeadershipMetrics, on_change: Callable[[bool], None] = lambda _: None
+) -> Leadership:
+    """A candidate for the duty in this role's name. It does nothing before `run`. `on_change` as `Leadership`'s."""
     me = LeaderRecord(duty, context.member_id, context.incarnation_id, context.address)
-    return Leadership(context.store, me, context.runtime.clock, metrics)
+    return Leadership(context.store, me, context.runtime.clock, metrics, on_change)
 
 
 async def leaders(store: StateStore) -> dict[str, LeaderRecord]:

@@ -1,11 +1,12 @@
-"""Who is in the mesh: every process announces itself under a lease (`announcement.py`), and everyone watches."""
+"""Who is in the mesh: every process announces itself under a lease (`announcement.py`), and those watch who need it."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,6 +24,11 @@ GRACE_S = float(LEASE_TTL_S)
 WITHDRAWN = b""
 """Stands in place of a member's record while the member leaves: a record that is merely gone may be one that somebody
 deleted, whose member lives."""
+FOLLOWED_AT_START: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"worker": frozenset({"monitor", "scheduler", "predictor"})}
+)
+"""By role, the roles that its processes follow from their start; all of them where it is not named. Workers are many,
+and what each of them heard of all others would grow with the square of the mesh: they follow those once needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +70,46 @@ class MemberChange:
 
 
 class Directory:
-    """A live view of the members, from a watch on the state store.
+    """A live view of the members of some roles, from watches on the state store.
 
     While the store is away the last known members stay, because serving must go on without it. A member whose record is
     gone stays until it has had `GRACE_S` to announce itself again to a store that answers: the store may have lost its
     data, or somebody deleted the key. Only a member that withdraws leaves at once.
     """
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, roles: Iterable[str] | None = None) -> None:
+        """`roles` are followed from the start, all if there are none named."""
         self._store = store
+        self._at_start = (MEMBERS_PREFIX,) if roles is None else tuple(map(_prefix, sorted(roles)))
         self._members: dict[str, Member] = {}
         self._callbacks: list[Callable[[MemberChange], None]] = []
         self._tasks = TaskSet("directory")
-        self._listed = asyncio.Event()
+        self._listed: dict[str, asyncio.Event] = {}
+        """By prefix that is watched: whether what was there has been read."""
         self._missing: dict[str, asyncio.Task[None]] = {}
         """Members whose record is gone, by key."""
 
     async def start(self) -> None:
         """Return once the members present now are known."""
-        self._tasks.spawn(self._watch(), name="watch")
-        await self._listed.wait()
+        for listed in [self._follow(prefix) for prefix in self._at_start]:
+            await listed.wait()
+
+    async def follow(self, role: str) -> None:
+        """Follow the members with a role from now on, if that is not done; return once those present are known, however
+        long the store takes."""
+        await self._follow(self._prefix_of(role)).wait()
+
+    def knows(self, role: str) -> bool:
+        """Whether the members with a role have been read, and are followed."""
+        listed = self._listed.get(self._prefix_of(role))
+        return listed is not None and listed.is_set()
 
     async def stop(self) -> None:
-        """End the watch. What is known stays readable."""
+        """End the watches. What is known stays readable."""
         await self._tasks.cancel()
 
     def members(self, role: str) -> tuple[Member, ...]:
-        """The members with a role, by id."""
+        """The members with a role, by id; none of a role that is not followed."""
         found = (member for member in self._members.values() if member.role == role)
         return tuple(sorted(found, key=lambda member: member.member_id))
 
@@ -125,11 +144,20 @@ class Directory:
         finally:
             unsubscribe()
 
-    async def _watch(self) -> None:
+    def _prefix_of(self, role: str) -> str:
+        return MEMBERS_PREFIX if MEMBERS_PREFIX in self._at_start else _prefix(role)
+
+    def _follow(self, prefix: str) -> asyncio.Event:
+        if prefix not in self._listed:
+            self._listed[prefix] = asyncio.Event()
+            self._tasks.spawn(self._watch(prefix), name=f"watch {prefix}")
+        return self._listed[prefix]
+
+    async def _watch(self, prefix: str) -> None:
         while True:
             try:
-                revision = await self._list()
-                async with aclosing(self._store.watch(MEMBERS_PREFIX, revision + 1)) as events:
+                revision = await self._list(prefix)
+                async with aclosing(self._store.watch(prefix, revision + 1)) as events:
                     async for event in events:
                         self._apply(event)
                 return
@@ -139,13 +167,14 @@ class Directory:
                 log.warning("the state store cannot be reached; trying again", extra={"error": str(error)})
                 await asyncio.sleep(RETRY_S)
 
-    async def _list(self) -> int:
-        revision, entries = await self._store.range(MEMBERS_PREFIX)
-        for key in sorted(self._members.keys() - {entry.key for entry in entries}):
+    async def _list(self, prefix: str) -> int:
+        revision, entries = await self._store.range(prefix)
+        known = {key for key in self._members if key.startswith(prefix)}
+        for key in sorted(known - {entry.key for entry in entries}):
             self._miss(key)
         for entry in entries:
             self._joined(entry.key, entry.value)
-        self._listed.set()
+        self._listed[prefix].set()
         return revision
 
     def _apply(self, event: WatchEvent) -> None:
@@ -214,3 +243,8 @@ class Directory:
     def _tell(self, change: MemberChange) -> None:
         for callback in list(self._callbacks):
             callback(change)
+
+
+def _prefix(role: str) -> str:
+    """Of the keys of its members."""
+    return f"{MEMBERS_PREFIX}{role}/"

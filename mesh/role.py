@@ -12,13 +12,19 @@ from typing import Any, ClassVar, Literal, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 
 from mesh.announcement import Announcement
+from mesh.audit.log import AuditLog
+from mesh.audit.recorder import OrderRecorder
+from mesh.backoff import Backoff
 from mesh.errors import ConfigurationError
 from mesh.exit_status import ExitStatus
-from mesh.membership import Directory, Member
+from mesh.identity.tls import transport_of
+from mesh.membership import FOLLOWED_AT_START, Directory, Member
 from mesh.parent_death import PARENT_VARIABLE, end_with_parent_if_asked
+from mesh.rpc.framed.sockets import is_loopback
+from mesh.rpc.framed.transport import FramedTransport
 from mesh.rpc.metrics import RpcMetrics
 from mesh.rpc.server import RpcServer
-from mesh.runtime import Runtime, system_runtime
+from mesh.runtime import Runtime, Transport, system_runtime
 from mesh.shutdown import MemberService, Shutdown
 from mesh.store import open_store
 from mesh.store.interface import StateStore
@@ -31,6 +37,8 @@ log = logging.getLogger(__name__)
 
 SERVER_GRACE_S = 1.0
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "[::]"})
+AUDIT_RETRY_S = 30.0
+"""How long, at most, orders wait for another try at a state store that did not take them."""
 HOST_CHECK_S = 5.0
 """How often a machine whose name gives its address asks whether it still does."""
 
@@ -50,8 +58,11 @@ class RoleSettings:
     it listens on all."""
     port: int = 0
     """Port of the gRPC server; 0 takes a free one."""
+    frames_port: int = 0
+    """Port that takes streams in frames from other hosts (docs/operations.md); 0 takes a free one, and none is taken
+    where only this machine reaches the address."""
     metrics_port: int = 0
-    """Port of the Prometheus endpoint; 0 takes a free one."""
+    """Port of the Prometheus endpoint, which also says at /ready whether the process serves; 0 takes a free one."""
     drain_s: float = 30.0
     """Seconds that running work is given after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -59,6 +70,11 @@ class RoleSettings:
     otlp_traces_endpoint: str = ""
     """URL of an OpenTelemetry collector that gets a span of every hop of a request, such as
     http://127.0.0.1:4318/v1/traces; needs the packages of penstock[tracing]. Empty: nothing is recorded."""
+    identity: str = ""
+    """Folder of this process's identity (ca.pem, cert.pem, key.pem), or one with a folder for each role; default:
+    PENSTOCK_IDENTITY, then the local mesh's. With it all gRPC is mutual TLS (docs/security.md)."""
+    insecure: bool = False
+    """Listen on an address that others reach without an identity: anybody there may then order this process about."""
     otlp_traces_share: float = 1.0
     """Of the requests whose client sends no traceparent, how many are recorded: 0 to 1."""
 
@@ -80,6 +96,12 @@ class RoleContext:
     shutdown: Shutdown = field(default_factory=Shutdown)
     """By which the role may end its process in peace; to fail, see `Role.failed`."""
     tracer: Tracer = NO_TRACES
+    bind_host: str = "127.0.0.1"
+    """What this process listens on."""
+    audit: AuditLog = field(default_factory=AuditLog)
+    """Of orders that come in another way than by gRPC."""
+    on_new_address: list[Callable[[str], None]] = field(default_factory=list)
+    """Called with this process's own address where it has another one than at its start."""
 
     def is_own(self, member: Member) -> bool:
         """Whether this is the record of this very process."""
@@ -88,7 +110,7 @@ class RoleContext:
 
 
 class Role(Protocol):
-    """One of the seven roles. `run_role_in` calls its methods in the order in which they stand here."""
+    """One of the roles. `run_role_in` calls its methods in the order in which they stand here."""
 
     name: ClassVar[str]
 
@@ -124,6 +146,8 @@ class RoleEnvironment:
     """Where spans go, by settings, role and incarnation; may raise ConfigurationError."""
     resolve_own_host: Callable[[], str] = lambda: socket.gethostbyname(socket.gethostname())
     """The address that this machine's name stands for now; may block, and raise OSError."""
+    on_health: Callable[[str, bool], None] = lambda *_: None
+    """Told each name's health as the process sets it."""
 
 
 async def run_role(role: Role, settings: RoleSettings) -> int:
@@ -132,14 +156,25 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
     end_with_parent_if_asked()
     set_up_logs(role.name, settings.member_id, settings.log_level)
     shutdown, supervised = _shutdown_by_signals(), PARENT_VARIABLE in os.environ
-    runtime, registry = system_runtime(), CollectorRegistry()
+    registry = CollectorRegistry()
+    runtime = system_runtime(
+        FramedTransport(_transport(role.name, settings), registry, frames_port=settings.frames_port)
+    )
     ProcessCollector(registry=registry)
     metrics = MetricsPort(settings.bind_host, settings.metrics_port, registry)
     try:
         store = open_store(settings.store_url, runtime)
         try:
             environment = RoleEnvironment(
-                runtime, store, registry, metrics.address, os.getpid(), shutdown, supervised, _otlp_exporter
+                runtime,
+                store,
+                registry,
+                metrics.address,
+                os.getpid(),
+                shutdown,
+                supervised,
+                _otlp_exporter,
+                on_health=metrics.set_health,
             )
             return await run_role_in(role, settings, environment)
         finally:
@@ -149,12 +184,34 @@ async def run_role(role: Role, settings: RoleSettings) -> int:
         log.info("ended")
 
 
+def _transport(role: str, settings: RoleSettings) -> Transport:
+    """Raises ConfigurationError."""
+    transport = transport_of(settings.identity, role)
+    own = transport.identity
+    if own is not None and own.name not in ("", settings.member_id):
+        raise ConfigurationError(
+            f"{settings.identity} is the identity of {own}, and this process is {settings.member_id}"
+        )
+    if own is None and not settings.insecure and not is_loopback(settings.bind_host):
+        raise ConfigurationError(
+            f"--bind-host {settings.bind_host}: others reach this address, and without an identity anybody there may "
+            "order this process about and read prompts. Give it one with --identity (`penstock ca issue` makes them), "
+            "or say --insecure if the network itself keeps strangers out"
+        )
+    if own is None and not is_loopback(settings.bind_host):
+        log.warning("no identity is asked for: anybody who reaches this address may order this process about")
+    return transport
+
+
 async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvironment) -> ExitStatus:
     """Run a role from start to end in the given environment; returns the exit status. Raises `ConfigurationError` for a
     port that cannot be had."""
     runtime, registry, shutdown = environment.runtime, environment.registry, environment.shutdown
-    server = RpcServer(runtime.transport, f"{settings.bind_host}:{settings.port}", metrics=RpcMetrics(registry))
-    directory = Directory(environment.store)
+    bind, metrics = f"{settings.bind_host}:{settings.port}", RpcMetrics(registry)
+    audit = AuditLog(role.name, settings.member_id)
+    recorder = OrderRecorder(audit, runtime.clock.unix_s)
+    server = RpcServer(runtime.transport, bind, metrics=metrics, watchers=(recorder,), on_health=environment.on_health)
+    directory = Directory(environment.store, FOLLOWED_AT_START.get(role.name))
     host, tasks = _advertised_host(settings, environment), TaskSet("membership")
     incarnation_id, tracer = runtime.entropy.token_hex(8), NO_TRACES
     try:
@@ -175,6 +232,8 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
         runtime=runtime,
         shutdown=shutdown,
         tracer=tracer,
+        bind_host=settings.bind_host,
+        audit=audit,
     )
     service = MemberService(
         role.name, settings.member_id, context.incarnation_id, settings.drain_s, shutdown, environment.supervised
@@ -182,11 +241,12 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
     server.add(member_pb2_grpc.add_MemberServicer_to_server, service, "penstock.v1.Member")
     try:
         await _unless_asked_to_end(directory.start(), shutdown)
+        tasks.spawn(audit.write(environment.store, Backoff(longest_s=AUDIT_RETRY_S)), name="write the audit log")
         attributes = {"pid": str(environment.pid), **await role.start(context)}
         await server.start()
         announcement = await _announce(context, _at(host, environment.metrics_address), attributes)
         if (settings.advertise_host or settings.bind_host) in WILDCARD_HOSTS:
-            tasks.spawn(_follow_own_host(announcement, environment), name="own host")
+            tasks.spawn(_follow_own_host(announcement, environment, context.on_new_address), name="own host")
         await server.set_serving(True)
         status = await _until_asked_to_end(role, shutdown, announcement)
         await server.set_serving(False)
@@ -205,6 +265,7 @@ async def run_role_in(role: Role, settings: RoleSettings, environment: RoleEnvir
         return ExitStatus.FAILED
     finally:
         await tasks.cancel()
+        await audit.flush(environment.store)
         await role.stop()
         await directory.stop()
         await server.stop(SERVER_GRACE_S)
@@ -264,7 +325,9 @@ def _at(host: str, address: str) -> str:
     return f"{host}:{address.rpartition(':')[2]}"
 
 
-async def _follow_own_host(announcement: Announcement, environment: RoleEnvironment) -> None:
+async def _follow_own_host(
+    announcement: Announcement, environment: RoleEnvironment, on_new_address: list[Callable[[str], None]]
+) -> None:
     """Announce every address of this process anew when its machine's name stands for another one: for ever."""
     while True:
         await asyncio.sleep(HOST_CHECK_S)
@@ -278,6 +341,8 @@ async def _follow_own_host(announcement: Announcement, environment: RoleEnvironm
         if host != former:
             log.warning("this machine has another address", extra={"host": host, "former": former})
             announcement.change(_rehosted(member, former, host))
+            for told in on_new_address:
+                told(announcement.member.address)
 
 
 def _rehosted(member: Member, former: str, host: str) -> Member:

@@ -2,11 +2,13 @@
 
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from mesh.errors import ConfigurationError
+from mesh.identity.files import IDENTITY_VARIABLE
 
 STORE_VARIABLE = "PENSTOCK_STORE"
 
@@ -18,6 +20,8 @@ class RunFile(msgspec.Struct, frozen=True):
     store_url: str
     http_url: str
     log_dir: str
+    identity: str = ""
+    """Folder with a folder of each role's identity; empty: the mesh asks nobody who they are."""
 
 
 def run_dir() -> Path:
@@ -42,7 +46,7 @@ def write_run_file(name: str, content: RunFile) -> None:
     if other is not None and other.pid != content.pid:
         raise ConfigurationError(
             f"a mesh called {name!r} is already running (process {other.pid}, {other.http_url}); "
-            "stop it with Ctrl-C in its shell, or choose another --name"
+            "stop it with Ctrl-C in its shell, or choose another --mesh"
         )
     fresh = path.with_suffix(".new")
     fresh.write_bytes(msgspec.json.encode(content))
@@ -70,19 +74,46 @@ def remove_run_file(name: str, pid: int) -> None:
         run_file_path(name).unlink(missing_ok=True)
 
 
-def find_store_url(explicit: str | None, name: str) -> str:
-    """The state store to talk to: an explicit URL, then PENSTOCK_STORE, then the local mesh's run file."""
-    if explicit:
-        return explicit
-    if from_environment := os.environ.get(STORE_VARIABLE):
-        return from_environment
+def running_meshes() -> list[str]:
+    """Names of the meshes that run on this machine and are this user's."""
+    found = []
+    for path in sorted(run_dir().glob("*.json")):
+        try:
+            if read_run_file(path.stem) is not None:
+                found.append(path.stem)
+        except ConfigurationError:
+            continue  # another program's file
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMesh:
+    """What a command needs to talk to a mesh."""
+
+    store_url: str
+    identity: str
+    """Folder of this process's identity, or one with a folder for each role; empty: none is needed."""
+
+
+def find_mesh(store: str | None, name: str, identity: str = "") -> FoundMesh:
+    """The mesh to talk to: an explicit store, then PENSTOCK_STORE, then the local mesh's run file. The identity is the
+    given one, then PENSTOCK_IDENTITY, then that of the local mesh with this store. Raises ConfigurationError."""
+    identity = identity or os.environ.get(IDENTITY_VARIABLE, "")
+    if named := store or os.environ.get(STORE_VARIABLE):
+        local = (read_run_file(each) for each in running_meshes())
+        return FoundMesh(
+            named, identity or next((each.identity for each in local if each and each.store_url == named), "")
+        )
     running = read_run_file(name)
     if running is None:
+        others = [other for other in running_meshes() if other != name]
         raise ConfigurationError(
-            f"no mesh called {name!r} runs on this machine; start one with `penstock up`, or name the state "
+            f"no mesh called {name!r} runs on this machine"
+            + (f"; these do: --mesh {', --mesh '.join(others)}. Or" if others else ";")
+            + f" start one with `penstock up`, or name the state "
             f"store of another with --store or {STORE_VARIABLE} (for instance etcd://127.0.0.1:2379)"
         )
-    return running.store_url
+    return FoundMesh(running.store_url, identity or running.identity)
 
 
 def _is_alive(pid: int) -> bool:

@@ -20,6 +20,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import grpc
 
+from mesh.errors import ConfigurationError
+from mesh.identity.identity import Identity
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -74,13 +77,25 @@ class Threads(Protocol):
 class Transport(Protocol):
     """gRPC channels and servers. What they return has the types of `grpc.aio`, or behaves alike."""
 
+    @property
+    def identity(self) -> Identity | None:
+        """Who this process is to others; None where nobody asks."""
+
     def channel(
-        self, address: str, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]
+        self, address: str, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any], role: str = ""
     ) -> grpc.aio.Channel:
-        """A channel to host:port. It connects when first used and reconnects by itself; close it when done."""
+        """A channel to host:port. It connects when first used and reconnects by itself; close it when done. Where
+        processes have identities, it does not connect to one of another `role`; empty: to any of the mesh."""
+
+    def to_others(self) -> "Transport":
+        """Channels to servers that are no processes of a mesh but ask for this one's certificate, such as etcd. Raises
+        ConfigurationError where there is none."""
 
     def server(self, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]) -> grpc.aio.Server:
         """A gRPC server that listens nowhere yet."""
+
+    def listen(self, server: grpc.aio.Server, bind: str) -> int:
+        """Have it listen on host:port; returns the port. Raises RuntimeError if that cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +165,25 @@ class SystemThreads:
 
 
 class GrpcTransport:
-    """The `Transport` of grpc.aio over TCP, in plaintext."""
+    """The `Transport` of grpc.aio over TCP, in plaintext; mesh/identity/tls.py has the one with identities."""
+
+    identity = None
 
     def channel(
-        self, address: str, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]
+        self, address: str, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any], role: str = ""
     ) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
+
+    def to_others(self) -> Transport:
+        raise ConfigurationError("etcds:// needs an identity: --identity, or PENSTOCK_IDENTITY (docs/security.md)")
 
     def server(self, options: Sequence[tuple[str, Any]], interceptors: Sequence[Any]) -> grpc.aio.Server:
         return grpc.aio.server(options=options, interceptors=interceptors)
 
+    def listen(self, server: grpc.aio.Server, bind: str) -> int:
+        return int(server.add_insecure_port(bind))
 
-def system_runtime() -> Runtime:
-    """The machine's own clock, entropy and threads, and gRPC over its network."""
-    return Runtime(SystemClock(), SystemEntropy(), SystemThreads(), GrpcTransport())
+
+def system_runtime(transport: Transport | None = None) -> Runtime:
+    """The machine's own clock, entropy and threads, and gRPC over its network, in plaintext unless told otherwise."""
+    return Runtime(SystemClock(), SystemEntropy(), SystemThreads(), transport or GrpcTransport())

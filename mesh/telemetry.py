@@ -1,11 +1,13 @@
-"""Structured logs and the metrics port."""
+"""Structured logs, and the port of metrics and readiness."""
 
 import json
 import logging
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 from wsgiref.simple_server import WSGIServer
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, start_http_server
 
@@ -44,8 +46,16 @@ def set_up_logs(role: str, member_id: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+READY: Final = "/ready"
+"""Answered 200 while the process serves and 503 while it does not; `/ready/NAME` for a health of another name."""
+
+
 class MetricsPort:
-    """The Prometheus endpoint of one process, on a thread of its own: a busy event loop is still seen."""
+    """The Prometheus endpoint of one process, on a thread of its own: a busy event loop is still seen.
+
+    It tells the process's health over HTTP besides, for those who cannot ask gRPC with an identity: the kubelet's gRPC
+    probe speaks no TLS, and in a container a gRPC client would be started for every look.
+    """
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         """Port 0 takes a free one. Raises ConfigurationError if it cannot be bound."""
@@ -56,10 +66,28 @@ class MetricsPort:
                 f"cannot listen on {host}:{port} for metrics ({error}); choose another --metrics-port"
             ) from error
         self._server: WSGIServer = server
+        metrics = server.get_app()
+        assert metrics is not None, "the library has set one"
+        self._metrics = metrics
+        self._serving: dict[str, bool] = {}
+        server.set_app(self._answer)
         self.address = f"{host}:{server.server_port}"
+
+    def set_health(self, name: str, serving: bool) -> None:
+        """Of the process ("") or another name; not serving until told."""
+        self._serving[name] = serving
 
     def close(self) -> None:
         """Stop answering and free the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=1.0)
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = str(environ.get("PATH_INFO", ""))
+        if path != READY and not path.startswith(f"{READY}/"):
+            return self._metrics(environ, start_response)
+        serving = self._serving.get(path.removeprefix(READY).removeprefix("/"), False)
+        status = "200 OK" if serving else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"serving\n" if serving else b"not serving\n"]

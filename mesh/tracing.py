@@ -73,7 +73,7 @@ class SpanExporter(Protocol):
 class Span:
     """A hop that goes on; ends with the `with` block, or by `end`, once."""
 
-    __slots__ = ("_attributes", "_context", "_parent", "_start_s", "_tracer", "name", "traceparent")
+    __slots__ = ("_attributes", "_context", "_parent", "_tracer", "name", "start_s", "traceparent")
 
     def __init__(
         self,
@@ -89,7 +89,8 @@ class Span:
         self._parent = parent
         self._context = context
         """None: it is not recorded."""
-        self._start_s = start_s
+        self.start_s = start_s
+        """On the clock's `now_s`."""
         self._attributes: dict[str, Attribute] = {}
         self.traceparent = traceparent
         """What is told to hops that are a part of this one."""
@@ -104,11 +105,11 @@ class Span:
         if self._context is not None:
             self._attributes |= attributes
 
-    def end(self, error: str = "") -> None:
-        """It is over; more than once is no harm."""
+    def end(self, error: str = "", *, at_s: float | None = None) -> None:
+        """It is over; more than once is no harm. `at_s`: on the clock's `now_s`; by default now."""
         context, self._context = self._context, None
         if context is not None:
-            self._tracer.finish(self.name, context, self._parent, self._start_s, self._attributes, error)
+            self._tracer.finish(self.name, context, self._parent, self.start_s, self._attributes, error, at_s)
 
     def __enter__(self) -> Self:
         return self
@@ -159,10 +160,13 @@ class Tracer:
         start_s: float,
         attributes: Mapping[str, Attribute],
         error: str,
+        end_s: float | None = None,
     ) -> None:
-        """Export a span that ends now."""
+        """Export a span that ends at `end_s` of the clock's `now_s`, by default now."""
         assert self._exporter is not None, "spans are only recorded for an exporter"
         now_s, unix_s = self._clock.now_s(), self._clock.unix_s()
+        if end_s is not None and end_s < now_s:
+            now_s, unix_s = end_s, unix_s - (now_s - end_s)
         self._exporter.export(
             FinishedSpan(name, context, parent, unix_s - max(0.0, now_s - start_s), unix_s, dict(attributes), error)
         )

@@ -81,9 +81,13 @@ def fluid_work(requests: Iterable[TraceRequest], block_tokens: int) -> FluidWork
     return FluidWork(count, prompt, attended, decoded, context, held)
 
 
-def fluid_bound(requests: Sequence[TraceRequest], cluster: ClusterConfig, cost: CostModel) -> FluidBound:
-    """The bound for all instances of a cluster together. Raises `ConfigurationError` without a request."""
-    work = fluid_work(requests, cluster.instance.block_tokens)
+def fluid_bound(
+    requests: Sequence[TraceRequest], cluster: ClusterConfig, cost: CostModel, work: FluidWork | None = None
+) -> FluidBound:
+    """The bound for all instances of a cluster together. `work`: of the requests, if not by `fluid_work`. Raises
+    `ConfigurationError` without a request."""
+    if work is None:
+        work = fluid_work(requests, cluster.instance.block_tokens)
     if not work.requests:
         raise ConfigurationError("the fluid bound of no requests is not defined; choose a trace with some")
     seconds: dict[tuple[int, int], float] = {}

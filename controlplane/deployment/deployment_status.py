@@ -29,7 +29,7 @@ class MissingReplicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str
 
 
-class DeploymentStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeploymentStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What runs where one supervisor starts and drains instances, against what is planned."""
 
     supervisor: str
@@ -39,6 +39,10 @@ class DeploymentStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     missing: tuple[MissingReplicas, ...] = ()
     leaving: tuple[str, ...] = ()
     """Instances that are to go and still run."""
+    gpu_kind: str = ""
+    """Of the GPUs there; of scales that name kinds, only those of it are started there."""
+    waiting: dict[str, str] = {}
+    """What instances wait for that have no place to run at yet, by name, planned or not."""
 
     @property
     def key(self) -> str:
@@ -48,7 +52,7 @@ class DeploymentStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def is_reached(self) -> bool:
         """Whether exactly what is planned serves."""
-        return not self.missing and not self.leaving
+        return not self.missing and not self.leaving and not self.waiting
 
 
 def deployment_status(
@@ -58,12 +62,14 @@ def deployment_status(
     failures: Mapping[TierShape, Failure],
     drained: Mapping[TierShape, int],
     unit: str,
+    waiting: Mapping[str, str],
+    gpu_kind: str = "",
 ) -> DeploymentStatus:
     """`plans`: revisions by cascade; `drained`: what operators have taken away of the replicas that plans want; `unit`:
-    of the room that instances take."""
+    of the room that instances take; `waiting`: see `DeploymentStatus`."""
     missing: list[MissingReplicas] = []
     leaving: list[str] = []
-    for tier in tier_statuses(now.replicas, now.wanted):
+    for tier in tier_statuses(now.replicas, now.wanted, now.leave_first):
         starting = Counter(each.shape for each in tier.kept if each.state is ReplicaState.STARTING)
         missing += [_missing(tier.model, shape, count, STARTING) for shape, count in starting.items()]
         for shape, count in tier.missing.items():
@@ -71,7 +77,7 @@ def deployment_status(
         staying = {replica.name for replica in tier.kept}
         leaving += [replica.name for replica in tier.replicas if replica.name not in staying]
     missing += [_missing(model, shape, count, DRAINED) for (model, shape), count in drained.items()]
-    return DeploymentStatus(supervisor, dict(plans), tuple(missing), tuple(leaving))
+    return DeploymentStatus(supervisor, dict(plans), tuple(missing), tuple(leaving), gpu_kind, dict(waiting))
 
 
 def _missing(model: str, shape: Shape, count: int, why: str) -> MissingReplicas:

@@ -1,4 +1,4 @@
-"""Which GPUs of one machine each instance gets. Pure."""
+"""Which GPUs of one machine each instance gets, or how many of a cluster that chooses them itself. Pure."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,15 @@ CPU_PLACES = 64
 class GpuPool:
     """Hands out GPUs by number. A machine without any has places on its CPU, and whoever asks gets one."""
 
-    def __init__(self, count: int, cpu_places: int = CPU_PLACES) -> None:
+    def __init__(
+        self, count: int, cpu_places: int = CPU_PLACES, cores: int = 1, places: str = "places on the CPU"
+    ) -> None:
+        """`cores`: of each instance, by data parallelism; each spans as many GPUs as its shape says. `places`: what the
+        user calls the places of instances that are given no GPUs by number."""
         self._count = count
+        self._cores = cores
         self._cpu_places = cpu_places
+        self._places = places
         self._free = list(range(count))
         self._taken: dict[str, list[int]] = {}
 
@@ -27,11 +33,11 @@ class GpuPool:
     @property
     def unit(self) -> str:
         """What `free` counts, in words for the user."""
-        return "GPUs" if self._count else "places on the CPU"
+        return "GPUs" if self._count else self._places
 
     def room_of(self, shape: Shape) -> int:
         """How many of `free` an instance of this shape takes."""
-        return gpus_of(shape) if self._count else 1
+        return gpus_of(shape) * self._cores if self._count else 1
 
     def take(self, name: str, gpus: int) -> Mapping[str, str]:
         """The environment of the instance `name`. Raises `ConfigurationError` where too few are left."""
@@ -40,8 +46,8 @@ class GpuPool:
             return {}
         if gpus > len(self._free):
             raise ConfigurationError(
-                f"{name} needs {gpus} of this machine's {self._count} GPUs, of which {len(self._free)} are free: start "
-                "fewer instances, or narrower ones"
+                f"{name} needs {gpus} of {self._count} GPUs here, of which {len(self._free)} are free: start fewer "
+                "instances, or narrower ones"
             )
         taken, self._free = self._free[:gpus], self._free[gpus:]
         self._taken[name] = taken

@@ -8,9 +8,18 @@ from typing import Final, TypeAlias
 from controlplane.deployment.deployment_status import STARTING, DeploymentStatus, deployment_status
 from controlplane.deployment.failed_starts import FailedStarts
 from controlplane.deployment.gpus import GpuPool
-from controlplane.deployment.replicas import Replica, ReplicaState, Shape, gpus_of, new_name, wanted_by
+from controlplane.deployment.replicas import (
+    Replica,
+    ReplicaState,
+    Shape,
+    new_name,
+    wanted_by,
+    with_scales,
+)
 from controlplane.deployment.steps import Situation, Start, TierShape, next_steps
+from controlplane.model.autoscale_record import ScaleRecord
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.model.replica_kind import shapes_on
 from controlplane.planning.cascade.plan import CascadePlan
 from mesh.invariants import invariants
 
@@ -29,10 +38,14 @@ back from ENDING: its name is free once it has ended."""
 
 @dataclass(frozen=True, slots=True)
 class RecordsChanged:
-    """The state store holds these plans and cascades now, by name; every plan is consistent in itself."""
+    """The state store holds these plans, cascades and scales now, by name; every plan is consistent in itself."""
 
     plans: Mapping[str, CascadePlan]
     cascades: Mapping[str, CascadeRecord]
+    scales: Mapping[str, ScaleRecord] = field(default_factory=dict)
+    """By model."""
+    shapes: Mapping[str, Shape] | None = None
+    """Of the models that can be scaled here from now on; None: the same as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,8 @@ class Looked:
     """Why it does not start these again, by name."""
     joined: Mapping[str, str]
     """Incarnation of each worker in the mesh, by name."""
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    """What those wait for that have no place to run at yet, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +155,21 @@ class _Plans:
     drained: Counter[TierShape] = field(default_factory=Counter)
     """What operators have drained: they are not to come back by themselves."""
     lingers_until_s: dict[str, float] = field(default_factory=dict)
+    scales: dict[str, ScaleRecord] = field(default_factory=dict)
+    """Of models that can be started here."""
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    """In which a model runs here, where no plan says otherwise."""
+    gpu_kind: str = ""
+    """Of this machine; scales say of which kind replicas are to be."""
 
     @property
     def planned(self) -> Mapping[str, Counter[Shape]]:
-        return wanted_by(plan for _, plan in self.in_force.values())
+        planned = wanted_by(plan for _, plan in self.in_force.values())
+        scales = {
+            model: shapes_on(self.gpu_kind, each.kinds) if each.kinds else each.replicas
+            for model, each in self.scales.items()
+        }
+        return with_scales(planned, scales, self.shapes)
 
     @property
     def taken_away(self) -> Counter[TierShape]:
@@ -173,10 +199,18 @@ class DeploymentManager:
     """
 
     def __init__(
-        self, supervisor: str, gpus: GpuPool, ready_s: float, running: Mapping[str, Mapping[str, Shape]]
+        self,
+        supervisor: str,
+        gpus: GpuPool,
+        ready_s: float,
+        running: Mapping[str, Mapping[str, Shape]],
+        shapes: Mapping[str, Shape] | None = None,
+        gpu_kind: str = "",
     ) -> None:
         """`supervisor`: under whose name the status is published. An instance that has not joined the mesh for
-        `ready_s` has failed. `running`: what was started before, by model and name, its GPUs taken."""
+        `ready_s` has failed. `running`: what was started before, by model and name, its GPUs taken. `shapes`: of the
+        models that can be scaled here. `gpu_kind`: of this machine's GPUs; of scales that name kinds, those of another
+        are left to others."""
         self.status: DeploymentStatus | None = None
         """As last published; None before the first `StepsTaken`."""
         self._supervisor = supervisor
@@ -187,15 +221,16 @@ class DeploymentManager:
         }
         """In the order in which they were started."""
         self._joined: Mapping[str, str] = {}
-        self._plans = _Plans()
+        self._waiting: Mapping[str, str] = {}
+        self._plans = _Plans(shapes=dict(shapes or {}), gpu_kind=gpu_kind)
         self._former: dict[str, Shape] = {}
         """What last served each model."""
         self._said: list[str] = []
 
     @property
     def follows_plans(self) -> bool:
-        """Whether any plan is in force, so that the processes have to be looked at."""
-        return bool(self._plans.in_force)
+        """Whether any plan or scale is in force, so that the processes have to be looked at."""
+        return bool(self._plans.in_force or self._plans.scales)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -205,8 +240,10 @@ class DeploymentManager:
     def handle(self, event: DeploymentEvent, now_s: float) -> tuple[DeploymentInstruction, ...]:
         """Take in an event; returns what is to be done about it, in order."""
         match event:
-            case RecordsChanged(plans, cascades):
-                return self._follow(self._counting(plans, cascades), now_s)
+            case RecordsChanged(plans, cascades, scales, shapes):
+                self._plans.shapes = self._plans.shapes if shapes is None else shapes
+                scaled = self._scale(scales)
+                return (*self._follow(self._counting(plans, cascades), now_s), *scaled)
             case Looked():
                 return self._look(event, now_s)
             case Started(name):
@@ -281,11 +318,29 @@ class DeploymentManager:
         dropped = [f"no plan for {cascade} is followed any more" for cascade in sorted(others.keys() - plans.keys())]
         return tuple(map(Say, (*followed, *dropped)))
 
+    def _scale(self, scales: Mapping[str, ScaleRecord]) -> tuple[DeploymentInstruction, ...]:
+        """Follow these numbers of replicas. What operators drained of a model comes back with another number; what
+        failed goes on being tried ever more seldom, since numbers change often and say nothing of that."""
+        plans = self._plans
+        followed = {model: record for model, record in scales.items() if model in plans.shapes}
+        lines: list[DeploymentInstruction] = []
+        for model in sorted(followed.keys() | plans.scales.keys()):
+            before, after = plans.scales.get(model), followed.get(model)
+            if (before and (before.replicas, before.kinds)) == (after and (after.replicas, after.kinds)):
+                continue
+            plans.drained = Counter({key: count for key, count in plans.drained.items() if key[0] != model})
+            if after is None:
+                lines.append(Say(f"{model} is not scaled any more"))
+            else:
+                lines.append(Say(f"{model} is scaled to {after.replicas}: {after.why}"))
+        plans.scales = followed
+        return tuple(lines)
+
     # -- processes
 
     def _look(self, seen: Looked, now_s: float) -> tuple[DeploymentInstruction, ...]:
         """See who has joined, failed or gone, and do what can be begun now."""
-        self._joined = seen.joined
+        self._joined, self._waiting = seen.joined, seen.waiting
         instructions: list[DeploymentInstruction] = []
         failed: list[tuple[TierShape, str]] = []
         drained: list[TierShape] = []
@@ -326,7 +381,7 @@ class DeploymentManager:
     def _start(self, model: str, shape: Shape, names: frozenset[str], now_s: float) -> StartInstance:
         """Of what fits: steps never start more."""
         name = new_name(model, names | self._instances.keys())
-        environment = self._gpus.take(name, gpus_of(shape))
+        environment = self._gpus.take(name, self._gpus.room_of(shape))
         self._instances[name] = _Instance(model, shape, self._joined.get(name, ""), unjoined_since_s=now_s)
         return StartInstance(name, model, shape, environment)
 
@@ -346,7 +401,8 @@ class DeploymentManager:
         if instance.unjoined_since_s is None:
             instance.unjoined_since_s = now_s
         if now_s - instance.unjoined_since_s >= self._ready_s:
-            return f"{name} was not in the mesh for {self._ready_s:g} s; see its log"
+            why = f"it waits: {self._waiting[name]}" if name in self._waiting else "see its log"
+            return f"{name} was not in the mesh for {self._ready_s:g} s; {why}"
         return ""
 
     def _note_failure(self, key: TierShape, why: str, now_s: float) -> tuple[DeploymentInstruction, ...]:
@@ -377,7 +433,12 @@ class DeploymentManager:
             held=plans.failed.held(now_s),
             spent=plans.failed.spent,
             former=self._former,
-            lingering=frozenset(model for model, until_s in plans.lingers_until_s.items() if now_s < until_s),
+            lingering=frozenset(
+                model
+                for model, until_s in plans.lingers_until_s.items()
+                if now_s < until_s and model not in plans.scales
+            ),
+            leave_first={model: record.leave_first for model, record in plans.scales.items()},
         )
 
     def _tell(self, now_s: float) -> tuple[DeploymentInstruction, ...]:
@@ -390,6 +451,8 @@ class DeploymentManager:
             plans.failed.reasons(),
             plans.taken_away,
             self._gpus.unit,
+            self._waiting,
+            plans.gpu_kind,
         )
         if status == self.status:
             return ()

@@ -8,7 +8,7 @@ from enum import StrEnum
 from controlplane.planning.cascade.plan import CascadePlan
 
 Shape = tuple[int, int]
-"""An engine's degrees of (tensor, pipeline) parallelism; their product is the number of its GPUs."""
+"""An engine's degrees of (tensor, pipeline) parallelism; their product is the number of GPUs of each engine core."""
 
 
 class ReplicaState(StrEnum):
@@ -34,7 +34,7 @@ class Replica:
 
 
 def gpus_of(shape: Shape) -> int:
-    """How many GPUs an engine of this shape spans."""
+    """How many GPUs an engine core of this shape spans."""
     tp, pp = shape
     return tp * pp
 
@@ -51,6 +51,28 @@ def wanted_by(plans: Iterable[CascadePlan]) -> Mapping[str, Counter[Shape]]:
     return wanted
 
 
+def with_scales(
+    planned: Mapping[str, Counter[Shape]],
+    scales: Mapping[str, int | Counter[Shape]],
+    shapes: Mapping[str, Shape],
+) -> Mapping[str, Counter[Shape]]:
+    """What plans want, and at least as many of each scaled model as its scale says: in the shapes that it says, or in
+    the model's shape here.
+
+    The larger of the two counts: a plan was made for a part of the load that the scale was decided by.
+    """
+    wanted = {model: Counter(counts) for model, counts in planned.items()}
+    for model, replicas in scales.items():
+        counts = wanted.setdefault(model, Counter())
+        if isinstance(replicas, Counter):
+            wanted[model] = counts | replicas
+            continue
+        more = replicas - counts.total()
+        if more > 0:
+            counts[shapes[model]] += more
+    return wanted
+
+
 def new_name(model: str, taken: Collection[str]) -> str:
     """For another instance of the model: the first that nobody has."""
     return next(name for number in range(len(taken) + 1) if (name := f"{id_part(model)}-{number}") not in taken)
@@ -63,12 +85,12 @@ def id_part(model: str) -> str:
 
 def shape_of(engine_args: Sequence[str]) -> Shape:
     """Of an engine with these settings (NAME=VALUE)."""
-    degrees = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
-    for option in engine_args:
-        name, _, value = option.partition("=")
-        if name in degrees and value.isdecimal():
-            degrees[name] = int(value)
-    return degrees["tensor_parallel_size"], degrees["pipeline_parallel_size"]
+    return _degree(engine_args, "tensor_parallel_size"), _degree(engine_args, "pipeline_parallel_size")
+
+
+def cores_of(engine_args: Sequence[str]) -> int:
+    """Engine cores of an engine with these settings (data parallelism), each of its shape."""
+    return _degree(engine_args, "data_parallel_size")
 
 
 def shaped(engine_args: Sequence[str], shape: Shape) -> tuple[str, ...]:
@@ -82,3 +104,9 @@ def shaped(engine_args: Sequence[str], shape: Shape) -> tuple[str, ...]:
         *((f"tensor_parallel_size={tp}",) if tp > 1 else ()),
         *((f"pipeline_parallel_size={pp}",) if pp > 1 else ()),
     )
+
+
+def _degree(engine_args: Sequence[str], setting: str) -> int:
+    """The last one that is a number; what is none the engine refuses."""
+    given = [value for name, _, value in (each.partition("=") for each in engine_args) if name == setting]
+    return next((int(value) for value in reversed(given) if value.isdecimal()), 1)

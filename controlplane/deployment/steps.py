@@ -38,6 +38,8 @@ class Situation:
     """What last served each model."""
     lingering: frozenset[str] = frozenset()
     """Models that the plan has just left out: requests that came before may still ask for them."""
+    leave_first: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By model: the instances that are to go first, where some have to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ Step = Start | End
 
 def next_steps(now: Situation) -> tuple[Step, ...]:
     """All that can be begun at once; empty: the plan is reached, or something under way or held has to be awaited."""
-    tiers = tier_statuses(now.replicas, now.wanted)
+    tiers = tier_statuses(now.replicas, now.wanted, now.leave_first)
     bridges = _bridges(now, tiers)
     ends = [
         End(each.name)

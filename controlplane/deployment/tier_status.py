@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from controlplane.deployment.replicas import Replica, ReplicaState, Shape, gpus_of
 
@@ -16,13 +17,15 @@ class TierStatus:
     wanted: Mapping[Shape, int]
     replicas: tuple[Replica, ...]
     """In the order in which they were started."""
+    leave_first: tuple[str, ...] = ()
+    """Names, in the order in which they are to go where some have to; others stay before any of these."""
 
     @cached_property
     def kept(self) -> tuple[Replica, ...]:
         """Those whose shape is wanted, as many as are wanted: serving ones before others, older before younger."""
         open_places = Counter(self.wanted)
         kept: list[Replica] = []
-        for replica in (*self.serving, *self._in(ReplicaState.STARTING)):
+        for replica in (*self._by_worth, *self._in(ReplicaState.STARTING)):
             if open_places[replica.shape] > 0:
                 open_places[replica.shape] -= 1
                 kept.append(replica)
@@ -45,6 +48,12 @@ class TierStatus:
     def serving(self) -> tuple[Replica, ...]:
         """Those that requests can be placed on."""
         return self._in(ReplicaState.SERVING)
+
+    @property
+    def _by_worth(self) -> tuple[Replica, ...]:
+        """Those that serve, who stays longest first."""
+        rank = {name: place for place, name in enumerate(self.leave_first)}
+        return tuple(sorted(self.serving, key=lambda replica: -rank.get(replica.name, len(rank))))
 
     @cached_property
     def failed(self) -> tuple[Replica, ...]:
@@ -94,10 +103,16 @@ class TierStatus:
         return tuple(replica for replica in self.replicas if replica.state is state)
 
 
-def tier_statuses(replicas: Iterable[Replica], wanted: Mapping[str, Mapping[Shape, int]]) -> tuple[TierStatus, ...]:
+def tier_statuses(
+    replicas: Iterable[Replica],
+    wanted: Mapping[str, Mapping[Shape, int]],
+    leave_first: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> tuple[TierStatus, ...]:
     """Of every model that is planned; instances of others are nobody's business."""
     by_model: dict[str, list[Replica]] = {model: [] for model in wanted}
     for replica in replicas:
         if replica.model in by_model:
             by_model[replica.model].append(replica)
-    return tuple(TierStatus(model, wanted[model], tuple(found)) for model, found in by_model.items())
+    return tuple(
+        TierStatus(model, wanted[model], tuple(found), leave_first.get(model, ())) for model, found in by_model.items()
+    )

@@ -23,6 +23,26 @@ def judgement_s(judge: str) -> float:
     return 0.0 if judge in ("confidence", "exact") else 1.0
 
 
+PROBABILITY = 95.0
+"""With which a quality is promised unless somebody says otherwise, in per cent."""
+
+
+def quality_refusal(judge: str, is_labelled: bool) -> str:
+    """Why no goal can be planned for by these scores; empty if one can.
+
+    A model's confidence is not its quality: demo models that are right 49, 75 and 94 % of the time are 92, 97 and 99 %
+    sure, and a plan that takes the one for the other has the smallest answer everything.
+    """
+    if is_labelled or judge != "confidence":
+        return ""
+    return (
+        "confidence says how sure a model is of its answer and not how good that is, so no quality can be planned for "
+        "by it alone. Have samples labelled: by a strong judge or a checker (penstock cascade set --label model:NAME, "
+        "endpoint:MODEL@URL or exact) or by people (penstock plan cascade --labels FILE); confidence goes on deciding "
+        "who answers. Or choose another judge (--judge)"
+    )
+
+
 class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A quality to reach as fast as possible, or a latency to answer within as well as possible."""
 
@@ -38,6 +58,10 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     replan: bool = True
     """Plan anew when the workload has moved; otherwise only at the first workload."""
     minimise: Minimise = "slowest_tier"
+    probability: float = PROBABILITY
+    """In per cent: with which the quality is to be held. 0: just reach it on the sample."""
+    judge_gpu_s: float = 0.0
+    """GPU time of a judgement, for a judge that takes its GPUs from `gpus` too."""
 
     @property
     def key(self) -> str:
@@ -56,4 +80,10 @@ class CascadeGoal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             raise ConfigurationError(f"the goal of {self.cascade}: a quality goes from 0 to 100, got {self.quality:g}")
         if self.latency_s is not None and not 0 < self.latency_s < inf:
             raise ConfigurationError(f"the goal of {self.cascade}: a latency is above 0 s, got {self.latency_s:g}")
+        if not 0 <= self.probability < 100:
+            raise ConfigurationError(
+                f"the goal of {self.cascade}: a probability is 0 (none) to below 100 per cent, got {self.probability:g}"
+            )
+        if not 0 <= self.judge_gpu_s < inf:
+            raise ConfigurationError(f"the goal of {self.cascade}: judge_gpu_s is a time, got {self.judge_gpu_s:g}")
         return self

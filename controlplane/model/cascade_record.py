@@ -10,6 +10,10 @@ from mesh.errors import ConfigurationError
 CASCADES_PREFIX = "/penstock/cascades/"
 """Followed by the cascade's name."""
 MAX_TIERS = 8
+MAX_RUBRIC_CHARACTERS = 16_000
+SPECULATE_ROOM = 4
+"""Requests of a frontend on an instance, below which it has spare capacity."""
+MAX_SPECULATE_ROOM = 4096
 MAX_SCORE = 100.0
 """Judges score from 0."""
 
@@ -29,6 +33,16 @@ class CascadeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """What to do with an answer that none of them could judge."""
     expected_s: tuple[float, ...] = ()
     """What a tier's answer is expected to take; empty: as measured."""
+    label: str = ""
+    """A strong judge or a checker that says of sampled answers whether they are right; empty: nobody does. Goals need
+    one where the first judge is the models' own confidence."""
+    rubric: str = ""
+    """Instructions to judges and label in place of Penstock's. Those that follow it have its digest in their names:
+    scores by different rubrics do not compare."""
+    speculate: float = 0.0
+    """The next tier is begun ahead once an answer will be escalated with at least this probability; 0: never."""
+    speculate_room: int = SPECULATE_ROOM
+    """A tier is begun ahead only while one of its instances has fewer requests of the frontend than this."""
     plan_revision: int = 0
     """Of the plan that the thresholds come from; 0: an operator's own."""
 
@@ -61,4 +75,18 @@ class CascadeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             raise ConfigurationError(f"cascade {self.name}: expected_s are times from 0 s on, got {self.expected_s}")
         if len(self.tiers) > 1 and not self.judges:
             raise ConfigurationError(f"cascade {self.name}: name at least one judge, such as confidence")
+        if not 0 <= self.speculate <= 1 or not 1 <= self.speculate_room <= MAX_SPECULATE_ROOM:
+            raise ConfigurationError(
+                f"cascade {self.name}: speculate is a probability from 0 (never) to 1 and speculate_room 1 to "
+                f"{MAX_SPECULATE_ROOM} requests, got {self.speculate} and {self.speculate_room}"
+            )
+        if len(self.rubric) > MAX_RUBRIC_CHARACTERS:
+            raise ConfigurationError(
+                f"cascade {self.name}: a rubric has at most {MAX_RUBRIC_CHARACTERS} characters, got {len(self.rubric)}"
+            )
+        if self.label == "confidence":
+            raise ConfigurationError(
+                f"cascade {self.name}: confidence says how sure a model is and not whether it is right, so it labels "
+                "nothing; name a model, an endpoint or a checker"
+            )
         return self

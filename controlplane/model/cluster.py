@@ -5,12 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from controlplane.model.expected_blocks import ExpectedBlocks, mark_spacing, marks_of
 from controlplane.model.fleet import Fleet
-from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.host_blocks import HostBlocks, TierSlots
+from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, KvTier, LoadReport
+from controlplane.model.kv_costs import KvCosts
 from controlplane.model.prefix_index import PrefixIndex
+from controlplane.model.queue_belief import PresentLoad
 from controlplane.model.shared_event import PLACED_KINDS, SharedEvent, SharedKind
 from controlplane.model.snapshot import Integers, Snapshot
+from controlplane.model.step_costs import StepCosts
 from controlplane.model.unreported import UnreportedRequest, UnreportedRequests
+from controlplane.model.unseen_loads import UnseenLoads
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
 
@@ -20,7 +26,7 @@ class ClusterLimits:
     """Bounds on what a cluster table remembers, and for how long."""
 
     max_indexed_blocks: int = 2_000_000
-    """Distinct KV blocks of all models; 24 bytes of memory each, taken at the start."""
+    """Distinct KV blocks of all models and their hosts; 24 bytes of memory each, taken at the start."""
     max_unreported_requests: int = 100_000
     unreported_s: float = 5.0
     """A placed request that no report has counted by then is not coming (its client went away)."""
@@ -28,6 +34,10 @@ class ClusterLimits:
     """The same for one that is to come after its prefill elsewhere, for which it may wait long."""
     arriving_s: float = 15.0
     """The same for one that is to come from elsewhere, its prompt computed; it may have ended instead."""
+    max_expected_marks: int = 50_000
+    """128 tokens each of prompts that are going to be cached; some 150 bytes."""
+    expected_s: float = 30.0
+    """A prompt that nobody has computed by then is not counted on any more."""
     max_admitted: int = 20_000
     """Admitted requests that are remembered, in case another scheduler shares their placement only after the report."""
     max_models: int = 1_000
@@ -41,9 +51,14 @@ class ClusterTable:
     bug of the feed and raises `IllegalTransition`.
     """
 
-    def __init__(self, limits: ClusterLimits | None = None) -> None:
+    def __init__(self, limits: ClusterLimits | None = None, index: PrefixIndex | None = None) -> None:
+        """`index`: an empty one for as many blocks as the limits say; None: the usual one."""
         self.limits = limits or ClusterLimits()
-        self.index = PrefixIndex(self.limits.max_indexed_blocks)
+        self.index = PrefixIndex(self.limits.max_indexed_blocks) if index is None else index
+        self.host_blocks = HostBlocks(self.index)
+        self.disk_blocks = HostBlocks(self.index)
+        self._tier_slots: dict[str, TierSlots] = {}
+        """By model, of the last snapshot that was asked about; empty whenever an instance's slots change."""
         self._fleets: dict[str, Fleet] = {}
         self._instances: dict[str, InstanceDescription] = {}
         self._loads: dict[str, LoadReport] = {}
@@ -54,6 +69,10 @@ class ClusterTable:
         """Requests that are prefilled elsewhere first."""
         self._arriving = UnreportedRequests(self.limits.max_unreported_requests)
         """Requests whose prompt was computed elsewhere."""
+        self._unseen = UnseenLoads()
+        """What instances have said to have besides all that is known here."""
+        self.expected = ExpectedBlocks(self.limits.max_expected_marks)
+        """What instances are going to have in their prefix caches."""
         self._unmonitored: set[str] = set()
         self._admitted: dict[tuple[str, str], None] = {}
         """(request, instance) of late, oldest first."""
@@ -77,10 +96,14 @@ class ClusterTable:
         """The instance is gone, and with it its cache and its unreported requests."""
         fleet = self._fleet_of(instance_id, incarnation_id, "lost")
         self.index.retire(fleet.slot(instance_id))
+        self.host_blocks.lost(instance_id)
+        self.disk_blocks.lost(instance_id)
         fleet.remove(instance_id)
         self._unreported.close_instance(instance_id)
         self._decodes.close_instance(instance_id)
         self._arriving.close_instance(instance_id)
+        self.expected.lost(instance_id)
+        self._unseen.lost(instance_id)
         self._unmonitored.discard(instance_id)
         del self._instances[instance_id]
         del self._loads[instance_id]
@@ -96,19 +119,29 @@ class ClusterTable:
     ) -> None:
         """The instance's load; from now on it counts the admitted requests itself."""
         fleet = self._fleet_of(instance_id, incarnation_id, "load report")
-        fleet.report(instance_id, load, state)
+        for request_id in admitted_request_ids:
+            self._admitted[request_id, instance_id] = None
+            for request in self._unreported.close(request_id, instance_id):
+                fleet.admit(instance_id, request.tokens)
+            self._take_back_decodes(self._decodes.close(request_id, instance_id))
+            self._take_back_decodes(self._arriving.close(request_id, instance_id))
+        self._unseen.reported(instance_id)
+        fleet.report(instance_id, load, state, self._loads[instance_id])
         self._loads[instance_id] = load
+        self.expected.reported(instance_id)
         if load.transfer_obstacle:
             self.immovable.add(instance_id)
         elif self.immovable:
             self.immovable.discard(instance_id)
-        for request_id in admitted_request_ids:
-            self._admitted[request_id, instance_id] = None
-            self._take_back(self._unreported.close(request_id, instance_id))
-            self._take_back_decodes(self._decodes.close(request_id, instance_id))
-            self._take_back_decodes(self._arriving.close(request_id, instance_id))
         while len(self._admitted) > self.limits.max_admitted:
             del self._admitted[next(iter(self._admitted))]
+
+    def corrected(self, instance_id: str, present: PresentLoad, now_s: float) -> None:
+        """The instance has given a request back, which counts there no more, and says what it has: until its next
+        report it is believed to have at least that. One that is not known is left alone."""
+        instance = self._instances.get(instance_id)
+        if instance is not None:
+            self._unseen.correct(self._fleets[instance.model], instance_id, present, now_s)
 
     def staled(self, instance_id: str, incarnation_id: str, stale: bool) -> None:
         """The instance's load signal has become too old to be believed, or is fresh again."""
@@ -127,24 +160,53 @@ class ClusterTable:
         self.joined(instance)
         self.reported(instance_id, instance.incarnation_id, source._loads[instance_id], fleet.state(instance_id))
         self.staled(instance_id, instance.incarnation_id, fleet.is_stale(instance_id))
+        if fleet.is_profiled(instance_id):
+            self.costed(instance_id, instance.incarnation_id, fleet.costs(instance_id))
+        self.kv_costed(instance_id, instance.incarnation_id, fleet.kv_costs(instance_id))
         self.unmonitor(instance_id, instance.incarnation_id)
         for kind in PLACED_KINDS:
             for request in source._ledger(kind).of(instance_id):
                 self._open(kind, request)
+        for request_id, where, marks, placed_s in source.expected:
+            if where == instance_id:
+                self.expected.add(request_id, where, marks, placed_s)
+
+    def costed(self, instance_id: str, incarnation_id: str, costs: StepCosts) -> None:
+        """A profile says what the instance's steps cost."""
+        self._fleet_of(instance_id, incarnation_id, "step costs").set_costs(instance_id, costs)
+
+    def kv_costed(self, instance_id: str, incarnation_id: str, costs: KvCosts) -> None:
+        """What it takes to bring KV to the instance is known; until then nobody tries."""
+        self._fleet_of(instance_id, incarnation_id, "KV costs").set_kv_costs(instance_id, costs)
 
     def cached(self, instance_id: str, incarnation_id: str, blocks: KvBlocks) -> int:
-        """The instance's prefix cache has changed. Returns how many blocks the index refused."""
+        """The instance's prefix cache, or what it could load from its host, has changed. Returns how many blocks the
+        index refused."""
         fleet = self._fleet_of(instance_id, incarnation_id, "KV update")
+        if blocks.tier is not KvTier.ENGINE:
+            tier = self.host_blocks if blocks.tier is KvTier.HOST else self.disk_blocks
+            former_slot = tier.slot(instance_id)
+            refused = tier.update(instance_id, blocks)
+            if tier.slot(instance_id) != former_slot:
+                self._tier_slots.clear()
+            return refused
         slot = fleet.slot(instance_id)
         if blocks.cleared:
+            self._tier_slots.clear()
             self.index.retire(slot)
             slot = self.index.add_instance()
             fleet.move_slot(instance_id, slot)
+        self.expected.stored(instance_id, blocks.stored)
         self.index.remove(slot, blocks.removed)
         return self.index.store(slot, blocks.stored)
 
-    def placed(self, request_id: str, instance_id: str, prefill_tokens: int, now_s: float) -> None:
-        """A request was placed: it counts as load of the instance until a report says so, or it ends."""
+    def placed(
+        self, request_id: str, instance_id: str, prefill_tokens: int, now_s: float, marks: Sequence[int] = ()
+    ) -> None:
+        """A request was placed: it counts as load of the instance until a report says so, or it ends. `marks` (see
+        `marks_of`) of its prompt count as cached there from now on."""
+        self.expected.forget_older(now_s - self.limits.expected_s)
+        self.expected.add(request_id, instance_id, marks, now_s)
         self._take_back(self._unreported.close_older(now_s - self.limits.unreported_s, self._unmonitored))
         model = self._instances[instance_id].model
         request = UnreportedRequest(request_id, model, instance_id, prefill_tokens, now_s)
@@ -179,6 +241,8 @@ class ClusterTable:
         known = ledger.get(event.request_id)
         if known is not None and not known.origin:
             return False
+        if event.kind is SharedKind.PREFILL:
+            self.expected.add(event.request_id, event.instance_id, event.marks, now_s)
         placed = UnreportedRequest(
             event.request_id, instance.model, event.instance_id, event.tokens, now_s, event.origin
         )
@@ -201,18 +265,22 @@ class ClusterTable:
         taken = 0
         for kind in PLACED_KINDS:
             for request in former._ledger(kind):
-                now, then = self._instances.get(request.instance_id), former._instances.get(request.instance_id)
-                is_same = now is not None and then is not None and now.incarnation_id == then.incarnation_id
+                is_same = self._is_same_incarnation(former, request.instance_id)
                 if is_same and (request.request_id, request.instance_id) not in self._admitted:
                     self._open(kind, request)
                     taken += 1
+        for request_id, instance_id, marks, placed_s in former.expected:
+            if self._is_same_incarnation(former, instance_id):
+                self.expected.add(request_id, instance_id, marks, placed_s)
         return taken
 
     def forget_unreported(self, now_s: float) -> int:
         """Drop placements that no report has counted for too long. Returns how many."""
         forgotten = self._unreported.close_older(now_s - self.limits.unreported_s, self._unmonitored)
         self._take_back(forgotten)
+        self._unseen.close_older(now_s - self.limits.unreported_s)
         self._forget_decodes(now_s)
+        self.expected.forget_older(now_s - self.limits.expected_s)
         return len(forgotten)
 
     # -- what is known
@@ -224,6 +292,21 @@ class ClusterTable:
     def instances(self) -> tuple[InstanceDescription, ...]:
         """All instances of all models, in the order in which they joined."""
         return tuple(self._instances.values())
+
+    def incarnation_id(self, instance_id: str) -> str | None:
+        """The incarnation that has joined; None for an unknown instance."""
+        instance = self._instances.get(instance_id)
+        return None if instance is None else instance.incarnation_id
+
+    def step_costs(self, instance_id: str) -> tuple[StepCosts, int]:
+        """What the instance's steps cost, as far as is known, and how many tokens a step has. Raises `KeyError` for an
+        unknown instance."""
+        instance = self._instances[instance_id]
+        return self._fleets[instance.model].costs(instance_id), instance.max_step_tokens
+
+    def kv_costs(self, instance_id: str) -> KvCosts:
+        """What it takes to bring KV to the instance, as far as is known. Raises `KeyError` for an unknown instance."""
+        return self._fleets[self._instances[instance_id].model].kv_costs(instance_id)
 
     def placeable_instances(self) -> int:
         """Instances of all models that new requests may go to."""
@@ -248,11 +331,50 @@ class ClusterTable:
         return None if fleet is None else fleet.snapshot()
 
     def cached_tokens(self, snapshot: Snapshot, block_hashes: Sequence[int]) -> Integers:
-        """Leading prompt tokens that each instance of the (current) snapshot holds, in its order."""
+        """Leading prompt tokens that each instance of the (current) snapshot holds, or is going to hold by prompts that
+        were placed there, in its order."""
+        return self.with_expected(snapshot, block_hashes, self.held_tokens(snapshot, block_hashes))
+
+    def held_tokens(self, snapshot: Snapshot, block_hashes: Sequence[int]) -> Integers:
+        """Leading prompt tokens that each instance holds now."""
         if not block_hashes:
             return np.zeros(len(snapshot), np.int64)
-        blocks = self.index.lookup(block_hashes, self._fleets[snapshot.model].slots_mask)
-        cached: Integers = blocks.take(snapshot.slots) * snapshot.block_tokens
+        fleet = self._fleets[snapshot.model]
+        held: Integers = self.index.lookup(block_hashes, fleet.slots_mask).take(snapshot.slots) * snapshot.block_tokens
+        return held
+
+    def known_tokens(self, snapshot: Snapshot, block_hashes: Sequence[int]) -> tuple[Integers, Integers | None]:
+        """Leading prompt tokens that each instance holds now, and those that it holds or could load from the memory or
+        the disk of its host; None: nobody could load any."""
+        if not (self.host_blocks.slots_mask or self.disk_blocks.slots_mask) or not block_hashes:
+            return self.held_tokens(snapshot, block_hashes), None
+        tiers = self._tier_slots.get(snapshot.model)
+        if tiers is None or tiers.instances is not snapshot.instances:
+            tiers = self._tier_slots[snapshot.model] = TierSlots.of(snapshot, (self.host_blocks, self.disk_blocks))
+        leading = self.index.lookup(block_hashes, self._fleets[snapshot.model].slots_mask | tiers.slots_mask)
+        held, *loadable = leading.take(tiers.slots) * tiers.block_tokens
+        if not loadable:
+            return held, None
+        most = np.maximum(held, loadable[0])
+        for tokens in loadable[1:]:
+            np.maximum(most, tokens, out=most)
+        return held, most
+
+    def with_expected(self, snapshot: Snapshot, block_hashes: Sequence[int], held_tokens: Integers) -> Integers:
+        """What `held_tokens` becomes with what each instance is going to hold; the same array if nothing is added."""
+        if not len(self.expected) or not block_hashes or not len(snapshot):
+            return held_tokens
+        block_tokens = snapshot.instances[0].block_tokens  # chains are hashed in blocks of one size
+        beyond = marks_of(block_hashes, block_tokens, int(held_tokens[held_tokens.argmax()]))
+        # Only what goes beyond the longest prefix that is cached anywhere is worth the look.
+        if not len(beyond) or beyond[0] not in self.expected:
+            return held_tokens
+        cached, mark_tokens = held_tokens.copy(), mark_spacing(block_tokens) * block_tokens
+        fleet = self._fleets[snapshot.model]
+        for instance_id, leading in self.expected.leading(marks_of(block_hashes, block_tokens)).items():
+            row = fleet.row(instance_id)
+            if row is not None and leading * mark_tokens > cached[row]:
+                cached[row] = leading * mark_tokens
         return cached
 
     def expected_requests(self) -> int:
@@ -271,7 +393,14 @@ class ClusterTable:
         assert self.immovable <= known, "nothing is kept of an instance that has gone"
         assert self._unmonitored <= known, "nothing is kept of an instance that has gone"
         assert len(self._admitted) <= self.limits.max_admitted, "admissions that are remembered are bounded"
-        assert self.index.live_slots == sum(fleet.slots_mask for fleet in self._fleets.values()), "slots are instances'"
+        self.expected.validate()
+        for blocks in (self.host_blocks, self.disk_blocks):
+            blocks.validate()
+            assert blocks.instance_ids() <= known, "nothing is kept of an instance that has gone"
+        assert {where for _, where, _, _ in self.expected} <= known, "nothing is expected of one that has gone"
+        on_hosts = self.host_blocks.slots_mask + self.disk_blocks.slots_mask
+        slots = sum(fleet.slots_mask for fleet in self._fleets.values()) + on_hosts
+        assert self.index.live_slots == slots, "slots are instances' or hosts'"
         expected = {instance_id: [0, 0, 0, 0] for instance_id in known}
         for ledger, columns in ((self._unreported, (0, 1)), (self._decodes, (2, 3)), (self._arriving, (2, 3))):
             ledger.validate()
@@ -280,6 +409,11 @@ class ClusterTable:
                 requests, tokens = columns
                 expected[request.instance_id][requests] += 1
                 expected[request.instance_id][tokens] += request.tokens
+        self._unseen.validate()
+        for unseen in self._unseen:
+            assert unseen.instance_id in known, "nothing is kept of an instance that has gone"
+            expected[unseen.instance_id][0] += unseen.requests
+            expected[unseen.instance_id][1] += unseen.prefill_tokens
         for model, fleet in self._fleets.items():
             fleet.validate()
             view = fleet.snapshot()
@@ -311,6 +445,10 @@ class ClusterTable:
             )
         return self._fleets[instance.model]
 
+    def _is_same_incarnation(self, former: "ClusterTable", instance_id: str) -> bool:
+        now, then = self._instances.get(instance_id), former._instances.get(instance_id)
+        return now is not None and then is not None and now.incarnation_id == then.incarnation_id
+
     def _ledger(self, kind: SharedKind) -> UnreportedRequests:
         match kind:
             case SharedKind.PREFILL:
@@ -334,6 +472,7 @@ class ClusterTable:
         decodes = self._decodes.close(request_id, instance_id) + self._arriving.close(request_id, instance_id)
         self._take_back(prefills)
         self._take_back_decodes(decodes)
+        self.expected.ended(request_id, instance_id)
         return tuple(request.instance_id for request in (*prefills, *decodes))
 
     def _take_back(self, closed: Iterable[UnreportedRequest]) -> None:
@@ -355,3 +494,4 @@ class ClusterTable:
             return
         for model in [model for model, fleet in self._fleets.items() if not len(fleet.snapshot())]:
             del self._fleets[model]
+            self._tier_slots.pop(model, None)

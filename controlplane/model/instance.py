@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
+from controlplane.model.adapter import NO_ADAPTERS, AdapterLoad
+from controlplane.model.pull_totals import NO_PULLS, PullTotals
+
 
 class InstanceState(StrEnum):
     """The states of an instance, by what may be asked of it."""
@@ -60,10 +65,20 @@ class InstanceDescription:
     """GPUs (or processes on a CPU) that share each layer."""
     pipeline_parallel: int = 1
     """Groups of these that each hold a part of the layers."""
+    device: str = ""
+    """What it runs on, as profiles name it; empty: the worker does not say."""
+    max_loras: int = 0
+    """LoRA adapters that one step may serve; 0: it serves none."""
+    kv_token_bytes: int = 0
+    """Of a token's KV, over all GPUs of the instance; 0: the worker does not say."""
+    host_store_id: str = ""
+    """The store of KV blocks in its host's memory; all instances that name the same one see the same blocks. Empty: it
+    has none."""
+    pulls_prefixes: bool = False
+    """Whether it can pull cached prefixes from other instances of its model, and they from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(msgspec.Struct, frozen=True):
     """An instance's load right after an engine step.
 
     LMetric's indicators (section 3) are these fields and what the scheduler adds for requests it has placed
@@ -90,13 +105,37 @@ class LoadReport:
     """Mean time between two tokens of the decoding requests over the last seconds; 0 where nothing decodes."""
     transfer_obstacle: str = ""
     """Why no request can be moved to or from here, although the engine could; empty if it can."""
+    adapters: AdapterLoad = NO_ADAPTERS
+    engine_hit_tokens_total: int = 0
+    """Prompt tokens that requests found in the engine's prefix cache."""
+    host_hit_tokens_total: int = 0
+    """Those that were loaded from the host's memory besides."""
+    host_load_token_ms: float = 0.0
+    """What a token takes to be loaded, over the last loads, from the disk where it was there; 0: none has been
+    measured."""
+    disk_hit_tokens_total: int = 0
+    """Prompt tokens that were loaded from the host's disk."""
+    pulls: PullTotals = NO_PULLS
+
+
+class KvTier(StrEnum):
+    """Where cached blocks lie, as an instance sees it."""
+
+    ENGINE = "engine"
+    """In the engine's own KV memory: its prefix cache."""
+    HOST = "host"
+    """In the memory of its host, from which it loads them; all instances there that have the same layout see the
+    same."""
+    DISK = "disk"
+    """On a disk of its host, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvBlocks:
-    """Change of an instance's prefix cache, in the mesh's own block hashes (see `prefix_hash`)."""
+    """Change of what an instance has cached, in the mesh's own block hashes (see `prefix_hash`)."""
 
     stored: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     cleared: bool = False
-    """Everything is gone; `stored` then lists what came after."""
+    """Everything of the tier is gone; `stored` then lists what came after."""
+    tier: KvTier = KvTier.ENGINE

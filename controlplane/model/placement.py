@@ -1,12 +1,14 @@
 """What is asked of a placement policy, and what it answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.instance import InstanceDescription
+from controlplane.model.queue_belief import QueueBelief
 from controlplane.model.snapshot import Snapshot
 
 
@@ -28,6 +30,8 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     """Instances that the frontend that asks is not connected to."""
     is_decoding: bool = False
     """It has emitted tokens already (it lost its instance): it goes where requests are decoded, and stays there."""
+    adapter_digest: str = ""
+    """Of the LoRA adapter that it is for; empty: the model as it is."""
 
 
 class PlacementProblem(msgspec.Struct, frozen=True, eq=False):
@@ -43,6 +47,32 @@ class PlacementProblem(msgspec.Struct, frozen=True, eq=False):
     """Where it may be decoded if not where it is prefilled; None: it must stay where it is prefilled."""
     is_decode_chosen_later: bool = False
     """A `LateDecider` will be asked for the decode instance at the end of the prefill, so it says nothing now."""
+    held_tokens: NDArray[np.int64] | None = None
+    """Of `cached_tokens` those that are computed, so that another instance could pull them; None: all of them."""
+    host_tokens: NDArray[np.int64] | None = None
+    """Leading prompt tokens that each instance holds or could load from its host's memory; None: nobody loads any."""
+
+
+class DeferredIndicators(Mapping[str, NDArray[np.int64]]):
+    """Indicators that are worked out only once somebody asks why: few ask, and it takes as long as to decide."""
+
+    def __init__(self, work_out: Callable[[], Mapping[str, NDArray[np.int64]]], nbytes: int) -> None:
+        """`work_out` rests on nothing that is a part of a snapshot, and keeps about `nbytes` of memory."""
+        self.nbytes = nbytes
+        self._work_out = work_out
+
+    def __getitem__(self, name: str) -> NDArray[np.int64]:
+        return self._indicators[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._indicators)
+
+    def __len__(self) -> int:
+        return len(self._indicators)
+
+    @cached_property
+    def _indicators(self) -> Mapping[str, NDArray[np.int64]]:
+        return self._work_out()
 
 
 class Decision(msgspec.Struct, frozen=True, eq=False):
@@ -58,6 +88,18 @@ class Decision(msgspec.Struct, frozen=True, eq=False):
     the request where it is prefilled or, where instances are for one phase only, decides by `phases`."""
     decode_scores: NDArray[np.float64] | None = None
     """What `decode_row` was made of; lower wins, infinite where the instance was out of the question."""
+    stays: bool = False
+    """The policy need not be asked at the end of the prefill, though it can be: the request is decoded where it is
+    prefilled, or where the operator's phases say."""
+    pull_row: int | None = None
+    """The instance whose cached prefix is pulled before the rest is computed; -1: nothing is pulled; None: the policy
+    does not say, and `place` has it pulled where that is cheaper."""
+    pull_tokens: int = 0
+    """How many leading tokens of the prompt are there then, those included that were there before."""
+    pull_comes_ms: float = 0.0
+    """How long the other instance is thought to go on computing or loading them; 0: it has them."""
+    pull_loads_tokens: int = 0
+    """So many of them it loads from the memory of its host first."""
 
 
 class DecodeChoice(msgspec.Struct, frozen=True, eq=False):
@@ -68,6 +110,22 @@ class DecodeChoice(msgspec.Struct, frozen=True, eq=False):
     """The rule in one line, or why there was nothing to choose."""
     scores: NDArray[np.float64] | None = None
     """Lower wins; infinite where the instance was out of the question. None where there was nothing to choose."""
+
+
+class PrefixPull(msgspec.Struct, frozen=True):
+    """A prefix that an instance gets from another one before it computes the rest."""
+
+    source: InstanceDescription
+    tokens: int
+    """Leading prompt tokens that are there then, those included that were there before."""
+    pull_ms: float = 0.0
+    """What it is expected to take."""
+    compute_ms: float = 0.0
+    """What it would take to compute the same."""
+    comes_ms: float = 0.0
+    """How long the source is thought to go on computing or loading it; 0: it has it."""
+    loads_tokens: int = 0
+    """So many of them the source loads from the memory of its host first."""
 
 
 class Placement(msgspec.Struct, frozen=True, eq=False):
@@ -87,6 +145,12 @@ class Placement(msgspec.Struct, frozen=True, eq=False):
     """Who decodes is to be asked at the end of the prefill; until then it is where that is."""
     decode: DecodeChoice | None = None
     """None: where it is prefilled, as everywhere in a fleet in which every instance does both."""
+    pull: PrefixPull | None = None
+    """None: the instance computes what it has not cached, or loads it from its host's memory."""
+    loaded_tokens: int = 0
+    """Behind `cached_tokens`, what the instance could load from its host's memory."""
+    belief: QueueBelief | None = None
+    """What the instance was believed to have to do, this request apart; `place` always says so."""
 
     @property
     def decode_instance(self) -> InstanceDescription:

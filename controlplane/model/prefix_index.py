@@ -1,6 +1,8 @@
 """Which instances hold which KV blocks: block hash -> set of instances, exact and bounded."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,44 @@ from controlplane.model.block_table import BlockTable
 from controlplane.model.holder_sets import HolderSets
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
+
+FEW: Final = 4
+"""So many instances are counted one by one, in less time than unpacking their mask takes."""
+MANY_LEVELS: Final = 8
+"""So many sets of instances are unpacked one by one, in less time than all at once."""
+
+
+class ValueTable(Protocol):
+    """Blocks -> positive ints, at most `max_blocks` of them; `ABSENT`, 0, is the value of all other blocks."""
+
+    max_blocks: int
+    places: int
+
+    def __len__(self) -> int: ...
+
+    def get(self, block: int) -> int:
+        """The block's value, or `ABSENT`."""
+
+    def gather(self, blocks: Sequence[int]) -> NDArray[np.int32]:
+        """Values of the leading blocks: all up to the first that is absent, which is not in the result."""
+
+    def rewrite(self, blocks: Iterable[int], after_of: Mapping[int, int]) -> tuple[dict[int, int], int]:
+        """Replace each block's value v by `after_of[v]`, adding and deleting blocks as v or that is `ABSENT`.
+
+        Returns how many blocks had each value that changed, and how many were refused for lack of room.
+        """
+
+    def rewrite_places(self, start: int, stop: int, after_of: Mapping[int, int]) -> dict[int, int]:
+        """`rewrite` of whatever stands at places `start` to `stop` of `places`; it refuses none."""
+
+    def overflowing(self) -> list[int]:
+        """Blocks that stand at no place, so that `rewrite_places` does not reach them."""
+
+    def blocks_by_value(self) -> dict[int, int]:
+        """How many blocks have each value."""
+
+    def validate(self) -> None:
+        """Raises `InvariantBroken`."""
 
 
 class PrefixIndex:
@@ -23,9 +63,10 @@ class PrefixIndex:
     the others. `refused_blocks_total` counts them; whoever feeds the index must make that loud.
     """
 
-    def __init__(self, max_blocks: int) -> None:
+    def __init__(self, max_blocks: int, table: ValueTable | None = None) -> None:
+        """`table`: an empty one of that size; None: a `BlockTable`."""
         self.refused_blocks_total = 0
-        self._table = BlockTable(max_blocks)
+        self._table: ValueTable = BlockTable(max_blocks) if table is None else table
         self._sets = HolderSets()
         self._held_blocks: list[int] = []
         self._live = 0
@@ -102,11 +143,11 @@ class PrefixIndex:
         if not blocks or self._table.get(blocks[0]) == 0:
             return np.zeros(len(self._held_blocks), np.int64)
         set_ids = self._table.gather(blocks)
-        run_ends = np.flatnonzero(set_ids[1:] != set_ids[:-1]) + 1
+        run_lasts = (set_ids[1:] != set_ids[:-1]).nonzero()[0]
         masks = self._sets.masks
         survivors, levels, depths = among, [], []
         depth = 0
-        for run_end in [*run_ends.tolist(), len(set_ids)]:
+        for run_last in [*run_lasts.tolist(), len(set_ids) - 1]:
             remaining = survivors & masks[set_ids[depth]]
             if remaining != survivors:
                 levels.append(survivors)
@@ -114,7 +155,7 @@ class PrefixIndex:
                 survivors = remaining
                 if not remaining:
                     break
-            depth = run_end
+            depth = run_last + 1
         else:
             levels.append(survivors)
             depths.append(depth)
@@ -175,13 +216,24 @@ class PrefixIndex:
     def _counts(self, levels: list[int], depths: list[int]) -> NDArray[np.int64]:
         """`levels` are nested sets of instances, `depths[k]` the blocks held by those in level k but not k+1."""
         slots = len(self._held_blocks)
-        if len(levels) == 1:
-            return np.full(slots, depths[0], np.int64)
-        width_bytes = (slots + 7) // 8
-        packed = b"".join([level.to_bytes(width_bytes, "little") for level in levels[1:]])
-        rows = np.frombuffer(packed, np.uint8).reshape(-1, width_bytes)
-        levels_survived = np.unpackbits(rows, axis=1, count=slots, bitorder="little").sum(axis=0, dtype=np.intp)
-        counts: NDArray[np.int64] = np.array(depths, np.int64).take(levels_survived)
+        if len(levels) > MANY_LEVELS:
+            width_bytes = (slots + 7) // 8
+            packed = b"".join([level.to_bytes(width_bytes, "little") for level in levels[1:]])
+            rows = np.frombuffer(packed, np.uint8).reshape(-1, width_bytes)
+            levels_survived = np.unpackbits(rows, axis=1, count=slots, bitorder="little").sum(axis=0, dtype=np.intp)
+            counted: NDArray[np.int64] = np.array(depths, np.int64).take(levels_survived)
+            return counted
+        counts = np.empty(slots, np.int64)
+        counts.fill(depths[0])
+        for level, depth in zip(levels[1:], depths[1:], strict=True):
+            if level.bit_count() > FEW:
+                np.putmask(counts, _members(level, slots), depth)
+                continue
+            left = level
+            while left:
+                lowest = left & -left
+                counts[lowest.bit_length() - 1] = depth
+                left ^= lowest
         return counts
 
     def _require_live(self, slot: int) -> None:
@@ -190,6 +242,15 @@ class PrefixIndex:
                 f"prefix index: slot {slot} is not in use (in use: {self._live:b}, being swept: "
                 f"{self._retired | self._doomed:b}); an instance must be added before its blocks"
             )
+
+
+@lru_cache(maxsize=1024)
+def _members(mask: int, slots: int) -> NDArray[np.bool_]:
+    """Which slots are in the set. The same few sets hold most of what is looked up: system prompts, and a host's."""
+    packed = np.frombuffer(mask.to_bytes((slots + 7) // 8, "little"), np.uint8)
+    members = np.unpackbits(packed, count=slots, bitorder="little").view(np.bool_)
+    members.flags.writeable = False
+    return members
 
 
 class _Transition(dict[int, int]):

@@ -5,7 +5,10 @@ Any worker can continue a request from these three; placement, migration and rec
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
+from controlplane.model.adapter import Adapter
+from controlplane.model.media import MediaSpan, PromptMedia
 from controlplane.model.sampling import INT32_MAX, TOKEN_IDS, Bounds, parameter, parameters
 
 
@@ -103,6 +106,35 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """Another instance that has the KV of a prompt's first tokens, to be pulled before the rest is computed."""
+
+    instance_id: str
+    tokens: int
+    comes_ms: int = 0
+    """It is computing them, or loads them from its host's memory, for about so long; 0: it has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """On whose account a request is served."""
+
+    name: str = ""
+    """Of the API key; empty without one."""
+    share: float = 1.0
+    """Of what is to be had where tenants compete, as a multiple of another's."""
+
+
+NO_TENANT: Final = Tenant()
+MAX_TURN: Final = (1 << 31) - 1
+
+
+def engine_priority(priority: int, turn: int = 0) -> int:
+    """What an engine orders requests by, lower first: priorities, and among equal ones turns. Fits into 64 bits."""
+    return priority * (MAX_TURN + 1) + turn
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request as an engine sees it."""
 
@@ -113,12 +145,34 @@ class EngineRequest:
     """Generated elsewhere already; the engine goes on after them and never emits them again."""
     priority: int = 0
     """Lower is served first, as in vLLM."""
+    turn: int = 0
+    """Among those of its priority, from 0 to `MAX_TURN`: lower is served first. The instance gives it."""
+    tenant: Tenant = NO_TENANT
     resume: Resume | None = None
     """None: it ends with its frontend."""
     cache_salt: str = ""
     """Its blocks in the prefix cache are found by requests of the same salt only."""
     traceparent: str = ""
     """What its spans are a part of, as the W3C's header of this name says it; see `mesh.tracing`."""
+    media: PromptMedia | None = None
+    """What the prompt holds besides text; its tokens are among `prompt_token_ids`."""
+    adapter: Adapter | None = None
+    """The LoRA adapter that answers it; None: the model as it is."""
+
+    @property
+    def engine_priority(self) -> int:
+        """Its priority and its turn."""
+        return engine_priority(self.priority, self.turn)
+
+    @property
+    def media_spans(self) -> tuple[MediaSpan, ...]:
+        """Where the prompt's tokens stand for media."""
+        return () if self.media is None else self.media.spans
+
+    @property
+    def adapter_digest(self) -> str:
+        """Of its adapter; empty without one."""
+        return "" if self.adapter is None else self.adapter.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +205,13 @@ class TokenDelta:
     error: str = ""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; set on a request's first delta."""
+    queued_ms: float | None = None
+    """How long the request waited in the engine's queue; on its first delta, where the engine tells."""
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     """Of the prompt's tokens but the first, which nothing comes before; on the first delta of a request that asked for
     them and has not emitted anything elsewhere."""
+    may_go_elsewhere: bool = False
+    """Of an error: this instance cannot serve the request now, and another one may."""
 
 
 @dataclass(frozen=True, slots=True)

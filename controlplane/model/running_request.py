@@ -15,6 +15,8 @@ class RunningRequest:
     """Tokens that it is predicted still to generate from now on, at least 0; None where nobody predicts."""
     frontend_id: str = ""
     """The frontend that its tokens go to; empty where there are none, as in a simulation."""
+    band_tokens: tuple[int, int] | None = None
+    """With a probability of 10 and of 90 % as many or fewer remain; None where nobody says so."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.generated_tokens <= self.context_tokens:

@@ -19,6 +19,8 @@ class SharedKind(StrEnum):
     """The request has ended, or will not come."""
 
 
+MAX_SHARED_MARKS: Final = 1024
+"""Of a prompt, in one event."""
 PLACED_KINDS: Final = (SharedKind.PREFILL, SharedKind.DECODE, SharedKind.ARRIVING)
 
 
@@ -32,3 +34,5 @@ class SharedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens to prefill; for decodes, context tokens."""
     origin: str = ""
     """The scheduler that told of it."""
+    marks: tuple[int, ...] = ()
+    """Of a prompt that was placed: those that its instance did not have, see `expected_blocks`."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.instance import InstanceDescription, InstanceState
+from controlplane.model.step_costs import StepCosts
 
 INSTANCE_STATES: tuple[InstanceState, ...] = tuple(InstanceState)
 """Decodes `Column.STATE`."""
@@ -22,15 +23,15 @@ class Column:
     """
 
     RUNNING_REQUESTS: Final = 0
-    QUEUED_REQUESTS: Final = 1
-    QUEUED_PREFILL_TOKENS: Final = 2
-    RUNNING_TOKENS: Final = 3
-    KV_BLOCKS_USED: Final = 4
-    KV_BLOCKS_TOTAL: Final = 5
-    UNREPORTED_REQUESTS: Final = 6
-    UNREPORTED_PREFILL_TOKENS: Final = 7
-    BATCH_REQUESTS: Final = 8
-    PENDING_PREFILL_TOKENS: Final = 9
+    RUNNING_TOKENS: Final = 1
+    BATCH_REQUESTS: Final = 2
+    PENDING_PREFILL_TOKENS: Final = 3
+    QUEUED_REQUESTS: Final = 4
+    QUEUED_PREFILL_TOKENS: Final = 5
+    KV_BLOCKS_USED: Final = 6
+    KV_BLOCKS_TOTAL: Final = 7
+    UNREPORTED_REQUESTS: Final = 8
+    UNREPORTED_PREFILL_TOKENS: Final = 9
     BLOCK_TOKENS: Final = 10
     SLOT: Final = 11
     """Where the instance stands in the prefix index."""
@@ -40,7 +41,8 @@ class Column:
     TOKEN_INTERVAL_US: Final = 15
     UNREPORTED_DECODES: Final = 16
     UNREPORTED_DECODE_TOKENS: Final = 17
-    COUNT: Final = 18
+    STEP_TOKENS: Final = 18
+    COUNT: Final = 19
 
 
 class Indicator:
@@ -77,6 +79,25 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     """True where the operator lets requests be decoded whose prompt was computed elsewhere. Read-only."""
     is_restricted: bool
     """Whether any instance is for one phase only."""
+    costs: NDArray[np.float64]
+    """What steps cost on each instance, as far as is known. Shape (CostRow.COUNT, instances), read-only."""
+    uniform_costs: tuple[float, ...] | None
+    """The same where they are the same on all instances, which makes a decision a fifth cheaper; None where not."""
+    answer_tokens: float
+    """What the model's answers usually have."""
+    kv_costs: NDArray[np.float64]
+    """What it takes to bring KV to each instance; infinite where it cannot be. Shape (KvCostRow.COUNT, instances),
+    read-only."""
+    uniform_kv_costs: tuple[float, ...] | None
+    """The same where they are the same on all instances; None where not."""
+    brings_kv: bool
+    """Whether KV can be brought to any instance at all."""
+    least_kv_tokens: int
+    """The KV memory of the instance that has least, in tokens."""
+    prices: NDArray[np.float64]
+    """What a prompt costs on each instance as it is now. Shape (PriceRow.COUNT, instances), read-only."""
+    is_profiled: bool
+    """Whether the costs of all instances were measured; if not, some are a data sheet's."""
 
     running_requests = Indicator(Column.RUNNING_REQUESTS)
     queued_requests = Indicator(Column.QUEUED_REQUESTS)
@@ -107,6 +128,8 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     """Requests that are to be decoded here once their prompt is computed elsewhere, and have not come yet."""
     unreported_decode_tokens = Indicator(Column.UNREPORTED_DECODE_TOKENS)
     """Prompt tokens of those."""
+    step_tokens = Indicator(Column.STEP_TOKENS)
+    """Token budget of one engine step."""
 
     def __len__(self) -> int:
         return len(self.instances)
@@ -119,6 +142,10 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
 
     def state(self, row: int) -> InstanceState:
         return INSTANCE_STATES[int(self.table[Column.STATE, row])]
+
+    def costs_of(self, row: int) -> StepCosts:
+        """What a step of the instance in this row costs, as far as is known."""
+        return StepCosts(*self.costs[:, row].tolist())
 
     def refusal(self, row: int) -> str:
         """Why nothing may be placed on this instance; empty where something may."""

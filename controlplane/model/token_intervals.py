@@ -15,12 +15,14 @@ class TokenIntervals:
     equal means. An interval counts when its token comes.
     """
 
-    __slots__ = ("_latest", "_tokens", "_waited_us")
+    __slots__ = ("_latest", "_tokens", "_tokens_total", "_waited_total_us", "_waited_us")
 
     def __init__(self) -> None:
         self._latest = 0
         self._tokens = [0] * SLICES
         self._waited_us = [0] * SLICES
+        self._tokens_total = self._waited_total_us = 0
+        """Of all slices: reports ask for the mean more often than slices pass."""
 
     def add(self, requests: int, started_ms: float, ended_ms: float, tokens_each: int = 1) -> None:
         """A token (or several) for each of so many requests, at `ended_ms`, the one before having come at `started_ms`.
@@ -39,15 +41,19 @@ class TokenIntervals:
 
     def mean_ms(self) -> float:
         """Over the window that ends with the latest time seen; 0 without a token in it."""
-        tokens = sum(self._tokens)
-        return sum(self._waited_us) / tokens / 1000 if tokens else 0.0
+        return self._waited_total_us / self._tokens_total / 1000 if self._tokens_total else 0.0
 
     def _add(self, tokens: int, waited_us: int, number: int) -> None:
         """Time that goes backwards counts as the latest seen."""
         if number > self._latest:
             for passed in range(max(self._latest, number - SLICES) + 1, number + 1):
-                self._tokens[passed % SLICES] = self._waited_us[passed % SLICES] = 0
+                place = passed % SLICES
+                self._tokens_total -= self._tokens[place]
+                self._waited_total_us -= self._waited_us[place]
+                self._tokens[place] = self._waited_us[place] = 0
             self._latest = number
+        self._tokens_total += tokens
+        self._waited_total_us += waited_us
         self._tokens[self._latest % SLICES] += tokens
         self._waited_us[self._latest % SLICES] += waited_us
 

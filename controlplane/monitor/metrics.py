@@ -43,6 +43,7 @@ class MonitorCollector(Collector):
         age = gauge("load_age_seconds", "Seconds since the last load report")
         stale = gauge("stale", "1 while the load report is too old to be believed")
         cached = gauge("cached_blocks", "KV blocks in the prefix cache")
+        loadable = gauge("host_blocks", "KV blocks that could be loaded from the memory of the host")
         gauges = {name: gauge(name, text) for name, text in LOAD_GAUGES.items()}
         counters = {
             name: CounterMetricFamily(
@@ -55,6 +56,7 @@ class MonitorCollector(Collector):
             age.add_metric(labels, now_s - instance.load_s)
             stale.add_metric(labels, instance.stale)
             cached.add_metric(labels, len(instance.blocks))
+            loadable.add_metric(labels, len(instance.host_blocks))
             for name, family in (gauges | counters).items():
                 if instance.load is not None:
                     family.add_metric(labels, getattr(instance.load, name))

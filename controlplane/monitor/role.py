@@ -38,7 +38,8 @@ class MonitorRole:
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         """Serve reports from workers and watches of schedulers; begins with no instance known."""
         clock = context.runtime.clock.now_s
-        service = MonitorService(context.member_id, InstanceRegistry(self._settings.stale_s), self._settings, clock)
+        registry = InstanceRegistry(self._settings.stale_s, self._settings.max_reports_per_s)
+        service = MonitorService(context.member_id, registry, self._settings, clock)
         self._service = service
         MonitorCollector(service, clock, context.registry)
         context.server.add(monitor_pb2_grpc.add_MonitorServicer_to_server, service, "penstock.v1.Monitor")

@@ -66,7 +66,10 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
             if self._clock() - acked_s >= ACK_INTERVAL_S:
                 acked_s = self._clock()
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await context.write(monitor_pb2.ReportAck(monitor_id=self._monitor_id))
+                    interval_ms = self.registry.report_interval_ms
+                    await context.write(
+                        monitor_pb2.ReportAck(monitor_id=self._monitor_id, report_interval_ms=interval_ms)
+                    )
             message = await context.read()
             if message is grpc.aio.EOF:
                 return "its report stream ended"
@@ -171,6 +174,8 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
                     load_age_ms=int(1000 * (now_s - instance.load_s)),
                     stale=instance.stale,
                     cached_blocks=len(instance.blocks),
+                    host_blocks=len(instance.host_blocks),
+                    disk_blocks=len(instance.disk_blocks),
                 )
                 for instance in self.registry.instances()
             ]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mesh.errors import ConfigurationError
 
-_LONGER_THAN_NOTHING = ("stale_s", "heartbeat_ms", "max_backlog")
+_LONGER_THAN_NOTHING = ("stale_s", "heartbeat_ms", "max_backlog", "max_reports_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,12 @@ class MonitorSettings:
     """Milliseconds over which changes are gathered into one message to a watcher."""
     heartbeat_ms: float = 500.0
     """Milliseconds of quiet after which a watcher is sent an empty update."""
-    max_backlog: int = 200_000
-    """Changes and block hashes that may wait for one watcher; a slower watcher is cut off and starts again."""
+    max_reports_per_s: float = 4000.0
+    """Load reports a second, of all instances together: beyond this each is asked to report less often, at most to a
+    quarter of `stale_s`."""
+    max_backlog: int = 2_000_000
+    """Changes and block hashes, 8 bytes each, that may wait for one watcher; a slower watcher is cut off and starts
+    again. A thousand busy instances bring a million a second."""
 
     def __post_init__(self) -> None:
         """Raises `ConfigurationError` for settings by which no instance would be believed or no watcher ever rest."""

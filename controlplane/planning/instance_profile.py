@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from controlplane.model.step_costs import StepCosts
 from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.qoe import QoeFit
 from controlplane.prediction.running_tokens import DecodePoint, max_running_tokens
@@ -31,6 +32,17 @@ class StepCoefficients(msgspec.Struct, frozen=True):
     longest_token_ms: float = 0.0
     """Per token of the longest of these contexts, which other requests wait for."""
 
+    def for_placement(self, max_step_tokens: int) -> StepCosts:
+        """The same in the terms of placement: what a prefill step costs by itself is shared out to the tokens of a full
+        one. The longest context, which placement does not know, is left out."""
+        return StepCosts(
+            self.fixed_ms,
+            self.prefill_token_ms + self.prefill_step_ms / max(max_step_tokens, 1),
+            self.decode_request_ms,
+            self.context_token_ms,
+            self.attended_pair_ms,
+        )
+
 
 class StepFit(msgspec.Struct, frozen=True):
     """The coefficients and how well they predict steps that they were not fitted to."""
@@ -42,6 +54,22 @@ class StepFit(msgspec.Struct, frozen=True):
     """Sum of |predicted - measured| over the sum of the measured durations of the held-out steps."""
     total_error: float
     """Sum of the predicted over the sum of the measured durations of the held-out steps, less 1."""
+
+
+class UnevenPoint(msgspec.Struct, frozen=True):
+    """Decode steps of so many requests: all equally long, and of the same total where one has half of the tokens."""
+
+    requests: int
+    context_tokens: float
+    """In all, of the equal ones; medians, like everything here."""
+    longest_tokens: float
+    """Of the one with half of the tokens."""
+    level_ms: float
+    """Step of the equal ones."""
+    uneven_ms: float
+    """Step of the others, at the same total by the fitted costs."""
+    error_ms: float
+    """Half of the 95 % interval of the difference."""
 
 
 class InstanceSizes(msgspec.Struct, frozen=True):
@@ -57,6 +85,14 @@ class InstanceSizes(msgspec.Struct, frozen=True):
     def kv_tokens(self) -> int:
         """Tokens that the KV cache holds."""
         return self.kv_blocks * self.block_tokens
+
+
+def profile_name(engine: str, model: str, device: str, shape: ReplicaShape) -> str:
+    """What the profile of such an instance is called."""
+    names = [engine, model, device]
+    if shape.gpus > 1:
+        names.append(f"tp{shape.tp}" + (f"-pp{shape.pp}" if shape.pp > 1 else ""))
+    return "/".join(names)
 
 
 class InstanceProfile(msgspec.Struct, frozen=True):
@@ -77,6 +113,8 @@ class InstanceProfile(msgspec.Struct, frozen=True):
     tensor_parallel: _Degree = 1
     """Of the instance that was profiled; profiles of a time when this was not noted count as one GPU."""
     pipeline_parallel: _Degree = 1
+    unevenness: tuple[UnevenPoint, ...] = ()
+    """Largest batch last. What of it costs is in the step's `longest_token_ms`, which is fitted to these steps, too."""
 
     @property
     def key(self) -> str:
@@ -86,15 +124,17 @@ class InstanceProfile(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """ENGINE/MODEL/DEVICE, and /tp4 or /tp4-pp2 for an instance of several GPUs."""
-        names = [self.engine, self.model, self.device]
-        if self.shape.gpus > 1:
-            names.append(f"tp{self.shape.tp}" + (f"-pp{self.shape.pp}" if self.shape.pp > 1 else ""))
-        return "/".join(names)
+        return profile_name(self.engine, self.model, self.device, self.shape)
 
     @property
     def shape(self) -> ReplicaShape:
         """The GPUs that one such instance takes."""
         return ReplicaShape(self.tensor_parallel, self.pipeline_parallel)
+
+    @property
+    def step_costs(self) -> StepCosts:
+        """What a step costs, for placement."""
+        return self.step.coefficients.for_placement(self.sizes.max_step_tokens)
 
     def max_running_tokens(self, tpot_ms: float) -> int:
         """Tokens that an instance may decode at the same time within a TPOT (Arrow, section 5.3)."""

@@ -62,6 +62,13 @@ class Population:
         loads *= share
         return loads
 
+    def prompt_share_up_to(self, lengths: NDArray[Any]) -> Floats:
+        """Share of all prompt tokens that are of prompts at most so long; shape (lengths,)."""
+        order = np.sort(self.input_tokens)
+        sums = np.concatenate([[0.0], np.cumsum(order)])
+        share: Floats = sums[np.searchsorted(order, lengths, side="right")] / max(float(sums[-1]), 1.0)
+        return share
+
     def crossings(self, lengths: NDArray[Any]) -> Floats:
         """Requests in flight that cross each length, each weighed by 1 / its output tokens; shape (lengths,).
 

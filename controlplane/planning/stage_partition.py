@@ -19,11 +19,16 @@ from mesh.errors import ConfigurationError
 
 Floats = NDArray[np.float64]
 
+PROMPT_SLACK = 0.1
+"""A stage may have so much more than its share of the prompts: they are what its instances' steps are full of."""
+
 
 class PartitionMethod(StrEnum):
     """Algorithms that cut instances into stages, and rival layouts."""
 
     EXACT = "exact"
+    PREFILL = "prefill"
+    """Exact among the plans in which no stage computes much more than its share of the prompts. Not in the paper."""
     HEURISTIC = "heuristic"
     CHAIN = "chain"
     """One instance per stage; a rival layout."""
@@ -45,6 +50,8 @@ class PartitionProblem:
     """D_0"""
     transfer_ms: Floats
     """c_l of each cut, in the unit of the quality; 0 at cut 0."""
+    prompt_share: Floats
+    """Of all prompt tokens those of requests that enter between two cuts; shape (cuts, cuts)."""
 
     @staticmethod
     def of(
@@ -55,8 +62,14 @@ class PartitionProblem:
         between = loads[None, :, :] - loads[:, None, :]
         np.maximum(between, 0.0, out=between)
         transfer_ms = population.crossings(cuts_tokens) * cuts_tokens * transfer_token_ms
+        entering = population.prompt_share_up_to(cuts_tokens)
         return PartitionProblem(
-            cuts_tokens, between[:, :, 0], between @ model.coefficients[1:], model.base_ms, transfer_ms
+            cuts_tokens,
+            between[:, :, 0],
+            between @ model.coefficients[1:],
+            model.base_ms,
+            transfer_ms,
+            entering[None, :] - entering[:, None],
         )
 
     def stage_costs(self, instances: NDArray[np.int64]) -> Floats:
@@ -106,6 +119,8 @@ def find_plan(problem: PartitionProblem, instances: int, method: PartitionMethod
     match method:
         case PartitionMethod.EXACT:
             return exact_plan(problem, instances)
+        case PartitionMethod.PREFILL:
+            return exact_plan(problem, instances, prompt_slack=PROMPT_SLACK)
         case PartitionMethod.HEURISTIC:
             return heuristic_plan(problem, instances)
         case PartitionMethod.CHAIN:
@@ -114,8 +129,11 @@ def find_plan(problem: PartitionProblem, instances: int, method: PartitionMethod
             return problem.plan((instances,), ())
 
 
-def exact_plan(problem: PartitionProblem, instances: int) -> StagePlan:
+def exact_plan(problem: PartitionProblem, instances: int, prompt_slack: float = np.inf) -> StagePlan:
     """The best of all plans, by f[e, l] = min over k, l' of f[e - k, l'] + k Q^(n[l', l] / k) + c[l'].
+
+    Of plans in which a stage's share of the prompt tokens is more than 1 + `prompt_slack` of its share of the instances
+    there is none; one stage of all is always within it.
 
     Among equals, the one whose last stage has more instances and begins earlier. O(instances^2 cuts^2), of which
     numpy does all but one factor of instances.
@@ -125,6 +143,7 @@ def exact_plan(problem: PartitionProblem, instances: int) -> StagePlan:
     descending = np.arange(instances, 0, -1)
     costs = problem.stage_costs(descending) + problem.transfer_ms[:, None]
     costs[:, np.tril_indices(cuts)[0], np.tril_indices(cuts)[1]] = np.inf
+    costs[problem.prompt_share > (1 + prompt_slack) / instances * descending[:, None, None]] = np.inf
     best = np.full((instances + 1, cuts), np.inf)
     best[0, 0] = 0.0
     choice = np.zeros((instances + 1, cuts), dtype=np.int64)

@@ -22,6 +22,7 @@ class Filter:
     smallest batch (LMetric, figure 13: simplified from AIBrix's prefix-cache policy)."""
 
     name: ClassVar[str] = "filter"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = (
         "score = bs if the candidates' bs differ by more than range, else uncached prompt tokens, ties going to the "
         "lowest bs; bs = running + queued requests"

@@ -11,7 +11,7 @@ SLICES = 12
 
 
 class SlidingCount:
-    """How many events fell into the last window of time, in constant memory.
+    """How many events, or how much of something, fell into the last window of time, in constant memory.
 
     It counts by slices of a twelfth of the window: an event is forgotten up to a slice before the window is over.
 
@@ -26,13 +26,13 @@ class SlidingCount:
         self._latest = 0
         self._total = 0
 
-    def add(self, now_s: float) -> None:
+    def add(self, now_s: float, amount: int = 1) -> None:
         self._forget_before(now_s)
-        self._counts[self._latest % SLICES] += 1
-        self._total += 1
+        self._counts[self._latest % SLICES] += amount
+        self._total += amount
 
     def total(self, now_s: float) -> int:
-        """Events in the window that ends at `now_s`."""
+        """All that was added in the window that ends at `now_s`."""
         self._forget_before(now_s)
         return self._total
 
@@ -63,6 +63,8 @@ class ClassSighting(msgspec.Struct, frozen=True):
     """|M-bar|: the candidates that do not."""
     lower_on_holders: bool
     """Equation 4: the best score is a holder's."""
+    hit_tokens: int = 1
+    """Of its prompt that the holders have cached."""
 
 
 @dataclass(slots=True)
@@ -70,6 +72,8 @@ class RequestClass:
     """Requests that share a cached prefix."""
 
     requests: SlidingCount
+    hit_tokens: SlidingCount
+    """Of these requests' prompts that somebody had cached."""
     lower_in_a_row: int = 0
     """Requests since the first alarm, in a row, that scored lower on holders than elsewhere."""
     benign_since_s: float | None = None
@@ -87,8 +91,9 @@ class HotspotDetector:
     M as it then is gets filtered out for the class, until equation 2 has held again for `hold_s`. The paper does not
     say when the filter ends.
 
-    Memory: classes beyond twice `max_classes` are forgotten but for the `max_classes` with the most hits in the
-    window. A class must be frequent to be a hotspot, so those forgotten are none.
+    Memory: only the classes with the highest hit rates are tracked, as in the paper. Classes beyond twice `max_classes`
+    are forgotten but for the `max_classes` with the most cached tokens in the window. By requests, which came first
+    here, short system prompts that everybody shares push out the long documents that make hotspots.
     """
 
     def __init__(self, window_s: float, max_classes: int, hold_s: float) -> None:
@@ -111,6 +116,7 @@ class HotspotDetector:
         self._requests.add(now_s)
         seen = self._class(now_s, sighting.class_hash)
         seen.requests.add(now_s)
+        seen.hit_tokens.add(now_s, sighting.hit_tokens)
         if not self._alarms(now_s, seen, sighting):
             seen.lower_in_a_row = 0
             self._clear_when_over(now_s, seen)
@@ -131,6 +137,7 @@ class HotspotDetector:
         self._requests.validate()
         for known in self._classes.values():
             known.requests.validate()
+            known.hit_tokens.validate()
             assert known.lower_in_a_row >= 0, "what is counted in a row"
             assert known.filtered_ids or known.benign_since_s is None, "only a filter awaits its end"
 
@@ -154,11 +161,12 @@ class HotspotDetector:
         if known is not None:
             return known
         if len(self._classes) >= 2 * self._max_classes:
-            self._keep_the_frequent(now_s)
-        return self._classes.setdefault(class_hash, RequestClass(SlidingCount(self._window_s)))
+            self._keep_the_most_hit(now_s)
+        counts = SlidingCount(self._window_s), SlidingCount(self._window_s)
+        return self._classes.setdefault(class_hash, RequestClass(*counts))
 
-    def _keep_the_frequent(self, now_s: float) -> None:
+    def _keep_the_most_hit(self, now_s: float) -> None:
         """Among equals, the younger classes stay. Sorting once per `max_classes` new ones costs little for each."""
         youngest_first = reversed(self._classes.items())
-        frequent = sorted(youngest_first, key=lambda item: -item[1].requests.total(now_s))[: self._max_classes]
-        self._classes = dict(reversed(frequent))
+        most_hit = sorted(youngest_first, key=lambda item: -item[1].hit_tokens.total(now_s))[: self._max_classes]
+        self._classes = dict(reversed(most_hit))

@@ -72,12 +72,29 @@ class Pooled(Policy, Protocol):
     """A policy that keeps instances in pools of its own making."""
 
     def pools(self, model: str) -> Mapping[str, str]:
-        """The pool of each instance of the model, as of the policy's last look; for people and metrics."""
+        """The pool of each instance of the model, as of the policy's last look: what a scheduler that leads next goes
+        on with, and for people and metrics."""
+
+    def resume(self, model: str, pools: Mapping[str, str]) -> None:
+        """Go on with the pools that another scheduler has made under this policy; its own of this model, if it has
+        any, are forgotten. A pool that it does not know counts for nothing."""
 
 
 def has_pools(policy: Policy) -> TypeGuard[Pooled]:
     """Whether the policy keeps pools."""
     return hasattr(policy, "pools")
+
+
+class IgnoresProgress(Policy, Protocol):
+    """A policy to which it makes no difference how far the requests that decode have come: of the indicators it reads
+    only those of requests, of prompts to be computed and of the cache. The simulator then spares itself the others."""
+
+    ignores_progress: ClassVar[bool]
+
+
+def ignores_progress(policy: Policy) -> bool:
+    """Whether the policy says so; one that says nothing may read all there is."""
+    return bool(getattr(policy, "ignores_progress", False))
 
 
 def is_observer(policy: Policy) -> TypeGuard[Observer]:

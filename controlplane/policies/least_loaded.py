@@ -16,6 +16,7 @@ class LeastLoaded:
     """
 
     name: ClassVar[str] = "least_loaded"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = "score = 4 x queued requests + running requests"
     parameters = PolicyParameters()
 

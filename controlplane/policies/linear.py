@@ -24,6 +24,7 @@ class Linear:
     """
 
     name: ClassVar[str] = "linear"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = (
         "score = lambda x (1 - cached tokens / prompt tokens) + (1 - lambda) x bs / largest bs; "
         "bs = running + queued requests"

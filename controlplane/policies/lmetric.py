@@ -17,6 +17,7 @@ class LMetric:
     """
 
     name: ClassVar[str] = "lmetric"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = (
         "score = p_token x bs; p_token = queued prefill tokens + uncached prompt tokens, at least 1; "
         "bs = running + queued requests; ties go to the lowest p_token"

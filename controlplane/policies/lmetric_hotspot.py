@@ -32,10 +32,12 @@ class LMetricHotspot:
 
     A request's class is the longest prefix of it that any candidate has cached, and M the candidates that have all
     of that. Rejected: a prefix of fixed length, which a system prompt shared by everyone makes one class. Equation 4
-    is read as: LMetric's choice, ties and all, is in M.
+    is read as: LMetric's choice, ties and all, is in M, and M is busier than the others. Without that the detector
+    sent coding agents away from the idle holders of 240,000 of their tokens, for nobody's good.
     """
 
     name: ClassVar[str] = "lmetric_hotspot"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = f"{LMetric.rule}; a hot prefix's requests avoid the instances that were overloaded by it"
 
     def __init__(self, parameters: HotspotParameters) -> None:
@@ -68,7 +70,10 @@ class LMetricHotspot:
         holds: NDArray[np.bool_] = cached_tokens == cached_tokens[longest]
         holders = int(np.count_nonzero(holds))
         others = int(np.count_nonzero(problem.candidates)) - holders
-        sighting = ClassSighting(problem.request.block_hashes[blocks - 1], holders, others, bool(holds[lmetric_row]))
+        draws = bool(holds[lmetric_row]) and _are_busier(problem, holds)
+        sighting = ClassSighting(
+            problem.request.block_hashes[blocks - 1], holders, others, draws, int(cached_tokens[longest])
+        )
         hot, alarm = detector.seen(now_s, sighting)
         if alarm:
             instances = problem.snapshot.instances
@@ -81,3 +86,10 @@ class LMetricHotspot:
             known = HotspotDetector(self.parameters.window_s, self.parameters.max_classes, self.parameters.hold_s)
             self._detectors[model] = known
         return known
+
+
+def _are_busier(problem: PlacementProblem, holds: NDArray[np.bool_]) -> bool:
+    """Whether the candidates that hold the prefix have more requests each than those that do not."""
+    bs = problem.snapshot.batch_requests
+    others = problem.candidates & ~holds
+    return not others.any() or bool(bs[problem.candidates & holds].mean() > bs[others].mean())

@@ -16,6 +16,7 @@ class LMetricPlus:
     """
 
     name: ClassVar[str] = "lmetric_plus"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = (
         "score = p_token x (bs + 1); p_token = queued prefill tokens + uncached prompt tokens, at least 1; "
         "bs = running + queued requests"

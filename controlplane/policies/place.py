@@ -1,13 +1,24 @@
 """Place one request: from the cluster table through a policy to an instance."""
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.cluster import ClusterTable
+from controlplane.model.expected_blocks import marks_of
 from controlplane.model.instance import InstanceDescription
-from controlplane.model.placement import Decision, DecodeChoice, Placement, PlacementProblem, PlacementRequest
+from controlplane.model.placement import (
+    Decision,
+    DecodeChoice,
+    Placement,
+    PlacementProblem,
+    PlacementRequest,
+    PrefixPull,
+)
+from controlplane.model.queue_belief import QueueBelief
+from controlplane.model.shared_event import MAX_SHARED_MARKS, SharedEvent, SharedKind
 from controlplane.model.snapshot import Snapshot
-from controlplane.policies import phases
+from controlplane.policies import adapters, kv_options, phases
 from controlplane.policies.interface import Policy, decides_late
 from mesh.errors import NoInstance, UnknownModel
 
@@ -30,9 +41,9 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
         raise UnknownModel(_unknown_model(table, request.model))
     candidates = snapshot.placeable
     excluded: dict[str, str] = {}
-    is_narrower = request.excluded_instance_ids or request.unreachable_instance_ids
+    is_narrower = request.excluded_instance_ids or request.unreachable_instance_ids or request.adapter_digest
     if is_narrower or snapshot.placeable_instances < len(snapshot):
-        candidates, excluded = _narrow(snapshot, request)
+        candidates, excluded = _narrow(table, snapshot, request)
     if len(excluded) == len(snapshot):
         raise NoInstance(_no_instance(request.model, excluded))
     decode_candidates = _movable(table, snapshot, candidates) if phases.moves(request) else None
@@ -43,12 +54,24 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
         for row in np.flatnonzero(candidates & ~suited).tolist():
             excluded[snapshot.instances[row].instance_id] = f"is for {snapshot.instances[row].phase} only"
         candidates = suited
-    cached_tokens = table.cached_tokens(snapshot, request.block_hashes)
+    if request.adapter_digest:
+        candidates, passed_over = adapters.preferred(table, snapshot, request.adapter_digest, candidates)
+        excluded |= passed_over
+    held_tokens, host_tokens = table.known_tokens(snapshot, request.block_hashes)
+    if not snapshot.brings_kv:
+        host_tokens = None
+    cached_tokens = table.with_expected(snapshot, request.block_hashes, held_tokens)
     stays_open = asks_later and decides_late(policy) and not request.is_decoding
-    problem = PlacementProblem(request, snapshot, cached_tokens, candidates, decode_candidates, stays_open)
+    problem = PlacementProblem(
+        request, snapshot, cached_tokens, candidates, decode_candidates, stays_open, held_tokens, host_tokens
+    )
     decision = policy.decide(problem)
+    stays_open = stays_open and not decision.stays
+    if decision.pull_row is None and snapshot.brings_kv:
+        decision = _with_pull(problem, decision)
     instance = snapshot.instances[decision.row]
     cached = min(int(cached_tokens[decision.row]), request.prompt_tokens)
+    new_tokens = request.prompt_tokens - min(_had_tokens(problem, decision), request.prompt_tokens)
     placement = Placement(
         request,
         instance,
@@ -60,12 +83,39 @@ def place(table: ClusterTable, policy: Policy, request: PlacementRequest, *, ask
         excluded,
         is_decode_open=stays_open and decode_candidates is not None,
         decode=None if stays_open else phases.choose_decode(problem, decision),
+        loaded_tokens=0 if host_tokens is None else max(0, int(host_tokens[decision.row]) - cached),
+        pull=_pull(problem, decision),
+        belief=QueueBelief(int(snapshot.pending_prefill_tokens[decision.row]), new_tokens),
     )
-    table.placed(request.request_id, instance.instance_id, request.prompt_tokens - cached, request.now_s)
+    table.placed(
+        request.request_id,
+        instance.instance_id,
+        new_tokens,
+        request.now_s,
+        marks_of(request.block_hashes, instance.block_tokens, cached),
+    )
     if placement.is_split:
         decode_id = placement.decode_instance.instance_id
         table.placed_decode(request.request_id, decode_id, request.prompt_tokens, request.now_s)
     return placement
+
+
+def shared_events(placement: Placement) -> tuple[SharedEvent, ...]:
+    """What other schedulers are to count of a placement."""
+    request, instance = placement.request, placement.instance
+    tokens = request.prompt_tokens - placement.cached_tokens
+    marks = marks_of(request.block_hashes, instance.block_tokens, placement.cached_tokens)
+    prefill = SharedEvent(
+        SharedKind.PREFILL,
+        request.request_id,
+        instance.instance_id,
+        tokens,
+        marks=tuple(marks[:MAX_SHARED_MARKS]),
+    )
+    if not placement.is_split:
+        return (prefill,)
+    decode_id = placement.decode_instance.instance_id
+    return prefill, SharedEvent(SharedKind.DECODE, request.request_id, decode_id, request.prompt_tokens)
 
 
 def place_decode(
@@ -91,7 +141,7 @@ def choose_decode(
     prefill_row = None if snapshot is None else snapshot.row(prefill_instance_id)
     if snapshot is None or prefill_row is None or not phases.moves(request):
         return None
-    candidates, _ = _narrow(snapshot, request)
+    candidates, _ = _narrow(table, snapshot, request)
     decode_candidates = _movable(table, snapshot, candidates) & snapshot.decode_rows
     nothing_cached = np.zeros(len(snapshot), np.int64)
     problem = PlacementProblem(request, snapshot, nothing_cached, candidates, decode_candidates)
@@ -106,6 +156,40 @@ def choose_decode(
     return snapshot.instances, choice
 
 
+def _with_pull(problem: PlacementProblem, decision: Decision) -> Decision:
+    source = kv_options.choose_pull(problem, decision.row)
+    if source is None:
+        return decision
+    return msgspec.structs.replace(
+        decision,
+        pull_row=source.row,
+        pull_tokens=source.tokens,
+        pull_comes_ms=source.comes_ms,
+        pull_loads_tokens=source.loads_tokens,
+    )
+
+
+def _pull(problem: PlacementProblem, decision: Decision) -> PrefixPull | None:
+    if decision.pull_row is None or decision.pull_row < 0:
+        return None
+    source = kv_options.PrefixSource(decision.pull_row, decision.pull_tokens)
+    return PrefixPull(
+        problem.snapshot.instances[source.row],
+        source.tokens,
+        kv_options.pull_ms(problem, source, decision.row),
+        kv_options.compute_ms(problem, source.tokens, decision.row),
+        decision.pull_comes_ms,
+        decision.pull_loads_tokens,
+    )
+
+
+def _had_tokens(problem: PlacementProblem, decision: Decision) -> int:
+    """Leading prompt tokens that the chosen instance need not compute: cached, pulled or loaded from its host."""
+    row = decision.row
+    loaded = 0 if problem.host_tokens is None else int(problem.host_tokens[row])
+    return max(int(problem.cached_tokens[row]), decision.pull_tokens, loaded)
+
+
 def _movable(table: ClusterTable, snapshot: Snapshot, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Of the candidates those that a request can be moved to."""
     rows = [row for each in table.immovable if (row := snapshot.row(each)) is not None]
@@ -116,7 +200,9 @@ def _movable(table: ClusterTable, snapshot: Snapshot, candidates: NDArray[np.boo
     return movable
 
 
-def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.bool_], dict[str, str]]:
+def _narrow(
+    table: ClusterTable, snapshot: Snapshot, request: PlacementRequest
+) -> tuple[NDArray[np.bool_], dict[str, str]]:
     """Where the request may go, and why each other instance may not take it."""
     candidates = snapshot.placeable.copy()
     reasons = {
@@ -131,6 +217,11 @@ def _narrow(snapshot: Snapshot, request: PlacementRequest) -> tuple[NDArray[np.b
             if row is not None and candidates[row]:
                 candidates[row] = False
                 reasons[instance_id] = reason
+    if request.adapter_digest:
+        for row in np.flatnonzero(candidates).tolist():
+            if reason := adapters.refusal(table, snapshot.instances[row], request.adapter_digest):
+                candidates[row] = False
+                reasons[snapshot.instances[row].instance_id] = reason
     return candidates, reasons
 
 

@@ -18,6 +18,7 @@ class HitRatioTimesBatch:
     """
 
     name: ClassVar[str] = "hit_ratio_x_batch"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = "score = (1 - share of the prompt that is cached) x bs; bs = running + queued requests"
     parameters = PolicyParameters()
 

@@ -23,6 +23,7 @@ class RandomTwo:
     """
 
     name: ClassVar[str] = "random_two"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = "score = running + queued requests, of two instances drawn at random"
 
     def __init__(self, parameters: RandomTwoParameters) -> None:

@@ -17,6 +17,7 @@ from controlplane.policies.lmetric import LMetric
 from controlplane.policies.lmetric_hotspot import HotspotParameters, LMetricHotspot
 from controlplane.policies.lmetric_plus import LMetricPlus
 from controlplane.policies.parameters import checked
+from controlplane.policies.penstock import Penstock
 from controlplane.policies.products import HitRatioTimesBatch, PTokenTimesTokens
 from controlplane.policies.random_two import RandomTwo, RandomTwoParameters
 from controlplane.policies.round_robin import RoundRobin
@@ -36,6 +37,7 @@ OWN_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
         LeastLoaded.name: _plain(LeastLoaded),
         LMetric.name: _plain(LMetric),
         LMetricPlus.name: _plain(LMetricPlus),
+        Penstock.name: _plain(Penstock),
         LMetricHotspot.name: PolicyFactory(LMetricHotspot, HotspotParameters),
         Linear.name: PolicyFactory(Linear, LinearParameters),
         Dynamo.name: PolicyFactory(Dynamo, DynamoParameters),
@@ -53,7 +55,7 @@ OWN_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
 )
 POLICIES: Final = PluginRegistry("penstock.policies", "placement policy", PolicyFactory, OWN_POLICIES)
 """Penstock's own policies and those of installed packages."""
-DEFAULT_POLICY: Final = LMetric.name
+DEFAULT_POLICY: Final = Penstock.name
 NO_PARAMETERS: Mapping[str, float] = MappingProxyType({})
 
 

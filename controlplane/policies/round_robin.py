@@ -15,6 +15,7 @@ class RoundRobin:
     fallback where load cannot be trusted."""
 
     name: ClassVar[str] = "round_robin"
+    ignores_progress: ClassVar[bool] = True
     rule: ClassVar[str] = "the next instance in turn; score = places after the last one chosen"
     parameters = PolicyParameters()
 

@@ -40,8 +40,8 @@ def lowest(scores: NDArray[np.float64], turn: int, tie_break: NDArray[np.int64] 
     Published policies leave ties open. Always taking the first would send every request of a quiet cluster
     to one instance.
     """
-    tied = np.flatnonzero(scores == scores.min())
+    tied = (scores == scores[scores.argmin()]).nonzero()[0]
     if tie_break is not None and len(tied) > 1:
         keys = tie_break[tied]
-        tied = tied[keys == keys.min()]
+        tied = tied[keys == keys[keys.argmin()]]
     return int(tied[turn % len(tied)])

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.placement import Decision, PlacementProblem
+from controlplane.model.step_costs import DATASHEET_COSTS, StepCosts
 from controlplane.policies.indicators import p_token, total_tokens, uncached_tokens
 from controlplane.policies.parameters import PolicyParameters
 from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
@@ -15,20 +16,20 @@ Coefficient = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class SimulationParameters(PolicyParameters, frozen=True):
-    """What an engine step costs. A prediction is tuned if these were fitted to the instances that it is made for.
+    """What an engine step costs, where it is not what is known of each instance. A prediction is tuned if these were
+    fitted to the instances that it is made for.
 
     step = fixed_ms + decode_request_ms x decoding requests + context_token_ms x their context tokens
          + prefill_token_ms x prompt tokens computed + attended_pair_ms x pairs of tokens that attend
 
-    The defaults are derived, not measured: a Llama of 8B parameters in bf16 on one A100-80GB by its datasheet,
-    half of the compute and 80 % of the bandwidth taken to be reached.
+    Left at the defaults, each instance has the costs of its own profile; the datasheet's, where it has none.
     """
 
-    fixed_ms: Coefficient = 9.9
-    prefill_token_ms: Coefficient = 0.103
-    decode_request_ms: Coefficient = 0.02
-    context_token_ms: Coefficient = 8.0e-5
-    attended_pair_ms: Coefficient = 3.4e-6
+    fixed_ms: Coefficient = DATASHEET_COSTS.fixed_ms
+    prefill_token_ms: Coefficient = DATASHEET_COSTS.prefill_token_ms
+    decode_request_ms: Coefficient = DATASHEET_COSTS.decode_request_ms
+    context_token_ms: Coefficient = DATASHEET_COSTS.context_token_ms
+    attended_pair_ms: Coefficient = DATASHEET_COSTS.attended_pair_ms
     output_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Output to count with its predicted time per token; 0 predicts the time to first token alone, as llm-d does."""
 
@@ -59,6 +60,9 @@ class Simulation:
     def __init__(self, parameters: SimulationParameters) -> None:
         self.parameters = parameters
         self._turns = RoundRobinCounter()
+        given = StepCosts(*msgspec.structs.astuple(parameters)[:-1])
+        self._given = None if given == DATASHEET_COSTS else np.array([msgspec.structs.astuple(given)]).T
+        """The operator's costs, the same for every instance; None: each instance has its own."""
 
     def decide(self, problem: PlacementProblem) -> Decision:
         predicted_ms = self.ttft_ms(problem)
@@ -76,22 +80,25 @@ class Simulation:
 
     def ttft_ms(self, problem: PlacementProblem) -> NDArray[np.float64]:
         """Time until the request's whole prompt is computed, on each instance."""
-        cost, snapshot = self.parameters, problem.snapshot
+        snapshot = problem.snapshot
+        fixed_ms, prefill_token_ms, decode_request_ms, context_token_ms, attended_pair_ms = self._costs(problem)
         decoding = snapshot.running_requests
-        budgets = np.fromiter((i.max_step_tokens for i in snapshot.instances), np.int64, len(snapshot))
         prefill = p_token(problem)
-        steps = -(-prefill // np.maximum(budgets - decoding, 1))
-        beside_ms = cost.fixed_ms + cost.decode_request_ms * decoding + cost.context_token_ms * snapshot.running_tokens
+        steps = -(-prefill // np.maximum(snapshot.step_tokens - decoding, 1))
+        beside_ms = fixed_ms + decode_request_ms * decoding + context_token_ms * snapshot.running_tokens
         uncached = np.maximum(uncached_tokens(problem), 1)
         pairs = uncached * (problem.cached_tokens + (uncached + 1) / 2)
-        ttft_ms: NDArray[np.float64] = (
-            steps * beside_ms + cost.prefill_token_ms * prefill + cost.attended_pair_ms * pairs
-        )
+        ttft_ms: NDArray[np.float64] = steps * beside_ms + prefill_token_ms * prefill + attended_pair_ms * pairs
         return ttft_ms
 
     def tpot_ms(self, problem: PlacementProblem) -> NDArray[np.float64]:
         """Duration of a decode step with everything that waits and the request in the batch, on each instance."""
-        cost = self.parameters
+        fixed_ms, _, decode_request_ms, context_token_ms, _ = self._costs(problem)
         context = total_tokens(problem) + problem.request.prompt_tokens
         batch = problem.snapshot.batch_requests + 1
-        return cost.fixed_ms + cost.decode_request_ms * batch + cost.context_token_ms * context
+        tpot_ms: NDArray[np.float64] = fixed_ms + decode_request_ms * batch + context_token_ms * context
+        return tpot_ms
+
+    def _costs(self, problem: PlacementProblem) -> NDArray[np.float64]:
+        """Shape (CostRow.COUNT, instances), or one column for all of them."""
+        return problem.snapshot.costs if self._given is None else self._given

@@ -32,6 +32,10 @@ class TtftCurve(msgspec.Struct, frozen=True):
     token_ms: Coefficient
     token_squared_ms: Coefficient
 
+    def scaled(self, factor: float) -> "TtftCurve":
+        """Of an instance that takes `factor` times as long for every prompt."""
+        return TtftCurve(self.fixed_ms * factor, self.token_ms * factor, self.token_squared_ms * factor)
+
     def prefill_ms(self, new_tokens: int, cached_tokens: int = 0) -> float:
         """Time to compute `new_tokens` after `cached_tokens` that need not be computed but are attended to."""
         return self.fixed_ms + self.part_ms(new_tokens, cached_tokens)

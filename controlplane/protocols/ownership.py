@@ -123,7 +123,6 @@ class TokenStream(Ownership, Generic[D]):
         return bool(self._held)
 
     def place(self, owner: Incarnation) -> None:
-        """See `Ownership`."""
         super().place(owner)
         self._told.clear()
 
@@ -133,7 +132,6 @@ class TokenStream(Ownership, Generic[D]):
         self.owner, self.epoch = owner, epoch
 
     def take_back(self) -> None:
-        """See `Ownership`."""
         super().take_back()
         self._forget_formers()
 

@@ -1,8 +1,9 @@
 """Puts one request on an instance, and on another one whenever it loses that, within bounds. Pure; time is an argument.
 
     NEW --begin--> CHOOSING --chosen--> SUBMITTING --submitted--> RUNNING --lost--> PAUSED
-                    |  ^  ^                 |                                         |
-       none chosen  |  |  '--not submitted--'                                         |
+                    |  ^  ^                 |            |                            |
+       none chosen  |  |  '--not submitted--'            |                            |
+                    |  |  '------------bounced-----------'                            |
                     v  |                                                              |
                    WAITING        (CHOOSING again as soon as the pause is over) <-----'
 
@@ -17,6 +18,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+import msgspec
+
+from controlplane.protocols.bouncing import MAX_BOUNCES
 from mesh.backoff import pause_after
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
@@ -62,7 +66,7 @@ TRANSITIONS: Final[dict[RecoveryState, frozenset[RecoveryState]]] = {
     RecoveryState.SUBMITTING: frozenset(
         {RecoveryState.RUNNING, RecoveryState.CHOOSING, RecoveryState.WAITING, RecoveryState.ENDED}
     ),
-    RecoveryState.RUNNING: frozenset({RecoveryState.PAUSED, RecoveryState.ENDED}),
+    RecoveryState.RUNNING: frozenset({RecoveryState.PAUSED, RecoveryState.CHOOSING, RecoveryState.ENDED}),
     RecoveryState.PAUSED: frozenset({RecoveryState.CHOOSING, RecoveryState.ENDED}),
     RecoveryState.WAITING: frozenset({RecoveryState.CHOOSING, RecoveryState.ENDED}),
     RecoveryState.ENDED: frozenset(),
@@ -72,62 +76,61 @@ TRANSITIONS: Final[dict[RecoveryState, frozenset[RecoveryState]]] = {
 # -- events
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """Place a new request. It waits for an instance for `wait_s` at most; 0: it is given up where there is none."""
 
     wait_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """The policy chose this instance."""
 
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoneChosen:
+class NoneChosen(msgspec.Struct, frozen=True):
     """No instance can take the request now."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """The instance was given the request and owns it."""
 
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotSubmitted:
+class NotSubmitted(msgspec.Struct, frozen=True):
     """The chosen instance could not be reached."""
 
     instance_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """The owner has died, hangs, or has given the request back, which has `emitted_tokens` in all by now."""
 
     instance_id: str
     emitted_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Woken:
+class Bounced(msgspec.Struct, frozen=True):
+    """The instance has given the request back at once, because more waits there than was believed (`bouncing`)."""
+
+    instance_id: str
+    emitted_tokens: int
+
+
+class Woken(msgspec.Struct, frozen=True):
     """A `Pause` or a `Wait` is over; `has_news`: because an instance has joined or connected."""
 
     has_news: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """The request needs no instance any more. Allowed in every state."""
 
 
-Event: TypeAlias = Begin | Chosen | NoneChosen | Submitted | NotSubmitted | Lost | Woken | Ended
+Event: TypeAlias = Begin | Chosen | NoneChosen | Submitted | NotSubmitted | Lost | Bounced | Woken | Ended
 
 # -- instructions
 
@@ -143,8 +146,7 @@ class GivenUp(StrEnum):
     """See `RecoveryBudget`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choose:
+class Choose(msgspec.Struct, frozen=True):
     """Have an instance chosen, other than those that are excluded; answer `Chosen` or `NoneChosen`."""
 
     excluded_instance_ids: tuple[str, ...] = ()
@@ -152,17 +154,17 @@ class Choose:
     """If the policy finds none although some are connected, take any of those in turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True):
     """Send the request to the instance; answer `Submitted` or `NotSubmitted`."""
 
     instance_id: str
     excluded_instance_ids: tuple[str, ...] = ()
     """Where it must not go instead, which says how long its connection is worth waiting for."""
+    may_bounce: bool = True
+    """Whether the instance may give it back because more waits there than was believed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """An instance owns the request. Nothing is to be done until it is `Lost` or has `Ended`."""
 
     instance_id: str
@@ -170,15 +172,13 @@ class Run:
     """It had lost an instance before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(msgspec.Struct, frozen=True):
     """Say `Woken` after so long, whatever happens meanwhile."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Say `Woken` after so long, or as soon as an instance joins or connects."""
 
     seconds: float
@@ -187,18 +187,18 @@ class Wait:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """Fail the request: nothing more is done for it."""
 
     because: GivenUp
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(msgspec.Struct, frozen=True):
     """There is nothing to do."""
 
+
+_NOTHING: Final = Nothing()
 
 Instruction: TypeAlias = Choose | Submit | Run | Pause | Wait | GiveUp | Nothing
 
@@ -277,6 +277,8 @@ class RecoveryManager:
     _instance_id: str = ""
     """The one that was chosen last."""
     _is_recovering: bool = False
+    _bounces: int = 0
+    """In all its life."""
 
     def __post_init__(self) -> None:
         self.budget = RecoveryBudget(self.limits.max_losses, self.limits.wait_s)
@@ -287,7 +289,7 @@ class RecoveryManager:
         match event:
             case Ended():
                 self.state = RecoveryState.ENDED
-                return Nothing()
+                return _NOTHING
             case Begin(wait_s):
                 self._expect(event, RecoveryState.NEW)
                 self._patience = _Patience(wait_s, FIRST_RETRY_S)
@@ -297,7 +299,7 @@ class RecoveryManager:
                 self._go(RecoveryState.SUBMITTING)
                 self._choices += 1
                 self._instance_id = instance_id
-                return Submit(instance_id, self._excluded)
+                return Submit(instance_id, self._excluded, self._bounces < MAX_BOUNCES)
             case NoneChosen(reason):
                 self._expect(event, RecoveryState.CHOOSING)
                 return self._not_placed(GivenUp.NO_INSTANCE, reason, now_s)
@@ -313,6 +315,13 @@ class RecoveryManager:
             case Lost(instance_id, emitted_tokens):
                 self._expect(event, RecoveryState.RUNNING)
                 return self._lose(instance_id, emitted_tokens, now_s)
+            case Bounced(instance_id, emitted_tokens):
+                self._expect(event, RecoveryState.RUNNING)
+                if self._bounces >= MAX_BOUNCES:  # nobody may do that; and nobody may make it go round for ever
+                    return self._lose(instance_id, emitted_tokens, now_s)
+                self._bounces += 1
+                self._patience = _Patience(self.limits.wait_s, FIRST_RETRY_S)
+                return self._choose(now_s)
             case Woken(has_news):
                 self._expect(event, RecoveryState.PAUSED, RecoveryState.WAITING)
                 if self.state is RecoveryState.WAITING:
@@ -326,6 +335,7 @@ class RecoveryManager:
         assert self._choices <= MAX_CHOICES, self._story()
         assert len(self._excluded) <= MAX_CHOICES + 1, self._story()
         assert self.budget.losses >= 0, self._story()
+        assert 0 <= self._bounces <= MAX_BOUNCES, self._story()
         assert FIRST_RETRY_S <= self._patience.retry_s <= LONGEST_RETRY_S, self._story()
         if self.state is RecoveryState.WAITING:
             assert self._patience.began_s is not None, self._story()

@@ -7,9 +7,12 @@ from xxhash import xxh3_64_intdigest
 
 from controlplane.model.cluster import ClusterLimits
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.kv_costs import KvCosts
 from controlplane.model.placement import PlacementRequest
+from controlplane.model.queue_belief import PresentLoad
 from controlplane.model.shared_event import SharedEvent
 from controlplane.model.snapshot import Column, Snapshot
+from controlplane.model.step_costs import StepCosts
 from controlplane.policies.stages.layout import StageLayout
 
 
@@ -70,12 +73,30 @@ class Cached(_TableEvent, frozen=True):
     blocks: KvBlocks
 
 
+class Costed(_TableEvent, frozen=True):
+    instance_id: str
+    incarnation_id: str
+    costs: StepCosts
+
+
+class KvCosted(_TableEvent, frozen=True):
+    instance_id: str
+    incarnation_id: str
+    costs: KvCosts
+
+
 class Ended(_TableEvent, frozen=True):
     request_id: str
 
 
 class Shared(_TableEvent, frozen=True):
     event: SharedEvent
+    now_s: float
+
+
+class Corrected(_TableEvent, frozen=True):
+    instance_id: str
+    present: PresentLoad
     now_s: float
 
 
@@ -103,6 +124,13 @@ class LayoutSet(_Event, frozen=True):
     layout: StageLayout | None
 
 
+class PoolsResumed(_Event, frozen=True):
+    """The configured policy goes on with the pools that another scheduler had made."""
+
+    model: str
+    pools: dict[str, str]
+
+
 class FallbackSet(_Event, frozen=True):
     """The fallback policy takes over, or gives way again."""
 
@@ -126,6 +154,8 @@ class Placed(_TableEvent, frozen=True):
     is_decode_open: bool = False
     cached_tokens: int = 0
     snapshot_digest: int = 0
+    pull_source_id: str = ""
+    pull_tokens: int = 0
 
 
 class DecodePlaced(_TableEvent, frozen=True):
@@ -146,12 +176,16 @@ Event: TypeAlias = (
     | Unmonitored
     | Adopted
     | Cached
+    | Costed
+    | KvCosted
     | Ended
     | Shared
+    | Corrected
     | TakenOver
     | Forgotten
     | PolicySet
     | LayoutSet
+    | PoolsResumed
     | FallbackSet
     | Observed
     | Placed
@@ -166,4 +200,5 @@ def digest(snapshot: Snapshot | None) -> int:
         return 0
     rows = [row for row in range(Column.COUNT) if row != Column.SLOT]
     names = "\n".join(f"{each.instance_id} {each.incarnation_id}" for each in snapshot.instances)
-    return xxh3_64_intdigest(names.encode() + snapshot.table[rows].tobytes())
+    numbers = (snapshot.table[rows], snapshot.costs, snapshot.kv_costs)
+    return xxh3_64_intdigest(names.encode() + b"".join(each.tobytes() for each in numbers))

@@ -1,11 +1,12 @@
 """A recording run through a cluster table and policies again."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
-from controlplane.policies.interface import Policy, is_observer
+from controlplane.model.placement import Placement
+from controlplane.policies.interface import Policy, has_pools, is_observer
 from controlplane.policies.place import place, place_decode
 from controlplane.policies.registry import create_policy
 from controlplane.policies.stages.placement import Stages
@@ -50,6 +51,8 @@ class Replay:
 
     def __init__(self) -> None:
         self.outcome = Replayed()
+        self.placement: Placement | None = None
+        """What the last line came to, if it asked for a placement and one was found."""
         self._limits: ClusterLimits | None = None
         self._tables: dict[int, ClusterTable] = {}
         self._configured: Policy | None = None
@@ -61,12 +64,15 @@ class Replay:
     def take(self, event: events.Event) -> None:
         """The next line. Raises `ConfigurationError` for a recording that begins in the midst of something."""
         self._line += 1
+        self.placement = None
         match event:
             case events.Begun():
                 self._limits = event.limits
             case events.PolicySet():
                 self._configured = create_policy(event.name, event.parameters)
                 self.outcome.policies.append(event.name)
+            case events.PoolsResumed():
+                self._resume(event)
             case events.LayoutSet():
                 self._use_layout(event)
             case events.FallbackSet():
@@ -94,8 +100,14 @@ class Replay:
             case events.Cached():
                 table.cached(event.instance_id, event.incarnation_id, event.blocks)
                 self._sweep(table)
+            case events.Costed():
+                table.costed(event.instance_id, event.incarnation_id, event.costs)
+            case events.KvCosted():
+                table.kv_costed(event.instance_id, event.incarnation_id, event.costs)
             case events.Ended():
                 table.ended(event.request_id)
+            case events.Corrected():
+                table.corrected(event.instance_id, event.present, event.now_s)
             case events.Shared():
                 table.shared(event.event, event.now_s)
             case events.TakenOver():
@@ -109,13 +121,18 @@ class Replay:
             case events.DecodePlaced():
                 self._place_decode(event, table)
 
+    def _resume(self, event: events.PoolsResumed) -> None:
+        if self._configured is None or not has_pools(self._configured):
+            raise ConfigurationError(f"line {self._line} of the recording has pools, and the policy keeps none")
+        self._configured.resume(event.model, event.pools)
+
     def _use_layout(self, event: events.LayoutSet) -> None:
         if not isinstance(self._configured, Stages):
             raise ConfigurationError(f"line {self._line} of the recording has stages, and the policy knows none")
         self._configured.use_layout(event.model, event.layout)
 
     def _observe(self, event: events.Observed, table: ClusterTable) -> None:
-        policy = self._policy
+        policy = self.policy
         self.outcome.observations += 1
         if is_observer(policy):
             for model in table.models():
@@ -127,7 +144,7 @@ class Replay:
         seen = events.digest(table.snapshot(request.model))
         replayed = events.Placed(event.table, request, snapshot_digest=seen)
         try:
-            placement = place(table, self._policy, request, asks_later=True)
+            placement = self.placement = place(table, self.policy, request, asks_later=True)
             replayed = events.Placed(
                 event.table,
                 request,
@@ -136,6 +153,8 @@ class Replay:
                 placement.is_decode_open,
                 placement.cached_tokens,
                 seen,
+                "" if placement.pull is None else placement.pull.source.instance_id,
+                0 if placement.pull is None else placement.pull.tokens,
             )
         except PlacementError:
             pass  # refused, as it may have been then
@@ -144,7 +163,7 @@ class Replay:
 
     def _place_decode(self, event: events.DecodePlaced, table: ClusterTable) -> None:
         seen = events.digest(table.snapshot(event.request.model))
-        chosen = place_decode(table, self._policy, event.request, event.prefill_instance_id)
+        chosen = place_decode(table, self.policy, event.request, event.prefill_instance_id)
         replayed = msgspec.structs.replace(
             event, instance_id="" if chosen is None else chosen.instance_id, snapshot_digest=seen
         )
@@ -158,7 +177,8 @@ class Replay:
             self.outcome.different.append(Difference(self._line, request_id, _shown(recorded), _shown(replayed)))
 
     @property
-    def _policy(self) -> Policy:
+    def policy(self) -> Policy:
+        """The one in force. Raises `ConfigurationError` before any."""
         if self._fallback is not None:
             return self._fallback
         if self._configured is None:
@@ -167,6 +187,11 @@ class Replay:
                 "scheduler's start"
             )
         return self._configured
+
+    @property
+    def table(self) -> ClusterTable | None:
+        """The newest one; None before any."""
+        return self._tables[max(self._tables)] if self._tables else None
 
     def _named_fallback(self, name: str) -> Policy:
         if name not in self._fallbacks:
@@ -187,17 +212,20 @@ class Replay:
             continue
 
 
-def replay(lines: Iterable[bytes]) -> Replayed:
+def replay(lines: Iterable[bytes], watch: Callable[[Replay, events.Event], None] | None = None) -> Replayed:
     """Run a whole recording; of a scheduler that was killed the last line may be half written, and is left out.
-    Raises `ConfigurationError` for lines that are none of it."""
+    `watch` is called behind each line. Raises `ConfigurationError` for lines that are none of it."""
     run = Replay()
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             break
         try:
-            run.take(events.DECODER.decode(line))
+            event = events.DECODER.decode(line)
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"line {number} is none of a scheduler's recording: {error}") from None
+        run.take(event)
+        if watch is not None:
+            watch(run, event)
     return run.outcome
 
 

@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, LoadReport
+from controlplane.model.kv_costs import KvCosts
+from controlplane.model.queue_belief import PresentLoad
 from controlplane.model.shared_event import SharedEvent
+from controlplane.model.step_costs import StepCosts
 from controlplane.recording import events
 
 OnEvent = Callable[[events.Event], None]
@@ -59,6 +62,14 @@ class RecordingTable(ClusterTable):
         self._on_event(events.Cached(self.number, instance_id, incarnation_id, blocks))
         return super().cached(instance_id, incarnation_id, blocks)
 
+    def costed(self, instance_id: str, incarnation_id: str, costs: StepCosts) -> None:
+        with self._recorded(events.Costed(self.number, instance_id, incarnation_id, costs)):
+            super().costed(instance_id, incarnation_id, costs)
+
+    def kv_costed(self, instance_id: str, incarnation_id: str, costs: KvCosts) -> None:
+        with self._recorded(events.KvCosted(self.number, instance_id, incarnation_id, costs)):
+            super().kv_costed(instance_id, incarnation_id, costs)
+
     def ended(self, request_id: str) -> tuple[str, ...]:
         self._on_event(events.Ended(self.number, request_id))
         return super().ended(request_id)
@@ -67,13 +78,17 @@ class RecordingTable(ClusterTable):
         self._on_event(events.Shared(self.number, event, now_s))
         return super().shared(event, now_s)
 
+    def corrected(self, instance_id: str, present: PresentLoad, now_s: float) -> None:
+        self._on_event(events.Corrected(self.number, instance_id, present, now_s))
+        super().corrected(instance_id, present, now_s)
+
     def take_over(self, former: ClusterTable) -> int:
         assert isinstance(former, RecordingTable), "a recorder makes all tables"
         self._on_event(events.TakenOver(self.number, former.number))
         return super().take_over(former)
 
     def forget_unreported(self, now_s: float) -> int:
-        if self.expected_requests():
+        if self.expected_requests() or len(self.expected) or len(self._unseen):
             self._on_event(events.Forgotten(self.number, now_s))
         return super().forget_unreported(now_s)
 

@@ -1,6 +1,7 @@
 """Why recent requests went where they went. No I/O."""
 
 from collections.abc import Mapping
+from itertools import islice
 from math import isfinite
 from types import MappingProxyType
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.instance import InstanceDescription
-from controlplane.model.placement import DecodeChoice, Placement
+from controlplane.model.placement import DecodeChoice, DeferredIndicators, Placement, PrefixPull
 
 RECORD_BYTES = 1000
 """A record without its arrays, roughly."""
@@ -57,12 +58,19 @@ class Explanation(msgspec.Struct, frozen=True, eq=False):
     decode: "DecodeExplanation"
     pools: tuple[str, ...]
     """One for each of `instances`; empty if the policy keeps none."""
+    cached_tokens: int = 0
+    loaded_tokens: int = 0
+    """See `Placement`."""
+    pull: PrefixPull | None = None
+    """None: no prefix is pulled."""
 
     @property
     def size_bytes(self) -> int:
         """Memory that the record holds, roughly."""
-        arrays = 2 + len(self.indicators) + bool(self.pools)
-        return RECORD_BYTES + self.scores.nbytes * arrays
+        kept = self.scores.nbytes * (2 + bool(self.pools))
+        if isinstance(self.indicators, DeferredIndicators):
+            return RECORD_BYTES + kept + self.indicators.nbytes
+        return RECORD_BYTES + kept + sum(each.nbytes for each in self.indicators.values())
 
 
 class Explanations:
@@ -81,6 +89,10 @@ class Explanations:
         """The request's last placement; None if it is not (or no longer) known."""
         return self._records.get(request_id)
 
+    def latest(self, limit: int) -> list[tuple[str, Explanation]]:
+        """The last placements with their request ids, latest first."""
+        return list(islice(reversed(self._records.items()), limit))
+
     def add(self, placement: Placement, placed_unix_ms: int, pools: Mapping[str, str] = NO_POOLS) -> None:
         """Remember a placement, and forget the oldest ones where there are too many."""
         decision = placement.decision
@@ -92,11 +104,13 @@ class Explanations:
             placed_unix_ms,
             placement.instances,
             decision.scores,
-            # Copies: an indicator may be a view that would keep a whole snapshot alive.
-            {name: values.copy() for name, values in decision.indicators.items()},
+            _kept(decision.indicators),
             placement.excluded,
             _decode_of(placement),
             tuple(pools.get(each.instance_id, "") for each in placement.instances) if pools else (),
+            placement.cached_tokens,
+            placement.loaded_tokens,
+            pull=placement.pull,
         )
         self._forget(placement.request.request_id)
         self._records[placement.request.request_id] = record
@@ -115,6 +129,13 @@ class Explanations:
         record = self._records.pop(request_id, None)
         if record is not None:
             self._bytes -= record.size_bytes
+
+
+def _kept(indicators: Mapping[str, NDArray[np.int64]]) -> Mapping[str, NDArray[np.int64]]:
+    """Copies, where an indicator may be a view that would keep a whole snapshot alive."""
+    if isinstance(indicators, DeferredIndicators):
+        return indicators
+    return {name: values.copy() for name, values in indicators.items()}
 
 
 def _decode_of(placement: Placement) -> DecodeExplanation:

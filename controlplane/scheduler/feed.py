@@ -16,8 +16,9 @@ from controlplane.decode_message import decode_load_of
 from controlplane.load_message import instance_state, load_report
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.frontend_links import FrontendLinks
-from controlplane.model.instance import InstanceState
+from controlplane.model.instance import InstanceDescription, InstanceState, LoadReport
 from controlplane.model.instance_trust import FALLBACK, InstanceEvidence, ReportState, untrusted_instances
+from controlplane.model.kv_costs import computing_scale, datasheet_kv_costs, with_measured
 from controlplane.scheduler import wire
 from controlplane.scheduler.rescheduling.decode_loads import DecodeLoads
 from mesh.errors import IllegalTransition, ProtocolViolation
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 UNLINKED_S = 10.0
 """An instance without a monitor is forgotten once no frontend was connected to it for so long: one that lost its
 connection for a moment gets it back, a dead one has a successor by then."""
+
+MAX_REMEMBERED = 10_000
+"""Workers whose latest incarnation is remembered, and incarnations that have a successor."""
 
 
 @dataclass(slots=True)
@@ -57,6 +61,11 @@ class ClusterFeed:
         """Instances that are placed on although no monitor has heard of their load of late."""
         self._announced: dict[str, str] = {}
         """Incarnation of each worker in the directory."""
+        self._latest: dict[str, str] = {}
+        """The incarnation of each worker that the directory named last, whether it is still there or not."""
+        self._former: dict[tuple[str, str], None] = {}
+        """(instance, incarnation) that have a successor in the directory, oldest first: a monitor that is cut off may
+        take one for alive, or for the latest, for long."""
         self._frontends: list[FrontendLinks] = []
         self._unmonitored: dict[str, _Unmonitored] = {}
         """Instances of the table in force of which the monitor hears nothing."""
@@ -101,6 +110,15 @@ class ClusterFeed:
     def announced(self, instance_id: str, incarnation_id: str) -> None:
         """The mesh's directory knows the instance."""
         self._announced[instance_id] = incarnation_id
+        latest = self._latest.pop(instance_id, incarnation_id)
+        self._latest[instance_id] = incarnation_id
+        if latest != incarnation_id:
+            self._former[instance_id, latest] = None
+        self._former.pop((instance_id, incarnation_id), None)
+        while len(self._latest) > MAX_REMEMBERED:
+            del self._latest[next(iter(self._latest))]
+        while len(self._former) > MAX_REMEMBERED:
+            del self._former[next(iter(self._former))]
 
     def left(self, instance_id: str, incarnation_id: str) -> bool:
         """The mesh's directory says that the instance has gone. Believed only while no monitor says otherwise;
@@ -183,7 +201,7 @@ class ClusterFeed:
 
     def _take_over(self, table: ClusterTable, now_s: float) -> None:
         """The table of this watch is complete. Instances that live without its monitor's knowledge stay."""
-        there = {each.instance_id for each in table.instances()}
+        there = {each.instance_id for each in table.instances() if not self._is_former(each)}
         table.take_over(self.table)
         unmonitored = {}
         for each in self.table.instances():
@@ -191,8 +209,11 @@ class ClusterFeed:
                 table.adopt(self.table, each.instance_id)
                 unmonitored[each.instance_id] = _Unmonitored(each.incarnation_id, now_s)
         self.table, self._incoming, self.synced = table, None, True
-        self._stale, self._unmonitored = self._incoming_stale, unmonitored
+        self._stale, self._unmonitored = self._incoming_stale - unmonitored.keys(), unmonitored
         self.decode_loads.keep(there)
+
+    def _is_former(self, instance: InstanceDescription) -> bool:
+        return (instance.instance_id, instance.incarnation_id) in self._former
 
     def _lose(self, instance_id: str, incarnation_id: str) -> None:
         self.table.lost(instance_id, incarnation_id)
@@ -202,22 +223,27 @@ class ClusterFeed:
 
     def _apply(self, table: ClusterTable, update: monitor_pb2.InstanceUpdate, now_s: float) -> None:
         instance_id, incarnation_id = update.instance_id, update.incarnation_id
+        if (instance_id, incarnation_id) in self._former and table.incarnation_id(instance_id) != incarnation_id:
+            return
         match update.WhichOneof("change"):
             case "load":
-                table.reported(
-                    instance_id,
-                    incarnation_id,
-                    load_report(update.load),
-                    instance_state(update.load.state),
-                    update.load.admitted_request_ids,
-                )
+                load = load_report(update.load)
+                state, admitted = instance_state(update.load.state), update.load.admitted_request_ids
+                table.reported(instance_id, incarnation_id, load, state, admitted)
+                _note_measured(table, instance_id, incarnation_id, load)
             case "kv":
                 refused = table.cached(instance_id, incarnation_id, wire.kv_blocks(update.kv))
                 self._note_refused(table, refused)
             case "decode":
                 self._take_decoding(update, now_s)
             case "joined":
-                table.joined(wire.instance_description(update.joined))
+                instance = wire.instance_description(update.joined)
+                table.joined(instance)
+                if instance.pulls_prefixes or instance.host_store_id:
+                    costs = datasheet_kv_costs(
+                        instance.kv_token_bytes, pulls=instance.pulls_prefixes, loads=bool(instance.host_store_id)
+                    )
+                    table.kv_costed(instance_id, incarnation_id, costs)
                 self._stale_of(table).discard(instance_id)
                 if table is self.table:
                     self._unmonitored.pop(instance_id, None)
@@ -268,3 +294,17 @@ class ClusterFeed:
                 "the prefix index is full and refuses blocks; raise max_indexed_blocks",
                 extra={"max_blocks": table.index.max_blocks, "refused_total": self.refused_blocks_total},
             )
+
+
+def _note_measured(table: ClusterTable, instance_id: str, incarnation_id: str, load: LoadReport) -> None:
+    """A pull counts as measured once computing is, too."""
+    costs, step_tokens = table.step_costs(instance_id)
+    scale = computing_scale(costs, step_tokens, load.pulls.compute_token_ms)
+    known = table.kv_costs(instance_id)
+    measured = with_measured(
+        known,
+        pull_token_ms=load.pulls.token_ms * (scale or 0.0),
+        load_token_ms=load.host_load_token_ms * (scale or 1.0),
+    )
+    if measured is not known:
+        table.kv_costed(instance_id, incarnation_id, measured)

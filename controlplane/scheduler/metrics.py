@@ -32,6 +32,17 @@ class SchedulerMetrics:
             buckets=DECISION_BUCKETS_S,
             registry=registry,
         )
+        self.bounces = Counter(
+            "penstock_scheduler_bounces",
+            "Requests that came back because more waited at their instance than was believed",
+            ["instance"],
+            registry=registry,
+        )
+        self.unseen_placement_seconds = Counter(
+            "penstock_scheduler_unseen_placement_seconds",
+            "How old other schedulers' placements were when they came: its rate is how many are unseen at a time",
+            registry=registry,
+        )
         self.fallbacks = Counter(
             "penstock_scheduler_fallbacks", "Times that the fallback policy stood in", registry=registry
         )

@@ -71,7 +71,7 @@ class MonitorWatch:
         self._metrics.resyncs.inc()
         self._feed.begin()
         try:
-            async with open_channel(self._transport, monitor.address) as channel:
+            async with open_channel(self._transport, monitor.address, monitor.role) as channel:
                 stub = monitor_pb2_grpc.MonitorStub(channel)  # type: ignore[no-untyped-call]
                 await self._read(stub.Watch(monitor_pb2.WatchClusterRequest(watcher_id=self._scheduler_id)))
         except TimeoutError:

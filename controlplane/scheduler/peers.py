@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import grpc
 
-from controlplane.model.shared_event import SharedEvent, SharedKind
+from controlplane.model.shared_event import MAX_SHARED_MARKS, SharedEvent, SharedKind
 from controlplane.scheduler.metrics import SchedulerMetrics
 from controlplane.scheduler.placement_service import PlacementService
 from mesh.errors import PeerUnavailable
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.peer_stream import PeerStream, StreamHandlers
-from mesh.runtime import Transport
+from mesh.runtime import Clock, Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -29,6 +29,8 @@ FLUSH_S: Final = 0.002
 """What is told waits so long for company."""
 MAX_EVENTS: Final = 4096
 """Placements and endings in one message to another scheduler."""
+MAX_MARKS: Final = 65_536
+"""Marks of prompts in one such message, give or take a prompt: half a megabyte."""
 
 _Stream = PeerStream[scheduler_pb2.SharedEvents, scheduler_pb2.ShareAccepted]
 
@@ -57,6 +59,7 @@ class Peers:
         transport: Transport,
         placements: PlacementService,
         metrics: SchedulerMetrics,
+        clock: Clock,
         on_failed: Callable[[BaseException], None],
     ) -> None:
         """Give the placements `tell`, so that it tells what it places."""
@@ -64,9 +67,14 @@ class Peers:
         self._transport = transport
         self._placements = placements
         self._metrics = metrics
+        self._clock = clock
         self._on_failed = on_failed
         self._peers: dict[str, _Peer] = {}
         self._events: list[SharedEvent] = []
+        self._marks = 0
+        """Of all `_events`."""
+        self._placed_s: list[float] = []
+        """When the placements among `_events` were made, in seconds of Unix time."""
         self._flush: asyncio.TimerHandle | None = None
         self._synced = asyncio.Event()
         self._tasks = TaskSet("peers")
@@ -100,7 +108,10 @@ class Peers:
         if not self._peers:
             return
         self._events.append(event)
-        if len(self._events) >= MAX_EVENTS:
+        self._marks += len(event.marks)
+        if event.kind is SharedKind.PREFILL:
+            self._placed_s.append(self._clock.unix_s())
+        if len(self._events) >= MAX_EVENTS or self._marks >= MAX_MARKS:
             self._send()
         elif self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(FLUSH_S, self._send)
@@ -125,12 +136,21 @@ class Peers:
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must name the scheduler")
                 await context.write(scheduler_pb2.ShareAccepted(scheduler_id=self._scheduler_id))
                 log.info("a scheduler shares its placements", extra={"peer": origin})
+            self._note_age(message)
             for event in message.events:
                 kind = FROM_WIRE.get(event.kind)
                 if kind is None:
                     continue  # of a later release
-                shared = SharedEvent(kind, event.request_id, event.instance_id, event.tokens, origin)
+                marks = tuple(event.marks[:MAX_SHARED_MARKS])
+                shared = SharedEvent(kind, event.request_id, event.instance_id, event.tokens, origin, marks)
                 self._metrics.shared.labels("counted" if self._placements.shared(shared) else "ignored").inc()
+
+    def _note_age(self, message: scheduler_pb2.SharedEvents) -> None:
+        """By the clocks of two hosts, which agree within milliseconds where they are kept."""
+        if message.placed_unix_us:
+            placements = sum(event.kind == scheduler_pb2.SHARED_KIND_PREFILL for event in message.events)
+            age_s = self._clock.unix_s() - message.placed_unix_us / 1e6
+            self._metrics.unseen_placement_seconds.inc(placements * max(0.0, age_s))
 
     def _open(self, member: Member) -> None:
         stream: _Stream = PeerStream(
@@ -139,6 +159,7 @@ class Peers:
             self._transport,
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Share,  # type: ignore[no-untyped-call]
             StreamHandlers(lambda: self._greet(member.member_id), lambda accepted: None, lambda reason: None),
+            member.role,
         )
         run = self._tasks.spawn(stream.run(), name=member.member_id, on_error=self._on_failed)
         self._peers[member.member_id] = _Peer(member, stream, run)
@@ -156,20 +177,24 @@ class Peers:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
-        events, self._events = self._events, []
+        events, self._events, self._marks = self._events, [], 0
+        placed_s, self._placed_s = self._placed_s, []
+        placed_unix_us = round(1e6 * sum(placed_s) / len(placed_s)) if placed_s else 0
         for peer in self._peers.values():
             if peer.stream.is_open:
-                self._send_to(peer, events)
+                self._send_to(peer, events, placed_unix_us)
 
-    def _send_to(self, peer: _Peer, events: Sequence[SharedEvent]) -> None:
+    def _send_to(self, peer: _Peer, events: Sequence[SharedEvent], placed_unix_us: int = 0) -> None:
         message = scheduler_pb2.SharedEvents(
             scheduler_id=self._scheduler_id,
+            placed_unix_us=placed_unix_us,
             events=[
                 scheduler_pb2.SharedEvent(
                     kind=TO_WIRE[event.kind],
                     request_id=event.request_id,
                     instance_id=event.instance_id,
                     tokens=event.tokens,
+                    marks=event.marks,
                 )
                 for event in events
             ],

@@ -1,7 +1,7 @@
 """Places requests: applies the policy in force to the current snapshot and keeps the explanation."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
@@ -10,7 +10,7 @@ from controlplane.model.frontend_links import MAX_LINKS, NOBODY, FrontendLinks
 from controlplane.model.placement import Placement
 from controlplane.model.shared_event import SharedEvent, SharedKind
 from controlplane.policies.interface import Policy, has_pools, is_observer
-from controlplane.policies.place import choose_decode, place
+from controlplane.policies.place import choose_decode, place, shared_events
 from controlplane.scheduler import wire
 from controlplane.scheduler.explanations import NO_POOLS, Explanations
 from controlplane.scheduler.feed import ClusterFeed
@@ -20,7 +20,7 @@ from controlplane.scheduler.recorder import DecisionRecorder, Recorder
 from controlplane.scheduler.settings import SchedulerSettings
 from mesh.errors import NoInstance, PlacementError, UnknownModel
 from mesh.runtime import Clock
-from penstock.v1 import scheduler_pb2
+from penstock.v1 import request_pb2, scheduler_pb2
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ class PlacementService:
     ) -> scheduler_pb2.PlaceResponse:
         """Choose an instance, or say why there is none; only among those that the frontend is connected to, where its
         `links` are known."""
+        if message.HasField("bounced_by"):
+            self._correct(message.request_id, message.bounced_by)
         policy = self.switch.in_force
         request = wire.placement_request(message, self._clock.now_s(), self._unreachable(message.model, links))
         seen = self._recorded.before(request)
@@ -107,7 +109,8 @@ class PlacementService:
         if placement.is_split:
             self._metrics.split_placements.labels(placement.decode_instance.instance_id).inc()
         self._recorded.placed(request, placement, seen)
-        self._share_placement(placement)
+        for event in shared_events(placement):
+            self.share(event)
         pools = policy.pools(message.model) if has_pools(policy) else NO_POOLS
         self.explanations.add(placement, int(1000 * self._clock.unix_s()), pools)
         if placement.is_decode_open and links is not None:
@@ -115,6 +118,11 @@ class PlacementService:
             if len(self._open_decodes) > MAX_OPEN_DECODES:
                 del self._open_decodes[next(iter(self._open_decodes))]
         return _answer(placement, self.switch.leader_id)
+
+    def _correct(self, request_id: str, bounced_by: scheduler_pb2.BouncedBy) -> None:
+        self._metrics.bounces.labels(bounced_by.instance_id).inc()
+        self.feed.table.ended(request_id)  # its instance, which says what it has, has it no more
+        self.feed.table.corrected(bounced_by.instance_id, wire.present_load(bounced_by.present), self._clock.now_s())
 
     @contextmanager
     def frontend(self) -> Iterator[FrontendLinks]:
@@ -170,6 +178,23 @@ class PlacementService:
     def shared(self, event: SharedEvent) -> bool:
         """Another scheduler tells of a placement or an ending; see `ClusterTable.shared`."""
         return self.feed.table.shared(event, self._clock.now_s())
+
+    @property
+    def configured(self) -> Policy:
+        """The policy that operators have chosen, whether or not it is in force."""
+        return self.switch.configured
+
+    def model_pools(self) -> dict[str, Mapping[str, str]]:
+        """Where the configured policy has each instance, by model; empty if it keeps no pools."""
+        policy = self.switch.configured
+        return {model: policy.pools(model) for model in self.feed.table.models()} if has_pools(policy) else {}
+
+    def resume_pools(self, model: str, pools: Mapping[str, str]) -> None:
+        """Have the configured policy, which keeps pools, go on with those that another scheduler had made."""
+        policy = self.switch.configured
+        assert has_pools(policy), f"{policy.name} keeps pools"
+        self._recorded.resumed(model, pools)
+        policy.resume(model, pools)
 
     def tick(self) -> None:
         """Look at the clock: is the monitor still heard, have placed requests failed to arrive?"""
@@ -231,14 +256,6 @@ class PlacementService:
             leader_id=self.switch.leader_id,
         )
 
-    def _share_placement(self, placement: Placement) -> None:
-        request = placement.request
-        tokens = request.prompt_tokens - placement.cached_tokens
-        self.share(SharedEvent(SharedKind.PREFILL, request.request_id, placement.instance.instance_id, tokens))
-        if placement.is_split:
-            decode_id = placement.decode_instance.instance_id
-            self.share(SharedEvent(SharedKind.DECODE, request.request_id, decode_id, request.prompt_tokens))
-
     def _note_fallback(self) -> None:
         if self.switch.is_standby:
             log.info("standing by", extra={"reason": self.switch.fallback_reason})
@@ -253,6 +270,12 @@ class PlacementService:
 
 
 def _answer(placement: Placement, leader_id: str) -> scheduler_pb2.PlaceResponse:
+    pull = placement.pull
+    prefix = None
+    if pull is not None:
+        prefix = request_pb2.PrefixSource(
+            instance_id=pull.source.instance_id, tokens=pull.tokens, comes_ms=round(pull.comes_ms)
+        )
     return scheduler_pb2.PlaceResponse(
         request_id=placement.request.request_id,
         outcome=scheduler_pb2.PLACE_OUTCOME_PLACED,
@@ -263,6 +286,8 @@ def _answer(placement: Placement, leader_id: str) -> scheduler_pb2.PlaceResponse
         decode_instance_id=placement.decode_instance.instance_id if placement.is_split else "",
         is_decode_open=placement.is_decode_open,
         leader_id=leader_id,
+        prefix=prefix,
+        belief=None if placement.belief is None else wire.belief_message(placement.belief),
     )
 
 

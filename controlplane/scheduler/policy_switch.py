@@ -6,8 +6,7 @@ from typing import Protocol
 from controlplane.planning.instance_profile import InstanceProfile
 from controlplane.policies.arrow.profiled import profiled
 from controlplane.policies.interface import Policy, has_pools
-from controlplane.policies.lmetric import LMetric
-from controlplane.policies.registry import NO_PARAMETERS, create_policy
+from controlplane.policies.registry import DEFAULT_POLICY, NO_PARAMETERS, create_policy
 from controlplane.policies.round_robin import RoundRobin
 from mesh.leadership_state import LeaderRecord
 
@@ -32,7 +31,7 @@ class PolicySwitch:
     """While no monitor is heard `round_robin` stands in by name, because it is the one policy that looks at no load.
 
     A policy that keeps pools places in the scheduler that leads them only: two would have two opinions of every
-    instance. In the others, and in all while there is no leader, `lmetric` stands in.
+    instance. In the others, and in all while there is no leader, the default policy stands in.
     """
 
     def __init__(self, configured: str, silence_s: float, pools: PoolsLead | None = None) -> None:
@@ -45,7 +44,7 @@ class PolicySwitch:
         self._silence = ""
         """Why the monitor is not believed; empty while it is."""
         self._blind: Policy = RoundRobin()
-        self._unled: Policy = LMetric()
+        self._unled: Policy = create_policy(DEFAULT_POLICY)
         self._pools = pools
         self._silence_s = silence_s
         self._noted = ""

@@ -137,6 +137,8 @@ class DecisionRecorder:
                 placement.is_decode_open,
                 placement.cached_tokens,
                 seen,
+                "" if placement.pull is None else placement.pull.source.instance_id,
+                0 if placement.pull is None else placement.pull.tokens,
             )
         )
 
@@ -150,6 +152,12 @@ class DecisionRecorder:
         if self._is_on:
             self._tell_policy()
             self._tell(events.Observed(self._number, now_s))
+
+    def resumed(self, model: str, pools: Mapping[str, str]) -> None:
+        """The configured policy goes on with these pools."""
+        if self._is_on:
+            self._tell_policy()
+            self._tell(events.PoolsResumed(model, dict(pools)))
 
     @property
     def _is_on(self) -> bool:

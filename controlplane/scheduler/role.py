@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from controlplane.model.duties import POOLS, RESCHEDULER
-from controlplane.model.prefix_index import PrefixIndex
 from controlplane.policies.registry import POLICIES
 from controlplane.policies.rescheduling.manager import ReschedulingManager
 from controlplane.policies.rescheduling.parameters import ReschedulerMode
@@ -14,6 +13,7 @@ from controlplane.scheduler.monitor_watch import MonitorWatch
 from controlplane.scheduler.peers import Peers
 from controlplane.scheduler.placement_service import PlacementService
 from controlplane.scheduler.policy_config import PolicyConfig
+from controlplane.scheduler.pools_keeper import PoolsKeeper
 from controlplane.scheduler.profile_watch import ProfileWatch
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
 from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
@@ -21,6 +21,7 @@ from controlplane.scheduler.rescheduling.service import ReschedulingService
 from controlplane.scheduler.rescheduling.worker_orders import WorkerOrders
 from controlplane.scheduler.service import SchedulerService
 from controlplane.scheduler.settings import SchedulerSettings
+from controlplane.scheduler.shown_snapshot import ShownSnapshot
 from controlplane.scheduler.stage_watch import StageWatch
 from mesh.leadership import Leadership, LeadershipMetrics, lead
 from mesh.role import RoleContext
@@ -69,12 +70,16 @@ class SchedulerRole:
         POLICIES.report_failures()
         clock, metrics = context.runtime.clock, SchedulerMetrics(context.registry)
         leadership_metrics = LeadershipMetrics(context.registry)
-        moving, pools = (lead(context, duty, leadership_metrics) for duty in (RESCHEDULER, POOLS))
+        moving = lead(context, RESCHEDULER, leadership_metrics)
+        pools = lead(context, POOLS, leadership_metrics, lambda _: keeper.resume())
         self._leaderships = (moving, pools)
         placements = self.placements = PlacementService(self._settings, metrics, clock, pools)
+        keeper = PoolsKeeper(context.store, placements, pools, context.member_id)
         GaugeCollector(placements.gauges, context.registry)
         policy_config = PolicyConfig(context.store, placements.switch)
-        peers = self._peers = Peers(context.member_id, context.runtime.transport, placements, metrics, self._on_failed)
+        peers = self._peers = Peers(
+            context.member_id, context.runtime.transport, placements, metrics, context.runtime.clock, self._on_failed
+        )
         placements.share = peers.tell
 
         def on_synced() -> None:
@@ -92,9 +97,11 @@ class SchedulerRole:
             on_synced=on_synced,
         )
         profiles = ProfileWatch(context.store, placements.switch)
-        rescheduling = self._rescheduling = self._make_rescheduling(context, placements, moving)
-        rescheduler_config = ReschedulerConfig(context.store, rescheduling)
-        service = SchedulerService(placements, policy_config, rescheduling, rescheduler_config, peers)
+        stages = StageWatch(context.store, placements.switch)
+        rescheduling = self._rescheduling = self._make_rescheduling(context, placements, stages, moving)
+        rescheduler_config = ReschedulerConfig(context.store, rescheduling, ReschedulerMode(self._settings.rescheduler))
+        snapshot = ShownSnapshot(placements, peers.connected, clock)
+        service = SchedulerService(placements, policy_config, rescheduling, rescheduler_config, peers, snapshot)
         context.server.add(scheduler_pb2_grpc.add_SchedulerServicer_to_server, service, "penstock.v1.Scheduler")
         self._failure = asyncio.get_running_loop().create_future()
         self._unsubscribe = context.directory.subscribe(peers.on_change)
@@ -102,7 +109,8 @@ class SchedulerRole:
             self._failure,
             self._tasks.spawn(watch.follow(), name="monitor watch"),
             self._tasks.spawn(policy_config.follow(), name="policy"),
-            self._tasks.spawn(StageWatch(context.store, placements.switch).follow(), name="stages"),
+            self._tasks.spawn(keeper.follow(), name="pools"),
+            self._tasks.spawn(stages.follow(), name="stages"),
             self._tasks.spawn(rescheduler_config.follow(), name="rescheduler setting"),
             self._tasks.spawn(rescheduling.run(), name="rescheduler"),
             self._tasks.spawn(profiles.follow(), name="profiles"),
@@ -138,15 +146,13 @@ class SchedulerRole:
             self._failure.set_exception(error)
 
     def _make_rescheduling(
-        self, context: RoleContext, placements: PlacementService, leadership: Leadership
+        self, context: RoleContext, placements: PlacementService, stages: StageWatch, leadership: Leadership
     ) -> ReschedulingService:
         """One scheduler moves requests: two would undo each other's work."""
         settings = self._settings
         return ReschedulingService(
             placements.feed,
-            ReschedulingManager(
-                ReschedulerMode(settings.rescheduler), settings.rescheduler_in_flight, settings.max_explanations
-            ),
+            ReschedulingManager(ReschedulerMode.OFF, settings.rescheduler_in_flight, settings.max_explanations),
             WorkerOrders(
                 settings.migration_deadline_s, context.member_id, context.runtime.transport, context.directory
             ),
@@ -154,7 +160,7 @@ class SchedulerRole:
             leadership,
             context.runtime.clock,
             context.runtime.threads,
-            lambda: placements.switch.in_force.name,
+            stages.layouts,
         )
 
 
@@ -168,6 +174,6 @@ async def _tick(placements: PlacementService, profiles: ProfileWatch) -> None:
 async def _sweep(placements: PlacementService) -> None:
     """Clear what dead instances left in the prefix index, a slice at a time."""
     while True:
-        index: PrefixIndex = placements.feed.table.index
+        index = placements.feed.table.index
         index.sweep(SWEEP_PLACES)
         await asyncio.sleep(SWEEP_S if index.retired_slots else TICK_S)

@@ -1,14 +1,12 @@
 """The gRPC methods of `penstock.v1.Scheduler`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 import grpc
+import numpy as np
 
-from controlplane.load_message import load_message
-from controlplane.model.instance import InstanceDescription
-from controlplane.model.snapshot import Snapshot
 from controlplane.policies.registry import POLICIES
 from controlplane.scheduler.explanations import Explanation
 from controlplane.scheduler.peers import Peers
@@ -17,11 +15,12 @@ from controlplane.scheduler.policy_config import PolicyConfig
 from controlplane.scheduler.rescheduling.config import ReschedulerConfig
 from controlplane.scheduler.rescheduling.service import ReschedulingService
 from controlplane.scheduler.rescheduling.wire import order_message, status_message
+from controlplane.scheduler.shown_snapshot import ShownSnapshot
 from mesh.errors import ConfigurationError, PenstockError
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-UNMONITORED = "unmonitored"
-"""State of an instance that is placed on by its last known load, for no monitor hears of it."""
+MAX_LISTED_PLACEMENTS: Final = 64
+MAX_LISTED_OPTIONS: Final = 8
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
@@ -34,8 +33,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         rescheduling: ReschedulingService,
         rescheduler_config: ReschedulerConfig,
         peers: Peers,
+        snapshot: ShownSnapshot,
     ) -> None:
         self._peers = peers
+        self._snapshot = snapshot
         self._placements = placements
         self._policy_config = policy_config
         self._rescheduling = rescheduling
@@ -94,6 +95,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         message.moves.extend(order_message(ordered) for ordered in moves)
         return message
 
+    async def ListPlacements(
+        self, request: scheduler_pb2.ListPlacementsRequest, context: Any
+    ) -> scheduler_pb2.ListPlacementsResponse:
+        """The last placements, each with its best options."""
+        latest = self._placements.explanations.latest(min(request.limit, MAX_LISTED_PLACEMENTS))
+        options = min(request.options, MAX_LISTED_OPTIONS)
+        return scheduler_pb2.ListPlacementsResponse(placements=[recent_placement(*each, options) for each in latest])
+
     async def GetPolicy(self, request: scheduler_pb2.GetPolicyRequest, context: Any) -> scheduler_pb2.GetPolicyResponse:
         """The configured policy, and the fallback if one stands in."""
         switch = self._placements.switch
@@ -142,51 +151,56 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.GetSnapshotRequest, context: Any
     ) -> scheduler_pb2.GetSnapshotResponse:
         """What the next decision would see."""
-        table = self._placements.feed.table
-        instances = []
-        for model in table.models():
-            snapshot = table.snapshot(model)
-            assert snapshot is not None, f"{model} is one of the table's models"
-            instances += [self._instance(snapshot, row) for row in range(len(snapshot))]
-        return scheduler_pb2.GetSnapshotResponse(
-            instances=instances,
-            policy=self._placements.switch.in_force.name,
-            synced=self._placements.feed.synced,
-            age_ms=self._placements.heard_age_ms(),
-            peers=self._peers.connected(),
-        )
-
-    def _instance(self, snapshot: Snapshot, row: int) -> scheduler_pb2.SnapshotInstance:
-        table = self._placements.feed.table
-        instance: InstanceDescription = snapshot.instances[row]
-        state = snapshot.state(row)
-        shown = "stale" if snapshot.stale[row] else str(state)
-        return scheduler_pb2.SnapshotInstance(
-            instance_id=instance.instance_id,
-            model=instance.model,
-            state=UNMONITORED if instance.instance_id in self._placements.feed.by_last_load else shown,
-            load=load_message(table.load(instance.instance_id), state),
-            unreported_requests=int(snapshot.unreported_requests[row]),
-            cached_blocks=table.index.held_blocks(int(snapshot.slots[row])),
-            address=instance.address,
-            phase=instance.phase.value,
-            unreported_decodes=int(snapshot.unreported_decodes[row]),
-            pool=self._placements.pools.get(instance.instance_id, ""),
-        )
+        return await self._snapshot.get(request.max_age_ms)
 
 
-def _explain(request_id: str, explanation: Explanation) -> scheduler_pb2.ExplainResponse:
+def recent_placement(request_id: str, explanation: Explanation, options: int) -> scheduler_pb2.RecentPlacement:
+    """A placement with its best options, the chosen ones among them."""
+    chosen = (explanation.chosen_instance_id, explanation.decode.instance_id)
+    best = np.argsort(explanation.scores, kind="stable")[:options].tolist()
+    names = [instance.instance_id for instance in explanation.instances]
+    rows = dict.fromkeys([*(names.index(name) for name in chosen if name in names), *best])
+    shown = [row for row in rows if names[row] in chosen or isfinite(explanation.scores[row])]
+    return scheduler_pb2.RecentPlacement(
+        explanation=_explain(request_id, explanation, shown[: max(options, 1)]),
+        instances=len(names),
+        excluded=len(names) - int(np.isfinite(explanation.scores).sum()),
+    )
+
+
+def _explain(
+    request_id: str, explanation: Explanation, rows: Iterable[int] | None = None
+) -> scheduler_pb2.ExplainResponse:
+    """`rows`: of the instances whose scores are told; None: all."""
     decode_scores = explanation.decode.score_of()
+    told = range(len(explanation.instances)) if rows is None else rows
     return scheduler_pb2.ExplainResponse(
         request_id=request_id,
         policy=explanation.policy,
         chosen_instance_id=explanation.chosen_instance_id,
-        scores=[_score(explanation, row, decode_scores) for row in range(len(explanation.instances))],
+        scores=[_score(explanation, row, decode_scores) for row in told],
         prompt_tokens=explanation.prompt_tokens,
         placed_unix_ms=explanation.placed_unix_ms,
         rule=explanation.rule,
         decode_instance_id=explanation.decode.instance_id,
         decode_rule=explanation.decode.rule,
+        cached_tokens=explanation.cached_tokens,
+        loaded_tokens=explanation.loaded_tokens,
+        pull=_pull(explanation),
+    )
+
+
+def _pull(explanation: Explanation) -> scheduler_pb2.PulledPrefix | None:
+    pull = explanation.pull
+    if pull is None:
+        return None
+    return scheduler_pb2.PulledPrefix(
+        instance_id=pull.source.instance_id,
+        tokens=pull.tokens,
+        pull_ms=pull.pull_ms,
+        compute_ms=pull.compute_ms,
+        comes_ms=pull.comes_ms,
+        loads_tokens=pull.loads_tokens,
     )
 
 

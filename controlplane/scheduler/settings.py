@@ -28,8 +28,9 @@ class SchedulerSettings:
     """File for all that the scheduler is told and decides, from its start; see `penstock decisions`."""
     record_mib: int = 256
     """Size at which the recording ends."""
-    rescheduler: Literal["off", "current", "predicted"] = "off"
-    """What running requests are moved by while the state store names nothing: their load now, or the predicted one."""
+    rescheduler: Literal["off", "current", "predicted", "trajectories"] = "off"
+    """What running requests are moved by while the state store names nothing: their load now, the predicted one, or the
+    time that a move saves everybody."""
     rescheduler_in_flight: int = 8
     """Migrations that the rescheduler may have under way."""
     migration_deadline_s: float = 60.0

@@ -2,9 +2,10 @@
 
 from controlplane.load_message import instance_phase
 from controlplane.model.frontend_links import NOBODY
-from controlplane.model.instance import InstanceDescription, KvBlocks
+from controlplane.model.instance import InstanceDescription, KvBlocks, KvTier
 from controlplane.model.placement import PlacementRequest
-from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
+from controlplane.model.queue_belief import PresentLoad, QueueBelief
+from penstock.v1 import monitor_pb2, request_pb2, scheduler_pb2, worker_pb2
 
 
 def instance_description(message: worker_pb2.InstanceDescription) -> InstanceDescription:
@@ -24,12 +25,42 @@ def instance_description(message: worker_pb2.InstanceDescription) -> InstanceDes
         phase=instance_phase(message.phase),
         tensor_parallel=message.tensor_parallel or 1,
         pipeline_parallel=message.pipeline_parallel or 1,
+        device=message.device,
+        max_loras=message.max_loras,
+        host_store_id=message.host_store_id,
+        kv_token_bytes=message.kv_token_bytes,
+        pulls_prefixes=message.pulls_prefixes,
     )
 
 
+_TIERS = {
+    monitor_pb2.KV_TIER_ENGINE: KvTier.ENGINE,
+    monitor_pb2.KV_TIER_HOST: KvTier.HOST,
+    monitor_pb2.KV_TIER_DISK: KvTier.DISK,
+}
+
+
 def kv_blocks(message: monitor_pb2.KvUpdate) -> KvBlocks:
-    """The change of a prefix cache."""
-    return KvBlocks(tuple(message.stored), tuple(message.removed), message.cleared)
+    """The change of what an instance has cached."""
+    # A tier that a newer worker tells of is none that this scheduler could weigh: as if it held nothing.
+    tier = _TIERS.get(message.tier)
+    if tier is None:
+        return KvBlocks(tier=KvTier.DISK)
+    return KvBlocks(tuple(message.stored), tuple(message.removed), message.cleared, tier)
+
+
+def present_load(message: request_pb2.PresentLoad) -> PresentLoad:
+    """What an instance that has given a request back says that it has."""
+    return PresentLoad(message.queued_prefill_tokens, message.requests)
+
+
+def belief_message(belief: QueueBelief) -> request_pb2.QueueBelief:
+    """What goes with a placed request to its worker."""
+    return request_pb2.QueueBelief(
+        queued_prefill_tokens=belief.queued_prefill_tokens,
+        new_prefill_tokens=belief.new_prefill_tokens,
+        may_bounce=belief.may_bounce,
+    )
 
 
 def decode_request(
@@ -44,6 +75,7 @@ def decode_request(
         max_tokens=message.max_tokens,
         priority=message.priority,
         unreachable_instance_ids=unreachable_instance_ids,
+        adapter_digest=message.adapter_digest,
     )
 
 
@@ -62,4 +94,5 @@ def placement_request(
         excluded_instance_ids=frozenset(message.excluded_instance_ids),
         unreachable_instance_ids=unreachable_instance_ids,
         is_decoding=message.is_decoding,
+        adapter_digest=message.adapter_digest,
     )

@@ -265,6 +265,19 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (("{{cascade}} {{tier}}", f"max by (cascade, tier) ({CASCADE}_threshold)"),),
             ),
             Panel(
+                "Quality, promised and achieved",
+                "none",
+                (
+                    ("promised {{cascade}}", f"max by (cascade) ({PLANNER}_quality_promised)"),
+                    ("achieved {{cascade}}", f"max by (cascade) ({PLANNER}_quality_achieved)"),
+                ),
+            ),
+            Panel(
+                "Sampled answers labelled in the last hour",
+                "none",
+                (("{{outcome}} {{cascade}} {{label}}", lately(f"{CASCADE}_labels", "cascade, label, outcome")),),
+            ),
+            Panel(
                 "Plans in the last hour",
                 "none",
                 (("{{cascade}} {{outcome}}", lately(f"{PLANNER}_plans", "cascade, outcome")),),

@@ -33,6 +33,7 @@ from controlplane.protocols.migration.source import (
 from controlplane.protocols.migration.source_events import (
     Abort,
     AbortAsked,
+    AdoptionAsked,
     AskDecode,
     ConnectionLost,
     Do,
@@ -63,13 +64,16 @@ from controlplane.protocols.migration.source_manager import SourceManager
 from engine_worker.coordinator import wire
 from engine_worker.coordinator.decode_inquirer import DecodeInquirer
 from engine_worker.coordinator.incoming import IncomingMigrations
-from engine_worker.coordinator.link import TargetLink, source_hello
+from engine_worker.coordinator.link import TargetLink
 from engine_worker.coordinator.loads import ready_loads
 from engine_worker.coordinator.metrics import MigrationMetrics
 from engine_worker.coordinator.outgoing import OutgoingRequest, WatchedRequest
+from engine_worker.coordinator.peers import Peers
 from engine_worker.coordinator.service import MigrationService
 from engine_worker.engines.movable import ExportProgress, MovableEngine
 from engine_worker.instance import Instance
+from engine_worker.kv.addresses import reachable_address
+from engine_worker.kv.tokens import new_token
 from engine_worker.request_table import TrackedRequest
 from mesh.errors import PenstockError
 from mesh.exit_status import ExitStatus
@@ -82,8 +86,6 @@ from penstock.v1 import migration_pb2, migration_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-SAME_ATTRIBUTES = ("model", "engine", "block_tokens")
-"""Attributes that two workers must share before KV of one makes sense to the other."""
 LinkKey: TypeAlias = tuple[str, str, str, str, str]
 """Instance, incarnation and address of the target, and the addresses that it was told of this worker and of its KV
 transfer agent."""
@@ -109,33 +111,32 @@ class Coordinator:
         """`fence` knows the leaders whose answers are taken. `open_link` and `inquirer` are seams for tests."""
         own = instance.description
         self.manager = SourceManager(Incarnation(own.instance_id, own.incarnation_id), own.block_tokens)
-        self._instance = instance
-        self._engine = engine
-        self._directory = context.directory
+        self._instance, self._engine = instance, engine
+        self._bind_host = context.bind_host
+        self.peers = Peers(instance, context.directory)
         self._transport = context.runtime.transport
-        self._clock = context.runtime.clock
+        self._clock, self._entropy = context.runtime.clock, context.runtime.entropy
         self._shutdown, self._tracer = context.shutdown, context.tracer
         self._metrics = MigrationMetrics(context.registry)
         self._tasks = TaskSet("coordinator")
         self.incoming = IncomingMigrations(instance, engine, self._metrics, self._tasks, self._clock.now_s)
         self._inquirer = inquirer or DecodeInquirer(context.directory, self._transport, fence)
         self._open_link = open_link
-        self._watched: dict[str, WatchedRequest] = {}
-        """By request."""
-        self._outgoing: dict[str, OutgoingRequest] = {}
-        """By migration."""
+        self._watched: dict[str, WatchedRequest] = {}  # by request
+        self._outgoing: dict[str, OutgoingRequest] = {}  # by migration
         self._links: dict[LinkKey, TargetLink] = {}
         self._order_ids = count(1)
         self._outcomes: dict[int, asyncio.Future[MigrationOutcome]] = {}
         """Of orders that somebody waits for, by their id."""
-        self._peers: dict[str, Incarnation] = {}
+        self._told_peers: dict[str, Incarnation] = {}
         self._obstacle = ""
         self._all_ended = asyncio.Event()
         self._evacuation: asyncio.Task[None] | None = None
         self._is_leaving = False
         instance.on_change.append(self._look)
         instance.keep_abort = self._keep_abort
-        instance.was_moving = self._moved_lately
+        instance.may_adopt = self._may_adopt
+        instance.supersede = self._supersede
         context.server.add(
             migration_pb2_grpc.add_MigrationServicer_to_server,
             MigrationService(instance, self.incoming),
@@ -147,6 +148,7 @@ class Coordinator:
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
         """Move a running request; returns when it has moved, or why it stays. Where the caller gives up, so does the
         migration."""
+        await self.peers.known()
         self._look_around()
         tracked = self._instance.table.find(request_id)
         is_here = tracked is not None and tracked.state == "running"
@@ -168,6 +170,12 @@ class Coordinator:
     def transfer(self, request_id: str, target_id: str) -> None:
         """The request, just admitted, is to be decoded by another instance once its prompt is computed. By which, the
         scheduler is asked after the first token if no `target_id` is named. One that was refused here stays away."""
+        if self.peers.are_known:
+            self._order_transfer(request_id, target_id)
+        else:
+            self._tasks.spawn(self._transfer_among_peers(request_id, target_id), name=f"transfer {request_id}")
+
+    def _order_transfer(self, request_id: str, target_id: str) -> None:
         tracked = self._instance.table.find(request_id)
         if tracked is not None:
             self._look_around()
@@ -185,17 +193,6 @@ class Coordinator:
             self._is_leaving = True
             self.evacuate()
             self._tasks.spawn(self._leave(), name="leave")
-
-    def peers(self) -> tuple[Member, ...]:
-        """Workers that KV of this one makes sense to."""
-        own = self._instance.description
-        facts = {"model": own.model, "engine": own.engine, "block_tokens": str(own.block_tokens)}
-        return tuple(
-            member
-            for member in self._directory.members("worker")
-            if member.member_id != own.instance_id
-            and all(member.attributes.get(name) == facts[name] for name in SAME_ATTRIBUTES)
-        )
 
     def tick(self) -> None:
         """Time has passed; call it every 50 ms or so."""
@@ -244,9 +241,9 @@ class Coordinator:
 
     def _look_around(self) -> None:
         """Tell of what has changed outside of this worker."""
-        peers = {member.member_id: Incarnation(member.member_id, member.incarnation_id) for member in self.peers()}
-        if peers != self._peers:
-            self._peers = peers
+        peers = self.peers.incarnations()
+        if peers != self._told_peers:
+            self._told_peers = peers
             self.handle(PeersChanged(peers))
         if self._instance.transfer_obstacle != self._obstacle:
             self._obstacle = self._instance.transfer_obstacle
@@ -292,8 +289,12 @@ class Coordinator:
         self.handle(AbortAsked(request_id))
         return waits
 
-    def _moved_lately(self, request_id: str) -> bool:
-        return self.manager.moved_lately(request_id) or self.incoming.manager.moved_lately(request_id)
+    def _may_adopt(self, request_id: str) -> bool:
+        self.handle(AdoptionAsked(request_id))
+        return not self.manager.is_paused(request_id)
+
+    def _supersede(self, request_id: str, epoch: int) -> bool:
+        return self.incoming.supersede(request_id, epoch) or self.manager.moved_lately(request_id)
 
     # -- what is done about it
 
@@ -318,15 +319,16 @@ class Coordinator:
 
     def _export(self, migration_id: str, request_id: str, target: Incarnation) -> None:
         tracked = self._watched[request_id].tracked
-        member = next((each for each in self.peers() if (each.member_id, each.incarnation_id) == target), None)
+        member = next((each for each in self.peers.present() if (each.member_id, each.incarnation_id) == target), None)
         if member is None:
             self.handle(NotExported(migration_id, f"{target.instance_id} left before the migration had its turn"))
             return
         try:
             span = self._tracer.child("move", tracked.request.traceparent)
-            outgoing = OutgoingRequest(migration_id, tracked, self._link(member), span)
+            outgoing = OutgoingRequest(migration_id, tracked, self._link(member), span, new_token(self._entropy))
             self._outgoing[migration_id] = outgoing
-            self._engine.export(request_id, migration_id, lambda progress: self._on_progress(outgoing, progress))
+            token = outgoing.kv_token
+            self._engine.export(request_id, migration_id, token, lambda progress: self._on_progress(outgoing, progress))
         except Exception as error:
             if not isinstance(error, PenstockError):
                 log.exception("a request could not be exported", extra={"request_id": request_id})
@@ -388,9 +390,8 @@ class Coordinator:
     def _wire_message(self, outgoing: OutgoingRequest, message: ToTarget) -> migration_pb2.SourceMessage:
         description, tracked = self._instance.description, outgoing.tracked
         if isinstance(message, Offer):
-            deadline_s = tracked.deadline_s
-            left_ms = 0 if deadline_s is None else max(1, round(1000 * (deadline_s - self._clock.now_s())))
-            return wire.offer_message(message, model=description.model, deadline_ms=left_ms)
+            left_ms = tracked.left_ms(self._clock.now_s())
+            return wire.offer_message(message, description.model, left_ms, outgoing.kv_token, *tracked.predicted_ends)
         if not isinstance(message, (Round, FinalMessage)):
             return wire.source_message(message, (), ())
         stop = message.first_block + message.block_count
@@ -433,6 +434,10 @@ class Coordinator:
             self._look_around()
             self.handle(chosen)
 
+    async def _transfer_among_peers(self, request_id: str, target_id: str) -> None:
+        await self.peers.known()
+        self._order_transfer(request_id, target_id)
+
     async def _wake(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         self.handle(Tick())
@@ -447,7 +452,7 @@ class Coordinator:
             for instruction in instructions:
                 match instruction:
                     case AskLoads():
-                        events.append(LoadsKnown(await ready_loads(self._transport, self.peers())))
+                        events.append(LoadsKnown(await ready_loads(self._transport, await self.peers.known())))
                     case LookAfter(delay_ms):
                         await asyncio.sleep(delay_ms / 1000)
                         events.append(self._looked())
@@ -473,11 +478,12 @@ class Coordinator:
 
     def _link(self, target: Member) -> TargetLink:
         """The stream to this incarnation of the target, opened if there is none between the addresses of now."""
-        own, kv_address = self._instance.description, self._engine.kv_address
+        own = self._instance.description
+        kv_address = reachable_address(self._engine.kv_address, self._bind_host, own.address)
         key = (target.member_id, target.incarnation_id, target.address, own.address, kv_address)
         link = self._links.get(key)
         if link is None:
-            hello = source_hello(own.instance_id, own.incarnation_id, own.address, kv_address)
+            hello = wire.source_hello(own.instance_id, own.incarnation_id, kv_address)
             link = self._open_link(target, hello, lambda message: self.handle(wire.to_source(message)), self._transport)
             self._links[key] = link
             self._tasks.spawn(self._run_link(key, link), name=f"link {target.member_id}")

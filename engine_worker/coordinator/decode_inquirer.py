@@ -20,20 +20,22 @@ log = logging.getLogger(__name__)
 
 
 class DecodeInquirer:
-    """One connection, to the scheduler that was asked last. `DecodeInquiry` says who is asked."""
+    """A connection to each scheduler that was asked. `DecodeInquiry` says who is asked."""
 
     def __init__(self, directory: Directory, transport: Transport, fence: Fence) -> None:
         """`fence` knows the leaders whose word counts."""
         self._fence = fence
         self._transport = transport
         self._directory = directory
-        self._member: Member | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._last: Member | None = None
+        """Whom the request before this one asked last."""
+        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        """By the incarnation and the address of the scheduler."""
 
     async def ask(self, request: EngineRequest, instance: InstanceDescription) -> DecodeChosen:
         """The instance to decode it, or why nobody said one."""
         schedulers = {member.member_id: member for member in self._directory.members("scheduler")}
-        connected = next((name for name, member in schedulers.items() if member == self._member), "")
+        connected = next((name for name, member in schedulers.items() if member == self._last), "")
         inquiry = DecodeInquiry(request.request_id)
         event: Event = Begun(tuple(schedulers), connected)
         while True:
@@ -63,7 +65,7 @@ class DecodeInquirer:
     async def _place_decode(
         self, scheduler: Member, request: EngineRequest, instance: InstanceDescription, deadline_s: float
     ) -> scheduler_pb2.PlaceDecodeResponse:
-        stub = scheduler_pb2_grpc.SchedulerStub(await self._connect(scheduler))  # type: ignore[no-untyped-call]
+        await self._close_former()
         message = scheduler_pb2.PlaceDecodeRequest(
             request_id=request.request_id,
             model=instance.model,
@@ -71,13 +73,16 @@ class DecodeInquirer:
             max_tokens=request.sampling.max_tokens,
             priority=request.priority,
             prefill_instance_id=instance.instance_id,
+            adapter_digest=request.adapter_digest,
         )
+        # Nothing is awaited from here to the call: other requests ask as well, and may close what has gone meanwhile.
+        stub = scheduler_pb2_grpc.SchedulerStub(self._channel(scheduler))  # type: ignore[no-untyped-call]
         try:
             answer: scheduler_pb2.PlaceDecodeResponse = await stub.PlaceDecode(message, timeout=deadline_s)
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error, f"scheduler {scheduler.member_id}") from error
         except asyncio.CancelledError as error:
-            # So ends a call whose channel is closed, too: by another request that asks the next scheduler already.
+            # So ends a call whose channel is closed, too: by another request that has seen the scheduler go.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -86,16 +91,22 @@ class DecodeInquirer:
 
     async def close(self) -> None:
         """Ask nothing any more."""
-        if self._channel is not None:
-            await self._channel.close()
+        while self._channels:
+            await self._channels.popitem()[1].close()
 
-    async def _connect(self, scheduler: Member) -> grpc.aio.Channel:
-        if self._channel is None or scheduler != self._member:
-            former, self._member, self._channel = (
-                self._channel,
-                scheduler,
-                open_channel(self._transport, scheduler.address),
-            )
-            if former is not None:
-                await former.close()
-        return self._channel
+    def _channel(self, scheduler: Member) -> grpc.aio.Channel:
+        self._last = scheduler
+        if _key(scheduler) not in self._channels:
+            channel = open_channel(self._transport, scheduler.address, scheduler.role)
+            self._channels[_key(scheduler)] = channel
+        return self._channels[_key(scheduler)]
+
+    async def _close_former(self) -> None:
+        """Connections to schedulers that are not in the mesh any more, or not as they were."""
+        present = {_key(member) for member in self._directory.members("scheduler")}
+        for channel in [self._channels.pop(key) for key in list(self._channels) if key not in present]:
+            await channel.close()
+
+
+def _key(scheduler: Member) -> tuple[str, str]:
+    return scheduler.incarnation_id, scheduler.address

@@ -28,6 +28,7 @@ from controlplane.protocols.migration.target_manager import (
     ConnectionEnded,
     Do,
     Received,
+    Superseded,
     TargetManager,
     TargetManagerEvent,
     TargetManagerInstruction,
@@ -36,6 +37,7 @@ from engine_worker.coordinator import wire
 from engine_worker.coordinator.metrics import MigrationMetrics
 from engine_worker.engines.movable import MovableEngine
 from engine_worker.instance import Instance
+from engine_worker.kv.cores import at_core
 from mesh.errors import PenstockError
 from mesh.tasks import TaskSet
 from penstock.v1 import migration_pb2
@@ -58,6 +60,9 @@ class _Incoming:
     model: str
     deadline_s: float | None
     kv_address: str
+    kv_token: str = field(repr=False)
+    predicted_end_tokens: int | None
+    predicted_band_tokens: tuple[int, int] | None
     named: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     """Block ids at the source and the generated tokens that they cover, by first block and count."""
     pulling: asyncio.Task[None] | None = None
@@ -107,11 +112,28 @@ class IncomingMigrations:
             return
         offer, request = wire.offer_of(message.offer), message.offer.request
         deadline_s = self._clock() + request.deadline_ms / 1000 if request.deadline_ms else None
-        kv_address = self._connections[connection].kv_address
-        self._incoming.setdefault(offer.migration_id, _Incoming(offer, request.model, deadline_s, kv_address))
+        kv_address, predicted = self._connections[connection].kv_address, message.offer.predicted_end_tokens or None
+        low, high = message.offer.predicted_low_end_tokens, message.offer.predicted_high_end_tokens
+        self._incoming.setdefault(
+            offer.migration_id,
+            _Incoming(
+                offer,
+                request.model,
+                deadline_s,
+                kv_address,
+                message.offer.kv_token,
+                predicted,
+                (low, high) if high else None,
+            ),
+        )
         self.handle(Received(connection, offer))
         if not self.manager.is_running(offer.migration_id):
             self._incoming.pop(offer.migration_id, None)
+
+    def supersede(self, request_id: str, epoch: int) -> bool:
+        """See `Instance.supersede`: whether the request moves to here, or did so a moment ago."""
+        self.handle(Superseded(request_id, epoch))
+        return self.manager.moved_lately(request_id)
 
     def tick(self) -> None:
         """Time has passed."""
@@ -191,7 +213,8 @@ class IncomingMigrations:
         migration_id, deadline_s = incoming.offer.migration_id, self.manager.limits.live.round_ms / 1000
         try:
             if block_ids:
-                await self._engine.pull(migration_id, incoming.kv_address, first_block, block_ids, covered, deadline_s)
+                peer, ids = at_core(incoming.kv_address, block_ids, incoming.kv_token)
+                await self._engine.pull(migration_id, peer, first_block, ids, covered, deadline_s)
         except PenstockError as error:
             self.handle(Answered(migration_id, NotArrived(str(error))))
             return
@@ -216,6 +239,9 @@ class IncomingMigrations:
         offer = incoming.offer
         request = replace(offer.request, emitted_token_ids=emitted_token_ids)
         self._instance.take_over(request, offer.frontend_id, epoch=offer.epoch, deadline_s=incoming.deadline_s)
+        if incoming.predicted_end_tokens is not None:
+            end, band = incoming.predicted_end_tokens, incoming.predicted_band_tokens
+            self._instance.table.predicted(request.request_id, 0, end, band)
         try:
             self._engine.activate(offer.migration_id, emitted_token_ids, computed_tokens)
         except Exception as error:

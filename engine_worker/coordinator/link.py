@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import grpc
 
-from engine_worker.coordinator import wire
 from mesh.errors import IllegalTransition, PenstockError, ProtocolViolation
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
@@ -44,7 +43,7 @@ class TargetLink:
     async def run(self) -> str:
         """Talk until the stream ends; returns why it did."""
         peer = f"worker {self.target.member_id} at {self.target.address}"
-        async with open_channel(self._transport, self.target.address) as channel:
+        async with open_channel(self._transport, self.target.address, self.target.role) as channel:
             stub = migration_pb2_grpc.MigrationStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Exchange()
             writer = asyncio.create_task(self._write(call))
@@ -82,10 +81,3 @@ class TargetLink:
                 f"worker {self.target.member_id} is incarnation {answer.hello.incarnation_id} by now, announced was "
                 f"{self.target.incarnation_id}; try again"
             )
-
-
-def source_hello(instance_id: str, incarnation_id: str, address: str, kv_address: str) -> migration_pb2.SourceMessage:
-    """How this worker introduces itself. Its transfer agent listens on every interface, so that peers reach it by the
-    host by which they reach the worker."""
-    host, port = address.rpartition(":")[0], kv_address.rpartition(":")[2]
-    return wire.source_hello(instance_id, incarnation_id, f"{host}:{port}")

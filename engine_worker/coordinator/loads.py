@@ -36,7 +36,7 @@ def phase_of(member: Member) -> InstancePhase:
 
 
 async def _load(transport: Transport, member: Member) -> worker_pb2.LoadReport | None:
-    async with open_channel(transport, member.address) as channel:
+    async with open_channel(transport, member.address, member.role) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = await stub.GetLoad(worker_pb2.GetLoadRequest(), timeout=LOAD_DEADLINE_S)

@@ -1,6 +1,6 @@
 """What the coordinator knows of requests that are to leave."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controlplane.protocols.migration.source_events import MigrationOutcome
 from engine_worker.coordinator.link import TargetLink
@@ -26,6 +26,8 @@ class OutgoingRequest:
     link: TargetLink
     span: Span
     """The move, from here to its end."""
+    kv_token: str = field(repr=False)
+    """By which the target pulls the blocks."""
     is_exported: bool = False
     progress: ExportProgress | None = None
     """The frontend may not have all tokens of it yet."""

@@ -32,11 +32,24 @@ def target_hello(instance_id: str, incarnation_id: str) -> migration_pb2.TargetM
     return migration_pb2.TargetMessage(hello=hello)
 
 
-def offer_message(offer: Offer, *, model: str, deadline_ms: int) -> migration_pb2.SourceMessage:
+def offer_message(
+    offer: Offer,
+    model: str,
+    deadline_ms: int,
+    kv_token: str,
+    predicted_end_tokens: int | None = None,
+    predicted_band_tokens: tuple[int, int] | None = None,
+) -> migration_pb2.SourceMessage:
     """An offer; `deadline_ms` is what is left of the request's time, 0 where it has no deadline."""
     request = wire.generate_message(offer.request, model=model, deadline_ms=deadline_ms, epoch=offer.epoch)
     message = migration_pb2.MigrationOffer(
-        migration_id=offer.migration_id, request=request, frontend_id=offer.frontend_id
+        migration_id=offer.migration_id,
+        request=request,
+        frontend_id=offer.frontend_id,
+        predicted_end_tokens=predicted_end_tokens or 0,
+        predicted_low_end_tokens=0 if predicted_band_tokens is None else predicted_band_tokens[0],
+        predicted_high_end_tokens=0 if predicted_band_tokens is None else predicted_band_tokens[1],
+        kv_token=kv_token,
     )
     return migration_pb2.SourceMessage(offer=message)
 

@@ -1,6 +1,7 @@
-"""What the mesh asks of an engine. Penstock has two, `vllm` and `simulated`; installed packages may add others."""
+"""What the mesh asks of an engine. Penstock has three, `vllm`, `simulated` and `attached`; installed packages may add
+others."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,23 @@ class EngineLimits:
     """GPUs (or processes on a CPU) that share each layer."""
     pipeline_parallel: int = 1
     """Groups of these that each hold a part of the layers."""
+    data_parallel: int = 1
+    """Engine cores that each have a copy of the model, and KV of their own."""
+    max_loras: int = 0
+    """LoRA adapters that one step may serve; 0: it serves none."""
+    label: str = ""
+    """What it turned out to be, for `penstock status`, where its name does not say enough."""
+    http_url: str = ""
+    """Where it takes requests over HTTP from others than the worker, too; empty: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """The model that an engine found, where it is the engine that knows."""
+
+    name: str
+    source: str
+    """A directory, or a model of the Hugging Face Hub; empty where it does not know."""
 
 
 class Engine(Protocol):
@@ -68,6 +86,16 @@ class EngineContext:
     clock: Clock
     reasoning_parser: str = ""
     """vLLM's name of how the model marks its reasoning, in which no structure is enforced; empty: it does not."""
+    kv_host: str = "127.0.0.1"
+    """Address that KV transfers are to listen on."""
+    kv_port: int = 0
+    """Port that they are to listen on; 0: a free one."""
+    host_kv_bytes: int = 0
+    """Memory of the host for KV blocks that leave the engine; 0: none."""
+    host_kv_dir: str = ""
+    disk_kv: str = ""
+    """Disk for those that the host's memory has no room for, as `--disk-kv` has it; empty: none."""
+    """Where it is; empty: in the machine's shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +115,8 @@ class EngineFactory:
     refused."""
     needs_weights: bool = True
     """Whether the weights of a model of the Hugging Face Hub are fetched; if not, only what belongs to its text."""
+    identify: Callable[[Any, Clock], Awaitable[ModelIdentity]] | None = None
+    """From such settings: the model that there is, for a worker that is told none. Raises `EngineFailed` and
+    `ConfigurationError`. None: a worker must be told."""
     uses_gpus: bool = False
     """Whether `penstock up` must give every instance GPUs of its own."""

@@ -34,10 +34,11 @@ class MovableEngine(Engine, Protocol):
 
     @property
     def kv_address(self) -> str:
-        """host:port of the KV transfer agent that serves this engine's blocks."""
+        """host:port of the KV transfer agent that serves this engine's blocks; host:port,port... of several ranks."""
 
     def kv_agent(self) -> AgentPort:
-        """That agent, to be asked. Raises `ConfigurationError` where there is none."""
+        """That agent, to be asked. Raises `ConfigurationError` where there is to be none, and `KvTransferRefused` with
+        the reason where there should be one, and this engine's requests cannot move all the same."""
 
     @property
     def kv_block_bytes(self) -> int:
@@ -45,9 +46,11 @@ class MovableEngine(Engine, Protocol):
 
     # The source's side.
 
-    def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
-        """Let peers pull the request's full blocks under `migration_id`, and call `on_progress` now and whenever
-        there are more of them. Raises `RequestRefused` for an unknown request."""
+    def export(
+        self, request_id: str, migration_id: str, kv_token: str, on_progress: Callable[[ExportProgress], None]
+    ) -> None:
+        """Let whoever has the token pull the request's full blocks under `migration_id`, and call `on_progress` now
+        and whenever there are more of them. Raises `RequestRefused` for an unknown request."""
 
     async def pause(self, request_id: str) -> PausedRequest | None:
         """Take the request out of the batch after the current step, keeping its blocks readable. None if it ended
@@ -76,7 +79,8 @@ class MovableEngine(Engine, Protocol):
         emitted_token_ids: tuple[int, ...],
         deadline_s: float,
     ) -> None:
-        """Copy blocks `first_block`... of the request from the peer's agent. `emitted_token_ids` are the generated
+        """Copy blocks `first_block`... of the request from the peer's agent; `peer` is what `PeerAddress.parse` reads,
+        with the token of the source's export, so it belongs into no log. `emitted_token_ids` are the generated
         tokens that the blocks cover, so that the engine can name them. Raises `RpcError` or `EngineError`; nothing
         is written any more once it has returned or raised."""
 

@@ -2,16 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
+from controlplane.model.adapter import Adapter
 from controlplane.model.instance import KvBlocks, LoadReport
-from controlplane.model.request import EngineRequest, SamplingParams, StepOutput, TokenDelta
+from controlplane.model.media import ExpandedPrompt, PromptMedia
+from controlplane.model.media_facts import MediaFacts
+from controlplane.model.request import EngineRequest, FinishReason, SamplingParams, StepOutput, TokenDelta
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.interface import EngineLimits
-from mesh.errors import ConfigurationError, EngineFailed
+from engine_worker.engines.media import check_expanded
+from engine_worker.engines.simulated_host_tier import SimulatedHostTier
+from engine_worker.engines.simulated_lora import SimulatedAdapters
+from engine_worker.engines.simulated_media import TEXT_ONLY, SimulatedMedia
+from engine_worker.host_tier.disk_store import DiskStore
+from engine_worker.host_tier.disk_tier import DiskTier
+from engine_worker.host_tier.settings import NO_HOST_TIER, OF_THIS_MACHINE, HostStores, HostTierSettings
+from engine_worker.host_tier.store import HostStore
+from mesh.errors import ConfigurationError, EngineFailed, HostTierUnavailable, QueueFull, RequestRefused
 from mesh.mailbox import Mailbox
 from mesh.runtime import Clock
+from mesh.tasks import TaskSet
 from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.instance import SimulatedInstance
@@ -45,7 +59,12 @@ class SimulatedEngine:
         time_scale: float = 1.0,
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
+        media: SimulatedMedia = TEXT_ONLY,
+        lora: SimulatedAdapters | None = None,
+        host: HostTierSettings = NO_HOST_TIER,
+        stores: HostStores = OF_THIS_MACHINE,
     ) -> None:
+        """`stores`: of its host, if it has one."""
         if time_scale <= 0:
             raise ConfigurationError(f"time_scale must be more than 0, got {time_scale}")
         if tensor_parallel < 1 or pipeline_parallel < 1:
@@ -54,6 +73,10 @@ class SimulatedEngine:
                 f"pipeline_parallel={pipeline_parallel}"
             )
         self._degrees = tensor_parallel, pipeline_parallel
+        self._media = media
+        self._lora = lora or SimulatedAdapters(0, 0, clock.now_s)
+        self.adapters = self._lora.cache
+        """See `LoraEngine`."""
         self._cost = _SeenCost(cost)
         self.instance = SimulatedInstance(config, self._cost)
         """Open to the KV transfer agent, which shares the engine's event loop."""
@@ -68,12 +91,19 @@ class SimulatedEngine:
         """Names of sampling parameters that requests set in vain; at most as many as there are."""
         self._warned_at = -_LAG_WARNING_EVERY_S
         self._observe: Callable[[StepSample], None] | None = None
+        self._host_settings = host
+        self._stores = stores
+        self._host: SimulatedHostTier | None = None
+        self._host_tasks = TaskSet("simulated host tier")
+        self._engine_hit_tokens = self._host_hit_tokens = self._disk_hit_tokens = 0
 
     async def start(self) -> EngineLimits:
         """Start the task that takes steps; returns the limits of the configuration. Raises `EngineFailed` if called
         twice."""
         if self._runner is not None:
             raise EngineFailed("the engine was started already; make a new one")
+        if self._host_settings.nbytes:
+            self._start_host_tier()
         self._runner = asyncio.create_task(self._run(), name="simulated-engine")
         config = self.instance.config
         tensor_parallel, pipeline_parallel = self._degrees
@@ -85,6 +115,7 @@ class SimulatedEngine:
             max_step_tokens=config.max_step_tokens,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
+            max_loras=self.adapters.slots,
         )
 
     def submit(self, request: EngineRequest) -> None:
@@ -93,13 +124,28 @@ class SimulatedEngine:
             raise self._failure
         if self._runner is None or self._runner.done():
             raise EngineFailed("the engine is not running; start it before submitting")
-        self.instance.submit(request)
+        self._check_media(request)
+        self._lora.use(request.request_id, request.adapter, self._request_ids)
+        if self._host is None or not self._begin_load(request, self._host):
+            self.instance.submit(request)
         self._warn_of_ignored(request.sampling)
         self.wake()
 
+    @property
+    def media(self) -> Mapping[str, MediaFacts]:
+        """See `MediaEngine`."""
+        return self._media.facts
+
+    async def expand(self, media: PromptMedia) -> ExpandedPrompt:
+        """See `MediaEngine`."""
+        return self._media.expand(media)
+
     def abort(self, request_id: str) -> None:
         """End a request now; a step under way no longer brings it a token."""
-        delta = self.instance.abort(request_id)
+        if self._host is not None and (waited := self._host.cancel(request_id)) is not None:
+            delta: TokenDelta | None = _aborted(waited)
+        else:
+            delta = self.instance.abort(request_id)
         if delta is not None:
             self._outputs.put(StepOutput(deltas=(delta,)))
             self.wake()
@@ -115,9 +161,38 @@ class SimulatedEngine:
     def load(self) -> LoadReport:
         """The load now, with durations as the clock shows them."""
         load, scale = self.instance.load(), self._time_scale
+        if self.adapters.slots:
+            load = structs.replace(load, adapters=self._lora.report(self._request_ids))
+        load = structs.replace(
+            load,
+            engine_hit_tokens_total=self._engine_hit_tokens,
+            host_hit_tokens_total=self._host_hit_tokens,
+            disk_hit_tokens_total=self._disk_hit_tokens,
+        )
+        if (host := self._host) is not None:
+            load = structs.replace(
+                load,
+                queued_requests=load.queued_requests + len(host.loading),
+                queued_prefill_tokens=load.queued_prefill_tokens + host.waiting_prefill_tokens,
+                host_load_token_ms=host.load_token_ms,
+            )
         if scale == 1.0:
             return load
-        return replace(load, step_ms=load.step_ms * scale, token_interval_ms=load.token_interval_ms * scale)
+        return structs.replace(load, step_ms=load.step_ms * scale, token_interval_ms=load.token_interval_ms * scale)
+
+    @property
+    def lora_modules(self) -> tuple[Adapter, ...]:
+        """See `LoraEngine`."""
+        return self._lora.modules
+
+    async def load_adapter(self, adapter: Adapter, *, may_evict: bool = True) -> Adapter:
+        """See `LoraEngine`."""
+        return self._lora.load(adapter, may_evict=may_evict)
+
+    async def unload_adapter(self, digest: str) -> None:
+        """See `LoraEngine`."""
+        self.adapters.keep_only(self._request_ids)
+        self._lora.unload(digest)
 
     def kv_blocks(self) -> AsyncIterator[KvBlocks]:
         """Yields changes of the prefix cache."""
@@ -132,10 +207,81 @@ class SimulatedEngine:
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
-        for request_id in self.instance.request_ids:
+        for request_id in self._request_ids:
             self.abort(request_id)
+        await self._host_tasks.cancel()
+        if self._host is not None:
+            self._host.store.close()
+            if self._host.disk is not None:
+                self._host.disk.store.close()
         self._outputs.close()
         self._kv_blocks.close()
+
+    @property
+    def host_store(self) -> HostStore | None:
+        """See `HostTierEngine`."""
+        return None if self._host is None else self._host.store
+
+    @property
+    def disk_store(self) -> DiskStore | None:
+        """See `HostTierEngine`."""
+        return None if self._host is None or self._host.disk is None else self._host.disk.store
+
+    @property
+    def _request_ids(self) -> tuple[str, ...]:
+        """All that have not ended."""
+        return self.instance.request_ids + (self._host.loading if self._host is not None else ())
+
+    def _start_host_tier(self) -> None:
+        config = self.instance.config
+        try:
+            store = self._stores.open(f"simulated/{config.block_tokens}", config.block_bytes, self._host_settings)
+        except HostTierUnavailable as error:
+            _log.error("there is no host tier", extra={"error": str(error)})
+            return
+        disk_store = self._stores.open_disk(f"simulated/{config.block_tokens}", config.block_bytes, self._host_settings)
+        disk = None if disk_store is None else DiskTier(store, disk_store, self._clock, self._stores.threads)
+        self._host = SimulatedHostTier(
+            self.instance, store, self._clock, self._host_tasks, self._submit_loaded, disk, time_scale=self._time_scale
+        )
+        self._host_tasks.spawn(self._host.save(), name="save")
+        if disk is not None:
+            self._host_tasks.spawn(disk.save(), name="save to disk")
+
+    def _begin_load(self, request: EngineRequest, host: SimulatedHostTier) -> bool:
+        """Whether the request waits for blocks of the host first. Raises as `submit`."""
+        if request.request_id in host.loading:
+            raise RequestRefused(f"request {request.request_id}: this id is in use; choose another")
+        queued, limit = (
+            self.instance.load().queued_requests + len(host.loading),
+            self.instance.config.max_queued_requests,
+        )
+        if queued >= limit:
+            raise QueueFull(f"request {request.request_id}: the queue of {limit} is full; try another instance")
+        return request.request_id not in self.instance.request_ids and host.begin(request)
+
+    def _submit_loaded(self, request: EngineRequest) -> None:
+        try:
+            self.instance.submit(request)
+        except RequestRefused as error:
+            last = TokenDelta(request.request_id, len(request.emitted_token_ids), (), finish_reason=FinishReason.ERROR)
+            self._outputs.put(StepOutput(deltas=(replace(last, error=str(error), may_go_elsewhere=True),)))
+        self.wake()
+
+    def _count_hits(self, deltas: tuple[TokenDelta, ...]) -> None:
+        for delta in deltas:
+            if delta.cached_tokens is not None:
+                loaded, of_disk = (0, 0) if self._host is None else self._host.take_loaded_tokens(delta.request_id)
+                loaded = min(loaded, delta.cached_tokens)
+                of_disk = min(of_disk, loaded)
+                self._disk_hit_tokens += of_disk
+                self._host_hit_tokens += loaded - of_disk
+                self._engine_hit_tokens += delta.cached_tokens - loaded
+
+    def _check_media(self, request: EngineRequest) -> None:
+        """Raises RequestRefused."""
+        if request.media is not None:
+            check_expanded(request.prompt_token_ids, request.media, self._media.expand(request.media))
 
     def _warn_of_ignored(self, sampling: SamplingParams) -> None:
         """Once for each parameter: what has no effect says so."""
@@ -168,6 +314,7 @@ class SimulatedEngine:
             result = self.instance.finish_step(step)
             if self._observe is not None:
                 self._observe(_sample(shape, step.duration_ms * self._time_scale))
+            self._count_hits(result.deltas)
             if result.deltas and (deltas := self._answered(result.deltas)):
                 self._outputs.put(StepOutput(deltas=deltas))
             self._after_step()
@@ -198,10 +345,16 @@ class SimulatedEngine:
     def _tell_kv_changes(self, changes: KvBlocks) -> None:
         if not changes.stored and not changes.removed:
             return
+        if self._host is not None:
+            self._host.stored(changes.stored)
         if len(self._kv_blocks) < _MOST_UNREAD_KV_CHANGES:
             self._kv_blocks.put(changes)
         else:
             self._kv_blocks.replace_all(KvBlocks(stored=self.instance.cached_hashes, cleared=True))
+
+
+def _aborted(request: EngineRequest) -> TokenDelta:
+    return TokenDelta(request.request_id, len(request.emitted_token_ids), (), finish_reason=FinishReason.ABORT)
 
 
 class _SeenCost(CostModel):

@@ -7,12 +7,15 @@ import numpy as np
 from controlplane.model.request import EngineRequest
 from controlplane.prediction.length_error import LengthErrorModel
 from engine_worker.engines.predicted_lengths import PredictedLength
+from engine_worker.engines.simulated_lora import SimulatedAdapters
+from engine_worker.engines.simulated_media import TEXT_ONLY, SimulatedMedia
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
+from engine_worker.host_tier.settings import NO_HOST_TIER, OF_THIS_MACHINE, HostStores, HostTierSettings
 from engine_worker.kv.fabric import KvFabric
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.ucx_worker import ucx_fabric
 from mesh.mailbox import Mailbox
-from mesh.runtime import Clock
+from mesh.runtime import Clock, Entropy
 from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.instance.script import Script
@@ -33,7 +36,14 @@ class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
         time_scale: float = 1.0,
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
+        media: SimulatedMedia = TEXT_ONLY,
         make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric,
+        kv_host: str = "127.0.0.1",
+        kv_port: int = 0,
+        entropy: Entropy | None = None,
+        lora: SimulatedAdapters | None = None,
+        host: HostTierSettings = NO_HOST_TIER,
+        stores: HostStores = OF_THIS_MACHINE,
     ) -> None:
         """`length_error` spoils the true lengths as a predictor would; None: the engine predicts nothing."""
         super().__init__(
@@ -43,7 +53,14 @@ class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
             time_scale=time_scale,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
+            media=media,
             make_fabric=make_fabric,
+            kv_host=kv_host,
+            kv_port=kv_port,
+            entropy=entropy,
+            lora=lora,
+            host=host,
+            stores=stores,
         )
         self._length_error = length_error
         self._every_steps = 0
@@ -83,14 +100,22 @@ class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
             return
         config = self.instance.config
         prompt = np.asarray(request.prompt_token_ids, dtype=np.uint32)
-        script = Script(prompt, request.emitted_token_ids, request.sampling, config.max_model_len_tokens, config.output)
+        script = Script(
+            prompt,
+            request.emitted_token_ids,
+            request.sampling,
+            config.max_model_len_tokens,
+            config.output,
+            request.media_spans,
+            request.adapter_digest,
+        )
         self._total_tokens[request.request_id] = script.total_tokens
 
     def _predict(self, error: LengthErrorModel) -> tuple[PredictedLength, ...]:
         predicted: list[PredictedLength] = []
         for request_id, total_tokens in list(self._total_tokens.items()):
             state = self.instance.state_of(request_id)
-            if state is SequenceState.ENDED:
+            if state is SequenceState.ENDED and request_id not in self._request_ids:
                 del self._total_tokens[request_id]
             elif state is SequenceState.DECODE:
                 generated = self.instance.generated_tokens(request_id)

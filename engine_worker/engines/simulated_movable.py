@@ -3,12 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controlplane.model.request import EngineRequest
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.simulated import SimulatedEngine
+from engine_worker.engines.simulated_lora import SimulatedAdapters
+from engine_worker.engines.simulated_media import TEXT_ONLY, SimulatedMedia
+from engine_worker.engines.simulated_prefixes import SimulatedPrefixes
+from engine_worker.host_tier.settings import NO_HOST_TIER, OF_THIS_MACHINE, HostStores, HostTierSettings
+from engine_worker.kv.addresses import join
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.fabric import KvFabric
@@ -16,8 +21,8 @@ from engine_worker.kv.layout import KvLayout
 from engine_worker.kv.memory import BlockBytesMemory
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.ucx_worker import ucx_fabric
-from mesh.errors import ConfigurationError, KvBlockCorrupt, RequestRefused
-from mesh.runtime import Clock
+from mesh.errors import ConfigurationError, KvBlockCorrupt, KvTransferRefused, RequestRefused
+from mesh.runtime import Clock, Entropy, SystemEntropy
 from mesh.tasks import TaskSet
 from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig
@@ -33,6 +38,7 @@ steps' time: the loop is never held for longer than so many blocks take (about a
 @dataclass(slots=True)
 class _Export:
     request_id: str
+    kv_token: str = field(repr=False)
     on_progress: Callable[[ExportProgress], None]
     reported: ExportProgress | None = None
 
@@ -46,7 +52,8 @@ class _Import:
 
 
 class MovableSimulatedEngine(SimulatedEngine):
-    """A `MovableEngine`. Where UCX is not installed it serves all the same, and moving says what is missing."""
+    """A `MovableEngine` and a `PrefixEngine`. Where UCX is not installed it serves all the same, and moving says what
+    is missing."""
 
     def __init__(
         self,
@@ -57,9 +64,17 @@ class MovableSimulatedEngine(SimulatedEngine):
         time_scale: float = 1.0,
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
+        media: SimulatedMedia = TEXT_ONLY,
         make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric,
+        kv_host: str = "127.0.0.1",
+        kv_port: int = 0,
+        entropy: Entropy | None = None,
+        lora: SimulatedAdapters | None = None,
+        host: HostTierSettings = NO_HOST_TIER,
+        stores: HostStores = OF_THIS_MACHINE,
     ) -> None:
-        """`make_fabric`: what its blocks travel over."""
+        """`make_fabric`: what its blocks travel over; `entropy`: what their connections are told apart by, the system's
+        by default. `kv_host` and `kv_port`: where its transfer agent listens."""
         super().__init__(
             config,
             cost,
@@ -67,8 +82,14 @@ class MovableSimulatedEngine(SimulatedEngine):
             time_scale=time_scale,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
+            media=media,
+            lora=lora,
+            host=host,
+            stores=stores,
         )
         self._make_fabric = make_fabric
+        self._entropy = entropy or SystemEntropy()
+        self._kv_host, self._kv_port = kv_host, kv_port
         self._agent: KvTransferAgent | None = None
         self._agent_missing = "the engine is not started"
 
@@ -79,7 +100,8 @@ class MovableSimulatedEngine(SimulatedEngine):
         self._pauses: dict[str, asyncio.Future[PausedRequest | None]] = {}
         self._releases: dict[str, asyncio.Task[None]] = {}
         self._moves = TaskSet("simulated-engine")
-        agent = _agent_for(self, self._clock, self._make_fabric)
+        self._prefixes = SimulatedPrefixes(self.instance, self.kv_agent, self._moves, self.wake, lambda: self._host)
+        agent = self._new_agent()
         try:
             await agent.start()
             self._agent = agent
@@ -94,6 +116,7 @@ class MovableSimulatedEngine(SimulatedEngine):
             pausing.cancel()
         for migration_id in list(self._imports):
             self.discard(migration_id)
+        self._prefixes.stop()
         await super().stop()
         if self._agent is not None:
             await self._agent.stop()
@@ -113,23 +136,32 @@ class MovableSimulatedEngine(SimulatedEngine):
             *(f"import {each}" for each in self._imports),
             *(f"pause of {each}" for each in self._pauses),
             *(f"release of {each}" for each in self._releases),
+            *(f"load of {each}" for each in (self._host.loading if self._host is not None else ())),
+            *self._prefixes.transfers,
         )
+
+    @property
+    def prefixes(self) -> SimulatedPrefixes:
+        """See `PrefixEngine`; after `start`."""
+        return self._prefixes
 
     @property
     def kv_address(self) -> str:
         """See `MovableEngine`. Raises `ConfigurationError` where UCX is not installed."""
-        return f"0.0.0.0:{self.kv_agent().port}"
+        return join(self._kv_host, self.kv_agent().port)
 
     @property
     def kv_block_bytes(self) -> int:
         config: InstanceConfig = self.instance.config
         return config.block_bytes
 
-    def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
+    def export(
+        self, request_id: str, migration_id: str, kv_token: str, on_progress: Callable[[ExportProgress], None]
+    ) -> None:
         self.kv_agent()
         if self.instance.state_of(request_id) is SequenceState.ENDED:
             raise RequestRefused(f"request {request_id} is unknown here or has ended")
-        export = _Export(request_id, on_progress)
+        export = _Export(request_id, kv_token, on_progress)
         self._exports[migration_id] = export
         self._tell_progress(migration_id, export)
 
@@ -158,8 +190,10 @@ class MovableSimulatedEngine(SimulatedEngine):
 
     async def reserve(self, migration_id: str, request: EngineRequest) -> None:
         self.kv_agent()
+        self._check_media(request)
         if (releasing := self._releases.get(request.request_id)) is not None:
             await releasing
+        self._lora.use(request.request_id, request.adapter, self._request_ids)
         self.instance.admit_import(request, 0)
         self._imports[migration_id] = _Import(request, len(request.prompt_token_ids))
 
@@ -182,9 +216,8 @@ class MovableSimulatedEngine(SimulatedEngine):
             return
         if wanted.first_block < first_block:
             raise KvBlockCorrupt(f"blocks {wanted.first_block} to {first_block} of {migration_id} were never sent")
-        host, _, port = peer.rpartition(":")
         sent = peer_block_ids[wanted.first_block - first_block :]
-        await self.kv_agent().pull(PeerAddress(host, int(port)), migration_id, sent, wanted.block_ids, deadline_s)
+        await self.kv_agent().pull(PeerAddress.parse(peer), migration_id, sent, wanted.block_ids, deadline_s)
 
     def activate(self, migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int) -> None:
         importing = self._imports[migration_id]
@@ -199,6 +232,7 @@ class MovableSimulatedEngine(SimulatedEngine):
             self.instance.abort(importing.request.request_id)
 
     def _after_step(self) -> None:
+        self._prefixes.step_over()
         for request_id in list(self._pauses):
             state = self.instance.state_of(request_id)
             if state is SequenceState.DECODE:
@@ -214,7 +248,7 @@ class MovableSimulatedEngine(SimulatedEngine):
         exported = self.instance.export(request_id)
         for migration_id, export in self._exports.items():
             if export.request_id == request_id:
-                self.kv_agent().export(migration_id, exported.block_ids)
+                self.kv_agent().export(migration_id, exported.block_ids, export.kv_token)
         emitted = self.instance.generated_token_ids(request_id)
         return PausedRequest(emitted, exported.computed_tokens, exported.block_ids)
 
@@ -238,7 +272,7 @@ class MovableSimulatedEngine(SimulatedEngine):
         known = len(reported.block_ids) if reported is not None else 0
         if reported is not None and progress.block_ids[:known] != reported.block_ids:
             known = 0  # it was preempted and has other blocks now
-        self.kv_agent().export(migration_id, progress.block_ids[known:])
+        self.kv_agent().export(migration_id, progress.block_ids[known:], export.kv_token)
         export.reported = progress
         export.on_progress(progress)
 
@@ -252,17 +286,22 @@ class MovableSimulatedEngine(SimulatedEngine):
 
     def kv_agent(self) -> KvTransferAgent:
         if self._agent is None:
-            raise ConfigurationError(f"requests cannot move to or from this engine: {self._agent_missing}")
+            raise KvTransferRefused(self._agent_missing)
         return self._agent
 
-
-def _agent_for(
-    engine: SimulatedEngine, clock: Clock, make_fabric: Callable[[KvTransferSettings], KvFabric]
-) -> KvTransferAgent:
-    instance = engine.instance
-    config: InstanceConfig = instance.config
-    layout = KvLayout("simulated", "simulated", config.block_tokens, (config.block_bytes,))
-    message_bytes = _MESSAGE_BLOCKS * config.block_bytes
-    settings = KvTransferSettings(message_bytes=message_bytes, gathered_bytes=message_bytes, direct_bytes=message_bytes)
-    memory = BlockBytesMemory(layout, config.kv_blocks, instance.read_block, instance.write_block)
-    return KvTransferAgent(memory, settings, clock, agent_id="simulated", make_fabric=make_fabric)
+    def _new_agent(self) -> KvTransferAgent:
+        instance = self.instance
+        config: InstanceConfig = instance.config
+        layout = KvLayout("simulated", "simulated", config.block_tokens, (config.block_bytes,))
+        message_bytes = _MESSAGE_BLOCKS * config.block_bytes
+        settings = KvTransferSettings(
+            host=self._kv_host,
+            port=self._kv_port,
+            message_bytes=message_bytes,
+            gathered_bytes=message_bytes,
+            direct_bytes=message_bytes,
+        )
+        memory = BlockBytesMemory(layout, config.kv_blocks, instance.read_block, instance.write_block)
+        return KvTransferAgent(
+            memory, settings, self._clock, self._entropy, agent_id="simulated", make_fabric=self._make_fabric
+        )

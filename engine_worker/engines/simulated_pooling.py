@@ -46,7 +46,6 @@ class PoolingSimulatedEngine(SimulatedEngine):
 
     @property
     def pooling_tasks(self) -> tuple[PoolingTask, ...]:
-        """See `PoolingEngine`."""
         return ("embed", "classify", "token_embed")
 
     def submit(self, request: EngineRequest) -> None:
@@ -56,7 +55,6 @@ class PoolingSimulatedEngine(SimulatedEngine):
     async def pool(
         self, request_id: str, token_ids: Sequence[int], parameters: PoolingParameters, priority: int
     ) -> NDArray[np.float32]:
-        """See `PoolingEngine`."""
         if parameters.task not in self.pooling_tasks:
             raise RequestRefused(f"this model does not {parameters.task}; it does {', '.join(self.pooling_tasks)}")
         if (parameters.dimensions or 0) > self._dimensions:

@@ -1,6 +1,6 @@
 """The KV transfer agent: one per engine process, beside the KV memory.
 
-    agent = KvTransferAgent(memory, KvTransferSettings(), SystemClock(), agent_id="worker-1")
+    agent = KvTransferAgent(memory, KvTransferSettings(), SystemClock(), SystemEntropy(), agent_id="worker-1")
     port = await agent.start()
 
 All methods are to be called on the event loop that `start` was awaited on.
@@ -10,26 +10,27 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import count
 from typing import Any
 
 from engine_worker.kv.connection import Connection, PeerAddress
 from engine_worker.kv.fabric import KvEndpoint, KvFabric, KvListener
 from engine_worker.kv.grants import BlockGrants
 from engine_worker.kv.memory import KvMemory
-from engine_worker.kv.messages import MAX_ID_CHARACTERS, MAX_RUNS, PROTOCOL_VERSION, Hello, Pull
+from engine_worker.kv.messages import MAX_ID_CHARACTERS, MAX_PARTS, MAX_RUNS, PROTOCOL_VERSION, Hello, Pull
 from engine_worker.kv.orders import PullOrders
 from engine_worker.kv.plan import Run, check_block_ids, joint_runs
-from engine_worker.kv.serving import ServedPull
-from engine_worker.kv.session import Session, at_rest
+from engine_worker.kv.regions import plan_sources, whole
+from engine_worker.kv.serving import ServedPull, request_refusal
+from engine_worker.kv.session import PulledShare, Session, at_rest
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.slots import TransferSlots
 from engine_worker.kv.staging import StagingRing
+from engine_worker.kv.tokens import ExportTokens
 from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
 from engine_worker.kv.ucx_worker import ucx_fabric
 from mesh.backoff import Backoff
-from mesh.errors import ConfigurationError, DeadlineExceeded, KvTransferRefused, RpcError
-from mesh.runtime import Clock
+from mesh.errors import ConfigurationError, DeadlineExceeded, KvTransferRefused, PenstockError, ProtocolViolation
+from mesh.runtime import Clock, Entropy
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class KvTransferAgent:
         memory: KvMemory,
         settings: KvTransferSettings,
         clock: Clock,
+        entropy: Entropy,
         *,
         agent_id: str,
         make_fabric: Callable[[KvTransferSettings], KvFabric] = ucx_fabric,
@@ -63,9 +65,9 @@ class KvTransferAgent:
         self._clock = clock
         self._agent_id = agent_id
         self._make_fabric = make_fabric
-        self._keys = count(1)
-        """Of connections."""
+        self._entropy = entropy
         self._exports = BlockGrants("exported")
+        self._tokens = ExportTokens(entropy)
         self.orders = PullOrders(self.pull)
         """For pulls that another process of this worker orders."""
         self._pull_slots = self._new_slots()
@@ -81,6 +83,7 @@ class KvTransferAgent:
         self._is_stopping = False
         self._obstacle = ""
         self._reopened = 0
+        self._rejected = 0
         self._doubt = asyncio.Event()
         """A peer could not be reached: look whether that is our fault."""
         self._watching: asyncio.Task[None] | None = None
@@ -109,12 +112,13 @@ class KvTransferAgent:
         """The agent's identity, port and KV layout. Call after `start`."""
         return AgentDescription(self._agent_id, self.port, self._memory.layout, self._settings)
 
-    def export(self, export_id: str, block_ids: Sequence[int]) -> None:
-        """Let peers read these blocks under this id, besides those exported under it before. They must hold what
-        they are to hold, and keep it, until `withdraw` has returned."""
+    def export(self, export_id: str, block_ids: Sequence[int], token: str) -> None:
+        """Let whoever has the token read these blocks under this id, besides those exported under it before. They must
+        hold what they are to hold, and keep it, until `withdraw` has returned. Raises `KvTransferRefused`."""
         if len(export_id) > MAX_ID_CHARACTERS:
             raise KvTransferRefused(f"an export's id has at most {MAX_ID_CHARACTERS} characters")
         self._check_range(block_ids)
+        self._tokens.open(export_id, token)
         self._exports.open(export_id, block_ids)
 
     async def withdraw(self, export_id: str) -> None:
@@ -135,12 +139,13 @@ class KvTransferAgent:
         target_block_ids: Sequence[int],
         deadline_s: float,
     ) -> TransferStats:
-        """Fill target_block_ids[i] with the peer's source_block_ids[i], which it has exported as `transfer_id`.
+        """Fill target_block_ids[i] with the peer's source_block_ids[i], which it has exported as `transfer_id` for
+        whoever has the token of the address.
 
         However it ends, cancelled too, no target block is written to afterwards; after an error they may hold
-        anything. Ends at most `grace_s` after the deadline. Raises KvTransferRefused (not exported, other layout,
-        too many waiting), KvTransferFailed (the source gave up), PeerUnavailable, DeadlineExceeded, KvBlockCorrupt
-        (checksums), or what the engine's memory raised.
+        anything. Ends at most `grace_s` after the deadline. Raises KvTransferRefused (not exported, no token of it,
+        other layout, too many waiting, a layer or head that no rank of the peer has), KvTransferFailed (the source
+        gave up), PeerUnavailable, DeadlineExceeded, KvBlockCorrupt (checksums), or what the engine's memory raised.
         """
         check_block_ids(source_block_ids, target_block_ids, self._memory.blocks)
         began_s = self._clock.now_s()
@@ -197,6 +202,7 @@ class KvTransferAgent:
             port=self._port,
             obstacle=self._obstacle,
             reopened_total=self._reopened,
+            rejected_total=self._rejected,
         )
 
     async def stop(self) -> None:
@@ -289,35 +295,71 @@ class KvTransferAgent:
     ) -> TransferStats:
         messages = 0
         async with self._pull_slots.take() as ring:
-            session = await self._session(peer)
+            sessions = await asyncio.gather(*(self._session(rank, transfer_id) for rank in peer.ranks))
             waited_s = self._clock.now_s() - began_s
-            for first in range(0, len(runs), MAX_RUNS):
-                left_s = deadline_s - (self._clock.now_s() - began_s)
-                messages += await session.pull(transfer_id, runs[first : first + MAX_RUNS], ring, left_s)
+            # One rank of the peer after the other: two at once would need twice the staging memory for one network.
+            for session, share in self._shares(sessions):
+                for first in range(0, len(runs), MAX_RUNS):
+                    left_s = deadline_s - (self._clock.now_s() - began_s)
+                    messages += await session.pull(
+                        transfer_id, peer.token, runs[first : first + MAX_RUNS], ring, left_s, share
+                    )
         blocks = sum(run.blocks for run in runs)
         nbytes = blocks * self._memory.layout.block_bytes
         return TransferStats(transfer_id, blocks, nbytes, messages, waited_s, self._clock.now_s() - began_s)
 
-    async def _session(self, peer: PeerAddress) -> Session:
-        """The session that pulls from a peer use, opened if there is none."""
-        opening = self._sessions.get(peer)
-        if opening is None:
-            if self._is_stopping or self._fabric is None:
-                raise KvTransferRefused(self._obstacle or "this KV transfer agent is not running")
-            if len(self._open) >= self._settings.max_connections:
-                raise KvTransferRefused(f"this agent has {len(self._open)} connections, as many as it may")
-            opening = asyncio.create_task(self._dial(self._fabric, peer), name=f"kv dial {peer}")
-            self._sessions[peer] = opening
-            opening.add_done_callback(lambda done: self._forget_if_failed(peer, done))
-        # Others wait for the same attempt, and it is bounded by itself.
+    def _shares(self, sessions: Sequence[Session]) -> list[tuple[Session, PulledShare]]:
+        """What each of a peer's ranks gives. Raises `KvTransferRefused` where they have not all that is wanted."""
+        layouts = []
+        for rank, connection in enumerate(session.connection for session in sessions):
+            if connection.refusal:
+                raise KvTransferRefused(f"{connection.peer_name} has another KV layout: {connection.refusal}")
+            layouts.append(connection.peer_layout)
+            if (layouts[-1].rank, layouts[-1].ranks) != (rank, len(sessions)):
+                raise KvTransferRefused(
+                    f"{connection.peer_name} is rank {layouts[-1].rank} of {layouts[-1].ranks}, and was taken for rank "
+                    f"{rank} of {len(sessions)}: was it started anew?"
+                )
+        ours = self._memory.layout
+        # Several ranks make one load, and what one of them got wrong would stay in the prefix cache.
+        is_verified = self._settings.device == "cpu" and max(len(sessions), ours.ranks) > 1
+        shares = []
+        for source in plan_sources(ours, layouts):
+            is_whole = not source.ours or (source.ours == whole(ours) and source.theirs == whole(layouts[source.rank]))
+            memory = self._memory if is_whole else self._memory.part(source.ours)
+            share = PulledShare(() if is_whole else source.theirs, memory, is_verified)
+            if len(share.parts) > MAX_PARTS:
+                raise KvTransferRefused(
+                    f"{len(share.parts)} parts of blocks are needed, and {MAX_PARTS} may be asked for"
+                )
+            shares.append((sessions[source.rank], share))
+        return shares
+
+    async def _session(self, peer: PeerAddress, transfer_id: str) -> Session:
+        """The session that pulls from a peer use, opened for this one if there is none."""
+        while (opening := self._sessions.get(peer)) is not None:
+            # Others wait for the same attempt, and it is bounded by itself. What opens nothing for another transfer may
+            # open it for this one.
+            with suppress(KvTransferRefused):
+                return await asyncio.shield(opening)
+            await asyncio.sleep(0)  # until it is forgotten
+        if self._is_stopping or self._fabric is None:
+            raise KvTransferRefused(self._obstacle or "this KV transfer agent is not running")
+        if len(self._open) >= self._settings.max_connections:
+            raise KvTransferRefused(f"this agent has {len(self._open)} connections, as many as it may")
+        opening = asyncio.create_task(self._dial(self._fabric, peer, transfer_id), name=f"kv dial {peer}")
+        self._sessions[peer] = opening
+        opening.add_done_callback(lambda done: self._forget_if_failed(peer, done))
         return await asyncio.shield(opening)
 
-    async def _dial(self, fabric: KvFabric, peer: PeerAddress) -> Session:
+    async def _dial(self, fabric: KvFabric, peer: PeerAddress, transfer_id: str) -> Session:
         endpoint = await fabric.connect(peer.host, peer.port)
         if self._is_stopping:
             endpoint.close()
             raise KvTransferRefused("this KV transfer agent is stopping")
-        session = await self._greet(endpoint, str(peer))
+        connection = self._connection(endpoint, str(peer))
+        await connection.call(transfer_id, peer.token, self._settings.connect_s)
+        session = self._greeted(connection)
         session.connection.on_cut.append(lambda _: self._forget(peer))
         return session
 
@@ -329,27 +371,40 @@ class KvTransferAgent:
         self._spawn(self._greet_caller(endpoint), "kv accept")
 
     async def _greet_caller(self, endpoint: KvEndpoint) -> None:
+        connection = self._connection(endpoint, "a caller")
         try:
-            await self._greet(endpoint, "a caller")
-        except RpcError as error:
+            await connection.answer(self._tokens, self._settings.connect_s)
+            self._greeted(connection)
+        except (KvTransferRefused, ProtocolViolation) as error:
+            self._note_rejection(str(error))
+        except PenstockError as error:
             log.warning("a KV agent connected and did not introduce itself", extra={"reason": str(error)})
             self._doubt.set()
 
-    async def _greet(self, endpoint: KvEndpoint, peer_name: str) -> Session:
+    def _connection(self, endpoint: KvEndpoint, peer_name: str) -> Connection:
+        """One that is counted until it is cut."""
         hello = Hello(PROTOCOL_VERSION, self._agent_id, self._memory.layout)
-        connection = Connection(endpoint, hello, peer_name, next(self._keys))
+        connection = Connection(endpoint, hello, peer_name, self._entropy)
         self._open[connection] = None
         connection.on_cut.append(self._closed)
-        await connection.greet(self._settings.connect_s)
+        return connection
+
+    def _greeted(self, connection: Connection) -> Session:
         if connection.is_cut:
             raise connection.lost()
         session = self._open[connection] = Session(connection, self._memory, self._settings, self._serve)
         return session
 
+    def _note_rejection(self, reason: str) -> None:
+        self._rejected += 1
+        log.warning("a KV transfer was asked for without its token", extra={"reason": reason})
+
     def _forget_if_failed(self, peer: PeerAddress, opening: asyncio.Task[Session]) -> None:
-        if opening.cancelled() or opening.exception() is not None or opening.result().connection.is_cut:
+        error = None if opening.cancelled() else opening.exception()
+        if opening.cancelled() or error is not None or opening.result().connection.is_cut:
             self._forget(peer)
-            self._doubt.set()
+            if not isinstance(error, KvTransferRefused):  # whoever refuses was reached
+                self._doubt.set()
 
     def _forget(self, peer: PeerAddress) -> None:
         self._sessions.pop(peer, None)
@@ -358,7 +413,7 @@ class KvTransferAgent:
         self._open.pop(connection, None)
 
     def _serve(self, session: Session, serving: ServedPull) -> None:
-        reason = session.connection.refusal or self._refusal(serving.request)
+        reason = session.connection.refusal or self._refusal(session.connection, serving.request)
         if reason:
             serving.refuse(reason)
         else:
@@ -375,22 +430,22 @@ class KvTransferAgent:
         except KvTransferRefused as error:
             serving.refuse(str(error))
 
-    def _refusal(self, request: Pull) -> str:
+    def _refusal(self, connection: Connection, request: Pull) -> str:
         """Why a pull is not served; empty if it is."""
-        packing = request.packing
-        largest = max(self._memory.layout.region_block_bytes)
-        if not max(largest, packing.gathered_bytes) <= packing.message_bytes <= self._settings.message_bytes:
-            return (
-                f"messages of {packing.message_bytes} bytes are asked for and {self._settings.message_bytes} is the "
-                "largest here: give all workers one message_bytes"
-            )
-        if sum(count for _, count in request.runs) > self._memory.blocks:
-            return f"more blocks are asked for than there are ({self._memory.blocks})"
+        if request.export_id not in self._exports.ids:
+            return self._exports.refusal(request.export_id, ())
+        if not connection.is_shown(self._tokens, request.export_id, request.transfer, request.proof):
+            reason = f"{connection.peer_name} has no token of {request.export_id!r}"
+            self._note_rejection(reason)
+            return reason
+        if refusal := request_refusal(request, self._memory, self._settings.message_bytes):
+            return refusal
         blocks = [block for first, count in request.runs for block in range(first, first + count)]
         return self._exports.refusal(request.export_id, blocks)
 
     async def _withdraw(self, export_id: str) -> None:
         self._exports.close(export_id)
+        self._tokens.close(export_id)
         reading: dict[asyncio.Future[None], Connection] = {}
         for connection, session in tuple(self._open.items()):
             for serving in session.serving_of(export_id) if session else ():

@@ -1,11 +1,13 @@
 """Network devices of this machine, as far as UCX keeps to them."""
 
 import fcntl
+import ipaddress
 import os
 import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
 _UP_AND_RUNNING = 0x41
@@ -24,12 +26,13 @@ class Device:
     """Set up, and with a cable."""
 
 
-def ipv4_devices() -> Mapping[str, Device]:
-    """By name; the loopback, which is never made anew, and devices that UCX_NET_DEVICES leaves out are not among them.
+def ipv4_devices(used: str | None = None) -> Mapping[str, Device]:
+    """By name; the loopback, which is never made anew, and devices that UCX_NET_DEVICES leaves out are not among them,
+    nor are those that `used`, a list of the same form, leaves out.
 
     Devices without an address, such as the ends of containers' cables on their host, come and go, and matter to nobody.
     """
-    chosen = os.environ.get("UCX_NET_DEVICES", "all").split(",")
+    chosen = (used or os.environ.get("UCX_NET_DEVICES", "all")).split(",")
     found: dict[str, Device] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for index, name in socket.if_nameindex():
@@ -44,6 +47,36 @@ def ipv4_devices() -> Mapping[str, Device]:
             is_up = flags & _UP_AND_RUNNING == _UP_AND_RUNNING
             found[name] = Device(index, socket.inet_ntoa(address), is_up)
     return found
+
+
+def device_addresses() -> Mapping[str, tuple[str, ...]]:
+    """The IPv4 address and the global IPv6 addresses of each network device, the loopback included."""
+    found: dict[str, list[str]] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                packed = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(name.encode()))[_ADDRESS]
+            except OSError:
+                continue  # it has no IPv4 address, or is gone
+            found.setdefault(name, []).append(socket.inet_ntoa(packed))
+    try:
+        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []  # a kernel without IPv6
+    for line in lines:
+        digits, *_, name = line.split()
+        address = ipaddress.IPv6Address(int(digits, 16))
+        if not address.is_link_local:
+            found.setdefault(name, []).append(str(address))
+    return {name: tuple(addresses) for name, addresses in found.items()}
+
+
+def rdma_devices(root: Path = Path("/sys/class/infiniband")) -> tuple[str, ...]:
+    """Ports of the machine's RDMA cards as UCX names them, such as mlx5_0:1."""
+    try:
+        return tuple(sorted(f"{port.parents[1].name}:{port.name}" for port in root.glob("*/ports/*")))
+    except OSError:
+        return ()
 
 
 def changes(before: Mapping[str, Device], now: Mapping[str, Device]) -> str:

@@ -1,12 +1,19 @@
 """The KV memory of an engine, as the agent reads and writes it."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from itertools import groupby
+from math import prod
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
-from engine_worker.kv.layout import KvLayout
+from engine_worker.kv.layout import KvLayout, Region
+from engine_worker.kv.plan import Extent
+from engine_worker.kv.regions import Part, part_block_bytes
 from mesh.errors import ConfigurationError
 
 Buffer: TypeAlias = Any
@@ -14,7 +21,7 @@ Buffer: TypeAlias = Any
 
 
 class KvMemory(Protocol):
-    """Blocks of bytes. All calls come from the agent's event loop."""
+    """Blocks of bytes. All calls come from the agent's event loop, and no `gather` or `scatter` is ever cancelled."""
 
     @property
     def layout(self) -> KvLayout:
@@ -30,25 +37,56 @@ class KvMemory(Protocol):
     def staging(self, nbytes: int) -> Buffer:
         """A new buffer of the kind of memory that the blocks are in."""
 
-    def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        """Copy blocks into a staging buffer."""
+    async def ready(self) -> None:
+        """Return once the engine has done what it had begun with its blocks when they were exported or reserved."""
 
-    def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
+    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
+        """Copy blocks, one after another, into a staging buffer."""
+
+    async def scatter(self, extents: Sequence[Extent], content: Buffer) -> None:
         """Copy blocks out of a staging buffer. May raise `KvBlockCorrupt`."""
-
-    def settle(self) -> None:
-        """Wait until the copies begun so far are done."""
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
         """The content of a buffer, for a checksum."""
 
+    def part(self, parts: Sequence[Part]) -> "KvMemory":
+        """The same blocks as memory of these parts only, which become its regions. Only of a layout that names its
+        regions."""
 
-class RegionMemory:
+
+class HostMemory(ABC):
+    """What memories have in common whose blocks are copied by the processor: by `read` and `write`, at once."""
+
+    layout: KvLayout
+
+    @abstractmethod
+    def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
+        """Copy consecutive blocks into a buffer."""
+
+    @abstractmethod
+    def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
+        """Copy a buffer into consecutive blocks."""
+
+    def staging(self, nbytes: int) -> Buffer:
+        return np.empty(nbytes, np.uint8)
+
+    async def ready(self) -> None:  # noqa: B027 - nothing to wait for is an answer
+        """At once: what is written to host memory is there when the call returns."""
+
+    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
+        for extent, content in _cut(self.layout, extents, into):
+            self.read(*extent, content)
+
+    async def scatter(self, extents: Sequence[Extent], content: Buffer) -> None:
+        for extent, piece in _cut(self.layout, extents, content):
+            self.write(*extent, piece)
+
+
+class RegionMemory(HostMemory):
     """The `KvMemory` of blocks in arrays: of each region a matrix of uint8, blocks x bytes of a block, with any stride
-    between blocks.
+    between blocks. A block of which some heads lie in several pieces is a matrix itself: pieces x bytes.
 
-    NumPy arrays for host memory (of a torch tensor on the CPU its `.numpy()`), anything with the CUDA array interface
-    for a GPU's.
+    NumPy arrays in host memory; of a torch tensor on the CPU its `.numpy()`. `DeviceMemory` is that of a GPU.
     """
 
     def __init__(
@@ -59,14 +97,18 @@ class RegionMemory:
         dtype: str,
         block_tokens: int,
         isa: str = "",
-        new_staging: Callable[[int], Buffer] | None = None,
-        settle: Callable[[], None] | None = None,
+        named: Sequence[Region] = (),
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        """On a GPU, `new_staging` is `lambda n: torch.empty(n, dtype=torch.uint8, device=...)` and `settle` is
-        `torch.cuda.current_stream(...).synchronize`. Raises `ConfigurationError` for regions of another shape."""
+        """`named`: what the regions are, if that is known. Raises `ConfigurationError` for regions of another shape."""
         self._regions = list(regions)
         for number, region in enumerate(self._regions):
-            if region.ndim != 2 or "uint8" not in str(region.dtype) or region.shape[0] != self._regions[0].shape[0]:
+            if (
+                region.ndim not in (2, 3)
+                or "uint8" not in str(region.dtype)
+                or region.shape[0] != self._regions[0].shape[0]
+            ):
                 raise ConfigurationError(
                     f"region {number} of the KV memory is {region.dtype} of shape {tuple(region.shape)}; each must "
                     "be uint8, blocks x bytes of a block, with the same number of blocks"
@@ -78,30 +120,73 @@ class RegionMemory:
             model=model,
             dtype=dtype,
             block_tokens=block_tokens,
-            region_block_bytes=tuple(int(region.shape[1]) for region in self._regions),
+            region_block_bytes=tuple(prod(region.shape[1:]) for region in self._regions),
             isa=isa,
+            regions=tuple(named),
+            rank=rank,
+            ranks=ranks,
         )
+        if named and self.layout.region_block_bytes != tuple(region.block_bytes for region in named):
+            raise ConfigurationError("the regions of the KV memory are not as large as their heads are together")
         self._is_dense = [self._stride_of(region) == region.shape[1] for region in self._regions]
-        self._new_staging = new_staging
-        self._settle = settle
 
     def view(self, region: int, first_block: int, count: int) -> Buffer | None:
-        if count > 1 and not self._is_dense[region]:
+        if self._regions[region].ndim > 2 or (count > 1 and not self._is_dense[region]):
             return None
         return self._regions[region][first_block : first_block + count].reshape(-1)
 
-    def staging(self, nbytes: int) -> Buffer:
-        return self._new_staging(nbytes) if self._new_staging else np.empty(nbytes, np.uint8)
-
     def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        into.reshape(count, -1)[:] = self._regions[region][first_block : first_block + count]
+        """Copy consecutive blocks into a buffer."""
+        blocks = self._regions[region][first_block : first_block + count]
+        into.reshape(blocks.shape)[:] = blocks
 
     def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
-        self._regions[region][first_block : first_block + count] = content.reshape(count, -1)
+        """Copy a buffer into consecutive blocks."""
+        blocks = self._regions[region][first_block : first_block + count]
+        blocks[:] = content.reshape(blocks.shape)
 
-    def settle(self) -> None:
-        if self._settle is not None:
-            self._settle()
+    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
+        for region, rows, begin, end in self._rows(extents):
+            blocks = self._regions[region]
+            target = into[begin:end].reshape(-1, *blocks.shape[1:])
+            if max(rows) >= self.blocks:
+                raise IndexError(f"block {max(rows)} is asked for, and there are {self.blocks}")
+            if blocks.flags.c_contiguous:
+                # With mode="raise" NumPy would copy it all once more, into a buffer of its own.
+                np.take(blocks, rows, axis=0, out=target, mode="clip")
+            else:  # of which `take` would copy all of the memory
+                target[...] = blocks[rows]
+
+    async def scatter(self, extents: Sequence[Extent], content: Buffer) -> None:
+        for region, rows, begin, end in self._rows(extents):
+            blocks = self._regions[region]
+            blocks[rows] = content[begin:end].reshape(-1, *blocks.shape[1:])
+
+    def _rows(self, extents: Sequence[Extent]) -> Iterator[tuple[int, list[int], int, int]]:
+        """Of each region: its blocks, and where they are in the buffer; one copy each, however scattered they lie."""
+        offset = 0
+        for region, theirs in groupby(extents, lambda extent: extent.region):
+            rows = [row for each in theirs for row in range(each.first_block, each.first_block + each.blocks)]
+            end = offset + len(rows) * self.layout.region_block_bytes[region]
+            yield region, rows, offset, end
+            offset = end
+
+    def part(self, parts: Sequence[Part]) -> Self:
+        layout, named = self.layout, self.layout.regions
+        taken = copy(self)
+        taken._regions = [_heads(self._regions[each.region], named[each.region], each) for each in parts]
+        taken._is_dense = [self._stride_of(region) == region.shape[1] for region in taken._regions]
+        taken.layout = structs.replace(
+            layout,
+            region_block_bytes=part_block_bytes(layout, parts),
+            regions=tuple(
+                structs.replace(
+                    named[each.region], first_head=named[each.region].first_head + each.first_head, heads=each.heads
+                )
+                for each in parts
+            ),
+        )
+        return taken
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
         host: NDArray[np.uint8] = buffer if isinstance(buffer, np.ndarray) else buffer.cpu().numpy()
@@ -112,7 +197,7 @@ class RegionMemory:
         return int(region.strides[0] if isinstance(region, np.ndarray) else region.stride(0))
 
 
-class BlockBytesMemory:
+class BlockBytesMemory(HostMemory):
     """The `KvMemory` of an engine that hands out and takes in blocks as bytes; always staged. For the simulated
     engine."""
 
@@ -134,21 +219,40 @@ class BlockBytesMemory:
     def view(self, region: int, first_block: int, count: int) -> None:
         """Always None: the engine's blocks cannot be read or written in place."""
 
-    def staging(self, nbytes: int) -> Buffer:
-        return np.empty(nbytes, np.uint8)
-
     def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
+        """Have the engine hand out consecutive blocks."""
         rows = into.reshape(count, -1)
         for index in range(count):
             rows[index] = np.frombuffer(self._read_block(first_block + index), np.uint8)
 
     def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
+        """Have the engine take in consecutive blocks."""
         for index, row in enumerate(content.reshape(count, -1)):
             self._write_block(first_block + index, row.tobytes())
-
-    def settle(self) -> None:
-        """Copies are done when the calls return."""
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
         content: NDArray[np.uint8] = buffer
         return content.data
+
+    def part(self, parts: Sequence[Part]) -> KvMemory:
+        """Never: nobody knows which of a block's bytes are whose."""
+        raise ConfigurationError("blocks that are transferred as bytes have no parts")
+
+
+def _heads(region: Any, named: Region, part: Part) -> Any:
+    """Some heads of each block, where they lie."""
+    if part.heads == named.heads:
+        return region
+    first, end = part.first_head * named.head_bytes, (part.first_head + part.heads) * named.head_bytes
+    if named.runs == 1:
+        return region[:, first:end]
+    return region.reshape(region.shape[0], named.runs, -1)[:, :, first:end]
+
+
+def _cut(layout: KvLayout, extents: Sequence[Extent], buffer: Buffer) -> Iterator[tuple[Extent, Buffer]]:
+    """Each extent with its part of the buffer."""
+    offset = 0
+    for extent in extents:
+        end = offset + extent.blocks * layout.region_block_bytes[extent.region]
+        yield extent, buffer[offset:end]
+        offset = end

@@ -1,7 +1,12 @@
 """What two agents say to each other, and the tags under which it travels.
 
+    caller                                       callee
+    Introduction (which transfer, a proof) ----> checks it (`tokens`) before it says anything of its own
+           <--------------------------- Hello with a proof, or Rejection with the reason, and the end
+    Hello ------------------------------------->
+
     puller                                       source
-    Pull (runs of blocks, messages granted) ---> checks the export
+    Pull (runs of blocks, messages granted) ---> checks the export and the proof
            <--------------------------- data, as many messages as were granted
     Grant (more) ------------------------------>
            <--------------------------- data ...
@@ -22,25 +27,53 @@ import msgspec
 
 from engine_worker.kv.layout import KvLayout
 from engine_worker.kv.plan import Packing
+from engine_worker.kv.regions import Part
 from mesh.errors import ProtocolViolation
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+"""Another number ends all transfers between the former release and this one, so it changes only where one side would
+misread the other. New fields need none: they have defaults that say what a side meant that does not know them."""
 CONTROL_BYTES = 64 * 1024
 """Largest control message, and the size of the buffer that awaits the next one."""
 MAX_RUNS = 4096
 """In one Pull: at most 12 bytes each."""
+MAX_PARTS = 1024
+"""In one Pull: at most 10 bytes each."""
 MAX_DIGESTS = 4096
 """In one message: at most 9 bytes each."""
 MAX_ID_CHARACTERS = 256
-LAST_TRANSFER = 2**32 - 1
+TRANSFER_BITS = 20
+LAST_TRANSFER = 2**TRANSFER_BITS - 1
+"""Of a connection; then they are counted from 1 again."""
+KEY_BITS = 64 - TRANSFER_BITS
+"""Of the key of a connection, which is drawn: UCX matches tags of all its connections alike, and who can guess a key
+puts messages into another's transfer."""
+
+
+class Introduction(msgspec.Struct, frozen=True, tag="introduction"):
+    """The first message, of whoever has connected."""
+
+    protocol: int
+    export_id: str
+    """A transfer that it was told of."""
+    proof: bytes
+    """See `tokens.Purpose.CONNECT`."""
+
+
+class Rejection(msgspec.Struct, frozen=True, tag="rejection"):
+    """Answers an `Introduction`; the caller hangs up."""
+
+    reason: str
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The first message of both sides: their protocol version, identity and KV layout."""
+    """Of each side to one that has shown who it is: its protocol version, identity and KV layout."""
 
     protocol: int
     agent_id: str
     layout: KvLayout
+    proof: bytes = b""
+    """The callee's, see `tokens.Purpose.ACCEPT`."""
 
 
 class Pull(msgspec.Struct, frozen=True, tag="pull"):
@@ -56,6 +89,12 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
     deadline_ms: int
     packing: Packing
     checksums: bool
+    parts: tuple[Part, ...] = ()
+    """Of the source's regions, in this order; empty for all of each."""
+    is_copied: bool = False
+    """Send copies, which the checksums are of: behind the last token a block may be written to meanwhile."""
+    proof: bytes = b""
+    """Of `export_id` and `transfer`; see `tokens.Purpose.PULL`."""
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
@@ -97,7 +136,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """I live, and a transfer is under way."""
 
 
-Control: TypeAlias = Hello | Pull | Grant | Cancel | Digests | Done | Failed | Beat
+Control: TypeAlias = Introduction | Rejection | Hello | Pull | Grant | Cancel | Digests | Done | Failed | Beat
 
 _LENGTH_BYTES = 4
 _encoder = msgspec.msgpack.Encoder()
@@ -131,9 +170,9 @@ def decode(frame: bytes | memoryview) -> Control:
 
 def control_tag(key: int) -> int:
     """Of control messages to the side that chose this key for the connection."""
-    return key << 32
+    return key << TRANSFER_BITS
 
 
 def data_tag(key: int, transfer: int) -> int:
     """Of the blocks of a transfer to the side that chose this key."""
-    return key << 32 | transfer
+    return key << TRANSFER_BITS | transfer

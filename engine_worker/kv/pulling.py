@@ -11,7 +11,7 @@ from engine_worker.kv.connection import Connection
 from engine_worker.kv.memory import Buffer, KvMemory
 from engine_worker.kv.messages import Cancel, Failed, Grant, Pull
 from engine_worker.kv.plan import Extent, Message, Run, extents, plan_messages
-from engine_worker.kv.staging import StagingRing, place, scatter
+from engine_worker.kv.staging import StagingRing, place
 from mesh.errors import KvBlockCorrupt, KvTransferFailed, KvTransferRefused, PenstockError
 from mesh.invariants import invariants
 
@@ -62,6 +62,7 @@ class RunningPull:
     async def run(self, ring: StagingRing, window_messages: int) -> None:
         """Pull it all. Raises `KvTransferRefused`, `KvTransferFailed`, `PeerUnavailable`, `KvBlockCorrupt`, what
         `stop` was given, or what the engine's memory raised."""
+        await self._memory.ready()
         if self._stopped is not None:
             raise self._stopped
         self._is_asked = True
@@ -72,7 +73,7 @@ class RunningPull:
             receiving = self._receiving[0]
             await asyncio.wait((receiving.future,))
             self._receiving.popleft()
-            self._received(receiving)
+            await self._received(receiving)
             if not self._is_failing():
                 self._fill(ring, window_messages)
                 self._grant(window_messages)
@@ -174,7 +175,7 @@ class RunningPull:
             self._granted = self._posted
             self._connection.send(Grant(self.request.transfer, self._granted))
 
-    def _received(self, receiving: _Receiving) -> None:
+    async def _received(self, receiving: _Receiving) -> None:
         if receiving.future.exception() is not None:
             self._connection.cut(str(receiving.future.exception()))
             return
@@ -185,7 +186,7 @@ class RunningPull:
             if self.request.checksums:
                 self._digests.append(xxh3_64_intdigest(self._memory.host_bytes(receiving.buffer)))
             if receiving.is_staged:
-                scatter(self._memory, receiving.extents, receiving.buffer)
+                await self._memory.scatter(receiving.extents, receiving.buffer)
         except Exception as error:  # noqa: BLE001  the caller gets it when the transfer has come to rest
             self.stop(error)
 

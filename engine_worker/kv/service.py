@@ -1,10 +1,12 @@
 """The worker's gRPC service about KV transfers: a thin shell around its agent."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import NoReturn, Protocol, TypeAlias
 
 import grpc
 
+from engine_worker.kv.addresses import split_cores, split_ports
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.transfer import AgentDescription, AgentStatus, TransferStats
 from mesh.errors import (
@@ -84,6 +86,7 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
             parallel_transfers=about.settings.parallel_transfers,
             message_bytes=about.settings.message_bytes,
             checksums=about.settings.checksums,
+            more_ports=about.more_ports,
         )
 
     async def Pull(self, request: pb2.KvPullRequest, context: Context) -> pb2.KvPullResponse:
@@ -91,7 +94,7 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
         deadline_s = request.deadline_ms / 1000 or context.time_remaining() or DEFAULT_DEADLINE_S
         try:
             stats = await self._agent().pull_reserved(
-                PeerAddress(request.host, request.port),
+                PeerAddress(request.host, request.port, (), request.kv_token),
                 request.transfer_id,
                 list(request.source_block_ids),
                 list(request.target_block_ids),
@@ -126,12 +129,14 @@ class KvTransferService(kv_transfer_pb2_grpc.KvTransferServicer):
             pull_seconds_total=status.pull_seconds_total,
             obstacle=status.obstacle,
             reopened_total=status.reopened_total,
+            rejected_total=status.rejected_total,
+            ranks=[pb2.KvRankStatus(**asdict(rank)) for rank in status.ranks],
         )
 
 
 def serve_agent(server: RpcServer, agent: Callable[[], AgentPort], address: Callable[[], str]) -> None:
-    """Add the service to a worker's server. `address` is that of the worker now."""
-    service = KvTransferService(agent, lambda: address().rpartition(":")[0])
+    """Add the service to a worker's server. `address` is where peers reach the agent now."""
+    service = KvTransferService(agent, lambda: split_ports(split_cores(address())[0])[0])
     server.add(kv_transfer_pb2_grpc.add_KvTransferServicer_to_server, service, SERVICE_NAME)
 
 

@@ -10,10 +10,27 @@ from engine_worker.kv.connection import Connection
 from engine_worker.kv.memory import Buffer, KvMemory
 from engine_worker.kv.messages import MAX_DIGESTS, Digests, Done, Failed, Pull
 from engine_worker.kv.plan import Message, extents, plan_messages
-from engine_worker.kv.staging import StagingRing, gather, place
+from engine_worker.kv.regions import part_block_bytes, part_refusal
+from engine_worker.kv.staging import StagingRing, place
 
 _VOID = np.zeros(1, np.uint8)
 """Stands for a message that was granted and will not be sent."""
+
+
+def request_refusal(request: Pull, memory: KvMemory, message_bytes: int) -> str:
+    """Why no memory like this one, sent in messages of so many bytes, can serve a pull; empty if it can."""
+    packing, layout = request.packing, memory.layout
+    if refusal := part_refusal(layout, request.parts):
+        return refusal
+    largest = max(part_block_bytes(layout, request.parts) or layout.region_block_bytes)
+    if not max(largest, packing.gathered_bytes) <= packing.message_bytes <= message_bytes:
+        return (
+            f"messages of {packing.message_bytes} bytes are asked for and {message_bytes} is the largest here: give "
+            "all workers one message_bytes"
+        )
+    if sum(count for _, count in request.runs) > memory.blocks:
+        return f"more blocks are asked for than there are ({memory.blocks})"
+    return ""
 
 
 class ServedPull:
@@ -65,6 +82,9 @@ class ServedPull:
             return
         self._is_running = True
         try:
+            await self._memory.ready()
+            if self.request.parts:
+                self._memory = self._memory.part(self.request.parts)
             await self._send_blocks(ring, window_messages)
         except ConnectionError as error:
             self.fail(str(error))
@@ -106,19 +126,19 @@ class ServedPull:
                 await self._sending.popleft()
             if self._failure is not None:
                 return
-            buffer = self._content(message, starts, ring)
+            buffer = await self._content(message, starts, ring)
             if request.checksums:
                 self._add_digest(xxh3_64_intdigest(self._memory.host_bytes(buffer)))
             self._sending.append(self._connection.send_data(request.transfer, buffer))
             self._sent += 1
         self._send_digests()
 
-    def _content(self, message: Message, starts: list[int], ring: StagingRing) -> Buffer:
+    async def _content(self, message: Message, starts: list[int], ring: StagingRing) -> Buffer:
         where = extents(message, starts)
-        buffer = place(self._memory, where)
+        buffer = None if self.request.is_copied else place(self._memory, where)
         if buffer is None:
             buffer = ring.buffer(self._sent, message.nbytes)
-            gather(self._memory, where, buffer)
+            await self._memory.gather(where, buffer)
         return buffer
 
     def _add_digest(self, digest: int) -> None:

@@ -3,21 +3,34 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from itertools import count
+from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from engine_worker.kv.connection import Connection
 from engine_worker.kv.heartbeat import Heartbeat
 from engine_worker.kv.memory import KvMemory
-from engine_worker.kv.messages import Beat, Cancel, Control, Digests, Done, Failed, Grant, Pull
+from engine_worker.kv.messages import LAST_TRANSFER, Beat, Cancel, Control, Digests, Done, Failed, Grant, Pull
 from engine_worker.kv.plan import Packing, Run
 from engine_worker.kv.pulling import RunningPull
+from engine_worker.kv.regions import Part
 from engine_worker.kv.serving import ServedPull
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.staging import StagingRing
-from mesh.errors import KvTransferFailed, KvTransferRefused
+from mesh.errors import KvTransferFailed
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PulledShare:
+    """What one peer gives of the blocks that are pulled, and where it goes."""
+
+    parts: tuple[Part, ...]
+    """Of the peer's regions; empty for all of each."""
+    memory: KvMemory
+    is_verified: bool
+    """By checksums, whatever the settings say."""
 
 
 class Session:
@@ -35,7 +48,7 @@ class Session:
         self._memory = memory
         self._settings = settings
         self._serve = serve
-        self._numbers = count(1)
+        self._numbers = cycle(range(1, LAST_TRANSFER + 1))
         self._pullings: dict[int, RunningPull] = {}
         self._servings: dict[int, ServedPull] = {}
         self._heartbeat = Heartbeat(
@@ -46,12 +59,13 @@ class Session:
         self._listening = asyncio.create_task(connection.listen(self._handle), name=f"kv {connection.peer_name}")
         self._listening.add_done_callback(self._on_listener_end)
 
-    async def pull(self, export_id: str, runs: Sequence[Run], ring: StagingRing, deadline_s: float) -> int:
-        """Pull runs of blocks; returns the messages it took. Errors as of `RunningPull.run`; when cancelled, it ends
-        only once the transfer is at rest. The source is told the deadline; here, the caller keeps it."""
-        if self.connection.refusal:
-            raise KvTransferRefused(f"{self.connection.peer_name} has another KV layout: {self.connection.refusal}")
-        pulling = self._new_pulling(export_id, runs, deadline_s)
+    async def pull(
+        self, export_id: str, token: str, runs: Sequence[Run], ring: StagingRing, deadline_s: float, share: PulledShare
+    ) -> int:
+        """Pull a share of runs of blocks, by the export's token; returns the messages it took. Errors as of
+        `RunningPull.run`; when cancelled, it ends only once the transfer is at rest. The source is told the deadline;
+        here, the caller keeps it."""
+        pulling = self._new_pulling(export_id, token, runs, deadline_s, share)
         number = pulling.request.transfer
         self._pullings[number] = pulling
         self._heartbeat.start()
@@ -71,18 +85,23 @@ class Session:
         """Transfers that read the blocks of an export."""
         return [serving for serving in self._servings.values() if serving.request.export_id == export_id]
 
-    def _new_pulling(self, export_id: str, runs: Sequence[Run], deadline_s: float) -> RunningPull:
-        settings = self._settings
+    def _new_pulling(
+        self, export_id: str, token: str, runs: Sequence[Run], deadline_s: float, share: PulledShare
+    ) -> RunningPull:
+        settings, transfer = self._settings, next(self._numbers)
         request = Pull(
-            transfer=next(self._numbers),
+            transfer=transfer,
             export_id=export_id,
             runs=tuple((run.source_block, run.blocks) for run in runs),
             granted=0,
             deadline_ms=max(1, round(deadline_s * 1000)),
             packing=Packing(settings.message_bytes, settings.gathered_bytes, settings.direct_bytes),
-            checksums=settings.checksums,
+            checksums=settings.checksums or share.is_verified,
+            parts=share.parts,
+            is_copied=share.is_verified,
+            proof=self.connection.proof(token, export_id, transfer),
         )
-        return RunningPull(self.connection, request, runs, self._memory, settings.grace_s)
+        return RunningPull(self.connection, request, runs, share.memory, settings.grace_s)
 
     def _handle(self, message: Control) -> None:
         match message:

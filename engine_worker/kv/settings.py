@@ -12,8 +12,10 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 class KvTransferSettings:
     """The measurements behind the sizes are in benchmarks/README.md."""
 
+    host: str = "127.0.0.1"
+    """Peers connect here; 0.0.0.0 or :: for every address of the machine."""
     port: int = 0
-    """UCX listens here on every interface; 0 takes a free port."""
+    """The agent listens here, and UCX's TCP transport on the one above; 0 takes free ones."""
     device: Device = "cpu"
     """Where the KV memory is; decides the transports."""
     parallel_transfers: int = 3

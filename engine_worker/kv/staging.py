@@ -26,23 +26,3 @@ class StagingRing:
 def place(memory: KvMemory, extents: list[Extent]) -> Buffer | None:
     """The blocks in place if they lie in one piece."""
     return memory.view(*extents[0]) if len(extents) == 1 else None
-
-
-def gather(memory: KvMemory, extents: list[Extent], into: Buffer) -> None:
-    """Copy blocks into a buffer, one after another."""
-    offset = 0
-    for extent in extents:
-        end = offset + extent.blocks * memory.layout.region_block_bytes[extent.region]
-        memory.read(*extent, into[offset:end])
-        offset = end
-    memory.settle()
-
-
-def scatter(memory: KvMemory, extents: list[Extent], content: Buffer) -> None:
-    """Copy blocks out of a buffer."""
-    offset = 0
-    for extent in extents:
-        end = offset + extent.blocks * memory.layout.region_block_bytes[extent.region]
-        memory.write(*extent, content[offset:end])
-        offset = end
-    memory.settle()

@@ -15,6 +15,8 @@ class AgentDescription:
     """As of now; see `AgentStatus.port`."""
     layout: KvLayout
     settings: KvTransferSettings
+    more_ports: tuple[int, ...] = ()
+    """Of the agents of the other ranks, in their order; `layout` is then that of all together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,25 @@ class TransferStats:
     """For a slot and the connection."""
     duration_s: float
     """From the call to its end, waiting for a slot included."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTransfers:
+    """What the agent of one rank does, of an instance that has several."""
+
+    core: int
+    """The engine core that the rank is of (data parallelism), from 0."""
+    rank: int
+    """Within its core, as vLLM counts: tensor parallel ones next to each other."""
+    port: int
+    obstacle: str
+    """Why no block can be moved to or from this rank; empty if it can."""
+    pulling: int
+    serving: int
+    exported_blocks: int
+    pulls_total: int
+    failed_pulls_total: int
+    pulled_bytes_total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +75,24 @@ class AgentStatus:
     """Why no block can be moved to or from here; empty if it can."""
     reopened_total: int = 0
     """Times that the agent was opened anew."""
+    rejected_total: int = 0
+    """Connections and pulls that came without the token of what is exported."""
+    more_ports: tuple[int, ...] = ()
+    """Of the agents of the other ranks, in their order."""
+    ranks: tuple[RankTransfers, ...] = ()
+    """Each of them by itself; empty where there is one."""
+
+    def of_rank(self, core: int, rank: int) -> RankTransfers:
+        """As that of one rank among others."""
+        return RankTransfers(
+            core,
+            rank,
+            self.port,
+            self.obstacle,
+            self.pulling,
+            self.serving,
+            self.exported_blocks,
+            self.pulls_total,
+            self.failed_pulls_total,
+            self.pulled_bytes_total,
+        )

@@ -8,19 +8,28 @@ CPU with receives outstanding.
 
 import asyncio
 import importlib
+import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from engine_worker.kv.devices import Device, changes, ipv4_devices, lost
+from engine_worker.kv.addresses import loopback_obstacle, numeric_host, ucx_network
+from engine_worker.kv.devices import Device, changes, device_addresses, ipv4_devices, lost, rdma_devices
 from engine_worker.kv.fabric import KvEndpoint, KvFabric
+from engine_worker.kv.listening import move_listener
 from engine_worker.kv.memory import Buffer
 from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.ucx_environment import load_ucx
 from mesh.errors import ConfigurationError, PeerUnavailable
+
+log = logging.getLogger(__name__)
+
+ABANDONED_S: Final = 1.0
+"""After an endpoint was closed. UCX ends what it was doing within milliseconds, or not at all."""
 
 _routed: list[Mapping[str, Device]] = []
 """The devices at UCX's first connection: one entry from then on."""
@@ -28,29 +37,52 @@ _routed: list[Mapping[str, Device]] = []
 
 def ucx_fabric(settings: KvTransferSettings) -> KvFabric:
     """UCX, loaded when this is first called; on the event loop that is to use it. Raises `ConfigurationError` where it
-    is not installed."""
-    return UcxWorker(load_ucx(settings.device), spin_us=settings.spin_us)
+    is not installed, or this machine has not the address that it is to listen on."""
+    host = numeric_host(settings.host)
+    addresses = device_addresses()
+    if reason := loopback_obstacle(host, addresses):
+        log.warning("peers will not get any KV from here", extra={"reason": reason})
+    network = ucx_network(host, settings.port, addresses, rdma_devices(), os.environ)
+    return UcxWorker(load_ucx(settings.device), host, network, spin_us=settings.spin_us)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operation:
+    future: asyncio.Future[None]
+    buffer: Any
+    """Lives as long as the request."""
+    endpoint: KvEndpoint
+    is_send: bool
 
 
 class UcxWorker:
     """The `KvFabric` over UCX: one UCX worker, progressed by the event loop that made it."""
 
-    def __init__(self, ucx: ModuleType, *, spin_us: float) -> None:
-        """`spin_us`: how long to look for more while data is under way before the loop sleeps."""
+    def __init__(self, ucx: ModuleType, host: str, network: Mapping[str, str], *, spin_us: float) -> None:
+        """`host`: the numeric address to listen on. `network`: UCX's settings of devices, ports and address families.
+        `spin_us`: how long to look for more while data is under way before the loop sleeps. Raises `ConfigurationError`
+        if UCX cannot work with them."""
         self.ucx = ucx
+        self._host = host
+        self._used_devices = network.get("NET_DEVICES")
         # The type that requests take their buffers in; ucxx exports it under no public name.
         self.array_type: Callable[[Buffer], Any] = importlib.import_module("ucxx._lib.arr").Array
         self._loop = asyncio.get_running_loop()
         self._spin_s = spin_us * 1e-6
-        self._devices = ipv4_devices()
+        self._devices = ipv4_devices(self._used_devices)
         """Those that the context knows: it finds them when it is made, and once only."""
-        context = ucx.libucxx.UCXContext({})
-        self._worker = ucx.libucxx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
+        try:
+            context = ucx.libucxx.UCXContext(dict(network))
+            self._worker = ucx.libucxx.UCXWorker(context, enable_delayed_submission=False, enable_python_future=False)
+        except ucx.exceptions.UCXError as error:
+            raise ConfigurationError(f"UCX cannot start with {dict(network)} ({error}): is the port taken?") from error
         self._worker.init_blocking_progress_mode()
         self._descriptor: int = self._worker.epoll_file_descriptor
         self._loop.add_reader(self._descriptor, self._run)
-        self._pending: dict[Any, tuple[asyncio.Future[None], Any]] = {}
-        """By request: its future, and the buffer, which must live as long as the request."""
+        self._pending: dict[Any, _Operation] = {}
+        """By request."""
+        self._abandoned: list[tuple[Any, Any]] = []
+        """Requests that UCX has not ended, and their buffers, which it may still read."""
         self._data_pending = 0
         self._busy_until_s = 0.0
         self._is_scheduled = False
@@ -65,18 +97,19 @@ class UcxWorker:
             self._loop.call_soon(accept, UcxEndpoint(self, endpoint))
 
         try:
-            return self.ucx.libucxx.UCXListener.create(
-                worker=self._worker, port=port, cb_func=connected, deliver_endpoint=True
+            listener = self.ucx.libucxx.UCXListener.create(
+                worker=self._worker, port=0, cb_func=connected, deliver_endpoint=True
             )
         except self.ucx.exceptions.UCXError as error:
-            raise ConfigurationError(f"UCX cannot listen on port {port} ({error}): is it taken?") from error
+            raise ConfigurationError(f"UCX cannot listen ({error})") from error
+        return UcxListener(listener, move_listener(listener.port, self._host, port))
 
     async def connect(self, host: str, port: int) -> KvEndpoint:
         try:
-            found = await self._loop.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+            found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise PeerUnavailable(f"the KV agent at {host}:{port} has no address: {error}") from error
-        address = str(found[0][4][0])
+        address = str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
         _note_routes()
         try:
             endpoint = self.ucx.libucxx.UCXEndpoint.create(self._worker, address, port, True)
@@ -85,7 +118,7 @@ class UcxWorker:
         return UcxEndpoint(self, endpoint)
 
     def staleness(self) -> str:
-        return changes(self._devices, ipv4_devices())
+        return changes(self._devices, ipv4_devices(self._used_devices))
 
     def obstacle(self) -> str:
         """See `KvFabric`. UCX (1.19, 1.20) reads the routes of all devices at its first connection, by their indices,
@@ -94,19 +127,44 @@ class UcxWorker:
         Another context was tried: it changes nothing."""
         if not _routed:
             return ""
-        lost_devices = lost(_routed[0], ipv4_devices())
+        used = self._used_devices.split(",") if self._used_devices else list(_routed[0])
+        routed = {name: device for name, device in _routed[0].items() if name in used}
+        lost_devices = lost(routed, ipv4_devices(self._used_devices))
         return f"{lost_devices}, and UCX reads routes but once: restart the worker" if lost_devices else ""
 
-    def submit(self, request: Any, buffer: Any, *, is_data: bool = False) -> asyncio.Future[None]:
+    def submit(
+        self, request: Any, buffer: Any, endpoint: KvEndpoint, *, is_data: bool, is_send: bool
+    ) -> asyncio.Future[None]:
         """A future for a request. It fails with `ConnectionError`, and must not be cancelled: UCX would go on."""
         future: asyncio.Future[None] = self._loop.create_future()
         if is_data:
             self._data_pending += 1
             self._busy_until_s = time.perf_counter() + self._spin_s
             future.add_done_callback(self._data_done)
-        self._pending[request] = (future, buffer)
+        self._pending[request] = _Operation(future, buffer, endpoint, is_send)
         self.wake()
         return future
+
+    def closed(self, endpoint: KvEndpoint) -> None:
+        """Its operations are about to end. Once, in thousands of transfers whose peer was stopped in the midst, those
+        that sent did not, and whoever waited for them waited for ever."""
+        self.wake()
+        self._loop.call_later(ABANDONED_S, self._abandon, endpoint)
+
+    def _abandon(self, endpoint: KvEndpoint) -> None:
+        """Wait no longer for what a closed endpoint was sending: it is read at most, and nobody takes it for whole.
+        What it was receiving may still be written to, and is waited for."""
+        late = [
+            request
+            for request, operation in self._pending.items()
+            if operation.endpoint is endpoint and operation.is_send and not request.completed
+        ]
+        for request in late:
+            operation = self._pending.pop(request)
+            self._abandoned.append((request, operation.buffer))
+            _fail(operation.future, "the connection was closed, and UCX did not end what it was sending")
+        if late:
+            log.error("UCX does not end what a closed connection was sending", extra={"messages": len(late)})
 
     def wake(self) -> None:
         """Progress soon: what was begun or closed may be complete, and the descriptor is to be armed again."""
@@ -117,7 +175,7 @@ class UcxWorker:
     async def close(self) -> None:
         """After all endpoints; returns when no buffer is touched any more."""
         while self._pending:
-            await asyncio.wait([future for future, _ in self._pending.values()])
+            await asyncio.wait([operation.future for operation in self._pending.values()])
         self._is_closed = True
         self._loop.remove_reader(self._descriptor)
 
@@ -146,16 +204,24 @@ class UcxWorker:
         """Complete the futures of completed requests."""
         completed = [request for request in self._pending if request.completed]
         for request in completed:
-            future, _ = self._pending.pop(request)
+            future = self._pending.pop(request).future
             if future.cancelled():
                 continue  # the event loop is being closed under it
             try:
                 request.check_error()
             except self.ucx.exceptions.UCXError as error:
-                future.set_exception(ConnectionError(str(error)))
-                future.exception()  # of many that fail together, only one is awaited
+                _fail(future, str(error))
             else:
                 future.set_result(None)
+
+
+class UcxListener:
+    """Accepts connections for as long as it is referred to."""
+
+    def __init__(self, listener: Any, port: int) -> None:
+        """`port`: where UCX's listener is by now, which it does not know itself."""
+        self._listener = listener
+        self.port = port
 
 
 def _note_routes() -> None:
@@ -196,7 +262,7 @@ class UcxEndpoint:
             self._endpoint.close_blocking(period=10**8, max_attempts=1)
             # An endpoint keeps the listener that it came from, and with it the port.
             self._endpoint = None
-            self._worker.wake()
+            self._worker.closed(self)
 
     def _begin(self, name: str, buffer: Buffer, tag: int | None, is_data: bool) -> asyncio.Future[None]:
         ucx = self._worker.ucx
@@ -209,13 +275,18 @@ class UcxEndpoint:
         try:
             array, operation = self._worker.array_type(buffer), getattr(self._endpoint, name)
             request = operation(array) if tag is None else operation(array, ucx.types.Tag(tag))
-            return self._worker.submit(request, (array, buffer), is_data=is_data)
+            is_send = name.endswith("send")
+            return self._worker.submit(request, (array, buffer), self, is_data=is_data, is_send=is_send)
         except ucx.exceptions.UCXError as error:
             return _failed(f"{error}")
 
 
 def _failed(reason: str) -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.set_exception(ConnectionError(reason))
-    future.exception()
+    _fail(future, reason)
     return future
+
+
+def _fail(future: asyncio.Future[None], reason: str) -> None:
+    future.set_exception(ConnectionError(reason))
+    future.exception()  # of many that fail together, only one is awaited

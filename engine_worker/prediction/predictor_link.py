@@ -1,10 +1,11 @@
 """Calls to a length predictor of the mesh."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import grpc
 
+from controlplane.prediction.repetition import Repetition
 from mesh.errors import PeerUnavailable, ProtocolViolation
 from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
@@ -22,7 +23,11 @@ class StateBatch:
     prompt_tokens: tuple[int, ...]
     generated_tokens: tuple[int, ...]
     hidden_size: int
+    """0 where the engine tells no states."""
     states: bytes
+    repetition: Repetition
+    ended: tuple[tuple[str, int], ...] = ()
+    """Requests that have ended by themselves or at their limit since the last batch, with their output tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,28 @@ class Answer:
     """Predicted remaining tokens, in the order of the batch."""
 
     remaining_tokens: Sequence[float]
+    """Not a number where nothing is known yet."""
     artefact: str
+    is_learnt: bool = False
+    """Learnt while serving, not by an artefact."""
+    low_tokens: Sequence[float] = ()
+    """As many or fewer with a probability of 10 %; empty where no range is said."""
+    high_tokens: Sequence[float] = ()
+    """The same of 90 %."""
+
+    def bands(self) -> Iterable[tuple[float, float] | None]:
+        """Both ends for each request; None where no range is said."""
+        if len(self.low_tokens) != len(self.remaining_tokens) or len(self.high_tokens) != len(self.remaining_tokens):
+            return (None,) * len(self.remaining_tokens)
+        return zip(self.low_tokens, self.high_tokens, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Who would answer now."""
+
+    artefact: str
+    is_learnt: bool
 
 
 class PredictorLink:
@@ -70,6 +96,11 @@ class PredictorLink:
             request_ids=batch.request_ids,
             prompt_tokens=batch.prompt_tokens,
             generated_tokens=batch.generated_tokens,
+            period_tokens=batch.repetition.period_tokens.tolist(),
+            repeated_tokens=batch.repetition.repeated_tokens.tolist(),
+            distinct_share=batch.repetition.distinct_share.tolist(),
+            ended_request_ids=[request_id for request_id, _ in batch.ended],
+            ended_output_tokens=[tokens for _, tokens in batch.ended],
         )
         stub = await self._stub(member)
         try:
@@ -81,10 +112,10 @@ class PredictorLink:
                 f"predictor {member.member_id} answered {len(answer.remaining_tokens)} lengths for "
                 f"{len(batch.request_ids)} requests"
             )
-        return Answer(answer.remaining_tokens, answer.artefact)
+        return Answer(answer.remaining_tokens, answer.artefact, answer.is_learnt, answer.low_tokens, answer.high_tokens)
 
-    async def artefact(self) -> str:
-        """The artefact that would answer now. Raises RpcError where none would."""
+    async def who_answers(self) -> Predictor:
+        """The artefact, or what is learnt. Raises RpcError where neither would."""
         member = self._predictor()
         stub = await self._stub(member)
         peer = f"predictor {member.member_id} at {member.address}"
@@ -95,7 +126,9 @@ class PredictorLink:
         own = await self._checkpoint()
         for folder in answer.folders:
             if folder.artefact and folder.model_fingerprint == own:
-                return str(folder.artefact)
+                return Predictor(folder.artefact, is_learnt=False)
+        if answer.learns:
+            return Predictor(f"{self._model}@learnt", is_learnt=True)
         raise PeerUnavailable(f"{peer} has no artefact of the model {self._model!r} (checkpoint {own})")
 
     async def close(self) -> None:
@@ -117,5 +150,6 @@ class PredictorLink:
     async def _stub(self, member: Member) -> predictor_pb2_grpc.LengthPredictorStub:
         if self._channel is None or member.address != self._address:
             await self.close()
-            self._channel, self._address = open_channel(self._transport, member.address), member.address
+            self._channel = open_channel(self._transport, member.address, member.role)
+            self._address = member.address
         return predictor_pb2_grpc.LengthPredictorStub(self._channel)  # type: ignore[no-untyped-call]

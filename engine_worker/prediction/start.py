@@ -42,7 +42,11 @@ class PredictionCollector(Collector):
         yield GaugeMetricFamily(
             "penstock_worker_prediction_latency_ms", "Last call to the length predictor", state.latency_ms
         )
+        yield GaugeMetricFamily(
+            "penstock_worker_looping_requests", "Requests whose answers go round in circles", len(state.looping)
+        )
         counters = (
+            ("loops", "Answers that began to go round in circles", state.loops_total),
             ("prediction_batches", "Steps whose hidden states were looked at", state.batches_total),
             ("predictions", "Remaining lengths predicted", state.predictions_total),
             ("fallback_predictions", "Remaining lengths by the fallback", state.fallback_predictions_total),
@@ -76,6 +80,8 @@ class LengthPredictionService(predictor_pb2_grpc.LengthPredictionServicer):
             failures=state.failures_total,
             skipped_batches=state.skipped_batches_total,
             latency_ms=state.latency_ms,
+            looping_requests=len(state.looping),
+            loops=state.loops_total,
         )
 
 

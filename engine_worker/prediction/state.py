@@ -1,6 +1,7 @@
 """Where the remaining lengths of a worker's requests come from just now."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +15,8 @@ class LengthSource(StrEnum):
     """Nobody was asked to."""
     LLM_NATIVE = "llm_native"
     """A trained predictor, from the model's hidden states."""
+    LEARNT = "learnt"
+    """What a predictor has learnt from the requests that ended."""
     SIMULATED = "simulated"
     """The simulated engine, which knows, through an error model."""
     MEAN_RESIDUAL = "mean_residual"
@@ -35,14 +38,28 @@ class PredictionState:
     failures_total: int = 0
     skipped_batches_total: int = 0
     """Captured while a call was under way, and overtaken."""
+    loops_total: int = 0
+    looping: frozenset[str] = frozenset()
+    """Requests whose answers went round in circles when they were last looked at."""
     latency_ms: float = 0.0
     """Duration of the last call to the predictor."""
 
-    def predicted_by(self, artefact: str) -> None:
-        """A predictor has answered with this artefact; logged when that is new."""
-        if self.source is not LengthSource.LLM_NATIVE or self.artefact != artefact:
+    def predicted_by(self, artefact: str, *, is_learnt: bool = False) -> None:
+        """A predictor has answered with this artefact, or with what it has learnt; logged when that is new."""
+        source = LengthSource.LEARNT if is_learnt else LengthSource.LLM_NATIVE
+        if self.source is not source or self.artefact != artefact:
             log.info("remaining lengths are predicted", extra={"artefact": artefact, "every_steps": self.every_steps})
-        self.source, self.artefact, self.reason = LengthSource.LLM_NATIVE, artefact, ""
+        self.source, self.artefact, self.reason = source, artefact, ""
+
+    def note_loops(self, periods_tokens: Mapping[str, int]) -> None:
+        """These requests repeat themselves now, in cycles of so many tokens; each is logged and counted once."""
+        for request_id in periods_tokens.keys() - self.looping:
+            self.loops_total += 1
+            log.warning(
+                "an answer goes round in circles",
+                extra={"request_id": request_id, "period_tokens": periods_tokens[request_id]},
+            )
+        self.looping = frozenset(periods_tokens)
 
     def predicted_by_engine(self) -> None:
         """The engine predicts its lengths itself; logged when that is new."""

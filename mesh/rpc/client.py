@@ -26,9 +26,10 @@ class DefaultDeadline(grpc.aio.UnaryUnaryClientInterceptor):
         return await continuation(client_call_details, request)
 
 
-def open_channel(transport: Transport, address: str) -> grpc.aio.Channel:
-    """A channel to host:port. It connects when first used and reconnects by itself; close it when done."""
-    return transport.channel(address, CHANNEL_OPTIONS, [DefaultDeadline()])
+def open_channel(transport: Transport, address: str, role: str = "") -> grpc.aio.Channel:
+    """A channel to host:port. It connects when first used and reconnects by itself; close it when done. `role`: whom
+    its calls are for, and nobody else is to get them; empty: any process of the mesh."""
+    return transport.channel(address, CHANNEL_OPTIONS, [DefaultDeadline()], role)
 
 
 def rpc_error(error: grpc.aio.AioRpcError, peer: str) -> RpcError:

@@ -47,10 +47,12 @@ class PeerStream(Generic[Out, In]):
         transport: Transport,
         method: Callable[[grpc.aio.Channel], Any],
         handlers: StreamHandlers[In],
+        role: str = "",
     ) -> None:
         """`method` makes the multi-callable of a bidirectional method from a channel; `peer` names the other
-        side in logs and errors."""
+        side in logs and errors, `role` says whom `open_channel` may reach."""
         self._peer = peer
+        self._role = role
         self._address = address
         self._transport = transport
         self._method = method
@@ -58,6 +60,7 @@ class PeerStream(Generic[Out, In]):
         self._outbox: Outbox[Out] | None = None
         self._leave = asyncio.Event()
         """The stream, or the attempt at one, is to be given up for one to another address."""
+        self._call: Any = None
         self.channel: grpc.aio.Channel | None = None
         """To the peer, while `run` runs: other calls to it may share the connection."""
 
@@ -65,6 +68,11 @@ class PeerStream(Generic[Out, In]):
     def is_open(self) -> bool:
         """Whether messages can be sent now."""
         return self._outbox is not None
+
+    @property
+    def transport_name(self) -> str:
+        """What carries the stream: unix or grpc; empty while there is none."""
+        return getattr(self._call, "transport_name", "grpc") if self._outbox is not None else ""
 
     def send(self, message: Out) -> None:
         """Queue a message. Raises PeerUnavailable while the stream is down."""
@@ -88,7 +96,7 @@ class PeerStream(Generic[Out, In]):
         backoff = Backoff()
         while True:
             address = self._address
-            channel = self.channel = open_channel(self._transport, address)
+            channel = self.channel = open_channel(self._transport, address, self._role)
             try:
                 while address == self._address:
                     await self._one_stream(channel, address, backoff)
@@ -117,7 +125,7 @@ class PeerStream(Generic[Out, In]):
         except TimeoutError:
             return f"no connection within {CONNECT_TIMEOUT_S:g} s"
         outbox = self._outbox = Outbox[Out](self._peer)
-        call = self._method(channel)(outbox)
+        call = self._call = self._method(channel)(outbox)
         reason = "closed here"
         try:
             self._handlers.on_open()
@@ -127,7 +135,7 @@ class PeerStream(Generic[Out, In]):
         except PenstockError as error:
             reason = str(error)
         finally:
-            self._outbox = None
+            self._outbox = self._call = None
             outbox.close()
             call.cancel()
             self._handlers.on_lost(reason)

@@ -9,22 +9,23 @@ from mesh.store.lease import Lease, LeaseLoss
 
 __all__ = ["KeyValue", "Lease", "LeaseLoss", "Listing", "StateStore", "WatchEvent", "open_store"]
 
-_FORMS = "etcd://HOST:PORT[,HOST:PORT...], penstock://HOST:PORT or embedded:[FILE]"
+_FORMS = "etcd://HOST:PORT[,HOST:PORT...], etcds:// with TLS, penstock://HOST:PORT or embedded:[FILE]"
 
 
 def open_store(url: str, runtime: Runtime) -> StateStore:
     """The store behind a URL; call it on the event loop that will use it. Connects when first used.
 
-    `etcd://HOST:PORT[,HOST:PORT...]`, `penstock://HOST:PORT` (the store served by another Penstock process), or
+    `etcd://HOST:PORT[,HOST:PORT...]`, `etcds://` the same with TLS and this process's identity,
+    `penstock://HOST:PORT` (the store served by another Penstock process), or
     `embedded:` (inside this process; `embedded:FILE` keeps the keys without a lease in FILE). Raises
     `ConfigurationError` for any other URL.
     """
     scheme, colon, rest = url.partition(":")
     match scheme if colon else "":
-        case "etcd":
+        case "etcd" | "etcds":
             from mesh.store.etcd import EtcdStore
 
-            return EtcdStore(_endpoints(url, rest), runtime)
+            return EtcdStore(_endpoints(url, rest), runtime, tls=scheme == "etcds")
         case "penstock":
             from mesh.store.remote import RemoteStore
 

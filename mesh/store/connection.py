@@ -10,9 +10,9 @@ from typing import Final, Generic, TypeVar
 import grpc
 
 from mesh.backoff import Backoff
-from mesh.errors import LeaseLost, StoreCompacted, StoreError, StoreUnavailable
+from mesh.errors import LeaseLost, StoreCompacted, StoreError, StoreRefused, StoreUnavailable
 from mesh.rpc.limits import CHANNEL_OPTIONS
-from mesh.runtime import Runtime
+from mesh.runtime import Runtime, Transport
 
 Stubs = TypeVar("Stubs")
 Answer = TypeVar("Answer")
@@ -53,10 +53,12 @@ class Connection(Generic[Stubs]):
         endpoints: Sequence[str],
         make_stubs: Callable[[grpc.aio.Channel], Stubs],
         runtime: Runtime,
+        transport: Transport | None = None,
     ) -> None:
+        """`transport`: other than the runtime's, for what is no process of the mesh."""
         self._endpoints = tuple(endpoints)
         self._make_stubs = make_stubs
-        self._transport = runtime.transport
+        self._transport = transport or runtime.transport
         self._clock = runtime.clock
         self._rng = runtime.entropy.generator()
         self._peers: dict[str, Peer[Stubs]] = {}
@@ -127,6 +129,8 @@ class Connection(Generic[Stubs]):
 
     def _failure(self, peer: Peer[Stubs], error: grpc.aio.AioRpcError) -> StoreError:
         details = error.details() or error.code().name
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            return StoreRefused(f"the state store at {peer.endpoint} says: {details}")
         if error.code() in _UNAVAILABLE:
             self._leave(peer)
             return StoreUnavailable(f"the state store at {peer.endpoint} did not answer: {details}")
@@ -148,7 +152,7 @@ class Connection(Generic[Stubs]):
             raise StoreUnavailable(_CLOSED)
         endpoint = self._endpoints[self._current]
         if endpoint not in self._peers:
-            channel = self._transport.channel(endpoint, tuple(_CHANNEL_OPTIONS.items()), ())
+            channel = self._transport.channel(endpoint, tuple(_CHANNEL_OPTIONS.items()), (), "store")
             self._peers[endpoint] = Peer(endpoint, channel, self._make_stubs(channel))
         return self._peers[endpoint]
 

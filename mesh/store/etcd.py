@@ -1,4 +1,4 @@
-"""The state store on etcd 3.4 or newer, one to several endpoints of one cluster, without TLS.
+"""The state store on etcd 3.4 or newer, one to several endpoints of one cluster.
 
 Only aetcd's generated stubs are used. Its own client has one timeout for all calls, and its watcher does not tell when
 the server ends the stream or cancels a watch, so nothing could resume there.
@@ -13,7 +13,7 @@ import grpc
 from aetcd import rpc
 
 from mesh.errors import LeaseLost, StoreCompacted, StoreUnavailable
-from mesh.runtime import Runtime
+from mesh.runtime import GrpcTransport, Runtime
 from mesh.store.connection import Connection, Peer
 from mesh.store.interface import DEFAULT_TIMEOUT_S, KeyValue, Listing, WatchEvent
 from mesh.store.lease import HeldLeases, Lease, incarnation_of
@@ -39,10 +39,15 @@ class EtcdStore:
     as many revisions as the old had takes it for the old one.
     """
 
-    def __init__(self, endpoints: Sequence[str], runtime: Runtime) -> None:
-        """`endpoints`: "host:port" of members of one cluster, the preferred one first."""
+    def __init__(self, endpoints: Sequence[str], runtime: Runtime, *, tls: bool = False) -> None:
+        """`endpoints`: "host:port" of members of one cluster, the preferred one first. `tls`: with this process's
+        certificate, whose common name, its role, is the user that etcd knows."""
         self._clock = runtime.clock
-        self._connection = Connection(endpoints, _make_stubs, runtime)
+        if tls:
+            transport = runtime.transport.to_others()
+        else:
+            transport = GrpcTransport() if runtime.transport.identity else runtime.transport
+        self._connection = Connection(endpoints, _make_stubs, runtime, transport)
         self._source = _EtcdSource(self._connection)
         self._leases = HeldLeases(self._refresh, self._revoke, self._clock)
 

@@ -36,6 +36,8 @@ class FollowedPrefix(Generic[Record]):
         ignored."""
         self.records: dict[str, Record] = {}
         """The records by key, as last heard."""
+        self.is_heard = False
+        """Whether the store has listed them once."""
         self._store = store
         self._prefix = prefix
         self._kind = kind
@@ -52,6 +54,7 @@ class FollowedPrefix(Generic[Record]):
                     self._take(key, None)
                 for entry in listing.entries:
                     self._take(entry.key, entry.value)
+                self.is_heard = True
                 async with aclosing(self._store.watch(self._prefix, listing.revision + 1)) as events:
                     async for event in events:
                         self._take(event.key, event.value if event.kind == "put" else None)

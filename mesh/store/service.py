@@ -1,5 +1,6 @@
 """The embedded store served to the neighbouring processes over gRPC (`penstock.v1.State`)."""
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeAlias
@@ -7,12 +8,17 @@ from typing import Any, Final, TypeAlias
 import grpc
 
 from mesh.errors import LeaseLost, StoreCompacted, StoreError, StoreUnavailable
+from mesh.identity.doors import may_write
+from mesh.identity.guard import identity_of
 from mesh.store.host import StoreHost
 from mesh.store.interface import KeyValue, Listing, WatchEvent
 from penstock.v1 import state_pb2 as pb
 from penstock.v1 import state_pb2_grpc
 
-MAX_WATCHES = 1024
+log = logging.getLogger(__name__)
+
+MAX_WATCHES = 8192
+"""At once, of all clients: each member has one for its own announcement and one for whom it may meet."""
 _KINDS: Final = {"put": pb.StateEvent.KIND_PUT, "delete": pb.StateEvent.KIND_DELETE}
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -21,8 +27,10 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class StateService(state_pb2_grpc.StateServicer):
     """A thin shell around a `StoreHost`; the host stays its owner's to close."""
 
-    def __init__(self, host: StoreHost) -> None:
+    def __init__(self, host: StoreHost, *, asks_who_writes: bool = False) -> None:
+        """`asks_who_writes`: clients have identities, and write only the keys that are theirs."""
         self._host = host
+        self._asks_who_writes = asks_who_writes
         self._watches = 0
 
     async def Range(self, request: pb.StateRangeRequest, context: Context) -> pb.StateRangeResponse:
@@ -32,6 +40,7 @@ class StateService(state_pb2_grpc.StateServicer):
         return pb.StateRangeResponse(revision=listing.revision, entries=entries)
 
     async def Put(self, request: pb.StatePutRequest, context: Context) -> pb.StatePutResponse:
+        await self._check_writer(request.key, context)
         async with _refusals(context):
             revision = self._host.put(request.key, request.value, request.incarnation_id)
         return pb.StatePutResponse(revision=revision)
@@ -39,6 +48,7 @@ class StateService(state_pb2_grpc.StateServicer):
     async def CompareAndSwap(
         self, request: pb.StateCompareAndSwapRequest, context: Context
     ) -> pb.StateCompareAndSwapResponse:
+        await self._check_writer(request.key, context)
         async with _refusals(context):
             revision = self._host.compare_and_swap(
                 request.key, request.expected_mod_revision, request.value, request.incarnation_id
@@ -46,6 +56,7 @@ class StateService(state_pb2_grpc.StateServicer):
         return pb.StateCompareAndSwapResponse(revision=revision)
 
     async def Delete(self, request: pb.StateDeleteRequest, context: Context) -> pb.StateDeleteResponse:
+        await self._check_writer(request.select.prefix or request.select.key, context)
         async with _refusals(context):
             if request.select.WhichOneof("selector") == "prefix":
                 deleted = self._host.delete_prefix(request.select.prefix)
@@ -83,6 +94,14 @@ class StateService(state_pb2_grpc.StateServicer):
                     yield pb.StateWatchResponse(events=[_event(event) for event in events])
         finally:
             self._watches -= 1
+
+    async def _check_writer(self, key: str, context: Context) -> None:
+        if not self._asks_who_writes:
+            return
+        writer = identity_of(context)
+        if writer is None or not may_write(writer, key):
+            log.error("a write was refused", extra={"key": key, "writer": str(writer), "peer": context.peer()})
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{writer} may not write {key}")
 
     def _list(self, request: pb.StateRangeRequest) -> Listing:
         if request.select.WhichOneof("selector") == "prefix":

@@ -35,6 +35,11 @@ class StoredFolder(Generic[Record]):
         """The present records by name: a live view, which changes."""
         return MappingProxyType(self._records)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the store has listed the records once."""
+        return self._followed.is_heard
+
     async def follow(self) -> None:
         """Take in what the store says, for ever; while it is away the records stay as they are."""
         await self._followed.follow()

@@ -23,14 +23,22 @@ class StoredSetting(Generic[Record]):
     """Keeps a process at what the store says. The record stands at the key as JSON."""
 
     def __init__(
-        self, store: StateStore, key: str, kind: type[Record], default: Record, apply: Callable[[Record, int], None]
+        self,
+        store: StateStore,
+        key: str,
+        kind: type[Record],
+        default: Record,
+        apply: Callable[[Record, int], None],
+        first: Record | None = None,
     ) -> None:
         """`apply` is given every record in turn, with its revision, and `default` while there is none; it may raise
-        `ConfigurationError` for one that cannot be used, which is then logged and ignored."""
+        `ConfigurationError` for one that cannot be used, which is then logged and ignored. `first` is written where
+        there is none, for all who follow the setting."""
         self._store = store
         self._key = key
         self._kind = kind
         self._default = default
+        self._first = first
         self._apply = apply
         self._revision = 0
         self._applied = asyncio.Condition()
@@ -82,3 +90,5 @@ class StoredSetting(Generic[Record]):
         async with self._applied:
             self._revision = max(self._revision, revision)
             self._applied.notify_all()
+        if value is None and self._first is not None:  # the watch brings it, or what another process wrote before
+            await self._store.compare_and_swap(self._key, 0, msgspec.json.encode(self._first))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.instance import InstanceDescription, InstancePhase, InstanceState, KvBlocks, LoadReport
 from controlplane.model.placement import Decision, DecodeChoice, PlacementProblem, PlacementRequest
-from controlplane.policies.interface import LateDecider, Policy, decides_late, has_pools, is_observer
+from controlplane.policies.interface import LateDecider, Policy, decides_late, has_pools, ignores_progress, is_observer
 from controlplane.policies.place import place, place_decode
 from controlplane.policies.registry import NO_PARAMETERS, create_policy
 from mesh.errors import NoInstance, UnknownModel
@@ -77,6 +77,18 @@ class PolicyConformance:
             return history.chosen
 
         assert choices(1) == choices(2), "a policy that draws owns a generator made from a seed"
+
+    def test_one_that_ignores_progress_decides_the_same_whatever_it_is(self, create: CreatePolicy) -> None:
+        if not ignores_progress(create()):
+            return  # it may read what it likes
+
+        def choices(progress: int) -> list[str]:
+            history = History(create(), seed=1, progress=progress)
+            for _ in range(EVENTS):
+                history.happen()
+            return history.chosen
+
+        assert choices(1) == choices(997), "`ignores_progress` says that it does not read how far decodes have come"
 
     def test_an_instance_that_has_gone_is_not_chosen(self, create: CreatePolicy) -> None:
         """Though all requests went there before, and it is the one that has their prefix."""
@@ -139,13 +151,15 @@ class PolicyConformance:
 class History:
     """What happens in a mesh of two models, from a seed, and what the policy decides."""
 
-    def __init__(self, policy: Policy, seed: int, instances: int = 3) -> None:
+    def __init__(self, policy: Policy, seed: int, instances: int = 3, progress: int = 0) -> None:
+        """`progress`: above 0, nobody is for one phase only, and the requests that decode have come so far."""
         self.chosen: list[str] = []
         """What was decided, in order: instances to prefill, instances to decode, refusals."""
         self.alive: dict[str, list[str]] = {model: [] for model in MODELS}
         """Instances by model."""
         self._policy = policy
         self._rng = random.Random(seed)
+        self._progress = progress
         self._table = ClusterTable(ClusterLimits(max_indexed_blocks=10_000))
         self._now_s = 0.0
         self._observed_s = 0.0
@@ -202,7 +216,10 @@ class History:
                 running_requests=rng.randrange(64),
                 queued_requests=rng.randrange(8),
                 queued_prefill_tokens=rng.randrange(4000),
-                running_tokens=rng.randrange(15_000),
+                running_tokens=self._progress or rng.randrange(15_000),
+                kv_blocks_used=self._progress,
+                generated_tokens_total=self._progress,
+                token_interval_ms=float(self._progress),
             )
             admitted = tuple(rng.sample(self._requests, k=min(len(self._requests), 2)))
             self._table.reported(instance_id, "1", load, InstanceState.READY, admitted)
@@ -248,6 +265,8 @@ class History:
         """A ready instance, in one of four for one phase only."""
         instance_id = self._name("instance")
         phase = self._rng.choice((*[InstancePhase.ANY] * 6, InstancePhase.PREFILL, InstancePhase.DECODE))
+        if self._progress:
+            phase = InstancePhase.ANY
         _join(self._table, instance_id, "1", model, phase)
         self._table.reported(instance_id, "1", LoadReport(), InstanceState.READY, ())
         self.alive[model].append(instance_id)

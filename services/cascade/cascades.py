@@ -12,6 +12,7 @@ from mesh.store.stored_folder import StoredFolder
 from mesh.tasks import TaskSet
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import Judge
+from services.cascade.judges.parse import compares
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.samplers import Samplers
 
@@ -20,16 +21,20 @@ log = logging.getLogger(__name__)
 
 class _InUse(NamedTuple):
     judges: tuple[str, ...]
+    label: str
     chain: JudgeChain
+    labels: JudgeChain | None
+    """Of the judge that labels samples."""
 
 
 class Cascades:
-    """Follows the state store; `make_judge` raises `ConfigurationError` for a judge that there is not."""
+    """Follows the state store; `make_judge` makes one from its text and the cascade's rubric, and raises
+    `ConfigurationError` for a judge that there is not."""
 
     def __init__(
         self,
         store: StateStore,
-        make_judge: Callable[[str], Judge],
+        make_judge: Callable[[str, str], Judge],
         judge_deadline_s: float,
         clock: Callable[[], float],
         tasks: TaskSet,
@@ -63,12 +68,17 @@ class Cascades:
     def check(self, record: CascadeRecord) -> None:
         """Raises `ConfigurationError` for a cascade that cannot be served."""
         record.checked()
-        for text in record.judges:
+        for text in (*record.judges, *([record.label] if record.label else [])):
             if text == f"model:{record.name}":
                 raise ConfigurationError(
                     f"cascade {record.name}: it cannot judge its own answers; name one of its tiers"
                 )
-            self._make_judge(text)  # opens no connection before it is asked
+            self._make_judge(text, record.rubric)  # opens no connection before it is asked
+        if compared := [text for text in record.judges if compares(text)]:
+            raise ConfigurationError(
+                f"cascade {record.name}: {compared[0]} compares an answer with the largest tier's, which is not there "
+                "while a client waits; it can be the label (--label)"
+            )
 
     async def follow(self) -> None:
         """Follow the cascades in the state store until cancelled."""
@@ -77,24 +87,29 @@ class Cascades:
     async def close(self) -> None:
         """Close the judges of all cascades."""
         in_use, self._in_use = list(self._in_use.values()), {}
-        await asyncio.gather(*(each.chain.close() for each in in_use))
+        await asyncio.gather(*(chain.close() for each in in_use for chain in _chains(each)))
 
     def _on_change(self, name: str, record: CascadeRecord | None) -> None:
         former = self._in_use.pop(name, None)
         if record is None:
             self._samplers.end(name)
         else:
-            if former is not None and former.judges == record.judges:
-                chain, former = former.chain, None  # its judgements go on, and a judge that rests goes on resting
+            if former is not None and (former.judges, former.label) == (record.judges, record.label):
+                in_use, former = former, None  # its judgements go on, and a judge that rests goes on resting
             else:
-                chain = self._new_chain(record)
-            self._in_use[name] = _InUse(record.judges, chain)
-            self._samplers.begin(record, chain)
-        if former is not None:
-            self._tasks.spawn(former.chain.close_when_unused(), name=f"close the former judges of {name}")
+                labels = self._new_chain((record.label,), record.rubric) if record.label else None
+                in_use = _InUse(record.judges, record.label, self._new_chain(record.judges, record.rubric), labels)
+            self._in_use[name] = in_use
+            self._samplers.begin(record, in_use.chain, in_use.labels)
+        for chain in _chains(former):
+            self._tasks.spawn(chain.close_when_unused(), name=f"close the former judges of {name}")
         self._metrics.show_thresholds(self.records)
         log.warning("cascade changed", extra={"cascade": name, "record": str(record)})
 
-    def _new_chain(self, record: CascadeRecord) -> JudgeChain:
-        judges = [self._make_judge(text) for text in record.judges]
+    def _new_chain(self, texts: tuple[str, ...], rubric: str) -> JudgeChain:
+        judges = [self._make_judge(text, rubric) for text in texts]
         return JudgeChain(judges, self._judge_deadline_s, self._clock)
+
+
+def _chains(in_use: _InUse | None) -> tuple[JudgeChain, ...]:
+    return () if in_use is None else tuple(filter(None, (in_use.chain, in_use.labels)))

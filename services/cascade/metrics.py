@@ -44,6 +44,12 @@ class CascadeMetrics:
             ("cascade", "outcome"),
             registry=registry,
         )
+        self.labels = Counter(
+            "penstock_cascade_labels",
+            "Sampled answers that were to be labelled: given a label, or missing one as the judge gave none",
+            ("cascade", "label", "outcome"),
+            registry=registry,
+        )
         self.workloads = Counter(
             "penstock_cascade_workloads",
             "Sampled workloads: reported to the planner, or lost because none took it",

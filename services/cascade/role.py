@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import ClassVar
@@ -12,7 +13,7 @@ from mesh.role import RoleContext
 from mesh.tasks import TaskSet
 from penstock.v1 import cascade_pb2_grpc
 from services.cascade.cascades import Cascades
-from services.cascade.judges.interface import JudgeContext
+from services.cascade.judges.interface import Judge, JudgeContext
 from services.cascade.judges.parse import JUDGES, make_judge
 from services.cascade.metrics import CascadeMetrics
 from services.cascade.sampling.planner_link import PlannerLink
@@ -45,20 +46,21 @@ class CascadeRole:
         clock = runtime.clock.now_s
         find_frontend = partial(self._frontend, context)
         self._tiers = TierClient(find_frontend, settings.sample_deadline_s, settings.mesh_api_key, self._http)
-        sampling = SamplingSettings(settings.sample_window_s, settings.sample_requests)
+        sampling = SamplingSettings(settings.sample_window_s, settings.sample_requests, settings.sample_texts)
         metrics = CascadeMetrics(context.registry)
         report = PlannerLink(context.directory, context.store, context.member_id, runtime.transport, metrics).report
         samplers = Samplers(sampling, self._tiers, report, clock, runtime.entropy, metrics)
-        judges = partial(
-            make_judge,
-            context=JudgeContext(
-                find_frontend,
-                settings.judge_deadline_s,
-                api_key=settings.judge_api_key,
-                mesh_key=settings.mesh_api_key,
-                http=self._http,
-            ),
+        judge_context = JudgeContext(
+            find_frontend,
+            settings.judge_deadline_s,
+            api_key=settings.judge_api_key,
+            mesh_key=settings.mesh_api_key,
+            http=self._http,
         )
+
+        def judges(text: str, rubric: str) -> Judge:
+            return make_judge(text, replace(judge_context, rubric=rubric))
+
         cascades = Cascades(context.store, judges, settings.judge_deadline_s, clock, self._tasks, samplers, metrics)
         self._cascades = cascades
         self._tasks.spawn(cascades.follow(), name="follow the cascades", on_error=self._on_failed)
@@ -84,11 +86,11 @@ class CascadeRole:
             await self._tiers.close()
 
     def _frontend(self, context: RoleContext) -> str:
-        """One frontend after the other."""
+        """One frontend after the other, of those that speak plain HTTP: a judge knows no certificates."""
         addresses = [
             member.attributes["http_address"]
             for member in context.directory.members("frontend")
-            if "http_address" in member.attributes
+            if "http_address" in member.attributes and not member.attributes.get("tls")
         ]
         return f"http://{addresses[next(self._turns) % len(addresses)]}/v1" if addresses else ""
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from controlplane.model.cascade_record import CascadeRecord
+from controlplane.model.cascade_record import SPECULATE_ROOM, CascadeRecord
 from controlplane.protocols.cascade.no_score import NO_SCORE
 from mesh.errors import ConfigurationError, JudgeUnavailable, StoreError
 from mesh.store.interface import StateStore
@@ -30,6 +30,10 @@ def record_from(message: cascade_pb2.CascadeDescription) -> CascadeRecord:
         judges=tuple(message.judges) or ("confidence",),
         without_judge="accept" if without_judge == "accept" else "escalate",
         expected_s=tuple(message.expected_s),
+        label=message.label,
+        rubric=message.rubric,
+        speculate=message.speculate,
+        speculate_room=message.speculate_room or SPECULATE_ROOM,
         plan_revision=message.plan_revision,
     )
 
@@ -43,6 +47,10 @@ def message_from(record: CascadeRecord) -> cascade_pb2.CascadeDescription:
         judges=record.judges,
         without_judge=record.without_judge,
         expected_s=record.expected_s,
+        label=record.label,
+        rubric=record.rubric,
+        speculate=record.speculate,
+        speculate_room=record.speculate_room,
         plan_revision=record.plan_revision,
     )
 
@@ -154,6 +162,32 @@ class CascadeService(cascade_pb2_grpc.CascadeServicer):
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise AssertionError("abort raises") from None
+
+    async def ExportSamples(
+        self, request: cascade_pb2.ExportSamplesRequest, context: Any
+    ) -> cascade_pb2.ExportSamplesResponse:
+        """See the contract."""
+        record = await self._find(request.cascade, context)
+        kept = self._samplers.kept(record.name)
+        if request.texts and not kept.keeps_texts:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "this cascade router keeps no texts of samples: start it with --sample-texts, and mind that prompts "
+                "are your clients'",
+            )
+        samples = (
+            cascade_pb2.ExportedSample(
+                number=sample.number, line=sample.line, text=sample.text if request.texts else b""
+            )
+            for sample in kept.page(request.after)
+        )
+        return cascade_pb2.ExportSamplesResponse(
+            samples=samples,
+            tiers=record.tiers,
+            judge=record.judges[0] if record.judges else "",
+            label=record.label,
+            rate_per_s=kept.rate_per_s,
+        )
 
     async def _find(self, name: str, context: Any) -> CascadeRecord:
         record = self._cascades.find(name)

@@ -16,6 +16,9 @@ class CascadeSettings:
     sample_requests: int = 50
     """Requests of each window that all tiers are asked, behind every client's, 20 at least to be planned for; 0: no
     sampling."""
+    sample_texts: bool = False
+    """Keep prompts and answers of the last samples, too, for `penstock cascade export --texts`, which hands them to
+    operators."""
     sample_deadline_s: float = 120.0
     """What a tier may take to answer one."""
     judge_api_key: str = ""

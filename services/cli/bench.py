@@ -5,24 +5,29 @@ from typing import Any
 
 import click
 
-from mesh.errors import TraceError
+from mesh.errors import ConfigurationError, TraceError
+from mesh.open_files import allow_open_files
+from mesh.run_file import read_run_file
+from services.cli.connection import DEFAULT_MESH, mesh_option
 from services.cli.finite_range import POSITIVE
 from services.cli.replay import notices
 from services.cli.replay.pool import parse_endpoint
-from services.cli.replay.run import Replay, ReplayPlan, TraceSurvey, allow_open_files, survey
+from services.cli.replay.run import Replay, ReplayPlan, TraceSurvey, survey
 from services.cli.report_output import check_outputs, output_options, print_notices, write_reports
 from services.cli.trace_options import Span, no_requests, recipe_of, slo_of, trace_options
 from simulator.report.plot import draw_cdfs
 from simulator.report.report import encode_report, summarise
 from simulator.traces.prompt import TokenRange
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 EXIT_ERRORS = 1
 EXIT_INTERRUPTED = 130
 
 
 @click.command()
 @trace_options
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="OpenAI-compatible endpoint.")
+@click.option("--url", help="OpenAI-compatible endpoint; default: that of the mesh on this machine, or port 8000.")
+@mesh_option
 @click.option("--model", help="Name of the model; default: the first one the endpoint lists.")
 @click.option("--api-key", envvar="OPENAI_API_KEY", default="", help="Default: OPENAI_API_KEY.")
 @click.option(
@@ -33,7 +38,7 @@ EXIT_INTERRUPTED = 130
     help="Most requests in flight.",
 )
 @click.option(
-    "--timeout",
+    "--timeout-s",
     "deadline_s",
     type=POSITIVE,
     default=600.0,
@@ -84,7 +89,7 @@ def _plan(options: dict[str, Any]) -> ReplayPlan:
         print_notices([f"WARNING: this process may open only {concurrency_limit:,} connections at once (ulimit -n)"])
     return ReplayPlan(
         recipe=recipe_of(options),
-        endpoint=parse_endpoint(options["url"]),
+        endpoint=parse_endpoint(options["url"] or _endpoint(options["mesh"])),
         model=options["model"],
         api_key=options["api_key"],
         max_requests=options["max_requests"],
@@ -92,6 +97,16 @@ def _plan(options: dict[str, Any]) -> ReplayPlan:
         deadline_s=options["deadline_s"],
         vocabulary=_vocabulary(*options["vocab"]),
     )
+
+
+def _endpoint(mesh: str) -> str:
+    """Of the mesh of this name on this machine. Raises ConfigurationError where one that was named does not run."""
+    running = read_run_file(mesh)
+    if running is not None:
+        return running.http_url
+    if mesh != DEFAULT_MESH:
+        raise ConfigurationError(f"no mesh called {mesh!r} runs on this machine; name an endpoint with --url")
+    return DEFAULT_URL
 
 
 def _vocabulary(first: float, end: float) -> TokenRange:

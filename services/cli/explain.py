@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -15,8 +14,6 @@ from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.cli.connection import call, mesh_directory, mesh_store, only_member, run, store_options
 from services.cli.proto_json import plain
 from services.cli.rescheduler import order_line
-
-WIDTH_WITHOUT_TERMINAL = 160
 
 
 @click.command()
@@ -66,8 +63,9 @@ def _ordered_ms(move: dict[str, Any]) -> int:
 
 
 def _print(explanation: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from services.cli.terminal_table import fitted, output_console
 
     scores = explanation["scores"]
     indicators = list(dict.fromkeys(name for score in scores for name in score["indicators"]))
@@ -77,7 +75,7 @@ def _print(explanation: dict[str, Any]) -> None:
     indicators = [name for name in indicators if not (pools and name == "pool")]  # its names say more than its codes
     optional = [*(["pool"] if pools else []), *(["decode score"] if decodes else [])]
     columns = ["instance", "score", *indicators, *optional, ""]
-    table = Table(*columns, title=title, title_justify="left")
+    table = Table(*columns)
     for score in sorted(scores, key=lambda score: (bool(score["excluded"]), score["score"])):
         chosen = _chosen_for(score["instance_id"], explanation)
         table.add_row(
@@ -89,15 +87,31 @@ def _print(explanation: dict[str, Any]) -> None:
             chosen or score["excluded"],
             style="bold green" if chosen else None,
         )
-    # A pipe has no width of its own, and names cut short would not tell instances apart.
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH_WITHOUT_TERMINAL)
-    console.print(table)
+    console = output_console()
+    # Not as the table's title, which wraps at its width: the id is there to be copied.
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
+    console.print(fitted(table, console.width))
+    if explanation["loaded_tokens"]:
+        line = f"loads {explanation['loaded_tokens']:,} tokens from the memory of its host"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if explanation["decode_rule"]:
         line = f"decoded by {explanation['decode_instance_id']}: {explanation['decode_rule']}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if pull := explanation.get("pull"):
+        console.print(pull_line(pull), markup=False, highlight=False, soft_wrap=True)
     for move in explanation["moves"]:
         at = datetime.fromtimestamp(move["ordered_unix_ms"] / 1000).strftime("%H:%M:%S")
         console.print(f"{at} {order_line(move)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def pull_line(pull: Mapping[str, Any]) -> str:
+    """Whose cached prefix the request begins with, and what that saves."""
+    times = f"{pull['pull_ms']:.3g} ms instead of {pull['compute_ms']:.3g} ms"
+    comes_ms = pull.get("comes_ms", 0)
+    loads_tokens = pull.get("loads_tokens", 0)
+    how = f"loaded {loads_tokens:,} of them from the memory of its host" if loads_tokens else "computed them"
+    comes = f" once it has {how}, in some {comes_ms:.3g} ms" if comes_ms else ""
+    return f"pulls {pull['tokens']:,} tokens from {pull['instance_id']}{comes}: {times}"
 
 
 def _chosen_for(instance_id: str, explanation: dict[str, Any]) -> str:

@@ -15,6 +15,8 @@ from fault_simulation.run import Outcome, run_seeds, run_timeline
 from fault_simulation.shrink import shrink
 from fault_simulation.story import tell
 from fault_simulation.timeline import Timeline, read_timeline
+from services.cli.console.output import console_option, write_console
+from services.cli.console.simulated_mesh import record_timeline
 from services.cli.report_output import STDOUT, check_writable
 from services.cli.simulation.progress import progress_bars
 
@@ -62,6 +64,7 @@ class SeedRange(click.ParamType[range]):
     type=click.Path(file_okay=False, path_type=Path),
     help="Write the timelines of failures to this folder, each as soon as it is found; it is made if there is none.",
 )
+@console_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -74,6 +77,7 @@ def command(
     story: bool,
     no_shrink: bool,
     folder: Path | None,
+    console_path: Path | None,
 ) -> None:
     """Simulate whole meshes on virtual time while processes die, links break and clients leave, and check every answer.
 
@@ -85,6 +89,10 @@ def command(
         raise click.UsageError("give one of --seeds, --seed and --timeline")
     if story and seeds is not None:
         raise click.UsageError("--story tells one simulation: give --seed or --timeline")
+    if console_path is not None:
+        if seeds is not None:
+            raise click.UsageError("--console is of one simulation: give --seed or --timeline")
+        check_writable(console_path)
     if json_path not in (None, STDOUT):
         check_writable(Path(json_path))
     if folder is not None:
@@ -102,6 +110,8 @@ def command(
         _save(folder, failed, timeline)
         if story:
             click.echo(tell(timeline, every_message=True))
+        if console_path is not None:
+            _record(console_path, timeline, outcome)
     if json_path is not None:
         _write(json_path, outcomes, failed)
     if json_path != STDOUT:
@@ -110,6 +120,15 @@ def command(
     if not is_complete:
         click.echo(f"interrupted: {len(seeds or ()) - len(outcomes):,} seeds are left out", err=True)
     ctx.exit(EXIT_FAILED if failed else 0 if is_complete else EXIT_INTERRUPTED)
+
+
+def _record(path: Path, timeline: Timeline, outcome: Outcome) -> None:
+    """Simulated once more, watched; says so if that made a difference."""
+    watched, run = record_timeline(timeline)
+    write_console(path, f"fuzz, seed {timeline.seed}", [run], is_simulated=True)
+    if watched.kinds != outcome.kinds:
+        seen = ", ".join(sorted(watched.kinds)) or "nothing"
+        click.echo(f"{path}: while somebody watches, {seen} fails: whoever looks sends messages too", err=True)
 
 
 def _many(seeds: range, jobs: int, folder: Path | None, *, quiet: bool) -> tuple[list[Outcome], list[Outcome]]:

@@ -6,15 +6,19 @@ import sys
 import click
 
 from mesh.errors import ConfigurationError, PenstockError
+from mesh.release import release_line
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 COMMANDS = {
     "up": ("services.cli.up", "Start a whole mesh on this machine."),
+    "attach": ("services.cli.attach", "Have a server that runs already serve in a mesh."),
     "status": ("services.cli.status", "Show roles, instances, load, policy and leases."),
+    "top": ("services.cli.top", "Watch faults, rates, percentiles and the busiest instances."),
     "explain": ("services.cli.explain", "Show why a request was placed where it was."),
     "decisions": ("services.cli.decisions", "Run a scheduler's recording again and compare its decisions."),
+    "replay": ("services.cli.console.command", "Open recordings as a console with a time slider, side by side."),
     "policy": ("services.cli.policy", "Show or switch the placement policy."),
     "rescheduler": ("services.cli.rescheduler", "Show or switch what moves running requests."),
     "stages": ("services.cli.stages", "Show, plan or switch length-specialised stages."),
@@ -29,11 +33,19 @@ COMMANDS = {
     "reproduce": ("services.cli.reproduce", "Measure again what a paper reports, and say where it differs."),
     "predictor": ("services.cli.predictor.command", "Collect samples for, train and evaluate a length predictor."),
     "cascade": ("services.cli.cascade", "Show, set or remove cascades of models."),
+    "lora": ("services.cli.lora", "Load, unload or list LoRA adapters."),
     "plan": ("services.cli.planning.command", "Plan a cascade: thresholds, GPUs and replicas of every tier."),
+    "autoscale": ("services.cli.autoscale.command", "Have a model's instances follow its load."),
     "profile": ("services.cli.profile", "Measure an instance and fit what its work costs."),
     "validate": ("services.cli.validate", "Compare the simulator with measurements of real engines."),
+    "doctor": ("services.cli.doctor.command", "Check this machine, and say what to mend."),
     "plugins": ("services.cli.plugins", "List policies, engines and judges, those of installed packages too."),
+    "ca": ("services.cli.ca", "Make the identities of a mesh's processes, and show who may do what."),
     "key": ("services.cli.key", "Make an API key."),
+    "usage": ("services.cli.usage", "Sum up what tenants and models have used."),
+    "budgets": ("services.cli.budgets", "Show what keys have left of their budgets."),
+    "audit": ("services.cli.audit", "Show who ordered the mesh to do what."),
+    "completion": ("services.cli.completion", "Have a shell complete commands and options."),
     "serve": ("services.cli.serve", "Run one role of the mesh in this process."),
 }
 
@@ -60,8 +72,17 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    """Version and commit, and that is all."""
+    if is_asked and not context.resilient_parsing:
+        click.echo(f"penstock {release_line()}")
+        context.exit()
+
+
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="penstock")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Which release."
+)
 def penstock() -> None:
     """Penstock: one OpenAI-compatible endpoint in front of many stock vLLM instances.
 

@@ -13,7 +13,7 @@ from mesh.membership import Directory, Member
 from mesh.rpc.client import open_channel, rpc_error
 from mesh.runtime import Transport
 from penstock.v1 import worker_pb2, worker_pb2_grpc
-from services.cli.connection import TCP, call, mesh_directory, mesh_store, run, store_options
+from services.cli.connection import AS_OPERATOR, call, mesh_directory, mesh_store, run, store_options
 from services.cli.proto_json import plain
 
 EXIT_NOT_MOVED = 1
@@ -23,7 +23,7 @@ EXIT_NOT_MOVED = 1
 @click.argument("request_id")
 @click.option("--to", "target", required=True, help="Instance that is to have the request.")
 @click.option("--stop-and-copy", is_flag=True, help="Copy all of it while it stands still, instead of live.")
-@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds after which it is given up.")
+@click.option("--timeout-s", default=60.0, show_default=True, help="Seconds after which it is given up.")
 @store_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -70,14 +70,14 @@ async def move(
     request_id: str,
     request: worker_pb2.MigrateRequest,
     timeout_s: float,
-    transport: Transport = TCP,
+    transport: Transport = AS_OPERATOR,
 ) -> dict[str, Any]:
     """Order `source` to move one of its engine requests as `request` says; returns the answer, with where from and
     where to. Raises RpcError."""
     ordered = worker_pb2.MigrateRequest()
     ordered.CopyFrom(request)
     ordered.request_id = request_id
-    async with open_channel(transport, source.address) as channel:
+    async with open_channel(transport, source.address, source.role) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = await stub.Migrate(ordered, timeout=timeout_s)

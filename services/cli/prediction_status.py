@@ -1,6 +1,7 @@
 """The part of `penstock status` about length prediction."""
 
 import asyncio
+import math
 from typing import Any
 
 from google.protobuf.message import Message
@@ -32,6 +33,7 @@ def prediction_lines(prediction: dict[str, Any]) -> list[str]:
     return [
         *(line for predictor in prediction["predictors"] for line in _predictor_lines(predictor)),
         *_worker_lines(prediction["workers"]),
+        *_loop_lines(prediction["workers"]),
     ]
 
 
@@ -39,9 +41,11 @@ def _predictor_lines(predictor: dict[str, Any]) -> list[str]:
     name = f"predictor {predictor['member_id']}"
     if "error" in predictor:
         return [f"[red]{name}: {escape(predictor['error'])}[/]"]
-    if not predictor["folders"]:
+    if not predictor["folders"] and not predictor["learns"]:
         return [f"{name}: no artefact; workers go on with {predictor['fallback']}"]
-    lines = []
+    lines = [_learnt_line(name, model) for model in predictor["learnt"]]
+    if not predictor["folders"] and not lines:
+        lines.append(f"{name}: learns from requests that end; none has ended yet")
     for folder in predictor["folders"]:
         if folder["artefact"]:
             error = f"{folder['test_mae_tokens']:.1f} tokens of error on held-out requests"
@@ -51,11 +55,32 @@ def _predictor_lines(predictor: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _learnt_line(name: str, model: dict[str, Any]) -> str:
+    states = f"states of width {model['hidden_size']}" if model["hidden_size"] else "no hidden states"
+    said = f"{name}: {escape(model['model'])} learnt from {model['ended_requests']} requests ({states})"
+    errors = (
+        f"{float(model['mae_tokens']):.1f} tokens of error, {float(model['residual_mae_tokens']):.1f} by residual life"
+    )
+    if math.isnan(float(model["mae_tokens"])):
+        return f"{said}, not judged yet"
+    who = "" if model["is_network"] else " (which answers)"
+    said += f", {errors}{who}, {float(model['coverage']):.0%} within the range"
+    return f"[red]{said}; drifted {model['drifts']} times[/]" if model["drifts"] else said
+
+
 def _worker_lines(workers: list[dict[str, Any]]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for worker in workers:
         groups.setdefault(_worker_line(worker), []).append(worker["member_id"])
     return [line.format(names=", ".join(names)) for line, names in groups.items()]
+
+
+def _loop_lines(workers: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"[red]{escape(worker['member_id'])}: {worker['looping_requests']} answers go round in circles[/]"
+        for worker in workers
+        if worker.get("looping_requests")
+    ]
 
 
 def _worker_line(worker: dict[str, Any]) -> str:

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from controlplane.planning.cascade.replica import ReplicaShape
 from controlplane.planning.instance_profile import PROFILES_PREFIX, InstanceProfile
 from mesh.errors import ConfigurationError
-from services.cli.connection import mesh_directory, mesh_store, run, store_options
+from services.cli.connection import given_before, mesh_directory, mesh_store, run, same_mesh, store_options
 from services.cli.finite_range import POSITIVE
 from services.cli.profiling.plan import Configuration, ProfileBounds
 from services.cli.profiling.profile_file import (
@@ -24,9 +24,21 @@ from services.cli.profiling.profile_file import (
     store_profile,
 )
 from services.cli.profiling.run import OnProgress, find_instance, profile_instance
+from services.cli.terminal_table import print_table
+from services.cli.time_columns import time_columns
 
 DEFAULTS = ProfileBounds()
-COLUMNS = ("engine", "model", "device", "GPUs", "step error", "QoE error", "1000 tokens prefill ms", "least decode ms")
+COLUMNS = (
+    "engine",
+    "model",
+    "device",
+    "GPUs",
+    "step error",
+    "QoE error",
+    "1000 tokens prefill ms",
+    "least decode ms",
+    "uneven",
+)
 
 
 @click.group(invoke_without_command=True)
@@ -84,7 +96,7 @@ def command(ctx: click.Context, /, out: Path, fresh: bool, as_json: bool, **opti
 
 @command.command()
 @click.option("--file", "path", type=click.Path(dir_okay=False, path_type=Path), help="Show the profile in this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, callback=given_before, help="Print JSON.")
 @store_options
 def show(path: Path | None, as_json: bool, store: str | None, mesh: str) -> None:
     """Show the profiles of the mesh's state store."""
@@ -112,7 +124,7 @@ async def _stored(store: str | None, mesh: str) -> list[InstanceProfile]:
     async with mesh_store(store, mesh) as opened:
         listing = await opened.range(PROFILES_PREFIX)
     if not listing.entries:
-        raise ConfigurationError("the store has no profile: make one with penstock profile")
+        raise ConfigurationError(f"the store has no profile: make one with penstock profile{same_mesh(store, mesh)}")
     return [decode_profile(entry.value, entry.key) for entry in listing.entries]
 
 
@@ -124,13 +136,13 @@ def _print(profiles: list[InstanceProfile], as_json: bool) -> None:
     table = Table(*COLUMNS)
     for row in profile_rows(profiles):
         table.add_row(*row)
-    Console().print(table)
+    print_table(table)
 
 
 @contextmanager
 def profile_progress(instance_id: str) -> Iterator[OnProgress]:
     """A bar on stderr, fed by `profile_instance`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *time_columns())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(instance_id, total=None)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from services.cli.terminal_table import print_table
 from simulator.report.plot import require_matplotlib
 from simulator.report.report import Report
 from simulator.report.table import report_table
@@ -32,10 +32,10 @@ def output_options(command: Command) -> Command:
     )(command)
 
 
-def check_outputs(json_path: str | None, plot_path: Path | None) -> None:
+def check_outputs(json_path: str | None, plot_path: Path | None, console_path: Path | None = None) -> None:
     """Before a long run, not after it."""
     paths = [Path(json_path)] if json_path not in (None, STDOUT) else []
-    for path in (*paths, *([plot_path] if plot_path else [])):
+    for path in (*paths, *(each for each in (plot_path, console_path) if each)):
         check_writable(path)
     if plot_path:
         require_matplotlib()
@@ -62,7 +62,7 @@ def write_reports(
         return
     if json_path is not None:
         Path(json_path).write_bytes(document)
-    Console().print(report_table(reports, more=more))
+    print_table(report_table(reports, more=more))
 
 
 def print_notices(lines: Iterable[str]) -> None:

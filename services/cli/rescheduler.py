@@ -6,12 +6,20 @@ from typing import Any
 import click
 
 from controlplane.model.duties import RESCHEDULER
+from controlplane.policies.rescheduling.problem import Idle
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.cli.connection import answering_member, call, mesh_directory, mesh_store, run, store_options
 from services.cli.policy import parameters_of
 from services.cli.proto_json import plain
 
 SHOWN_ORDERS = 8
+IDLE = {
+    Idle.BALANCED: "no instance carries so much more than the mean",
+    Idle.NO_TARGET: "no instance that carries less may be given a request",
+    Idle.NOT_WORTH_IT: "no request runs for long enough, or relieves the others enough, to pay for its move",
+    Idle.NO_ROOM: "nobody has room for such a request to its end, or its frontend cannot reach them, or it was there",
+    Idle.NO_GAIN: "every move would make the loads more uneven",
+}
 
 
 @click.command()
@@ -21,7 +29,7 @@ SHOWN_ORDERS = 8
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(mode: str | None, settings: tuple[str, ...], store: str | None, mesh: str, as_json: bool) -> None:
     """Show what moves running requests between instances, or switch it to MODE: off, current (by the load of the
-    moment) or predicted (by predicted remaining lengths too).
+    moment), predicted (by predicted remaining lengths too) or trajectories (by the time that a move saves everybody).
 
     Parameters that are not --set have their defaults.
     """
@@ -59,6 +67,8 @@ def lines(status: dict[str, Any]) -> list[str]:
             f"{balance['model']}: {balance['instances']} instances, {balance['mean_tokens']:.0f} tokens each, standard "
             f"deviation {spread:.0f}"
         )
+        if balance["idle"]:
+            text.append(f"  nothing was moved in the last interval: {IDLE[Idle(balance['idle'])]}")
         text += [f"  excluded: {instance_id} {why}" for instance_id, why in sorted(balance["excluded"].items())]
     return text + [order_line(order) for order in status["orders"][:SHOWN_ORDERS]]
 

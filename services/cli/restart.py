@@ -36,8 +36,7 @@ class RestartReport(msgspec.Struct, frozen=True):
     "is cut at once, for its requests wait in any case.",
 )
 @click.option(
-    "--timeout",
-    "timeout_s",
+    "--timeout-s",
     type=POSITIVE,
     default=300.0,
     show_default=True,

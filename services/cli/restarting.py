@@ -11,10 +11,10 @@ from mesh.errors import DeadlineExceeded, RpcError
 from mesh.membership import Directory, Member
 from mesh.runtime import Transport
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc, member_pb2, member_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from services.cli.connection import TCP, call
+from services.cli.connection import AS_OPERATOR, call
 
 POLL_S = 0.1
-ROLLING_ORDER = ("planner", "cascade", "predictor", "monitor", "scheduler", "worker", "frontend")
+ROLLING_ORDER = ("operator", "planner", "cascade", "predictor", "monitor", "scheduler", "worker", "gateway", "frontend")
 """What requests pass through comes last, so that a release that cannot start is found before it costs capacity."""
 LONE_DRAIN_S = 0.0
 """For the only worker of a model: its requests can go nowhere else, and while they finish nobody takes new ones. Cut at
@@ -50,7 +50,7 @@ async def restart(
     member: Member,
     timeouts: RestartTimeouts,
     say: Callable[[str], None],
-    transport: Transport = TCP,
+    transport: Transport = AS_OPERATOR,
 ) -> Restarted:
     """Drain `member`, have it end, and return once its next incarnation serves and nothing is missing in the mesh that
     was there before.
@@ -97,16 +97,20 @@ async def restart_in_turn(
     members: Sequence[Member],
     timeouts: RestartTimeouts,
     say: Callable[[str], None],
-    transport: Transport = TCP,
+    transport: Transport = AS_OPERATOR,
 ) -> list[Restarted]:
     """One after another; who has left the mesh before its turn is passed over. The first that fails ends it, because
     going on would take down the rest as well."""
     done: list[Restarted] = []
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
     for number, member in enumerate(members, 1):
         if member not in directory.members(member.role):
             say(f"{number}/{len(members)}: {member.role} {member.member_id} has left meanwhile; passed over")
             continue
-        say(f"{number}/{len(members)}: {member.role} {member.member_id}")
+        left_s = (clock() - began_s) / len(done) * (len(members) - number + 1) if done else 0.0
+        still = f"; all of it still takes about {left_s:.0f} s" if done else ""
+        say(f"{number}/{len(members)}: {member.role} {member.member_id}{still}")
         done.append(await restart(directory, member, timeouts, say, transport))
     return done
 
@@ -125,7 +129,7 @@ def is_lone_worker(member: Member, workers: Collection[Member]) -> bool:
     )
 
 
-async def missing(directory: Directory, transport: Transport = TCP) -> frozenset[str]:
+async def missing(directory: Directory, transport: Transport = AS_OPERATOR) -> frozenset[str]:
     """What keeps members from being used, each a sentence: who does not serve, which scheduler does not place on which
     worker, which frontend is not connected to which worker or does without its scheduler."""
     everyone = [member for role in (*ROLLING_ORDER,) for member in directory.members(role)]

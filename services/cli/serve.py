@@ -10,18 +10,20 @@ import click
 import uvloop
 
 from mesh.role import Role, RoleSettings, run_role
-from mesh.run_file import find_store_url
-from services.cli.connection import mesh_name
+from mesh.run_file import find_mesh
+from services.cli.connection import DEFAULT_MESH, mesh_name
 from services.cli.settings_options import settings_from, settings_options
 
 # Role: its class and its settings. A role's module is imported only when it is served.
 ROLES = {
     "frontend": ("services.frontend.role:FrontendRole", "services.frontend.settings:FrontendSettings"),
+    "gateway": ("services.frontend.gateway.role:GatewayRole", "services.frontend.gateway.settings:GatewaySettings"),
     "scheduler": ("controlplane.scheduler.role:SchedulerRole", "controlplane.scheduler.settings:SchedulerSettings"),
     "monitor": ("controlplane.monitor.role:MonitorRole", "controlplane.monitor.settings:MonitorSettings"),
     "predictor": ("services.predictor.role:PredictorRole", "services.predictor.settings:PredictorSettings"),
     "cascade": ("services.cascade.role:CascadeRole", "services.cascade.settings:CascadeSettings"),
     "planner": ("controlplane.planner.role:PlannerRole", "controlplane.planner.settings:PlannerSettings"),
+    "operator": ("services.operator.role:OperatorRole", "services.operator.settings:OperatorSettings"),
     "worker": ("engine_worker.role:WorkerRole", "engine_worker.settings:WorkerSettings"),
 }
 
@@ -57,8 +59,8 @@ def parse_settings(role: str, arguments: Sequence[str]) -> tuple[RoleSettings, A
 
 
 def _settings(role: str, options: Mapping[str, Any]) -> tuple[RoleSettings, Any]:
-    store_url = find_store_url(options["store"], options["mesh"])
-    common = settings_from(RoleSettings, {**options, "store_url": store_url})
+    found = find_mesh(options["store"], options["mesh"], options["identity"])
+    common = settings_from(RoleSettings, {**options, "store_url": found.store_url, "identity": found.identity})
     return common, settings_from(_load(ROLES[role][1]), options)
 
 
@@ -74,7 +76,7 @@ def _role_command(name: str) -> click.Command:
     @click.command(name, context_settings={"auto_envvar_prefix": f"PENSTOCK_SERVE_{name.upper()}"})
     @click.option("--store", help="State store; default: PENSTOCK_STORE, then the mesh running on this machine.")
     @click.option(
-        "--mesh", callback=mesh_name, default="default", show_default=True, help="Name of the mesh on this machine."
+        "--mesh", callback=mesh_name, default=DEFAULT_MESH, show_default=True, help="Name of the mesh on this machine."
     )
     @settings_options(RoleSettings, hide=frozenset({"store_url"}))
     @settings_options(settings_class)

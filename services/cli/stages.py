@@ -16,7 +16,7 @@ from services.cli.finite_range import FiniteRange
 from services.cli.proto_json import plain
 
 SHOWN_MOVES = 8
-METHODS = ("exact", "heuristic", "chain", "single")
+METHODS = ("exact", "prefill", "heuristic", "chain", "single")
 REFINEMENTS = ("quality", "quantity", "memory", "frozen")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,28 +15,55 @@ from mesh.leadership import leaders
 from mesh.leadership_state import LeaderRecord
 from mesh.membership import MEMBERS_PREFIX, Directory, Member
 from mesh.store.interface import StateStore
-from penstock.v1 import frontend_pb2, frontend_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from penstock.v1 import (
+    frontend_pb2,
+    frontend_pb2_grpc,
+    gateway_pb2,
+    gateway_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from services.cli.autoscale.shown import gather_autoscale
 from services.cli.connection import answering_member, call, mesh_directory, mesh_store, run, store_options
+from services.cli.finite_range import FiniteRange
+from services.cli.lora import gather_adapters
 from services.cli.planning.deployments import deployment_status, read_deployments
+from services.cli.planning.promises import gather_promises
 from services.cli.prediction_status import gather_prediction
 from services.cli.proto_json import plain
+from services.cli.rank_status import gather_ranks
 from services.cli.stages import gather_stages
 
-ROLE_ORDER = ("frontend", "cascade", "predictor", "scheduler", "monitor", "planner", "worker")
+ROLE_ORDER = ("frontend", "gateway", "cascade", "predictor", "scheduler", "monitor", "planner", "operator", "worker")
 
 
 @click.command()
+@click.option("--watch", "watch_s", type=FiniteRange(0.2, 3600), metavar="SECONDS", is_flag=False, flag_value=2.0,
+              help="Show it again and again, every 2 seconds unless told otherwise, until Ctrl-C.")  # fmt: skip
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(store: str | None, mesh: str, as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line each time.")
+def command(watch_s: float | None, store: str | None, mesh: str, as_json: bool) -> None:
     """Show roles, instances, load, policy and leases of a running mesh."""
-    status = run(gather_status(store, mesh))
-    if as_json:
-        click.echo(json.dumps(status, indent=2))
-        return
     from services.cli.status_tables import print_status
 
-    print_status(status)
+    def show(status: dict[str, Any]) -> None:
+        if not as_json:
+            print_status(status, clears=watch_s is not None)
+        else:
+            click.echo(json.dumps(status, indent=2 if watch_s is None else None))
+
+    try:
+        run(_show(store, mesh, watch_s, show))
+    except KeyboardInterrupt:
+        return  # how one leaves a watch
+
+
+async def _show(store: str | None, mesh: str, watch_s: float | None, show: Callable[[dict[str, Any]], None]) -> None:
+    """Once, or every `watch_s` seconds."""
+    show(await gather_status(store, mesh))
+    while watch_s is not None:
+        await asyncio.sleep(watch_s)
+        show(await gather_status(store, mesh))
 
 
 async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
@@ -52,20 +80,29 @@ async def gather_status(store: str | None, mesh: str) -> dict[str, Any]:
             asyncio.gather(*(_frontend(member) for member in directory.members("frontend"))),
             gather_prediction(directory),
         )
+        ranks = await gather_ranks(directory)
         schedulers = await asyncio.gather(*(_scheduler(member) for member in directory.members("scheduler")))
+        gateways = await asyncio.gather(*(_gateway(member) for member in directory.members("gateway")))
         stages = await gather_stages(directory, opened)
         deployments = await read_deployments(opened)
+        adapters = await gather_adapters(directory, opened, snapshot)
+        promises = await gather_promises(directory, opened)
+        autoscale = await gather_autoscale(directory, opened)
         return {
             "roles": roles,
-            "instances": _instances(directory, snapshot),
+            "instances": _instances(directory, snapshot, ranks),
             "policy": policy,
             "rescheduler": rescheduler,
             "schedulers": schedulers,
             "leaders": {duty: _leader(record) for duty, record in sorted(leading.items())},
             "frontends": frontends,
+            "gateways": gateways,
             "prediction": prediction,
             "stages": stages,
+            "adapters": adapters,
             "deployments": [deployment_status(record) for record in deployments],
+            "promises": promises,
+            "autoscale": autoscale,
             "synced": snapshot.get("synced", False),
         }
 
@@ -134,17 +171,33 @@ async def _frontend(member: Member) -> dict[str, Any]:
     try:
         request = frontend_pb2.GetFrontendStatusRequest()
         reply = await call(member, frontend_pb2_grpc.FrontendStub, "GetStatus", request)
-        return {"member_id": member.member_id, **plain(reply)}
+        scheme = "https" if member.attributes.get("tls") else "http"
+        return {"member_id": member.member_id, "http_scheme": scheme, **plain(reply)}
     except RpcError as error:
         return {"member_id": member.member_id, "error": str(error)}
 
 
-def _instances(directory: Directory, snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+async def _gateway(member: Member) -> dict[str, Any]:
+    try:
+        request = gateway_pb2.GetGatewayStatusRequest()
+        reply = await call(member, gateway_pb2_grpc.GatewayStub, "GetStatus", request)
+        return {"member_id": member.member_id, "address": member.address, **plain(reply)}
+    except RpcError as error:
+        return {"member_id": member.member_id, "error": str(error)}
+
+
+_FACTS = ("engine", "model", "phase", "tensor_parallel", "pipeline_parallel", "data_parallel")
+
+
+def _instances(
+    directory: Directory, snapshot: dict[str, Any], ranks: dict[str, list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
     """The scheduler's view of each worker; one it does not know is listed as such."""
     seen = {instance["instance_id"]: instance for instance in snapshot.get("instances", [])}
     rows: list[dict[str, Any]] = []
     for member in directory.members("worker"):
         row = seen.pop(member.member_id, {"instance_id": member.member_id, "state": "not in the snapshot"})
-        facts = {name: member.attributes.get(name, "") for name in ("engine", "model", "phase")}
-        rows.append({**row, **facts})
+        facts = {name: member.attributes.get(name, "") for name in _FACTS}
+        told = {"ranks": ranks[member.member_id]} if member.member_id in ranks else {}
+        rows.append({**row, **facts, **told})
     return rows + list(seen.values())

@@ -32,12 +32,12 @@ class Span(click.ParamType[tuple[float, float]]):
         return span
 
 
+_TRACE_HELP = "Azure CSV, Mooncake, ServeGen or agentic JSONL, or a list of lengths (also .gz), or 'synthetic'."
+_TRACE = click.option("--trace", required=True, help=_TRACE_HELP)
+_OPTIONAL_TRACE = click.option(
+    "--trace", help=f"{_TRACE_HELP} Default: synthetic conversations, at a rate where placement matters."
+)
 _OPTIONS = (
-    click.option(
-        "--trace",
-        required=True,
-        help="Azure CSV, Mooncake, ServeGen or agentic JSONL, or a list of lengths (also .gz), or 'synthetic'.",
-    ),
     click.option(
         "--part", default="", help="Which part of a list of lengths, by a piece of its name; default: the first."
     ),
@@ -79,7 +79,16 @@ _OPTIONS = (
 
 def trace_options(command: Command) -> Command:
     """Add the options that choose and reshape a trace to a command."""
-    for option in reversed(_OPTIONS):
+    return _with(_TRACE, command)
+
+
+def optional_trace_options(command: Command) -> Command:
+    """The same where the trace may be left out; it is then None."""
+    return _with(_OPTIONAL_TRACE, command)
+
+
+def _with(trace_option: Callable[[Command], Command], command: Command) -> Command:
+    for option in reversed((trace_option, *_OPTIONS)):
         command = option(command)
     return command
 

@@ -16,6 +16,7 @@ from services.cli.connection import store_options
 from services.cli.finite_range import POSITIVE
 from services.cli.profiling.plan import ProfileBounds
 from services.cli.report_output import STDOUT, check_outputs
+from services.cli.terminal_table import print_table
 from services.cli.trace_options import Span, no_requests
 from services.cli.validation.bounds import is_kept, limit_of
 from services.cli.validation.live import LiveMesh, LivePlan, live_cases
@@ -23,7 +24,7 @@ from services.cli.validation.temporary_mesh import temporary_mesh
 from simulator.profiles.folder import ProfileFolder
 from simulator.traces.source import TraceRecipe, open_trace
 from simulator.validation.case import Case
-from simulator.validation.engine_runs import RUNS, engine_run_cases
+from simulator.validation.engine_runs import engine_run_cases, engine_runs
 from simulator.validation.single_steps import single_step_cases
 from simulator.validation.throughput import METRIC as THROUGHPUT_METRIC
 from simulator.validation.throughput import summary, throughput_case, throughput_rows
@@ -58,6 +59,17 @@ EXIT_TOO_FAR = 1
 
 _COUNT = click.IntRange(min=1)
 SUITES = ("vllm", "tensorrt-llm", "splitwise")
+
+
+def _kv_tokens(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    """MODEL=TOKENS of all --kv-tokens."""
+    told: dict[str, int] = {}
+    for value in values:
+        name, _, tokens = value.rpartition("=")
+        if not name or not tokens.isdecimal() or int(tokens) < 1:
+            raise click.BadParameter(f"{value!r} is not MODEL=TOKENS or MODEL/DEVICE=TOKENS")
+        told[name] = int(tokens)
+    return told
 
 
 @click.command()
@@ -96,6 +108,14 @@ SUITES = ("vllm", "tensorrt-llm", "splitwise")
 )
 @store_options
 @click.option("--suite", "suites", multiple=True, type=click.Choice(SUITES), help="Only these; default: all.")
+@click.option(
+    "--kv-tokens",
+    multiple=True,
+    metavar="MODEL[/DEVICE]=TOKENS",
+    callback=_kv_tokens,
+    help="What vLLM logged as its GPU KV cache size, for a run of --data that does not say; without, the size is "
+    "estimated from the card's memory. Repeatable.",
+)
 @click.option("--every-row", is_flag=True, help="Show every row of the throughput table, not only the median.")
 @click.option(
     "--json",
@@ -111,6 +131,7 @@ def command(
     /,
     data: Path | None,
     suites: tuple[str, ...],
+    kv_tokens: dict[str, int],
     every_row: bool,
     json_path: str | None,
     **options: Any,
@@ -124,22 +145,22 @@ def command(
     if data is None and options["url"] is None and options["engine"] is None:
         raise click.UsageError("--data, --live or --engine says what to compare with")
     check_outputs(json_path, None)
-    cases = _published_cases(ProfileFolder(data), suites or SUITES) if data is not None else []
+    cases = _published_cases(ProfileFolder(data), suites or SUITES, kv_tokens) if data is not None else []
     cases += _live_cases(options)
     if json_path == STDOUT:
         click.echo(encode_cases(cases), nl=False)
     else:
         if json_path is not None:
             Path(json_path).write_bytes(encode_cases(cases))
-        Console().print(case_table(cases, every_row=every_row))
+        print_table(case_table(cases, every_row=every_row))
     ctx.exit(0 if all(map(is_kept, cases)) else EXIT_TOO_FAR)
 
 
-def _published_cases(folder: ProfileFolder, suites: tuple[str, ...]) -> list[Case]:
+def _published_cases(folder: ProfileFolder, suites: tuple[str, ...], kv_tokens: dict[str, int]) -> list[Case]:
     console = Console(stderr=True)
     cases: list[Case] = []
     if "vllm" in suites:
-        for run in track(RUNS, "vLLM runs", console=console):
+        for run in track(engine_runs(folder, kv_tokens), "vLLM runs", console=console):
             cases += engine_run_cases(folder, run)
     if "tensorrt-llm" in suites:
         rows = [throughput_case(row) for row in track(throughput_rows(folder), "TensorRT-LLM rows", console=console)]

@@ -5,6 +5,10 @@ Any part of the frontend may raise them; `http.errors` writes them as OpenAI's c
 400  bad_request           the request can never be served as it is; `param` names the culprit
      context_too_long      prompt and answer do not fit the model
 401  invalid_api_key
+     expired_api_key
+     invalid_token         a JWT that is none of the issuer's, or not for us
+403  not_an_operator       the key may ask for answers only
+     lacks_scope           the token may not ask for anything here
 404  model_not_found
      stream_not_found      there is nothing to resume
 408  body_timeout          the client takes too long to send its request
@@ -48,11 +52,15 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def context_too_long(prompt_tokens: int, max_tokens: int, limit_tokens: int, param: str) -> ApiError:
-    """400: prompt and answer do not fit the model's context."""
+def context_too_long(
+    prompt_tokens: int, max_tokens: int, limit_tokens: int, param: str, *, is_least: bool = False
+) -> ApiError:
+    """400: prompt and answer do not fit the model's context. `is_least`: the prompt has so many tokens or more."""
+    at_least = "at least " if is_least else ""
     return bad_request(
-        f"This model's maximum context length is {limit_tokens} tokens. However, your request has {prompt_tokens} "
-        f"tokens in the prompt and asks for at least {max_tokens} in the answer. Please shorten either.",
+        f"This model's maximum context length is {limit_tokens} tokens. However, your request has {at_least}"
+        f"{prompt_tokens} tokens in the prompt and asks for at least {max_tokens} in the answer. Please shorten "
+        "either.",
         param,
         "context_length_exceeded",
     )
@@ -83,6 +91,47 @@ def invalid_api_key() -> ApiError:
     return ApiError(
         401,
         "Incorrect API key provided. Pass a known key as `Authorization: Bearer KEY`.",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def not_an_operator(key_name: str) -> ApiError:
+    """403: the key is good, but not for this."""
+    return ApiError(
+        403,
+        f"The key of {key_name} may not do this; it takes an operator's (`penstock key NAME --operator`).",
+        "permission_error",
+        code="not_an_operator",
+    )
+
+
+def invalid_token(reason: str) -> ApiError:
+    """401: a JWT that opens nothing. `reason`: what is wrong with it."""
+    return ApiError(
+        401,
+        f"This bearer token is not accepted: {reason}.",
+        code="invalid_api_key",
+        headers={"www-authenticate": 'Bearer error="invalid_token"'},
+    )
+
+
+def lacks_scope(scope: str) -> ApiError:
+    """403: the token is good, but not for this endpoint."""
+    return ApiError(
+        403,
+        f"This bearer token lacks the scope `{scope}`; ask your issuer for one with it.",
+        "permission_error",
+        code="insufficient_scope",
+        headers={"www-authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'},
+    )
+
+
+def expired_api_key(last_day: str) -> ApiError:
+    """401: the key was good once."""
+    return ApiError(
+        401,
+        f"This API key has expired: its last day was {last_day}. Ask your operator for another one.",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )

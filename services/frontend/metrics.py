@@ -1,5 +1,7 @@
 """Every metric of the frontend, by name, with its help text and labels."""
 
+from typing import Protocol
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mesh.vllm_metrics import VllmNames
@@ -50,6 +52,16 @@ class CascadeMetrics:
         self.broken_off = counter(
             "broken_off", "Answers that failed after their client had begun to get them", "cascade", "tier"
         )
+        self.speculations = counter(
+            "speculations",
+            "Answers that were begun ahead, by their tier: used, abandoned or failed",
+            "cascade",
+            "tier",
+            "outcome",
+        )
+        self.speculated_tokens_wasted = counter(
+            "speculated_tokens_wasted", "Tokens generated ahead for answers that were abandoned", "cascade", "tier"
+        )
         self.unjudged = counter("unjudged", "Answers of tiers that nobody could judge", "cascade")
         self.untold = counter(
             "untold", "Requests missing from the samples of the workload: no cascade router took them", "cascade"
@@ -58,6 +70,18 @@ class CascadeMetrics:
         self.tier_seconds = histogram(
             "tier_seconds", "From a tier's being asked to the end of its whole answer", _TIER_BUCKETS_S
         )
+
+
+class PlacementMetrics(Protocol):
+    """What whoever places requests counts, under the name of its role."""
+
+    fallback_placements: Counter
+    fallback_in_force: Gauge
+    hedged_placements: Counter
+    scheduler_misses: Counter
+    scheduler_usable: Gauge
+    waiting: Gauge
+    refused_waits: Counter
 
 
 class FrontendMetrics:
@@ -90,13 +114,36 @@ class FrontendMetrics:
         self.worker_losses = counter("worker_losses", "Requests that were lost with their worker", "reason")
         self.recoveries = counter("recoveries", "Requests placed again after the loss of their owner", "reason")
         self.failed_recoveries = counter("failed_recoveries", "Requests that could not be placed again", "reason")
+        self.bounces = counter(
+            "bounces", "Requests that came back because more waited at their worker than was believed"
+        )
         self.hung_workers = counter("hung_workers", "Workers found to hang", "hang")
         self.dead_workers = counter("dead_workers", "Workers whose connection ended while they had requests")
         self.slow_clients = counter("slow_clients", "Requests aborted because the client did not read")
         self.disconnects = counter("disconnects", "Requests aborted because the client went away")
+        self.lost_usage_records = counter(
+            "lost_usage_records", "Requests whose usage could not be written (--usage-folder)"
+        )
+        self.budget_refusals = counter(
+            "budget_refusals", "Requests refused because their key's budget is used up", "period"
+        )
+        self.unwritten_budgets = gauge(
+            "unwritten_budgets", "Keys whose tokens the state store has not counted against their budgets yet"
+        )
+        self.connections = gauge("connections", "Clients that are connected")
+        self.closed_connections = counter(
+            "closed_connections", "Connections closed or refused because of what they hold or send", "reason"
+        )
+        self.media_bytes = gauge("media_bytes", "Images, recordings and films that running requests hold")
+        self.media_failures = counter("media_failures", "Requests whose images and the like could not be fetched")
         self.running = gauge("running_requests", "Requests being served")
         self.queued = gauge("queued_requests", "Requests waiting for admission")
         self.resumed_streams = counter("resumed_streams", "Streams that a client came back for")
+        self.uncopied_responses = counter(
+            "uncopied_responses", "Responses (/v1/responses) that no other frontend has a copy of, though there is one"
+        )
+        self.parser_losses = counter("parser_losses", "Times that the process that reads other formats was lost")
+        self.parser_replays = counter("parser_replays", "Answers read anew because their parser process was lost")
         self.waiting = gauge("waiting_requests", "New requests that wait for an instance")
         self.refused_waits = counter("refused_waits", "New requests refused because too many wait for an instance")
         self.fallback_in_force = gauge("fallback_in_force", "1 while requests are placed without the scheduler")

@@ -1,7 +1,11 @@
 """The frontend's gRPC service, for operators."""
 
 from collections.abc import Callable
+from typing import Any
 
+import grpc
+
+from mesh.errors import PeerUnavailable
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc
 from services.frontend.placement.scheduler_link import SchedulerLink
 from services.frontend.requests.service import FrontendService, RunningRequest
@@ -28,9 +32,57 @@ class FrontendServicer(frontend_pb2_grpc.FrontendServicer):
             workers=[_connection(link) for link in service.pool.links()],
             models=[model.name for model in service.catalogue.served()],
             placement_fallback=service.placement.fallback,
-            schedulers=[_scheduler(link) for link in service.placement.links()],
+            schedulers=[scheduler_connection(link) for link in service.placement.links()],
             waiting_requests=len(service.room),
+            parser_process=service.parser_process.state,
+            demand=[
+                frontend_pb2.ModelDemand(model=model, arrivals_total=arrivals, waiting=waiting)
+                for model, arrivals, waiting in service.room.demand()
+            ],
         )
+
+    async def KeepResponse(
+        self, request: frontend_pb2.KeepResponseRequest, context: Any
+    ) -> frontend_pb2.KeepResponseResponse:
+        """Keep another frontend's copy."""
+        try:
+            self._service.responses.keep_copy(request.response)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no response: {error}")
+        return frontend_pb2.KeepResponseResponse()
+
+    async def FindResponse(
+        self, request: frontend_pb2.FindResponseRequest, context: object
+    ) -> frontend_pb2.FindResponseResponse:
+        """What is kept here."""
+        found = self._service.responses.store.find(request.response_id, request.owner)
+        message = None if found is None else found.to_message(request.response_id)
+        return frontend_pb2.FindResponseResponse(response=message)
+
+    async def DropResponse(
+        self, request: frontend_pb2.DropResponseRequest, context: object
+    ) -> frontend_pb2.DropResponseResponse:
+        """Forget it."""
+        was_there = self._service.responses.store.drop(request.response_id, request.owner)
+        return frontend_pb2.DropResponseResponse(was_there=was_there)
+
+    async def ShareUse(self, request: frontend_pb2.ShareUseRequest, context: Any) -> frontend_pb2.ShareUseResponse:
+        """What another frontend has let in."""
+        try:
+            self._service.shared_limits.heard(request, self._service.clock())
+        except PeerUnavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return frontend_pb2.ShareUseResponse()
+
+    async def ListEnded(
+        self, request: frontend_pb2.ListEndedRequest, context: object
+    ) -> frontend_pb2.ListEndedResponse:
+        """The last requests that ended, or one of them."""
+        ended = self._service.ended
+        found = ended.since(request.after, request.limit, request.request_id)
+        return frontend_pb2.ListEndedResponse(requests=found, last=ended.last)
 
     async def ListRequests(
         self, request: frontend_pb2.ListFrontendRequestsRequest, context: object
@@ -49,10 +101,12 @@ def _connection(link: WorkerLink) -> frontend_pb2.WorkerConnection:
         address=link.member.address,
         connected=link.is_connected,
         requests=link.requests,
+        transport=link.transport_name,
     )
 
 
-def _scheduler(link: SchedulerLink) -> frontend_pb2.SchedulerConnection:
+def scheduler_connection(link: SchedulerLink) -> frontend_pb2.SchedulerConnection:
+    """A scheduler as its users tell of it."""
     return frontend_pb2.SchedulerConnection(
         member_id=link.member.member_id,
         incarnation_id=link.member.incarnation_id,
@@ -60,6 +114,7 @@ def _scheduler(link: SchedulerLink) -> frontend_pb2.SchedulerConnection:
         connected=link.is_open,
         breaker=link.breaker.state.value,
         outstanding=link.outstanding,
+        transport=link.transport_name,
     )
 
 
@@ -74,6 +129,7 @@ def _requests(request: RunningRequest, now_s: float) -> list[frontend_pb2.Fronte
             prompt_tokens=len(relay.prompt_token_ids),
             generated_tokens=len(relay.emitted_token_ids),
             age_ms=age_ms,
+            owner=request.tenant.name,
         )
         for relay in request.relays
     ]

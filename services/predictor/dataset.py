@@ -41,7 +41,7 @@ class CollectedRequest:
     """A finished request with its sampled hidden states."""
 
     prompt_token_ids: tuple[int, ...]
-    output_tokens: int
+    output_token_ids: tuple[int, ...]
     was_cut: bool
     """It ended at the limit of its length, not by itself."""
     generated_tokens: tuple[int, ...]
@@ -61,6 +61,15 @@ class Dataset:
     cut_requests: frozenset[int]
     """Numbers of those that ended at the limit of their length, not by themselves."""
     mean_output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRequests:
+    """All samples in the order of their requests, with the answers."""
+
+    samples: LengthSamples
+    output_token_ids: list[list[int]]
+    """Of each request that has samples, in order."""
 
 
 class DatasetFolder:
@@ -128,6 +137,22 @@ class DatasetFolder:
         splits = {name: joined(parts) for name, parts in by_split.items()}
         return Dataset(description, splits, prompts, requests, frozenset(cut), float(np.mean(outputs)))
 
+    def answered(self) -> AnsweredRequests:
+        """Everything, with the answers. Raises `ConfigurationError` for a folder without samples, or of a version that
+        did not keep answers."""
+        parts, answers, first = list[LengthSamples](), list[list[int]](), 0
+        for part in self._parts():
+            columns = _read(part)
+            if "output_token_ids" not in columns:
+                raise ConfigurationError(f"{part} holds no answers: delete it and collect again")
+            parts.append(_samples(columns, first))
+            ends = np.cumsum(columns["output_tokens"])
+            answers += [answer.tolist() for answer in np.split(columns["output_token_ids"], ends[:-1])]
+            first += len(ends)
+        if not parts:
+            raise ConfigurationError(f"{self.path} has no samples: collect some (penstock predictor collect)")
+        return AnsweredRequests(joined(parts), answers)
+
     def _parts(self) -> list[Path]:
         return sorted(self.path.glob(PART_FILES))
 
@@ -140,7 +165,8 @@ def _columns(requests: list[CollectedRequest]) -> dict[str, NDArray[np.generic]]
         "requests": np.repeat(np.arange(len(requests), dtype=np.int32), samples),
         "prompt_token_ids": np.concatenate([np.array(request.prompt_token_ids, np.int32) for request in requests]),
         "prompt_lengths": np.array([len(request.prompt_token_ids) for request in requests], np.int32),
-        "output_tokens": np.array([request.output_tokens for request in requests], np.int32),
+        "output_tokens": np.array([len(request.output_token_ids) for request in requests], np.int32),
+        "output_token_ids": np.concatenate([np.array(request.output_token_ids, np.int32) for request in requests]),
         "was_cut": np.array([request.was_cut for request in requests], np.uint8),
     }
 

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.predictor.artefact_registry import ArtefactRegistry
+from services.predictor.learnt_models import LearntModels
 
 _SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -56,3 +57,33 @@ class ArtefactCollector(Collector):
         yield from (in_force, error, refused)
         yield CounterMetricFamily("penstock_predictor_swaps", "Artefacts taken up", self._artefacts.swaps_total)
         yield CounterMetricFamily("penstock_predictor_refusals", "Artefacts refused", self._artefacts.refusals_total)
+
+
+class LearntCollector(Collector):
+    """What is learnt of each model's lengths, read at each scrape."""
+
+    def __init__(self, learnt: LearntModels, registry: CollectorRegistry) -> None:
+        self._learnt = learnt
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = (
+            ("ended_requests", "Requests that were learnt from", "ended_requests"),
+            ("is_network", "1 where the network answers, 0 while the residual life does", "is_learnt"),
+            ("mae_tokens", "Mean absolute error of the network on the latest requests", "mae_tokens"),
+            ("residual_mae_tokens", "The same of the residual life", "residual_mae_tokens"),
+            ("coverage", "Share of the latest lengths within the range that was said", "coverage"),
+            ("steps_due", "Steps of learning that wait for CPU time", "steps_due"),
+        )
+        standings = self._learnt.standings()
+        for name, text, field in gauges:
+            gauge = GaugeMetricFamily(f"penstock_predictor_learnt_{name}", text, labels=("model", "hidden_size"))
+            for model, standing in standings.items():
+                gauge.add_metric((model.model, str(model.hidden_size)), float(getattr(standing, field)))
+            yield gauge
+        yield CounterMetricFamily(
+            "penstock_predictor_length_drifts", "Times that ranges suddenly missed", self._learnt.drifts_total
+        )

@@ -9,6 +9,7 @@ from services.predictor.training_log import LoggedEpoch
 
 _DPI: Final = 110
 _LONG: Final = "long:"
+_DASHES: Final = ("--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
 def draw_loss(path: Path, epochs: Sequence[LoggedEpoch], title: str) -> None:
@@ -16,7 +17,7 @@ def draw_loss(path: Path, epochs: Sequence[LoggedEpoch], title: str) -> None:
     axes, save = _axes(1)
     numbers = [epoch.number for epoch in epochs]
     axes[0].plot(numbers, [epoch.train_mae_tokens for epoch in epochs], label="training")
-    axes[0].plot(numbers, [epoch.validation_mae_tokens for epoch in epochs], label="validation")
+    axes[0].plot(numbers, [epoch.validation_mae_tokens for epoch in epochs], label="validation", linestyle="--")
     best = min(epochs, key=lambda epoch: epoch.validation_mae_tokens)
     axes[0].axvline(best.number, color="grey", linewidth=1, linestyle=":", label=f"kept: epoch {best.number}")
     axes[0].set(xlabel="epoch", ylabel="mean absolute error (tokens)", title=title)
@@ -46,10 +47,11 @@ def draw_errors(path: Path, report: EvaluationReport) -> None:
 
 
 def _draw_curves(axis: Any, curves: Mapping[str, Sequence[CurvePoint]]) -> None:
-    for name, points in curves.items():
+    for number, (name, points) in enumerate(curves.items()):
         middle = [(point.from_generated_tokens + point.to_generated_tokens) / 2 for point in points]
         is_own = name == "predictor"
-        style = {"linewidth": 2.5, "color": "black"} if is_own else {"linewidth": 1.2}
+        dashes = _DASHES[number % len(_DASHES)]
+        style = {"linewidth": 2.5, "color": "black"} if is_own else {"linewidth": 1.2, "linestyle": dashes}
         axis.plot(middle, [point.mae_tokens for point in points], label=name, **style)
 
 

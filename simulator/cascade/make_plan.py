@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from controlplane.model.cascade_goal import CascadeGoal, judgement_s
-from controlplane.planning.cascade.bilevel import PlanRequest, plan
+from controlplane.model.cascade_goal import CascadeGoal, judgement_s, quality_refusal
+from controlplane.planning.cascade.bilevel import PlanRequest
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan
-from controlplane.planning.cascade.workload import read_workload
+from controlplane.planning.cascade.promise import plan_as_asked
+from controlplane.planning.cascade.workload import read_window, sample_of_window
 from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError
 from simulator.cascade.curves import SimulatedCurves, StoredCurve
@@ -62,7 +63,10 @@ def make_plan(
 
     Raises `PlanInfeasible`, and `ConfigurationError` or `TraceError` for a goal or a workload that make no sense.
     """
-    models, sample = read_workload(workload)
+    window = read_window(workload)
+    models, sample = window.models, sample_of_window(window)
+    if refusal := quality_refusal(window.judge, sample.quality is not None):
+        raise ConfigurationError(f"the goal of {goal.cascade} cannot be planned for: {refusal}")
     if len(goal.tiers) != len(models):
         raise ConfigurationError(
             f"the goal of {goal.cascade} names {len(goal.tiers)} tiers, the workload has {len(models)} "
@@ -76,14 +80,18 @@ def make_plan(
         latency_s=goal.latency_s,
         judge_s=judgement_s("") if goal.judge_s is None else goal.judge_s,
         minimise=goal.minimise,
+        judge_gpu_s=goal.judge_gpu_s,
     )
+    result, promise = plan_as_asked(sample, source, request, goal.probability, window.label or window.judge, seed)
     made = cascade_plan(
         goal.cascade,
         models,
-        plan(sample, source, request),
+        result,
         rate_per_s=sample.rate_per_s,
         gpus=goal.gpus,
         quality_target=goal.quality,
         latency_target_s=goal.latency_s,
+        promise=promise,
+        calibrations=sample.calibrations(),
     )
     return MadePlan(made, source.measured)

@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 from controlplane.planning.cascade.replica import ReplicaShape
 from mesh.errors import ConfigurationError
-from simulator.cost.catalogue import DeviceSpec, ModelSpec, deployment_for, instance_for
+from simulator.cost.catalogue import Deployment, DeviceSpec, ModelSpec, deployment_for, instance_for
+from simulator.cost.catalogue.deployment import MEMORY_UTILISATION
+from simulator.cost.catalogue.unevenness import measured_unevenness
 from simulator.cost.model import BatchShape, CostModel
 from simulator.cost.roofline.cost import RooflineCost
 from simulator.instance.config import InstanceConfig
@@ -118,31 +120,50 @@ class TierModel:
     def _replica(self, shape: ReplicaShape) -> ReplicaModel:
         deployment = deployment_for(self.model, self.device, shape.tp, self.weight_dtype)
         spec, device, dtype = deployment.model, deployment.device, deployment.dtype
-        stage = _stage(spec, shape.pp)
-        config, _ = instance_for(stage, device, shape.tp, weight_dtype=dtype)
-        engine = replace(config, kv_blocks=config.kv_blocks // shape.pp)
-        engine = _within(engine)
-        cost: CostModel = RooflineCost(spec, device, shape.tp, dtype)
+        stages = stages_of(spec, shape.pp)
+        config, _ = instance_for(stages[0], device, shape.tp, weight_dtype=dtype)
+        # All stages keep the KV of the same tokens, so the one with the least room decides.
+        blocks = min(
+            Deployment(stage, device, shape.tp, dtype).kv_blocks(
+                config.block_tokens, config.max_step_tokens, MEMORY_UTILISATION
+            )
+            for stage in stages
+        )
+        engine = _sharing(config, blocks // shape.pp)
+        uneven = measured_unevenness(spec, device, shape.tp)
+        cost: CostModel = RooflineCost(spec, device, shape.tp, dtype, unevenness=uneven)
         if shape.pp > 1:
             cost = PipelineCost(cost, shape.pp - 1, HOP_MS, _hop_ms_per_token(spec, device, shape))
         return ReplicaModel(shape, engine, cost, shape.pp)
 
 
-def _stage(spec: ModelSpec, stages: int) -> ModelSpec:
-    """What one device of a pipeline holds: a part of the layers, and (to be safe) all embeddings."""
-    layers = -(-spec.layers // stages)
-    experts = spec.experts
-    if experts is not None:
-        experts = replace(experts, dense_layers=min(experts.dense_layers, layers))
-    return replace(spec, layers=layers, experts=experts)
+def stages_of(spec: ModelSpec, pp: int) -> tuple[ModelSpec, ...]:
+    """What each stage of a pipeline holds, as vLLM divides a model: layers in order, those left over on the stages
+    before the last; the input embedding on the first stage, the output head on the last (a tied table on both), and
+    layers with a dense MLP, which come first, where they fall."""
+    if pp == 1:
+        return (spec,)
+    each, over = divmod(spec.layers, pp)
+    assert each, f"{spec.layers} layers make no {pp} stages"
+    stages: list[ModelSpec] = []
+    before = 0
+    for place in range(pp):
+        layers = each + (1 if pp - 1 - over <= place < pp - 1 else 0)
+        experts = spec.experts
+        if experts is not None:
+            experts = replace(experts, dense_layers=min(max(0, experts.dense_layers - before), layers))
+        tables = spec.vocabulary_tokens if place in (0, pp - 1) else 0
+        stages.append(replace(spec, layers=layers, experts=experts, vocabulary_tokens=tables, tied_embeddings=True))
+        before += layers
+    return tuple(stages)
 
 
-def _within(engine: InstanceConfig) -> InstanceConfig:
-    """With a context that one batch's share of the KV memory holds."""
-    fits = engine.kv_blocks * engine.block_tokens
+def _sharing(engine: InstanceConfig, kv_blocks: int) -> InstanceConfig:
+    """With one batch's share of the KV memory, and a context that it holds."""
+    fits = kv_blocks * engine.block_tokens
     if fits < engine.max_step_tokens:
         raise ConfigurationError(f"{fits} tokens of KV are too few for one step of {engine.max_step_tokens}")
-    return replace(engine, max_model_len_tokens=min(engine.max_model_len_tokens, fits))
+    return replace(engine, kv_blocks=kv_blocks, max_model_len_tokens=min(engine.max_model_len_tokens, fits))
 
 
 def _hop_ms_per_token(spec: ModelSpec, device: DeviceSpec, shape: ReplicaShape) -> float:

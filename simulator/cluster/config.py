@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from controlplane.model.instance import InstancePhase
+from controlplane.model.step_costs import StepCosts
 from controlplane.protocols.migration.limits import ManagerLimits
 from controlplane.protocols.recovery import RecoveryLimits
 from mesh.errors import ConfigurationError
@@ -66,6 +67,50 @@ class MigrationConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KvReuseConfig:
+    """Where instances may get KV from that they have not cached. All off unless an experiment wants it."""
+
+    pulls: bool = False
+    """From each other, over their links."""
+    host_factor: float = 0.0
+    """From their host's memory, which holds so many times the KV memory of its instances; 0: it holds none."""
+    host_instances: int = 8
+    """How many instances a host has."""
+    load_latency_ms: float = 0.5
+    """Before the bytes of a load flow."""
+    load_gib_per_s: float = 12.0
+    """Of an instance's way to its host's memory; the default is half of PCIe 4.0 x16."""
+
+    def __post_init__(self) -> None:
+        if self.host_factor < 0 or self.host_instances < 1 or self.load_latency_ms < 0 or self.load_gib_per_s <= 0:
+            raise ConfigurationError(
+                "reuse of KV needs host_factor and load_latency_ms >= 0, host_instances >= 1 and load_gib_per_s > 0, "
+                f"got {self}"
+            )
+
+    def load_token_ms(self, instance: InstanceConfig) -> float:
+        """Of the load of a token's KV, once it flows."""
+        return instance.block_bytes / instance.block_tokens / (self.load_gib_per_s * _GIB_PER_S_IN_BYTES_PER_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulersConfig:
+    """Who places requests, and how late they hear of each other's placements."""
+
+    count: int = 1
+    """Each request is placed by one of them, drawn by chance."""
+    share_ms: float | None = 2.5
+    """From a placement until the other schedulers count it; the default is the live batching and a message. None: they
+    never tell each other, and learn of it from reports."""
+    bounce_tokens: int = 0
+    """Instances give a request back where so many prompt tokens more wait than its scheduler believed; 0: never."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or (self.share_ms is not None and self.share_ms < 0) or self.bounce_tokens < 0:
+            raise ConfigurationError(f"schedulers need count >= 1, share_ms >= 0 and bounce_tokens >= 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One instance, where they differ."""
 
@@ -75,6 +120,8 @@ class InstanceSpec:
     phase: InstancePhase = InstancePhase.ANY
     link: KvLinkConfig | None = None
     """None: that of the cluster."""
+    profiled: StepCosts | None = None
+    """What a profile of it says; None: what one says of all of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +145,10 @@ class ClusterConfig:
     """Each instance by itself; empty: all are like `instance`."""
     link: KvLinkConfig = field(default_factory=KvLinkConfig, kw_only=True)
     migration: MigrationConfig = field(default_factory=MigrationConfig, kw_only=True)
+    kv_reuse: KvReuseConfig = field(default_factory=KvReuseConfig, kw_only=True)
+    profiled: StepCosts | None = field(default=None, kw_only=True)
+    """What the scheduler is told that steps cost, by a profile; None: nothing."""
+    schedulers: SchedulersConfig = field(default_factory=SchedulersConfig, kw_only=True)
     recovery: RecoveryLimits = field(default_factory=RecoveryLimits, kw_only=True)
     """How long requests wait for an instance, those that have lost theirs included."""
 

@@ -1,14 +1,16 @@
 """What rescheduler, monitors and coordinators are to a simulation: objects that watch it and order migrations."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from controlplane.model.instance import InstanceDescription, LoadReport
 from controlplane.model.migration_order import MigrationOrder
+from controlplane.model.placement import Placement
 from controlplane.model.running_request import RunningRequest
 from controlplane.model.snapshot import Snapshot
 from simulator.cluster.config import InstanceSpec
+from simulator.report.outcome import RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class Placed:
     decode_instance_id: str
     """Where it is to be decoded; the same instance unless it moves after its first token."""
     prompt_tokens: int
+    placement: Placement | None = field(default=None, compare=False, repr=False)
+    """The reasons; an event that a test makes up has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Ended:
     instance_id: str
     """Where it was last; empty: nowhere."""
     error: str = ""
+    outcome: RequestOutcome | None = field(default=None, compare=False, repr=False)
+    """An event that a test makes up has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,9 @@ class Cluster(Protocol):
 
     def load(self, instance_id: str) -> LoadReport:
         """The instance's load at this very moment."""
+
+    def cached_blocks(self) -> dict[str, int]:
+        """KV blocks in the prefix cache of each instance, as the scheduler knows it."""
 
     def running(self, instance_id: str) -> list[RunningRequest]:
         """The requests that decode there, without predictions, in no particular order but always the same one."""

@@ -28,10 +28,9 @@ class Rank(IntEnum):
 class Event:
     """One entry of the queue; `cancel` takes it back."""
 
-    __slots__ = ("_queue", "act", "background", "order")
+    __slots__ = ("_queue", "act", "background")
 
-    def __init__(self, order: tuple[float, int, int, int], act: Act, background: bool, queue: "EventQueue") -> None:
-        self.order = order
+    def __init__(self, act: Act, background: bool, queue: "EventQueue") -> None:
         self.act: Act | None = act
         self.background = background
         self._queue = queue
@@ -52,7 +51,7 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now_ms = 0.0
-        self._heap: list[tuple[tuple[float, int, int, int], Event]] = []
+        self._heap: list[tuple[float, int, int, int, Event]] = []
         self._scheduled = 0
         self._foreground = 0
 
@@ -69,20 +68,30 @@ class EventQueue:
         if at_ms < self.now_ms:
             raise IllegalTransition(f"an event was scheduled for {at_ms} ms when it was {self.now_ms} ms already")
         self._scheduled += 1
-        event = Event((at_ms, rank, place, self._scheduled), act, background, self)
+        event = Event(act, background, self)
         self._foreground += not background
-        heappush(self._heap, (event.order, event))
+        heappush(self._heap, (at_ms, rank, place, self._scheduled, event))
         return event
+
+    @property
+    def is_last_of_moment(self) -> bool:
+        """Nothing else is to happen at this moment."""
+        return not self._heap or self._heap[0][0] > self.now_ms
+
+    def run(self) -> None:
+        """Let everything happen, until nothing but background is left."""
+        while self._foreground:
+            self.run_next()
 
     def run_next(self) -> None:
         """Let time jump to the next event, and let that happen."""
-        _, event = heappop(self._heap)
+        at_ms, _, _, _, event = heappop(self._heap)
         act = event.act
         if act is not None:
             event.act = None
-            self.settled(event)
-            self.now_ms = event.order[0]
-            act(self.now_ms)
+            self._foreground -= not event.background
+            self.now_ms = at_ms
+            act(at_ms)
 
     def settled(self, event: Event) -> None:
         """An event has happened or never will."""

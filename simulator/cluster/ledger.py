@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from controlplane.model.incarnation import Incarnation
+from controlplane.model.placement import Placement
 from controlplane.protocols.ownership import Ownership
 from controlplane.protocols.recovery import RecoveryManager
 from mesh.errors import IllegalTransition
@@ -25,8 +26,8 @@ class OpenRequest:
     """Whose tokens count, as at the frontend."""
     instance_id: str = ""
     """The instance that it was on last; empty before the first."""
-    decode_instance_id: str = ""
-    """Where it is to be decoded; empty: that is chosen once it is prefilled."""
+    placement: Placement | None = None
+    """What was chosen for it last; None once an instance has it."""
     brought_tokens: int = 0
     """Generated tokens that it had when its owner got it."""
     came_from: str = ""

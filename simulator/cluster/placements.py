@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from controlplane.model.placement import PlacementRequest
-from controlplane.policies.interface import Policy
+from controlplane.model.placement import Placement, PlacementRequest
 from controlplane.policies.place import place
+from controlplane.protocols.bouncing import is_bounced
 from controlplane.protocols.recovery import (
     Begin,
+    Bounced,
     Choose,
     Chosen,
     Ended,
@@ -29,33 +30,41 @@ from simulator.cluster import events
 from simulator.cluster.events import EventQueue, Rank
 from simulator.cluster.fleet import SimulatedFleet, incarnation_of
 from simulator.cluster.ledger import Ledger, OpenRequest
+from simulator.cluster.prefix_pull.pulls import PrefixPulls
+from simulator.cluster.schedulers import Schedulers
 
 REFUSED_BY_ALL = "every instance that was asked refused the request; raise max_queued_requests or lower the load"
 
 
 class Placements:
-    """What the frontend's placement service is in the live mesh. An instance refuses in no time, and is connected as
-    soon as it has joined."""
+    """What the frontend's placement service is in the live mesh, and the worker's side of it. An instance refuses in no
+    time, and is connected as soon as it has joined."""
 
     def __init__(
         self,
         model: str,
-        policy: Policy,
+        schedulers: Schedulers,
         queue: EventQueue,
         ledger: Ledger,
         fleet: SimulatedFleet,
-        placed: Callable[[OpenRequest, str, str], None],
+        pulls: PrefixPulls,
+        placed: Callable[[OpenRequest, Placement], None],
         failed: Callable[[OpenRequest, str, float], None],
+        bounce_tokens: int = 0,
     ) -> None:
-        """`placed` hears of every request that an instance was given, with that and its `decode_instance_id`;
-        `failed` of every one that nobody will serve, with the reason."""
+        """`placed` hears of every request that an instance was given, with the reasons; `failed` of every one that
+        nobody will serve, with the reason. `bounce_tokens`: see `SchedulersConfig`."""
         self._model = model
-        self._policy = policy
+        self._schedulers = schedulers
         self._events = queue
         self._ledger = ledger
         self._fleet = fleet
+        self._pulls = pulls
         self._placed = placed
         self._failed = failed
+        self._bounce_tokens = bounce_tokens
+        self.bounces = 0
+        """Requests that an instance has given back because more waited there than was believed."""
         self._alarms: dict[str, events.Event] = {}
         """The end of its pause or wait, of each request that has no instance."""
         self._waiting: dict[str, OpenRequest] = {}
@@ -97,8 +106,8 @@ class Placements:
         match instruction:
             case Choose(excluded):
                 return self._choose(entry, frozenset(excluded), now_ms)
-            case Submit(instance_id):
-                return self._submit(entry, instance_id, now_ms)
+            case Submit(instance_id, may_bounce=may_bounce):
+                return self._submit(entry, instance_id, may_bounce, now_ms)
             case Pause(0.0):
                 return Woken()
             case Pause(seconds):
@@ -113,7 +122,7 @@ class Placements:
         return None
 
     def _choose(self, entry: OpenRequest, excluded: frozenset[str], now_ms: float) -> Event:
-        """The table knows of exactly the instances that there are, so a policy that finds none is never overruled."""
+        """A table knows of exactly the instances that there are, so a policy that finds none is never overruled."""
         request = entry.request
         asked = PlacementRequest(
             request_id=request.request_id,
@@ -128,26 +137,61 @@ class Placements:
         )
         self._fleet.see(now_ms)
         try:
-            placement = place(self._fleet.table, self._policy, asked, asks_later=True)
+            scheduler = self._schedulers.of(request.request_id)
+            placement = place(scheduler.table, scheduler.policy, asked, asks_later=True)
         except NoInstance as error:
             return NoneChosen(str(error))
-        entry.decode_instance_id = "" if placement.is_decode_open else placement.decode_instance.instance_id
+        self._schedulers.placed(placement)
+        entry.placement = placement
         return Chosen(placement.instance.instance_id)
 
-    def _submit(self, entry: OpenRequest, instance_id: str, now_ms: float) -> Event | None:
+    def _submit(self, entry: OpenRequest, instance_id: str, may_bounce: bool, now_ms: float) -> Event | None:
         request_id, worker = entry.request.request_id, self._fleet.workers[instance_id]
+        placement, entry.placement = entry.placement, None  # its arrays are as long as the cluster
+        assert placement is not None, f"{request_id} is submitted to what was chosen for it"
         self._ledger.placed(request_id, incarnation_of(worker))
         self._handle(entry, Submitted(instance_id), now_ms)
+
+        if self._bounce_tokens and may_bounce and self._is_given_back(entry, placement, now_ms):
+            return Bounced(instance_id, entry.request.emitted_tokens)
+
+        def give_later() -> None:
+            now_ms = self._events.now_ms
+            self._handle(entry, self._give(entry, placement, now_ms), now_ms)
+
+        if placement.pull is not None and self._pulls.begin(instance_id, entry.request, placement.pull, give_later):
+            return None
+        return self._give(entry, placement, now_ms)
+
+    def _is_given_back(self, entry: OpenRequest, placement: Placement, now_ms: float) -> bool:
+        """Whether more waits at the instance than its scheduler believed, which then knows."""
+        instance_id, belief = placement.instance.instance_id, placement.belief
+        present = self._fleet.workers[instance_id].present_load(now_ms)
+        if not is_bounced(belief, present, self._bounce_tokens):
+            return False
+        request_id = entry.request.request_id
+        table = self._schedulers.of(request_id).table
+        table.ended(request_id)
+        table.corrected(instance_id, present, now_ms / 1000)
+        self._ledger.taken_back(request_id, entry.request.emitted_tokens)
+        self.bounces += 1
+        return True
+
+    def _give(self, entry: OpenRequest, placement: Placement, now_ms: float) -> Event | None:
+        """Hand the instance a request whose prefix is there, or is not waited for any longer."""
+        request_id, instance_id = entry.request.request_id, placement.instance.instance_id
+        belief = placement.belief
+        assert belief is not None, "`place` says what it believed"
         try:
-            worker.submit(entry.request, now_ms)
+            self._fleet.workers[instance_id].submit(entry.request, belief.new_prefill_tokens, now_ms)
         except QueueFull:
-            self._fleet.table.ended(request_id)
+            self._schedulers.of(request_id).table.ended(request_id)
             self._ledger.taken_back(request_id, entry.request.emitted_tokens)
             return Lost(instance_id, entry.request.emitted_tokens)
         except RequestRefused as error:
             self._failed(entry, str(error), now_ms)
             return None
-        self._placed(entry, instance_id, entry.decode_instance_id)
+        self._placed(entry, placement)
         return None
 
     def _set_alarm(self, entry: OpenRequest, seconds: float, now_ms: float) -> None:

@@ -38,9 +38,9 @@ class StepTimes:
     def add(self, durations_ms: Floats) -> None:
         """Further steps."""
         self.steps += len(durations_ms)
-        self.sum_ms += float(durations_ms.sum())
+        self.sum_ms += float(np.add.reduce(durations_ms))
         self.squares_ms2 += float(np.dot(durations_ms, durations_ms))
-        self.longest_ms = max(self.longest_ms, float(durations_ms.max()))
+        self.longest_ms = max(self.longest_ms, float(durations_ms[durations_ms.argmax()]))
 
     @property
     def mean_ms(self) -> float:
@@ -130,7 +130,7 @@ class Recording:
     def _count(self, instance_id: str) -> None:
         uncounted = self._uncounted[instance_id]
         if uncounted:
-            self._step_times[instance_id].add(np.concatenate(uncounted))
+            self._step_times[instance_id].add(uncounted[0] if len(uncounted) == 1 else np.concatenate(uncounted))
             uncounted.clear()
 
     def series(self) -> LoadSeries:

@@ -67,14 +67,12 @@ class StageController:
         self._cluster: Cluster | None = None
 
     def attached(self, cluster: Cluster) -> None:
-        """See `Controller`."""
         self._cluster = cluster
         for instance_id in cluster.instance_ids():
             self._join(instance_id)
         self._look_at_members(cluster)
 
     def act(self, cluster: Cluster, now_ms: float) -> Sequence[MigrationOrder]:
-        """See `Controller`."""
         for instance_id in cluster.instance_ids():
             ended, offered = self._ended.pop(instance_id, ()), self.managers[instance_id].offered
             gone = tuple(request_id for request_id in ended if request_id in offered)
@@ -83,7 +81,6 @@ class StageController:
         return ()
 
     def on_event(self, event: ClusterEvent, now_ms: float) -> None:
-        """See `Controller`."""
         cluster = self._cluster
         if cluster is None:
             return

@@ -33,66 +33,59 @@ class ClusterView:
 
     @property
     def model(self) -> str:
-        """See `Cluster`."""
         return self._config.model
 
     @property
     def now_ms(self) -> float:
-        """See `Cluster`."""
         return self._events.now_ms
 
     @property
     def message_delay_ms(self) -> float:
-        """See `Cluster`."""
         return self._config.migration.message_delay_ms
 
     def instance_ids(self) -> tuple[str, ...]:
-        """See `Cluster`."""
         return tuple(self._fleet.workers)
 
     def description(self, instance_id: str) -> InstanceDescription:
-        """See `Cluster`."""
         return self._fleet.workers[instance_id].description
 
     def spec(self, instance_id: str) -> InstanceSpec:
-        """See `Cluster`."""
         return self._fleet.spec(instance_id)
 
     def snapshot(self) -> Snapshot | None:
-        """See `Cluster`."""
         self._fleet.see(self.now_ms)
         return self._fleet.table.snapshot(self.model)
 
     def load(self, instance_id: str) -> LoadReport:
-        """See `Cluster`."""
         return self._looked_at(instance_id).instance.load()
 
+    def cached_blocks(self) -> dict[str, int]:
+        snapshot = self.snapshot()
+        if snapshot is None:
+            return {}
+        slots = zip(snapshot.instances, snapshot.slots.tolist(), strict=True)
+        return {instance.instance_id: self._fleet.table.index.held_blocks(slot) for instance, slot in slots}
+
     def running(self, instance_id: str) -> list[RunningRequest]:
-        """See `Cluster`."""
         return self._looked_at(instance_id).instance.decoding_requests()
 
     def prompt_tokens(self, request_id: str) -> int:
-        """See `Cluster`."""
         return self._ledger.open[request_id].request.prompt_tokens
 
     def moves(self, request_id: str) -> bool:
-        """See `Cluster`."""
         return self._migrations.moves(request_id)
 
     def oracle_remaining_tokens(self, request_id: str) -> int:
-        """See `Cluster`."""
         entry = self._ledger.open[request_id]
         generated_tokens = entry.request.emitted_tokens
-        if entry.owner is not None:
+        if entry.owner is not None and request_id in self._fleet.workers[entry.owner.instance_id].instance.request_ids:
             generated_tokens = self._looked_at(entry.owner.instance_id).instance.generated_tokens(request_id)
         return entry.request.output_tokens - generated_tokens
 
     def order(self, order: MigrationOrder) -> None:
-        """See `Cluster`."""
         self._migrations.order(order)
 
     def after(self, delay_ms: float, act: Callable[[float], None]) -> None:
-        """See `Cluster`."""
         self._fleet.will_look(self.now_ms + delay_ms)
         self._events.at(self.now_ms + delay_ms, Rank.MESSAGE, act, background=True)
 

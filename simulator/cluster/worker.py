@@ -6,10 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.instance import InstanceDescription, KvBlocks, LoadReport
+from controlplane.model.queue_belief import PresentLoad
+from controlplane.protocols.bouncing import QueuedPrefills
 from simulator.cluster.events import Event, EventQueue, Rank
 from simulator.cluster.report_times import EARLY_MS, ReportTimes
 from simulator.instance.counted_request import CountedRequest
@@ -20,15 +23,14 @@ _FIRST_RUN_STEPS = 16
 _LONGEST_RUN_STEPS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class SentReport:
+class SentReport(msgspec.Struct, frozen=True):
     """What one report tells the scheduler."""
 
     sent_ms: float
     load: LoadReport
     admitted_request_ids: tuple[str, ...]
     kv_blocks: tuple[KvBlocks, ...]
-    """Changes of the prefix cache since the report before, in order."""
+    """Changes of the prefix cache and of what the host holds since the report before, in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +39,8 @@ class WorkerHooks:
 
     stepped: Callable[["Worker", StepResult, float], None]
     """A step, or the last of a run, is over; called before the next is planned."""
+    cached: Callable[["Worker", KvBlocks], None] | None = None
+    """Its prefix cache has changed."""
     timed: Callable[["Worker", NDArray[np.float64], int], None] | None = None
     """Steps of so many decoding requests are over, with their durations in ms."""
 
@@ -58,12 +62,15 @@ class Worker:
         number: int,
         *,
         skip_steps: bool,
+        reports_progress: bool,
     ) -> None:
-        """`number` is its place among those whose steps end at the same moment."""
+        """`number` is its place among those whose steps end at the same moment. Without `reports_progress` no report is
+        made that would tell of nothing but further tokens of requests that decode."""
         self.description = description
         self.instance = instance
         self.report_due_ms = math.inf
         """Before this, no report of it arrives at the scheduler."""
+        self._prefills = QueuedPrefills()
         self._sent: deque[SentReport] = deque()
         """Reports on their way to the scheduler."""
         self._events = events
@@ -72,11 +79,14 @@ class Worker:
         self._hooks = hooks
         self._number = number
         self._skips_steps = skip_steps
+        self._reports_progress = reports_progress
         self._likely_steps = _FIRST_RUN_STEPS
         self._run_steps = 0
         self._watchers = 0
         self._step_end: Event | None = None
         self._planning: Event | None = None
+        self._is_finishing = False
+        """A step is over, and the next is composed in a moment."""
         self._has_news = False
         self._reported_ms = -1.0
         """Reports that left by then have been made, if anybody may see them."""
@@ -86,13 +96,30 @@ class Worker:
     @property
     def is_idle(self) -> bool:
         """Nothing is being computed, and nothing is about to be."""
-        return self._step_end is None and self._planning is None
+        return self._step_end is None and self._planning is None and not self._is_finishing
 
-    def submit(self, request: CountedRequest, now_ms: float) -> None:
-        """Hand the instance a request. Raises `RequestRefused`."""
+    def submit(self, request: CountedRequest, new_prefill_tokens: int, now_ms: float) -> None:
+        """Hand the instance a request, with the tokens that its placement believed it to compute of the prompt. Raises
+        `RequestRefused`."""
         self.touch(now_ms)
         self.instance.submit(request)
+        self._prefills.add(request.request_id, new_prefill_tokens)
         self.wake(now_ms, request.request_id)
+
+    def present_load(self, now_ms: float) -> PresentLoad:
+        """What a request that came now would have to wait for."""
+        self.look(now_ms)
+        load = self.instance.load()
+        return PresentLoad(
+            self._prefills.queued_tokens(load.queued_prefill_tokens), load.running_requests + load.queued_requests
+        )
+
+    def host_changed(self, changes: KvBlocks, now_ms: float) -> None:
+        """Its host's memory holds other blocks from now on, which it reports."""
+        self._report_until(math.nextafter(now_ms, 0.0))
+        self._kv_blocks.append(changes)
+        self._has_news = True
+        self._note_due()
 
     def look(self, now_ms: float) -> None:
         """Let the instance look as it is now."""
@@ -100,12 +127,21 @@ class Worker:
         self._report_until(now_ms)
         self._settle(now_ms)
 
+    def glance(self, now_ms: float) -> None:
+        """The same for whoever asks for its occupancy and how long its steps took, and for nothing else."""
+        self._end_step_at(now_ms)
+        self._report_until(now_ms)
+        self._glance(now_ms)
+        step = self.instance.planned
+        if step is not None and step.run is not None:
+            self._time(step, step.run.seen)
+
     def touch(self, now_ms: float) -> None:
         """The same for whoever is about to change it: what is planned ends with the step under way."""
         self.look(now_ms)
         left = self._interrupt()
         if left is not None:
-            self._step_end = self._events.at(left.ends_ms, Rank.STEP_END, self._finish, place=self._number)
+            self._step_end = self._events.at(left.ends_ms, Rank.STEP_END, self._end, place=self._number)
 
     def wake(self, now_ms: float, admitted_request_id: str | None = None) -> None:
         """It was touched; from now on it reports the admitted request as its own."""
@@ -151,7 +187,17 @@ class Worker:
         if step is None:
             return
         self._run_steps = step.steps
-        self._step_end = self._events.at(step.ends_ms, Rank.STEP_END, self._finish, place=self._number)
+        self._step_end = self._events.at(step.ends_ms, Rank.STEP_END, self._end, place=self._number)
+
+    def _end(self, now_ms: float) -> None:
+        """The time of what is planned is over."""
+        self._is_finishing = True
+        self._finish(now_ms)
+        self._is_finishing = False
+        if self._events.is_last_of_moment:
+            self._plan(now_ms)
+        else:
+            self._planning = self._events.at(now_ms, Rank.PLAN, self._plan, place=self._number)
 
     def _finish(self, now_ms: float) -> None:
         step = self.instance.planned
@@ -162,13 +208,13 @@ class Worker:
         self._step_end = None
         if self._run_steps == self._likely_steps:
             self._likely_steps = min(2 * self._likely_steps, _LONGEST_RUN_STEPS)
-        done = step.steps - step.steps_left
         result = self.instance.finish_step(step)
-        self._time(step, done, step.steps)
+        self._time(step, step.steps)
         self._note_cache(result.kv_blocks)
+        for started in result.started:
+            self._prefills.done(started.request_id)
         self._has_news = True
         self._note_due()
-        self._planning = self._events.at(now_ms, Rank.PLAN, self._plan, place=self._number)
         self._hooks.stepped(self, result, now_ms)
 
     def _interrupt(self) -> Step | None:
@@ -194,18 +240,21 @@ class Worker:
             self._report_until(before_ms)
             self._settle(before_ms)
             self._interrupt()
+            self._planning = self._events.at(now_ms, Rank.PLAN, self._plan, place=self._number)
             self._finish(now_ms)
 
     def _settle(self, at_ms: float) -> None:
         step = self.instance.planned
         if step is None or step.run is None:
             return
-        done = step.run.done
+        run, done, seen = step.run, step.run.done, step.run.seen
+        if run.ends_ms[done] > at_ms:
+            return
         changes = self.instance.settle(at_ms)
-        if step.run.done > done:
-            self._time(step, done, step.run.done)
+        if run.done > done:
+            self._time(step, run.done)
             self._note_cache(changes)
-            self._has_news = True
+            self._has_news |= run.done > seen
 
     def _report_until(self, now_ms: float) -> None:
         """The instance will look different from now on: make the reports that have left and may still be seen."""
@@ -213,13 +262,17 @@ class Worker:
             self._report_at(self._times.seen_at(now_ms))
             for sent_ms in self._times.in_flight(self._reported_ms, now_ms):
                 self._report_at(sent_ms)
-        self._reported_ms = max(self._reported_ms, now_ms)
+        if now_ms > self._reported_ms:
+            self._reported_ms = now_ms
 
     def _report_at(self, sent_ms: float) -> None:
         if sent_ms <= self._reported_ms or sent_ms < 0:
             return
         self._reported_ms = sent_ms
-        self._settle(sent_ms)
+        if not (self._has_news or self._may_make_news):
+            return
+        if self._may_make_news:
+            self._glance(sent_ms)
         if self._has_news:
             report = SentReport(sent_ms, self.instance.load(), tuple(self._admitted), tuple(self._kv_blocks))
             self._sent.append(report)
@@ -230,17 +283,36 @@ class Worker:
     def _note_due(self) -> None:
         if self._sent:
             self.report_due_ms = self._sent[0].sent_ms + self._report_delay_ms - EARLY_MS
-        elif self._has_news or self._step_end is not None:
+        elif self._has_news or self._may_make_news:
             self.report_due_ms = self._times.next_seen(self._reported_ms)
         else:
             self.report_due_ms = math.inf
 
+    @property
+    def _may_make_news(self) -> bool:
+        """Whether what is being computed may give something to report before it ends."""
+        return self._step_end is not None and (self._reports_progress or not self.instance.is_run_quiet)
+
     def _note_cache(self, changes: KvBlocks) -> None:
         if changes.stored or changes.removed:
             self._kv_blocks.append(changes)
+            if self._hooks.cached is not None:
+                self._hooks.cached(self, changes)
 
-    def _time(self, step: Step, first: int, stop: int) -> None:
-        if self._hooks.timed is not None:
-            run = step.run
-            durations_ms = np.array([step.last_step_ms]) if run is None else run.durations_ms[first:stop]
-            self._hooks.timed(self, durations_ms, step.decode_requests)
+    def _glance(self, at_ms: float) -> None:
+        has_stepped = self.instance.glance(at_ms)
+        if has_stepped is None:
+            self._settle(at_ms)
+        elif has_stepped:
+            self._has_news = True
+
+    def _time(self, step: Step, stop: int) -> None:
+        """Tell how long its steps took, up to `stop`, that were not told."""
+        if self._hooks.timed is None or not step.decode_requests:
+            return
+        run = step.run
+        if run is None:
+            self._hooks.timed(self, np.array([step.last_step_ms]), step.decode_requests)
+        elif run.timed < stop:
+            self._hooks.timed(self, run.durations_ms[run.timed : stop], step.decode_requests)
+            run.timed = stop

@@ -1,9 +1,9 @@
 """The interface of cost models: the batch of a step in, its duration out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,8 +12,7 @@ def _no_contexts() -> NDArray[np.int64]:
     return np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
+class PrefillChunk(msgspec.Struct, frozen=True):
     """A part of a prompt that one step computes."""
 
     new_tokens: int
@@ -21,12 +20,11 @@ class PrefillChunk:
     """Tokens before the chunk whose KV is there already; the chunk attends to them too."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchShape:
+class BatchShape(msgspec.Struct, frozen=True, eq=False):
     """The lengths within one engine step; all that a step's duration depends on."""
 
     prefill: Sequence[PrefillChunk] = ()
-    decode_context_tokens: NDArray[np.int64] = field(default_factory=_no_contexts)
+    decode_context_tokens: NDArray[np.int64] = msgspec.field(default_factory=_no_contexts)
     """Context (the token being computed included) of each decoding request, in no particular order."""
     decode_context_tokens_sum: int = 0
     """Their sum, which the instance keeps anyway; cost models that need no more stay O(1)."""

@@ -25,6 +25,9 @@ class OutputConfig:
     longest_tokens: int = 2048
     byte_token_ids: tuple[int, ...] = ()
     """The token of each byte, where there are such: what text of a given form is spelled with."""
+    word_token_ids: tuple[int, ...] = ()
+    """Tokens of whole words: of those of them within first..last answers are made that people can read. None there:
+    of all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_token_id <= self.last_token_id < self.vocabulary_tokens:
@@ -40,6 +43,11 @@ class OutputConfig:
             len(self.byte_token_ids) != 256 or max(self.byte_token_ids) >= self.vocabulary_tokens
         ):
             raise ConfigurationError(f"byte_token_ids must be 256 of the {self.vocabulary_tokens} tokens, or none")
+        if (
+            self.word_token_ids
+            and not 0 <= min(self.word_token_ids) <= max(self.word_token_ids) < self.vocabulary_tokens
+        ):
+            raise ConfigurationError(f"word_token_ids must be of the {self.vocabulary_tokens} tokens")
         if self.first_token_id == self.last_token_id == self.eos_token_id:
             raise ConfigurationError("answers need at least one token besides the end of sequence")
         if not 1 <= self.shortest_tokens <= self.longest_tokens or self.median_tokens <= 0 or self.sigma < 0:

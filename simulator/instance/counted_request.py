@@ -16,3 +16,5 @@ class CountedRequest:
     """Hashes of its blocks from the start of the prompt on; equal hashes mean equal prefixes. Blocks without
     one (generated ones, where the trace does not say how a later prompt goes on) are never shared."""
     priority: int = 0
+    turn: int = 0
+    """Among those of its priority, as an `EngineRequest` has it."""

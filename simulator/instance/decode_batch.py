@@ -8,11 +8,15 @@ block_tokens and output tokens instead of being asked for at every step.
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.instance.sequence import Sequence, SequenceState
+
+_FORGOTTEN_GROWTHS = 64
+"""Of clock readings that have passed: so many are kept before they are cleared away together."""
 
 
 class DecodeBatch:
@@ -82,6 +86,13 @@ class DecodeBatch:
         sequence.growth_due = due
         self._growth.setdefault(due, []).append(sequence)
 
+    def postpone_growth(self, due: list[Sequence], steps_ahead: int) -> None:
+        """All that are due for growth in the step after the next `steps_ahead` have got the block."""
+        due_at = self.clock + steps_ahead + self._block_tokens
+        for sequence in due:
+            sequence.growth_due = due_at
+        self._growth.setdefault(due_at, []).extend(due)
+
     def due_for_growth(self, steps_ahead: int) -> list[Sequence]:
         """Requests that need one more block in the step after the next `steps_ahead`, best served first."""
         due_at = self.clock + steps_ahead
@@ -92,6 +103,14 @@ class DecodeBatch:
         if len(due) > 1:
             due = sorted(set(due), key=_key)
         return due
+
+    def growth_counts(self) -> tuple[int, ...]:
+        """How many blocks the requests need for the first 0, 1, ... `block_tokens` steps after the next one, together.
+        Each request needs one a period, so that the counts repeat."""
+        counts = [0] * (self._block_tokens + 1)
+        for sequence in self.sequences:
+            counts[sequence.growth_due - self.clock] += 1
+        return tuple(accumulate(counts))
 
     def growth_ahead(self, first_ahead: int, stop_ahead: int) -> Iterator[int]:
         """Those of the steps first_ahead .. stop_ahead - 1 from now in which requests may need a block; growth that is
@@ -109,9 +128,9 @@ class DecodeBatch:
 
     def advance(self, steps: int) -> list[Sequence]:
         """Let every request gain `steps` tokens; returns those that thereby end, still in the batch."""
-        for passed in range(self.clock, self.clock + steps):
-            self._growth.pop(passed, None)
         self.clock += steps
+        if len(self._growth) > 2 * len(self.sequences) + _FORGOTTEN_GROWTHS:
+            self._growth = {due_at: filed for due_at, filed in self._growth.items() if due_at >= self.clock}
         ended: list[Sequence] = []
         while self._ends and self._ends[0][0] <= self.clock:
             entry = heappop(self._ends)

@@ -44,6 +44,14 @@ def fitting_text(structure: str, key: int) -> str:
     raise NotSimulated(f"it makes JSON and choices, not {', '.join(asked)}")
 
 
+def leaves_text_free(structure: str) -> bool:
+    """Whether any text fits that begins none of some tags: what a model may say that has tools and need not call
+    any."""
+    tag = json.loads(structure).get("structural_tag")
+    form = json.loads(tag).get("format", {}) if isinstance(tag, str) else {}
+    return isinstance(form, dict) and form.get("type") == "triggered_tags" and not form.get("at_least_one")
+
+
 class _Draw:
     """A random stream that is read word by word."""
 

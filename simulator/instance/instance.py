@@ -8,7 +8,7 @@ from bisect import bisect_right
 import numpy as np
 
 from controlplane.model.instance import KvBlocks, LoadReport
-from controlplane.model.request import EngineRequest, FinishReason, PositionLogprobs, TokenDelta
+from controlplane.model.request import EngineRequest, TokenDelta
 from controlplane.model.running_request import RunningRequest
 from controlplane.model.token_intervals import TokenIntervals
 from mesh.errors import IllegalTransition, QueueFull, RequestRefused
@@ -16,20 +16,28 @@ from simulator.cost.model import BatchShape, CostModel
 from simulator.instance.block_pool import NO_CHANGES
 from simulator.instance.config import InstanceConfig
 from simulator.instance.counted_request import CountedRequest
+from simulator.instance.fetcher import Fetcher
 from simulator.instance.invariants import check_invariants
+from simulator.instance.kv_cache import CachedBlock
 from simulator.instance.kv_transfer import KvExport, KvImport, KvImports
+from simulator.instance.occupancy import Occupancy
 from simulator.instance.scheduler import Scheduler
 from simulator.instance.sequence import Sequence, SequenceState, counted_sequence_of, sequence_of
 from simulator.instance.step import DecodeRun, StartedRequest, Step, StepResult
+from simulator.instance.token_deltas import abort_delta, token_delta
 
 
 class SimulatedInstance:
     """Continuous batching over finite KV memory, without clock, I/O or randomness."""
 
-    def __init__(self, config: InstanceConfig, cost: CostModel) -> None:
+    def __init__(
+        self, config: InstanceConfig, cost: CostModel, fetcher: Fetcher | None = None, *, times_tokens: bool = True
+    ) -> None:
+        """`fetcher`: who brings KV that is not cached; None: all of it is computed. Without `times_tokens` its load
+        does not tell how long requests wait from one token to the next."""
         self.config = config
         self._cost = cost
-        self._scheduler = Scheduler(config)
+        self._scheduler = Scheduler(config, fetcher)
         self._imports = KvImports(self._scheduler.kv)
         self._sequences: dict[str, Sequence] = {}
         self._step: Step | None = None
@@ -40,7 +48,7 @@ class SimulatedInstance:
         self._prefilled_tokens = 0
         self._finished = 0
         self._last_step_ms = 0.0
-        self._intervals = TokenIntervals()
+        self._intervals = TokenIntervals() if times_tokens else None
 
     def submit(self, request: EngineRequest | CountedRequest) -> None:
         """Queue a request. Raises `RequestRefused` for one that can never be served or whose id is in use, and
@@ -59,7 +67,7 @@ class SimulatedInstance:
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return None
-        delta = _abort_delta(sequence)
+        delta = abort_delta(sequence)
         self._imports.forget(sequence)
         self._remove(sequence)
         return delta
@@ -80,11 +88,12 @@ class SimulatedInstance:
             raise IllegalTransition("a step is planned already; finish it before planning another")
         chunks = self._scheduler.compose()
         decoding = self._scheduler.decoding
-        if not chunks and not len(decoding):
+        requests = len(decoding.sequences)
+        if not chunks and not requests:
             return None
         preempted = self._scheduler.take_preempted()
         shape = BatchShape(
-            tuple(chunk.shape for chunk in chunks), decoding.context_tokens(), decoding.context_tokens_sum
+            tuple([chunk.shape for chunk in chunks]), decoding.context_tokens(), decoding.context_tokens_sum
         )
         if most_steps > 1 and not chunks and not preempted:
             most_steps = min(most_steps, decoding.steps_to_next_end())
@@ -92,13 +101,15 @@ class SimulatedInstance:
                 most_steps = self._scheduler.steps_with_memory(most_steps)
             if most_steps > 1:
                 durations_ms = self._cost.decode_run_ms(shape, most_steps)
-                # accumulate adds one after the other, as a caller that steps one by one does: equal to the last bit.
-                ends_ms = np.add.accumulate(np.concatenate(((now_ms,), durations_ms)))[1:].tolist()
+                # Added one after the other, as by a caller that steps one by one: equal to the last bit.
+                ends = durations_ms.copy()
+                ends[0] += now_ms
+                ends_ms = np.add.accumulate(ends, out=ends).tolist()
                 last_ms, run = float(durations_ms[-1]), DecodeRun(durations_ms, ends_ms)
-                self._step = Step(now_ms, ends_ms[-1], most_steps, last_ms, (), len(decoding), (), run)
+                self._step = Step(now_ms, ends_ms[-1], most_steps, last_ms, (), requests, (), run)
                 return self._step
         step_ms = self._cost.step_ms(shape)
-        self._step = Step(now_ms, now_ms + step_ms, 1, step_ms, tuple(chunks), len(decoding), preempted)
+        self._step = Step(now_ms, now_ms + step_ms, 1, step_ms, tuple(chunks), requests, preempted)
         return self._step
 
     def settle(self, now_ms: float) -> KvBlocks:
@@ -106,8 +117,7 @@ class SimulatedInstance:
         as if steps were planned one by one. The step under way is never finished. Returns the change of the prefix
         cache that came with them."""
         step = self._step
-        run = None if step is None else step.run
-        if step is None or run is None or run.ends_ms[run.done] > now_ms:
+        if step is None or (run := step.run) is None or run.ends_ms[run.done] > now_ms:
             return NO_CHANGES
         over = min(bisect_right(run.ends_ms, now_ms, run.done), step.steps - 1)
         if over == run.done:
@@ -117,6 +127,34 @@ class SimulatedInstance:
         # The next step was composed when the last one ended: it has its blocks.
         self._scheduler.grow(0, 1)
         return changes
+
+    def glance(self, now_ms: float) -> bool | None:
+        """Let `load` tell of the steps of the planned run that are over by `now_ms`, without counting them one by one,
+        which the next `settle` does for all; whether there are new ones. None where that would miss a change of the
+        prefix cache, or no run is under way: settle then.
+
+        Most looks at an instance come in the midst of a run, for no more than its load.
+        """
+        step = self._step
+        if step is None or (run := step.run) is None or not self.is_run_quiet:
+            return None
+        if run.growth is None:
+            run.growth = self._scheduler.decoding.growth_counts()
+        over = min(bisect_right(run.ends_ms, now_ms, run.seen), step.steps - 1)
+        if over <= run.seen:
+            return False
+        self._time_run(step, run, over)
+        return True
+
+    @property
+    def is_run_quiet(self) -> bool:
+        """Whether what is planned changes nothing before its last step but how far decodes have come."""
+        step = self._step
+        if step is None or step.run is None:
+            return True
+        if step.run.is_quiet is None:
+            step.run.is_quiet = self._scheduler.keeps_cache(step.steps)
+        return step.run.is_quiet
 
     def interrupt(self) -> Step | None:
         """Somebody touches the instance now, and `settle` has been called: a planned run ends with the step under
@@ -134,7 +172,8 @@ class SimulatedInstance:
         emitted = decoded = step.steps_left * len(decoding)
         if step.run is None:
             self._last_step_ms = step.last_step_ms
-            self._intervals.add(len(decoding), step.started_ms, step.ends_ms)
+            if self._intervals is not None:
+                self._intervals.add(len(decoding), step.started_ms, step.ends_ms)
             self._generated_tokens += len(decoding)
             ended = decoding.advance(1)
         else:
@@ -185,23 +224,42 @@ class SimulatedInstance:
         return self._step
 
     def load(self) -> LoadReport:
-        """The load at this moment, in O(1)."""
-        scheduler = self._scheduler
-        prefilling_tokens = sum(sequence.tokens for sequence in scheduler.prefilling)
+        """The load at the last `settle` or `glance`, in O(1)."""
+        scheduler, step_ms = self._scheduler, self._last_step_ms
+        decoding = len(scheduler.decoding.sequences)
+        occupancy = self.occupancy()
+        run, ahead = self._seen_ahead()
+        if run is not None:
+            step_ms = float(run.durations_ms[run.seen - 1])
         return LoadReport(
-            running_requests=scheduler.running_requests,
-            queued_requests=len(scheduler.waiting),
+            running_requests=occupancy.running_requests,
+            queued_requests=occupancy.queued_requests,
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
-            running_tokens=scheduler.decoding.context_tokens_sum + prefilling_tokens,
-            kv_blocks_used=scheduler.kv.pool.held_blocks,
-            generated_tokens_total=self._generated_tokens,
+            running_tokens=occupancy.running_tokens,
+            kv_blocks_used=occupancy.kv_blocks_used,
+            generated_tokens_total=self._generated_tokens + ahead * decoding,
             prefilled_tokens_total=self._prefilled_tokens,
             preemptions_total=scheduler.preemptions,
-            step_ms=self._last_step_ms,
+            step_ms=step_ms,
             finished_requests_total=self._finished,
-            decoding_requests=len(scheduler.decoding),
-            token_interval_ms=self._intervals.mean_ms() if len(scheduler.decoding) else 0.0,
+            decoding_requests=decoding,
+            token_interval_ms=self._intervals.mean_ms() if decoding and self._intervals is not None else 0.0,
         )
+
+    def occupancy(self) -> Occupancy:
+        """What of the load a recording keeps; see `load`."""
+        scheduler = self._scheduler
+        decoding, prefilling = len(scheduler.decoding.sequences), scheduler.prefilling
+        tokens, blocks = scheduler.decoding.context_tokens_sum, scheduler.kv.pool.held_blocks
+        run, ahead = self._seen_ahead()
+        if run is not None and run.growth is not None:
+            periods, rest = divmod(ahead, self.config.block_tokens)
+            tokens += ahead * decoding
+            blocks += periods * decoding + run.growth[rest]
+        if prefilling:
+            tokens += sum([sequence.tokens for sequence in prefilling])
+        queued = len(scheduler.waiting) + len(scheduler.fetching)
+        return Occupancy(decoding + len(prefilling), queued, tokens, blocks)
 
     @property
     def cached_hashes(self) -> tuple[int, ...]:
@@ -283,6 +341,65 @@ class SimulatedInstance:
         self._scheduler.kv.remember(sequence, sequence.computed_tokens)
         self._scheduler.resume(sequence)
 
+    def cached_blocks(self, request: EngineRequest | CountedRequest) -> int:
+        """Leading full blocks of a prompt that the prefix cache has; never those of all its tokens, since the last one
+        must be computed."""
+        return len(self._scheduler.kv.cached_prefix(self._sequence_of(request)))
+
+    def is_to_compute(self, chain: tuple[int, ...]) -> bool:
+        """See `Scheduler.is_to_compute`."""
+        return self._scheduler.is_to_compute(chain)
+
+    def hold_prefix(self, request: EngineRequest | CountedRequest, most_blocks: int) -> tuple[int, ...]:
+        """Keep the leading blocks of a prompt that are cached, as far as they go, until `abort`; under the request's
+        id, which must be one of its own. Of blocks that nobody holds at most half of those that are free are kept: the
+        requests that run here need room too."""
+        sequence = self._sequence_of(request)
+        kv = self._scheduler.kv
+        prefix, may_take = list[int](), kv.pool.free_blocks // 2
+        for block in kv.cached_prefix(sequence)[:most_blocks]:
+            may_take -= not kv.pool.holders_of(block)
+            if may_take < 0:
+                break
+            prefix.append(block)
+        sequence.state = SequenceState.HOLDING
+        self._register(sequence)
+        kv.take_prefix(sequence, prefix)
+        return tuple(prefix)
+
+    def admit_carrier(self, request: EngineRequest | CountedRequest, blocks: int) -> KvImport:
+        """Reserve memory for the first `blocks` blocks of a prompt, whose KV is elsewhere, under the request's id,
+        which must be one of its own. `store_carried` leaves them in the prefix cache, `abort` gives them up. Raises
+        `RequestRefused` where there is no room now."""
+        sequence = self._sequence_of(request)
+        kv = self._scheduler.kv
+        prefix = kv.cached_prefix(sequence)[:blocks]
+        if not kv.fits(prefix, blocks):
+            raise RequestRefused(f"{blocks} blocks of a prefix are to come, and {kv.pool.free_blocks} are free")
+        sequence.state = SequenceState.IMPORTING
+        self._register(sequence)
+        kv.take_prefix(sequence, prefix)
+        sequence.computed_tokens = blocks * self.config.block_tokens
+        kv.grow(sequence, sequence.computed_tokens)
+        return self._imports.expect(sequence, len(prefix))
+
+    def store_carried(self, request_id: str) -> None:
+        """Every block of a carrier is written: they are in the prefix cache from now on, and the carrier is gone."""
+        sequence = self._importing(request_id)
+        missing = self._imports.missing(sequence)
+        if missing:
+            raise IllegalTransition(f"{sequence.story()} cannot be stored: blocks {missing} are not written")
+        self._scheduler.kv.remember(sequence, sequence.computed_tokens)
+        self._remove(sequence)
+
+    def cached_block(self, block_hash: int) -> CachedBlock | None:
+        """What is cached under a hash, where its tokens are known."""
+        return self._scheduler.kv.cached_block(block_hash)
+
+    def fetched(self, request_id: str, blocks: int) -> None:
+        """The fetcher has brought a request that many leading blocks; the rest of its prompt is computed."""
+        self._scheduler.fetched(self._importing(request_id), blocks)
+
     def state_of(self, request_id: str) -> SequenceState:
         """The request's state; ENDED for an unknown one."""
         sequence = self._sequences.get(request_id)
@@ -321,15 +438,29 @@ class SimulatedInstance:
         """The first `over` steps of the run are done; returns the requests that end with them."""
         decoding, done = self._scheduler.decoding, run.done
         self._last_step_ms = float(run.durations_ms[over - 1])
-        began_ms = run.ends_ms[done - 1] if done else step.started_ms
-        self._intervals.add_run(len(decoding), began_ms, run.ends_ms[done:over])
+        if over > run.seen:
+            self._time_run(step, run, over)
         self._scheduler.grow(1, over - done)
         self._generated_tokens += (over - done) * len(decoding)
-        run.done = over
+        run.done, run.growth = over, None
         return decoding.advance(over - done)
 
+    def _seen_ahead(self) -> tuple[DecodeRun | None, int]:
+        """The run under way and how many of its steps `load` tells of that are not counted; None where it has none."""
+        run = None if self._step is None else self._step.run
+        if run is None or not run.growth or run.seen <= run.done:
+            return None, 0
+        return run, run.seen - run.done
+
+    def _time_run(self, step: Step, run: DecodeRun, over: int) -> None:
+        """Intervals between tokens, up to the end of step `over` of the run."""
+        if self._intervals is not None:
+            began_ms = run.ends_ms[run.seen - 1] if run.seen else step.started_ms
+            self._intervals.add_run(len(self._scheduler.decoding), began_ms, run.ends_ms[run.seen : over])
+        run.seen = over
+
     def _delta(self, sequence: Sequence) -> TokenDelta:
-        return _token_delta(sequence, self._scheduler.tokens_of(sequence))
+        return token_delta(sequence, self._scheduler.tokens_of(sequence))
 
     def _sequence_of(self, request: EngineRequest | CountedRequest) -> Sequence:
         if request.request_id in self._sequences:
@@ -360,35 +491,3 @@ class SimulatedInstance:
         if sequence is None:
             raise IllegalTransition(f"request {request_id} is unknown here or has ended")
         return sequence
-
-
-def _token_delta(sequence: Sequence, tokens: int) -> TokenDelta:
-    """The generated tokens up to `tokens` (prompt included) that have not been told yet; marks them as told."""
-    text = sequence.text
-    if text is None:
-        raise IllegalTransition(f"{sequence.story()} has no token ids to tell")
-    offset = sequence.reported_tokens - sequence.prompt_tokens
-    end = tokens - sequence.prompt_tokens
-    sequence.reported_tokens = tokens
-    logprobs: tuple[PositionLogprobs, ...] = ()
-    if text.sampling.logprobs is not None:
-        logprobs = tuple(text.script.logprobs(position) for position in range(offset, end))
-    return TokenDelta(
-        request_id=sequence.request_id,
-        offset=offset,
-        token_ids=tuple(text.script.token_ids(offset, end)),
-        logprobs=logprobs,
-        finish_reason=sequence.finish_reason if tokens == sequence.total_tokens else None,
-        cached_tokens=None if sequence.started else sequence.cached_prompt_tokens,
-        prompt_logprobs=() if sequence.started else text.script.prompt_logprobs(),
-    )
-
-
-def _abort_delta(sequence: Sequence) -> TokenDelta:
-    """The last word on a request that was taken back."""
-    return TokenDelta(
-        request_id=sequence.request_id,
-        offset=sequence.reported_tokens - sequence.prompt_tokens,
-        token_ids=(),
-        finish_reason=FinishReason.ABORT,
-    )

@@ -1,5 +1,7 @@
 """KV memory as requests use it: prefix hits, growth, release, and the bytes behind the blocks."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
@@ -9,7 +11,8 @@ from mesh.errors import IllegalTransition
 from simulator.instance.block_pool import BlockPool
 from simulator.instance.config import InstanceConfig
 from simulator.instance.sequence import Sequence
-from simulator.instance.splitmix import splitmix_words
+from simulator.instance.splitmix import splitmix_words, stream_words
+from simulator.instance.tokens import RequestTokens
 
 # The bytes that stand for the KV of a block.
 #
@@ -33,6 +36,17 @@ def kv_block_bytes(token_ids: NDArray[np.uint32], parent_hash: int, block_tokens
     return slots.tobytes().ljust(block_bytes, b"\0")
 
 
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """A block of the prefix cache."""
+
+    block_id: int
+    text: RequestTokens
+    """Of the request that filled it."""
+    index: int
+    """Which of the request's blocks it is."""
+
+
 class KvCache:
     """Gives blocks to requests and takes them back; every block of a request passes through here."""
 
@@ -49,6 +63,8 @@ class KvCache:
 
     def cached_prefix(self, sequence: Sequence) -> list[int]:
         """Cached blocks of its prefix; never all its tokens, since the last one must be computed for its output."""
+        if sequence.text is None and not sequence.hashes:
+            return []
         most = (sequence.tokens - 1) // self._block_tokens
         if most and sequence.text is not None:
             sequence.hash_of_block(most - 1, self._block_tokens)
@@ -80,6 +96,15 @@ class KvCache:
                 self._written_by.pop(block, None)
         sequence.blocks += fresh
 
+    def grow_each(self, sequences: list[Sequence]) -> None:
+        """Give each of these requests without token ids one more block, in their order; they must be free."""
+        fresh = self.pool.allocate(len(sequences))
+        if self._written_by:
+            for block in fresh:
+                self._written_by.pop(block, None)
+        for sequence, block in zip(sequences, fresh, strict=True):
+            sequence.blocks.append(block)
+
     def remember(self, sequence: Sequence, computed_tokens: int) -> None:
         """Offer its full blocks to the prefix cache."""
         first, full_blocks = sequence.hashed_blocks, computed_tokens // self._block_tokens
@@ -89,6 +114,18 @@ class KvCache:
             sequence.hash_of_block(full_blocks - 1, self._block_tokens)
         self.pool.cache(sequence.blocks[first:full_blocks], sequence.hashes[first:full_blocks])
         sequence.hashed_blocks = full_blocks
+
+    def name_own_blocks(self, sequence: Sequence) -> None:
+        """Give the full blocks of a request that nobody knows the tokens of hashes of its own, so that it finds them
+        when it comes back, as in vLLM, where every full block has a hash. No other request has them. Only those that
+        are preempted get them: hashes for all would cost every long run its speed, and nobody else would ask."""
+        full_blocks = sequence.computed_tokens // self._block_tokens
+        known = len(sequence.hashes)
+        if sequence.text is not None or full_blocks <= known:
+            return
+        own = xxh3_64_intdigest(sequence.request_id.encode())
+        sequence.hashes += stream_words(own, known, full_blocks - known).tolist()
+        sequence.hashed_blocks = min(sequence.hashed_blocks, known)
 
     def release(self, sequence: Sequence) -> None:
         """Take all its blocks back, the computed full ones into the prefix cache."""
@@ -106,7 +143,7 @@ class KvCache:
         """What its block `index` holds once `computed_tokens` of its tokens are computed."""
         start = index * self._block_tokens
         stop = min(start + self._block_tokens, max(computed_tokens, start))
-        parent = sequence.hash_of_block(index - 1, self._block_tokens) if index else ROOT_HASH
+        parent = sequence.hash_of_block(index - 1, self._block_tokens) if index else _root_hash(sequence)
         return kv_block_bytes(
             _token_ids(sequence, start, stop), parent or ROOT_HASH, self._block_tokens, self._block_bytes
         )
@@ -125,6 +162,18 @@ class KvCache:
         """The request whose tokens a block holds."""
         writer = self._written_by.get(block)
         return writer[0] if writer else None
+
+    def cached_block(self, block_hash: int) -> CachedBlock | None:
+        """What is cached under a hash, where its tokens are known."""
+        block = self.pool.block_of(block_hash)
+        writer = None if block is None else self._written_by.get(block)
+        if block is None or writer is None or writer[0].text is None:
+            return None
+        return CachedBlock(block, writer[0].text, writer[1])
+
+
+def _root_hash(sequence: Sequence) -> int:
+    return ROOT_HASH if sequence.text is None else sequence.text.root_hash
 
 
 def _token_ids(sequence: Sequence, start: int, stop: int) -> NDArray[np.uint32]:

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from simulator.cost.model import PrefillChunk
 from simulator.instance.config import InstanceConfig
 from simulator.instance.decode_batch import DecodeBatch
+from simulator.instance.fetcher import Fetcher
 from simulator.instance.kv_cache import KvCache
 from simulator.instance.sequence import Sequence, SequenceState
 from simulator.instance.step import ScheduledChunk
@@ -66,15 +67,18 @@ class WaitingQueue:
 class Scheduler:
     """The waiting and the running requests of an instance, and the memory they share."""
 
-    def __init__(self, config: InstanceConfig) -> None:
+    def __init__(self, config: InstanceConfig, fetcher: Fetcher | None = None) -> None:
         self.kv = KvCache(config)
         self.waiting = WaitingQueue()
         self.prefilling: list[Sequence] = []
         """Running requests whose prompt is not computed yet."""
         self.decoding = DecodeBatch(config.max_batch_requests, config.block_tokens)
+        self.fetching: set[str] = set()
+        """Requests whose KV is being brought; they wait like those in the queue."""
         self.queued_prefill_tokens = 0
         self.preemptions = 0
         self._config = config
+        self._fetcher = fetcher
         self._preempted: list[str] = []
 
     @property
@@ -94,11 +98,24 @@ class Scheduler:
             return self.decoding.tokens_of(sequence) - 1
         return sequence.computed_tokens
 
+    def is_to_compute(self, chain: tuple[int, ...]) -> bool:
+        """Whether a request that has not begun is about to compute these leading blocks, as far as they are not
+        cached."""
+        last = len(chain) - 1
+        return any(
+            not sequence.started and len(sequence.hashes) > last and sequence.hashes[last] == chain[last]
+            for sequence in (*self.waiting.sequences(), *self.prefilling)
+        )
+
     def enqueue(self, sequence: Sequence) -> None:
         """A request in state WAITING asks to run."""
         computed = sequence.computed_tokens
         if not sequence.blocks:
-            computed = len(self.kv.cached_prefix(sequence)) * self._config.block_tokens
+            blocks = len(self.kv.cached_prefix(sequence))
+            if self._fetcher is not None:
+                promised = self._fetcher.promised(sequence.request_id, sequence.hashes)
+                blocks = max(blocks, min(promised, (sequence.tokens - 1) // self._config.block_tokens))
+            computed = blocks * self._config.block_tokens
         self._set_queued(sequence, sequence.tokens - computed)
         self.waiting.push(sequence)
 
@@ -108,13 +125,15 @@ class Scheduler:
         self._grow_decoding()
         chunks = self._continue_prefill()
         # As in vLLM, a step that had to preempt admits nobody; unless nothing at all would run then.
-        if self.preemptions == preemptions or not self.running_requests:
+        if len(self.waiting) and (self.preemptions == preemptions or not self.running_requests):
             budget = self._config.max_step_tokens - len(self.decoding)
-            self._admit_waiting(chunks, budget - sum(chunk.shape.new_tokens for chunk in chunks))
+            self._admit_waiting(chunks, budget - sum([chunk.shape.new_tokens for chunk in chunks]))
         return chunks
 
     def take_preempted(self) -> tuple[str, ...]:
         """Requests preempted since the last call."""
+        if not self._preempted:
+            return ()
         preempted, self._preempted = tuple(self._preempted), []
         return preempted
 
@@ -141,11 +160,30 @@ class Scheduler:
                 return min(most_steps, periods * period + ahead)
         return most_steps
 
+    def keeps_cache(self, steps: int) -> bool:
+        """Whether so many steps that only decode leave the prefix cache as it is."""
+        most_blocks = (steps // self._config.block_tokens + 1) * len(self.decoding)
+        return not self.decoding.cache_growers and self.kv.pool.hands_out_unseen(most_blocks)
+
     def grow(self, first_ahead: int, stop_ahead: int) -> None:
-        """Give the decodes the blocks of the steps first_ahead .. stop_ahead - 1 from now, known to be free."""
-        for ahead in self.decoding.growth_ahead(first_ahead, stop_ahead):
-            for sequence in self.decoding.due_for_growth(ahead):
-                self._give_decode_block(sequence)
+        """Give the decodes the blocks of the steps first_ahead .. stop_ahead - 1 from now, known to be free.
+
+        Where no block has a place in the prefix cache to lose or to get, all blocks of a request are handed out at
+        once: which request gets which does not show.
+        """
+        decoding, period = self.decoding, self._config.block_tokens
+        most_blocks = len(decoding) * ((stop_ahead - first_ahead) // period + 1)
+        is_long = stop_ahead - first_ahead > period
+        if is_long and not decoding.cache_growers and self.kv.pool.hands_out_unseen(most_blocks):
+            stop = decoding.clock + stop_ahead
+            for sequence in decoding.sequences:
+                missing = (stop - 1 - sequence.growth_due) // period + 1
+                if missing > 0:
+                    self.kv.grow(sequence, (len(sequence.blocks) + missing) * period)
+                    decoding.file_growth(sequence)
+            return
+        for ahead in decoding.growth_ahead(first_ahead, stop_ahead):
+            self._give_decode_blocks(decoding.due_for_growth(ahead), ahead)
 
     def finish_chunk(self, sequence: Sequence, new_tokens: int) -> bool:
         """A chunk is computed; True if the prompt is complete and the request has its next token."""
@@ -184,6 +222,7 @@ class Scheduler:
         if sequence.state is SequenceState.IMPORTING:
             sequence.computed_tokens = 0  # what was not written must not enter the prefix cache
         self._stop_running(sequence)
+        self.fetching.discard(sequence.request_id)
         sequence.move_to(SequenceState.ENDED)
         if was_waiting:
             self.waiting.withdraw()
@@ -197,14 +236,32 @@ class Scheduler:
             sequence.cached_prompt_tokens = min(sequence.computed_tokens, sequence.prompt_tokens)
 
     def _grow_decoding(self) -> None:
-        for sequence in self.decoding.due_for_growth(0):
+        if not self.decoding.sequences:
+            return
+        due = self.decoding.due_for_growth(0)
+        if len(due) <= self.kv.pool.free_blocks:
+            self._give_decode_blocks(due, 0)
+            return
+        for sequence in due:
             # An earlier one in this loop may have preempted it.
             if sequence.state is SequenceState.DECODE and self._make_room(sequence, 1):
                 self._give_decode_block(sequence)
 
+    def _give_decode_blocks(self, due: list[Sequence], ahead: int) -> None:
+        """All that are due in the step after the next `ahead` get their block, which is free for each."""
+        if not due:
+            return
+        if self.decoding.cache_growers:
+            for sequence in due:
+                self._give_decode_block(sequence)
+            return
+        self.kv.grow_each(due)
+        self.decoding.postpone_growth(due, ahead)
+
     def _give_decode_block(self, sequence: Sequence) -> None:
         full_tokens = len(sequence.blocks) * self._config.block_tokens
-        self.kv.remember(sequence, full_tokens)
+        if sequence.grows_cache:
+            self.kv.remember(sequence, full_tokens)
         self.kv.grow(sequence, full_tokens + 1)
         self.decoding.file_growth(sequence)
 
@@ -232,6 +289,8 @@ class Scheduler:
                 must_fit = sequence.tokens if whole else computed + new_tokens
                 if not self.kv.fits(prefix, self.kv.blocks_for(must_fit)):
                     return
+                if self._fetch(sequence, prefix):
+                    continue
                 self.take_prefix(sequence, prefix)
             new_tokens = min(budget, sequence.tokens - sequence.computed_tokens)
             self.waiting.pop()
@@ -240,6 +299,34 @@ class Scheduler:
             self._set_queued(sequence, sequence.tokens - sequence.computed_tokens)
             chunks.append(self._schedule(sequence, new_tokens))
             budget -= new_tokens
+
+    def _fetch(self, sequence: Sequence, prefix: list[int]) -> bool:
+        """Have more of its prefix brought than is cached, if that can be; it then holds the memory for its whole prompt
+        and is out of the queue until `fetched`."""
+        if self._fetcher is None or not self.kv.fits(prefix, self.kv.blocks_for(sequence.tokens)):
+            return False
+        most = (sequence.tokens - 1) // self._config.block_tokens
+        blocks = self._fetcher.fetch(sequence.request_id, sequence.hashes[:most], len(prefix))
+        if blocks <= len(prefix):
+            return False
+        self.waiting.pop()
+        sequence.move_to(SequenceState.IMPORTING)
+        self.fetching.add(sequence.request_id)
+        self.kv.take_prefix(sequence, prefix)
+        self.kv.grow(sequence, sequence.tokens)
+        self._set_queued(sequence, sequence.tokens - blocks * self._config.block_tokens)
+        return True
+
+    def fetched(self, sequence: Sequence, blocks: int) -> None:
+        """So many leading blocks are there; it goes on ahead of those that hold no memory."""
+        self.fetching.remove(sequence.request_id)
+        tokens = max(sequence.computed_tokens, blocks * self._config.block_tokens)
+        if sequence.cached_prompt_tokens is None:
+            sequence.cached_prompt_tokens = min(tokens, sequence.prompt_tokens)
+        sequence.computed_tokens = tokens
+        self.kv.remember(sequence, tokens)
+        sequence.move_to(SequenceState.WAITING)
+        self.enqueue(sequence)
 
     def _schedule(self, sequence: Sequence, new_tokens: int) -> ScheduledChunk:
         computed = sequence.computed_tokens
@@ -260,6 +347,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._stop_running(sequence)
         sequence.move_to(SequenceState.WAITING)
+        self.kv.name_own_blocks(sequence)
         self.kv.release(sequence)
         sequence.computed_tokens = 0
         self.preemptions += 1

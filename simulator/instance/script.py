@@ -1,7 +1,7 @@
 """What a request will say: fixed by its prompt and seed before the first token comes out.
 
-Every token is a function of (prompt, position, seed) alone, so batching, timing, preemption, migration and
-recovery cannot change it; and since the end is known too, the instance only has to count.
+Every token is a function of (prompt, position, seed, LoRA adapter) alone, so batching, timing, preemption, migration
+and recovery cannot change it; and since the end is known too, the instance only has to count.
 
 Parameters that say which tokens may come (allowed_token_ids, bad_words, a logit_bias of 100 or -100) are kept. Those
 that shape a real model's distribution (top_p, penalties...) have no effect here, as `without_effect` says. A
@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from controlplane.model.media import MediaSpan
 from controlplane.model.request import FinishReason, PositionLogprobs, SamplingParams, TokenLogprob
 from controlplane.model.sampling import parameters
 from mesh.errors import RequestRefused
 from simulator.instance.config import OutputConfig
-from simulator.instance.fitting_text import NotSimulated, fitting_text
+from simulator.instance.fitting_text import NotSimulated, fitting_text, leaves_text_free
 from simulator.instance.splitmix import stream_words
 
 _WORD = 1 << 64
@@ -90,7 +91,10 @@ class Script:
         sampling: SamplingParams,
         max_model_len_tokens: int,
         config: OutputConfig,
+        media: Sequence[MediaSpan] = (),
+        adapter_digest: str = "",
     ) -> None:
+        """`media`: of the prompt; answers depend on their contents."""
         self._config = config
         self._sampling = sampling
         self._emitted_tokens = len(emitted_token_ids)
@@ -99,9 +103,13 @@ class Script:
         """What a bad word may have begun with."""
         self._prompt_token_ids = prompt_token_ids if sampling.prompt_logprobs is not None else None
         self._key = xxh3_64_intdigest(prompt_token_ids.tobytes(), _seed_word(sampling))
+        for span in media:
+            self._key = xxh3_64_intdigest(span.media_hash.encode(), self._key)
+        if adapter_digest:
+            self._key = xxh3_64_intdigest(adapter_digest.encode(), self._key)
         self._token_ids: list[int] | None = None
         room_tokens = max_model_len_tokens - len(prompt_token_ids)
-        if sampling.structured_outputs:
+        if sampling.structured_outputs and not leaves_text_free(sampling.structured_outputs):
             self._say(_spelled(sampling.structured_outputs, self._key, config), room_tokens)
         else:
             self._set_end(room_tokens)
@@ -273,7 +281,8 @@ def _spoken(config: OutputConfig, sampling: SamplingParams) -> NDArray[np.int64]
 def _vocabulary(config: OutputConfig) -> NDArray[np.int64]:
     token_ids = np.arange(config.first_token_id, config.last_token_id + 1, dtype=np.int64)
     spoken: NDArray[np.int64] = token_ids[token_ids != config.eos_token_id]
-    return spoken
+    words = spoken[np.isin(spoken, config.word_token_ids)]
+    return words if len(words) else spoken
 
 
 def _spelled(structure: str, key: int, config: OutputConfig) -> list[int]:

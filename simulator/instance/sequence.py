@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from controlplane.model.prefix_hash import block_hashes
-from controlplane.model.request import EngineRequest, FinishReason
+from controlplane.model.request import EngineRequest, FinishReason, engine_priority
 from mesh.errors import IllegalTransition, RequestRefused
 from simulator.instance.config import InstanceConfig
 from simulator.instance.counted_request import CountedRequest
@@ -16,7 +16,9 @@ class SequenceState(StrEnum):
     WAITING = "waiting"
     """In the queue: new, preempted, or imported with its KV."""
     IMPORTING = "importing"
-    """Holds blocks into which another instance's KV is being written."""
+    """Holds blocks into which KV from another instance, or from the host, is being written."""
+    HOLDING = "holding"
+    """Holds cached blocks of its prompt while peers read them; it never runs."""
     PAUSED = "paused"
     """Stands still with its KV, while it is handed off to another instance."""
     PREFILL = "prefill"
@@ -27,8 +29,9 @@ class SequenceState(StrEnum):
 
 
 _NEXT = {
-    SequenceState.WAITING: {SequenceState.PREFILL, SequenceState.ENDED},
+    SequenceState.WAITING: {SequenceState.PREFILL, SequenceState.IMPORTING, SequenceState.ENDED},
     SequenceState.IMPORTING: {SequenceState.WAITING, SequenceState.ENDED},
+    SequenceState.HOLDING: {SequenceState.ENDED},
     SequenceState.PREFILL: {SequenceState.DECODE, SequenceState.WAITING, SequenceState.ENDED},
     SequenceState.DECODE: {SequenceState.WAITING, SequenceState.PAUSED, SequenceState.ENDED},
     SequenceState.PAUSED: {SequenceState.WAITING, SequenceState.ENDED},
@@ -127,7 +130,13 @@ class Sequence:
             parent = self.hashes[-1] if self.hashes else self.text.root_hash
             fresh = self.text.between(known * block_tokens, (index + 1) * block_tokens)
             # The array stands for the sequence of ids; `block_hashes` turns lists into such arrays anyway.
-            self.hashes += block_hashes(fresh, block_tokens, parent)  # type: ignore[arg-type]
+            self.hashes += block_hashes(
+                fresh,  # type: ignore[arg-type]
+                block_tokens,
+                parent,
+                self.text.media,
+                known * block_tokens,
+            )
         return self.hashes[index] if index < len(self.hashes) else None
 
 
@@ -136,14 +145,14 @@ def sequence_of(request: EngineRequest, config: InstanceConfig) -> Sequence:
     text = RequestTokens(request, config)
     sequence = Sequence(
         request.request_id,
-        request.priority,
+        request.engine_priority,
         text.prompt_tokens,
         len(request.emitted_token_ids),
         text.script.total_tokens,
     )
     sequence.finish_reason = text.script.finish_reason
     sequence.text = text
-    sequence.hashes = block_hashes(text.known, config.block_tokens, text.root_hash)  # type: ignore[arg-type]
+    sequence.hashes = block_hashes(text.known, config.block_tokens, text.root_hash, text.media)  # type: ignore[arg-type]
     return sequence
 
 
@@ -158,7 +167,7 @@ def counted_sequence_of(request: CountedRequest, config: InstanceConfig) -> Sequ
         )
     sequence = Sequence(
         request.request_id,
-        request.priority,
+        engine_priority(request.priority, request.turn),
         request.prompt_tokens,
         request.emitted_tokens,
         output_tokens,

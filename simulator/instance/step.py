@@ -1,7 +1,8 @@
 """A step as an instance plans it, and its result."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,11 +12,10 @@ from simulator.cost.model import PrefillChunk
 from simulator.instance.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
+class ScheduledChunk(msgspec.Struct, frozen=True, eq=False):
     """The part of one request's prompt that a step computes."""
 
-    sequence: Sequence = field(repr=False)
+    sequence: Sequence
     request_id: str
     shape: PrefillChunk
 
@@ -28,14 +28,21 @@ class DecodeRun:
     """Shape (steps,)."""
     ends_ms: list[float]
     done: int = 0
+    seen: int = 0
+    """Steps that `load` tells of, counted or not: see `SimulatedInstance.glance`."""
+    timed: int = 0
+    """Steps whose durations were told, counted or not."""
+    growth: tuple[int, ...] | None = None
+    """Blocks that the first 0, 1, 2 ... steps after `done` need, up to one period; None: nobody has asked."""
+    is_quiet: bool | None = None
+    """See `SimulatedInstance.is_run_quiet`; None: nobody has asked."""
 
     def rest_of_one_step(self) -> "DecodeRun":
         """Only the step under way."""
         return DecodeRun(self.durations_ms[self.done : self.done + 1], self.ends_ms[self.done : self.done + 1])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class Step(msgspec.Struct, frozen=True, eq=False):
     """One engine step, or several that differ in nothing but the contexts' growth."""
 
     started_ms: float
@@ -66,11 +73,10 @@ class Step:
         started_ms = self.run.ends_ms[self.run.done - 1] if self.run.done else self.started_ms
         run = self.run.rest_of_one_step()
         last_ms = float(run.durations_ms[0])
-        return replace(self, started_ms=started_ms, ends_ms=run.ends_ms[0], steps=1, last_step_ms=last_ms, run=run)
+        return Step(started_ms, run.ends_ms[0], 1, last_ms, self.chunks, self.decode_requests, self.preempted, run)
 
 
-@dataclass(frozen=True, slots=True)
-class StartedRequest:
+class StartedRequest(msgspec.Struct, frozen=True):
     """A request whose first token came out."""
 
     request_id: str
@@ -78,8 +84,7 @@ class StartedRequest:
     """Prompt tokens that it found in the prefix cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """Everything that a step changed: deltas, starts and KV changes."""
 
     emitted_tokens: int

@@ -15,12 +15,14 @@ from simulator.instance.script import Script
 class RequestTokens:
     """Token ids by position: known at first (prompt, emitted elsewhere), then the script's."""
 
-    __slots__ = ("known", "prompt_tokens", "root_hash", "sampling", "script")
+    __slots__ = ("adapter_digest", "cache_salt", "known", "media", "prompt_tokens", "root_hash", "sampling", "script")
 
     def __init__(self, request: EngineRequest, config: InstanceConfig) -> None:
         """Raises `RequestRefused` for a request that no engine with this config can serve."""
         self.sampling = request.sampling
-        self.root_hash = root_hash(request.cache_salt)
+        self.media = request.media_spans
+        self.cache_salt, self.adapter_digest = request.cache_salt, request.adapter_digest
+        self.root_hash = root_hash(request.cache_salt, request.adapter_digest)
         self.prompt_tokens = len(request.prompt_token_ids)
         _check_lengths(request, config.max_model_len_tokens)
         vocabulary_tokens = config.output.vocabulary_tokens
@@ -28,7 +30,13 @@ class RequestTokens:
         emitted = _checked_ids(request.emitted_token_ids, vocabulary_tokens)
         self.known = np.concatenate((prompt, emitted)) if len(emitted) else prompt
         self.script = Script(
-            prompt, request.emitted_token_ids, request.sampling, config.max_model_len_tokens, config.output
+            prompt,
+            request.emitted_token_ids,
+            request.sampling,
+            config.max_model_len_tokens,
+            config.output,
+            self.media,
+            request.adapter_digest,
         )
 
     def between(self, start: int, stop: int) -> NDArray[np.uint32]:

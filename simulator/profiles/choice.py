@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 from mesh.errors import ConfigurationError
 from simulator.cost.catalogue import DEVICES, MODELS
+from simulator.cost.catalogue.unevenness import measured_unevenness
 from simulator.cost.fitted.table_cost import TableCost
+from simulator.cost.fitted.unevenness import Unevenness
 from simulator.cost.model import CostModel
 from simulator.cost.roofline.attention import decode_attention
 from simulator.profiles.folder import ProfileFolder
-from simulator.profiles.kernel_tables import DEVICE, kernel_tables
+from simulator.profiles.kernel_tables import kernel_tables
 from simulator.profiles.step_formulas import distserve_cost, splitwise_cost
 from simulator.profiles.vidur_tables import vidur_tables
 
@@ -33,12 +35,18 @@ def cost_from_tables(
 
 
 def _kernels(folder: ProfileFolder, model: str, device: str, tensor_parallel: int) -> TableCost:
-    if device != DEVICE or model not in MODELS:
-        raise ConfigurationError(f"LLMServingSim's kernel tables are of an {DEVICE}")
-    tables = kernel_tables(folder, model, tensor_parallel)
-    return TableCost(
-        tables, decode_attention(MODELS[model], DEVICES[device], tensor_parallel), graph_tokens=GRAPH_TOKENS
-    )
+    if model not in MODELS or device not in DEVICES:
+        raise ConfigurationError(
+            f"kernel tables are read for models and devices of the catalogue, not {model} on {device}"
+        )
+    tables = kernel_tables(folder, model, device, tensor_parallel)
+    return TableCost(tables, unevenness_of(model, device, tensor_parallel), graph_tokens=GRAPH_TOKENS)
+
+
+def unevenness_of(model: str, device: str, tensor_parallel: int) -> Unevenness:
+    """As measured on the device; where it was not, by the tile model of its kernel."""
+    measured = measured_unevenness(MODELS[model], DEVICES[device], tensor_parallel)
+    return measured or decode_attention(MODELS[model], DEVICES[device], tensor_parallel)
 
 
 def _vidur(folder: ProfileFolder, model: str, device: str, tensor_parallel: int) -> TableCost:

@@ -23,6 +23,10 @@ class ProfileFolder:
         """The parsed JSON of `NAME.json.gz`. Raises `ConfigurationError` where it cannot be read."""
         return json.loads(self._text(f"{name}.json.gz"))
 
+    def names(self, prefix: str) -> tuple[str, ...]:
+        """The ends of the names of all tables that begin with `prefix`, without .csv.gz, sorted."""
+        return tuple(sorted(path.name[len(prefix) : -len(".csv.gz")] for path in self.path.glob(f"{prefix}*.csv.gz")))
+
     def _text(self, name: str) -> str:
         path = self.path / name
         try:

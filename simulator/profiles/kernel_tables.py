@@ -1,4 +1,6 @@
-"""The kernel tables of vLLM 0.19 on an RTX PRO 6000 that LLMServingSim publishes (llmservingsim_*_RTXPRO6000)."""
+"""Kernel tables of vLLM in the form that LLMServingSim publishes: llmservingsim_KIND_CARD.csv.gz, for any card.
+
+Those of vLLM 0.19 on an RTX PRO 6000 are public; of another card they are whoever measures its."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -9,25 +11,31 @@ from simulator.cost.fitted.interpolation import Curve, Grid
 from simulator.cost.fitted.operators import AttentionTables, ExpertTables, Links, OperatorTables
 from simulator.profiles.folder import ProfileFolder
 
-DEVICE = "RTX-PRO-6000"
 LAYERS_TWICE = ("layernorm",)
 LAYERS_ONCE_A_STEP = ("embedding", "final_layernorm")
 _MICRO = 1e-3  # microseconds to ms
 
 HOP_MS = 0.020
 LINK_BYTES_PER_MS = 16e9 / 1000
-"""Between the two cards: what LLMServingSim's configuration of this machine states (link_latency, link_bw)."""
+"""Between two cards without NVLink: what LLMServingSim states of its machine (link_latency, link_bw)."""
 
 
-def kernel_tables(folder: ProfileFolder, model: str, tensor_parallel: int, expert_devices: int = 1) -> OperatorTables:
-    """Of a model of the catalogue. `expert_devices`: among how many its experts are divided.
+def card_of(device: str) -> str:
+    """How file names write a device of the catalogue: RTXPRO6000 for RTX-PRO-6000."""
+    return device.replace("-", "")
+
+
+def kernel_tables(
+    folder: ProfileFolder, model: str, device: str, tensor_parallel: int, expert_devices: int = 1
+) -> OperatorTables:
+    """Of a model on a device of the catalogue. `expert_devices`: among how many its experts are divided.
 
     Raises `ConfigurationError` where the folder has no such table.
     """
-    spec = MODELS[model]
-    dense = _mine(folder.rows("llmservingsim_dense_RTXPRO6000"), model, tensor_parallel)
-    per_sequence = _mine(folder.rows("llmservingsim_per_sequence_RTXPRO6000"), model, tensor_parallel)
-    attention = _mine(folder.rows("llmservingsim_attention_RTXPRO6000"), model, tensor_parallel)
+    spec, card = MODELS[model], card_of(device)
+    dense = _mine(folder.rows(f"llmservingsim_dense_{card}"), model, tensor_parallel)
+    per_sequence = _mine(folder.rows(f"llmservingsim_per_sequence_{card}"), model, tensor_parallel)
+    attention = _mine(folder.rows(f"llmservingsim_attention_{card}"), model, tensor_parallel)
     layers = {row["layer"] for row in dense}
     once = layers & set(LAYERS_ONCE_A_STEP)
     return OperatorTables(
@@ -37,7 +45,7 @@ def kernel_tables(folder: ProfileFolder, model: str, tensor_parallel: int, exper
         step=_sum_curve(dense, "tokens", dict.fromkeys(once, 1)),
         sequence=_sum_curve(per_sequence, "sequences", {"lm_head": 1, "sampler": 1}),
         attention=_attention(attention),
-        experts=_experts(folder, model, expert_devices) if spec.experts else None,
+        experts=_experts(folder, model, card, expert_devices) if spec.experts else None,
         tensor_links=_links(tensor_parallel),
     )
 
@@ -47,14 +55,15 @@ def _links(devices: int) -> Links | None:
 
 
 def _mine(rows: list[dict[str, str]], model: str, tensor_parallel: int) -> list[dict[str, str]]:
-    mine = [row for row in rows if _is(row["model"], model) and int(row["tp"]) == tensor_parallel]
+    mine = [row for row in rows if is_model(row["model"], model) and int(row["tp"]) == tensor_parallel]
     if not mine:
         there = sorted({f"{row['model']} on {row['tp']}" for row in rows})
         raise ConfigurationError(f"no table of {model} on {tensor_parallel} device(s); there are {', '.join(there)}")
     return mine
 
 
-def _is(published: str, model: str) -> bool:
+def is_model(published: str, model: str) -> bool:
+    """Whether a published name means a model of the catalogue; its instruction-tuned form has the same shape."""
     name = published.rpartition("/")[2].lower()
     return name == model.lower() or name.startswith(model.lower() + "-instruct")
 
@@ -96,8 +105,8 @@ def _doubling(points: set[int]) -> list[float]:
     return [float(point) for point in chain]
 
 
-def _experts(folder: ProfileFolder, model: str, devices: int) -> ExpertTables:
-    rows = _mine(folder.rows("llmservingsim_moe_RTXPRO6000"), model, 1)
+def _experts(folder: ProfileFolder, model: str, card: str, devices: int) -> ExpertTables:
+    rows = _mine(folder.rows(f"llmservingsim_moe_{card}"), model, 1)
     spec = MODELS[model]
     if spec.experts is None:
         raise ConfigurationError(f"{model} has no experts")

@@ -18,17 +18,18 @@ def report_table(
     table.add_column("")
     for name in reports:
         table.add_column(name, justify="right")
-    columns = [{**dict(_rows(report)), **(more or {}).get(name, {})} for name, report in reports.items()]
+    columns = [{**report_rows(report), **(more or {}).get(name, {})} for name, report in reports.items()]
     labels = dict.fromkeys(label for column in columns for label in column)
     for label in labels:
         table.add_row(label, *(column.get(label, "-") for column in columns))
     return table
 
 
-def _rows(report: Report) -> list[tuple[str, str]]:
+def report_rows(report: Report) -> dict[str, str]:
+    """Name and text of each row."""
     slo = report.slo
     limits = f"TTFT {_limit(slo.ttft_ms)}, TPOT {_limit(slo.tpot_ms)}"
-    return [
+    rows = [
         ("requests", f"{report.requests:,}"),
         ("errors", f"{report.errors:,}"),
         *_latency_rows("TTFT ms", report.ttft_ms),
@@ -44,6 +45,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         *_instance_rows(report),
         ("seed", str(report.seed)),
     ]
+    return dict(rows)
 
 
 def _latency_rows(name: str, latencies: Latencies) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulator.report.plot import require_matplotlib
+from simulator.report.plot_style import line_style, use_log_scale
 
 Points = Sequence[tuple[float, float]]
 
@@ -23,7 +24,7 @@ class Panel:
     y_label: str
     lines: Mapping[str, Points]
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Horizontal dashed lines by their label, e.g. a target."""
+    """Horizontal grey lines by their label, e.g. a target."""
     is_x_log: bool = False
     is_y_log: bool = False
 
@@ -43,22 +44,22 @@ def draw_lines(path: Path, panels: Sequence[Panel], title: str = "", columns: in
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(grid, panels, strict=False):
-        for name, points in panel.lines.items():
-            ordered = sorted(points)
-            axes.plot([x for x, _ in ordered], [y for _, y in ordered], marker="o", markersize=3, label=name)
+        for number, (name, points) in enumerate(panel.lines.items()):
+            ordered, style = sorted(points), line_style(number)
+            axes.plot([x for x, _ in ordered], [y for _, y in ordered], marker="o", markersize=3, label=name, **style)
         for label, value in panel.limits.items():
-            axes.axhline(value, linestyle="--", color="grey", label=label)
+            axes.axhline(value, linewidth=1.0, color="grey", label=label)
         if panel.is_x_log:
-            axes.set_xscale("log")
+            use_log_scale(axes, "x")
         if panel.is_y_log:
-            axes.set_yscale("log")
+            use_log_scale(axes, "y")
         axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         axes.grid(visible=True, alpha=0.3)
         if panel.lines and not is_shared:
             axes.legend(fontsize="small")
     if is_shared:
-        names = list(panels[0].lines)
-        figure.legend(figure.axes[0].lines[: len(names)], names, loc="outside lower center", ncols=len(names))
+        handles, names = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names))
     for axes in figure.axes[len(panels) :]:
         axes.set_axis_off()
     if title:

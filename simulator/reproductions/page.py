@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from simulator.reproductions.report import Figure, Findings, ReproductionReport
+from simulator.reproductions.report import Figure, Findings, ReportRow, ReproductionReport
 
 
 def page(report: ReproductionReport, findings: Findings, title: str, command: str) -> str:
@@ -15,7 +15,7 @@ def page(report: ReproductionReport, findings: Findings, title: str, command: st
         "",
         markdown_table(
             ("claim", "paper", "ours", "unit", "why"),
-            ((row.claim, show(row.paper), show(row.ours), row.unit, row.why) for row in report.rows),
+            ((row.claim, show(row.paper), show_measured(row), row.unit, row.why) for row in report.rows),
         ),
     ]
     for plot in findings.plots:
@@ -38,6 +38,11 @@ def show(figure: Figure) -> str:
     if isinstance(figure, str):
         return figure
     return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.3g}"
+
+
+def show_measured(row: ReportRow) -> str:
+    """What was measured, with half of its interval where it is a mean over seeds."""
+    return f"{show(row.ours)} +- {row.interval:.2g}" if row.interval else show(row.ours)
 
 
 def _cell(text: str) -> str:

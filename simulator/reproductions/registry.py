@@ -10,7 +10,7 @@ from types import MappingProxyType
 from mesh.errors import ConfigurationError
 from simulator.reproductions.page import page
 from simulator.reproductions.report import Findings, ReproductionReport, encode_report
-from simulator.reproductions.run import ReproductionRun
+from simulator.reproductions.run import EngineEra, ReproductionRun
 
 REPORT_FILE = "report.json"
 PAGE_FILE = "report.md"
@@ -23,6 +23,10 @@ class Paper:
     module: str
     """Has `reproduce(run: ReproductionRun) -> Findings`."""
     title: str
+    has_eras: bool = False
+    """Whether its runs depend on `ReproductionRun.engine_era`."""
+    keeps_journal: bool = False
+    """Whether its results can be written down as JSON, and read again."""
 
     def load(self) -> Callable[[ReproductionRun], Findings]:
         """Import the module; its function."""
@@ -32,11 +36,15 @@ class Paper:
 
 PAPERS: Mapping[str, Paper] = MappingProxyType(
     {
-        "arrow": Paper("simulator.reproductions.arrow.reproduction", "Arrow: adaptive prefill and decode pools"),
+        "arrow": Paper(
+            "simulator.reproductions.arrow.reproduction", "Arrow: adaptive prefill and decode pools", keeps_journal=True
+        ),
         "cascadeinfer": Paper("simulator.reproductions.cascadeinfer.findings", "CascadeInfer: length-aware stages"),
         "cascadia": Paper("simulator.reproductions.cascadia.reproduction", "Cascadia: plans of a cascade of models"),
-        "lmetric": Paper("simulator.reproductions.lmetric.reproduction", "LMetric: placement by a product"),
-        "star": Paper("simulator.reproductions.star.reproduction", "STAR: decode-phase rescheduling"),
+        "lmetric": Paper(
+            "simulator.reproductions.lmetric.reproduction", "LMetric: placement by a product", keeps_journal=True
+        ),
+        "star": Paper("simulator.reproductions.star.reproduction", "STAR: decode-phase rescheduling", has_eras=True),
     }
 )
 
@@ -44,12 +52,23 @@ PAPERS: Mapping[str, Paper] = MappingProxyType(
 def reproduce(paper: str, run: ReproductionRun) -> ReproductionReport:
     """Measure, and write `report.json`, `report.md` and `plots/` into `run.out`.
 
-    Raises `ConfigurationError` for an unknown paper, lacking data or a folder that cannot be written.
+    Raises `ConfigurationError` for an unknown paper, an era or a journal that the paper has not, lacking data or
+    a folder that cannot be written.
     """
     if paper not in PAPERS:
         known = ", ".join(PAPERS) or "none"
         raise ConfigurationError(f"there is no reproduction of {paper!r}; papers that can be reproduced: {known}")
     registered = PAPERS[paper]
+    if run.engine_era is not EngineEra.CURRENT and not registered.has_eras:
+        known = ", ".join(name for name, each in PAPERS.items() if each.has_eras)
+        raise ConfigurationError(
+            f"the reproduction of {paper} has no engine of another era; leave --engine-era out, or take one of: {known}"
+        )
+    if run.journal is not None and not registered.keeps_journal:
+        known = ", ".join(name for name, each in PAPERS.items() if each.keeps_journal)
+        raise ConfigurationError(
+            f"the reproduction of {paper} keeps no journal; leave --journal out, or take one of: {known}"
+        )
     measure = registered.load()
     _make_folders(run)
     started_s = time.perf_counter()
@@ -75,4 +94,5 @@ def _make_folders(run: ReproductionRun) -> None:
 
 def _command(paper: str, run: ReproductionRun) -> str:
     quick = " --quick" if run.quick else ""
-    return f"penstock reproduce {paper} --data DATA --out OUT --seed {run.seed}{quick}"
+    era = "" if run.engine_era is EngineEra.CURRENT else f" --engine-era {run.engine_era}"
+    return f"penstock reproduce {paper} --data DATA --out OUT --seed {run.seed}{quick}{era}"

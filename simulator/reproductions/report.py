@@ -20,6 +20,8 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     why: str = ""
     """Why the two differ, from what was looked into; empty where they agree."""
+    interval: float = 0.0
+    """`ours` is a mean over seeds, and this half of its 95 % interval; 0: a single run."""
 
 
 class ReproductionReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,15 +2,26 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 from mesh.errors import ConfigurationError
+from simulator.reproductions.journal import arguments_fingerprint, run_noted
 from simulator.reproductions.parallel import OnDone, run_jobs
 
 Result = TypeVar("Result")
 
 PLOTS_FOLDER = "plots"
+
+
+class EngineEra(StrEnum):
+    """Whose admission the modelled engines have."""
+
+    VLLM_0_9 = "0.9"
+    """Of vLLM 0.9: a request is admitted where its first chunk fits."""
+    CURRENT = "current"
+    """Where its whole prompt fits, as vLLM does it by default now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +33,14 @@ class ReproductionRun:
     out: Path
     seed: int
     quick: bool
-    """Give the same rows from shorter runs: at most two minutes on two cores for all of a paper."""
+    """Give the same rows from shorter runs: a few minutes on two cores for all of a paper."""
     processes: int
     on_done: OnDone | None = None
+    engine_era: EngineEra = EngineEra.CURRENT
+    """Only for papers that say they have eras (`Paper.has_eras`)."""
+    journal: Path | None = None
+    """Results are added to this file as they come, and those that it has of the same jobs are not measured again. Only
+    for papers that say so (`Paper.keeps_journal`)."""
 
     @property
     def plots(self) -> Path:
@@ -45,5 +61,7 @@ class ReproductionRun:
         return path
 
     def run_jobs(self, jobs: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
-        """See `parallel.run_jobs`: the processes and the progress of this run."""
+        """See `parallel.run_jobs`: the processes, the progress and the journal of this run."""
+        if self.journal is not None:
+            return run_noted(jobs, self.processes, self.on_done, self.journal, arguments_fingerprint)
         return run_jobs(jobs, self.processes, self.on_done)

@@ -1,6 +1,6 @@
 """The rescheduler as a controller of a simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -19,7 +19,8 @@ from controlplane.policies.rescheduling.manager import (
 )
 from controlplane.policies.rescheduling.migrations import OrderedMigration
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
-from controlplane.policies.rescheduling.view import InstanceReport, ModelReport
+from controlplane.policies.rescheduling.problem import DecodeInstance
+from controlplane.policies.rescheduling.view import InstanceReport, ModelReport, decode_view
 from simulator.cluster.control import Cluster, ClusterEvent, MigrationEnd
 from simulator.rescheduling.remaining_lengths import RemainingLengths, Tokens
 
@@ -36,8 +37,9 @@ class ReschedulingController:
         parameters: ReschedulerParameters,
         lengths: RemainingLengths | None = None,
         max_in_flight: int = 8,
+        stage_of: Callable[[str], int | None] = lambda instance_id: None,
     ) -> None:
-        """`lengths` predicts, where the mode asks for predictions."""
+        """`lengths` predicts, where the mode asks for predictions; `stage_of` says which stage an instance is in."""
         self.ordered_s: list[float] = []
         """When orders were given."""
         self.moves_ms: list[float] = []
@@ -45,15 +47,24 @@ class ReschedulingController:
         self.manager = ReschedulingManager(mode, max_in_flight, max_remembered=0)
         self.manager.handle(Configured(mode, parameters), 0.0)
         self._lengths = lengths
+        self._stage_of = stage_of
+        self._cluster: Cluster | None = None
         self._under_way: dict[MigrationOrder, OrderedMigration] = {}
 
     @property
     def interval_ms(self) -> float | None:
-        """See `Controller`."""
         return 1000 * self.manager.switch.parameters.interval_s
 
     def attached(self, cluster: Cluster) -> None:
         """See `Controller`."""
+        self._cluster = cluster
+
+    def running(self) -> tuple[DecodeInstance, ...]:
+        """The instances that decode, at this very moment."""
+        assert self._cluster is not None, "it is attached"
+        now_s, parameters = self._cluster.now_ms / 1000, self.manager.switch.parameters
+        reports = self._reports(self._cluster, now_s)
+        return decode_view(self._cluster.model, reports, parameters, frozenset(), now_s).instances
 
     def act(self, cluster: Cluster, now_ms: float) -> Sequence[MigrationOrder]:
         """One interval."""
@@ -84,7 +95,7 @@ class ReschedulingController:
         ids = [each for each in cluster.instance_ids() if cluster.description(each).phase.decodes]
         running = [cluster.running(instance_id) for instance_id in ids]
         context = np.array([request.context_tokens for each in running for request in each], dtype=np.int64)
-        remaining = self._predict(cluster, [request for each in running for request in each])
+        remaining, band = self._predict(cluster, [request for each in running for request in each])
         ends = np.cumsum([len(each) for each in running]).tolist()
         horizon = self.manager.switch.parameters.horizon
         reports = []
@@ -97,16 +108,21 @@ class ReschedulingController:
                     instance_id,
                     description.kv_blocks * description.block_tokens,
                     load.token_interval_ms or load.step_ms,
-                    load_of(names, context[rows], remaining[rows], horizon),
+                    load_of(names, context[rows], remaining[rows], horizon, (), band[:, rows]),
                     now_s,
+                    costs=cluster.spec(instance_id).profiled,
+                    stage=self._stage_of(instance_id),
                 )
             )
         return tuple(reports)
 
-    def _predict(self, cluster: Cluster, running: Sequence[RunningRequest]) -> Tokens:
+    def _predict(self, cluster: Cluster, running: Sequence[RunningRequest]) -> tuple[Tokens, Tokens]:
+        """What remains, and its band."""
         if self._lengths is None or not running:
-            return np.full(len(running), UNKNOWN, dtype=np.int64)
+            unknown = np.full(len(running), UNKNOWN, dtype=np.int64)
+            return unknown, np.stack([unknown, unknown])
         keys = np.array([crc32(request.request_id.encode()) for request in running], dtype=np.uint64)
         generated = np.array([request.generated_tokens for request in running], dtype=np.int64)
         left = [cluster.oracle_remaining_tokens(request.request_id) for request in running]
-        return self._lengths.predict(keys, generated, generated + np.array(left, dtype=np.int64))
+        predicted = self._lengths.predict(keys, generated, generated + np.array(left, dtype=np.int64))
+        return predicted, self._lengths.band(generated, predicted)

@@ -21,6 +21,10 @@ class RemainingLengths(Protocol):
     def predict(self, keys: Keys, generated: Tokens, total: Tokens) -> Tokens:
         """Tokens that requests, known by `keys`, will still generate after `generated` ones, of `total` in truth."""
 
+    def band(self, generated: Tokens, predicted: Tokens) -> Tokens:
+        """How many remain at least and at most where so many were `predicted`, each with a probability of 90 %, shape
+        (2, requests)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
@@ -29,6 +33,10 @@ class Oracle:
     def predict(self, keys: Keys, generated: Tokens, total: Tokens) -> Tokens:
         """See `RemainingLengths`."""
         return total - generated
+
+    def band(self, generated: Tokens, predicted: Tokens) -> Tokens:
+        """See `RemainingLengths`."""
+        return np.stack([predicted, predicted])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,16 @@ class Figure7Errors:
         remaining: Tokens = np.clip(predicted, 0, self.longest_tokens - np.minimum(generated, self.longest_tokens))
         return remaining
 
+    def band(self, generated: Tokens, predicted: Tokens) -> Tokens:
+        """See `RemainingLengths`: the error turned round, for the 10 and 90 % quantiles of its factors. As long as the
+        factor may make up for all that the prediction knows, anything up to the longest is possible."""
+        most = np.maximum(self.longest_tokens - generated, 0)
+        fading = np.exp(-generated / self.fade_tokens) * np.array([[0.6], [1.4]])
+        totals = (generated + predicted - fading * self.prior_tokens) / np.maximum(1 - fading, 1e-9)
+        left = np.where(fading[1] < 1, totals - generated, np.array([[0.0], [np.inf]]))
+        band: Tokens = np.sort(np.clip(np.rint(left), 0, most).astype(np.int64), axis=0)
+        return band
+
 
 @dataclass(frozen=True, slots=True)
 class Binned:
@@ -75,6 +93,12 @@ class Binned:
         middles: Tokens = (edges[:-1] + edges[1:]) // 2
         return middles[bins]
 
+    def band(self, generated: Tokens, predicted: Tokens) -> Tokens:
+        """See `RemainingLengths`: the bin's ends."""
+        edges = np.array(self.edges, dtype=np.int64)
+        bins = np.searchsorted(edges[1:-1], predicted, side="right")
+        return np.stack([edges[bins], edges[bins + 1]])
+
 
 @dataclass(frozen=True, slots=True)
 class Every:
@@ -88,6 +112,12 @@ class Every:
         asked_at = generated // self.steps * self.steps
         remaining: Tokens = np.maximum(self.inner.predict(keys, asked_at, total) - (generated - asked_at), 0)
         return remaining
+
+    def band(self, generated: Tokens, predicted: Tokens) -> Tokens:
+        """See `RemainingLengths`."""
+        since = generated % self.steps
+        band: Tokens = np.maximum(self.inner.band(generated - since, predicted + since) - since, 0)
+        return band
 
 
 def _uniform(keys: Keys, salt: np.uint64 | Keys) -> NDArray[np.float64]:

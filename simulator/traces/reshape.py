@@ -23,11 +23,14 @@ def clip(requests: Iterable[TraceRequest], start_s: float, end_s: float) -> Iter
     """Arrivals in [start_s, end_s), counted anew from `start_s`."""
     for request in takewhile(lambda request: request.arrival_s < end_s, requests):
         if request.arrival_s >= start_s:
-            yield replace(request, arrival_s=request.arrival_s - start_s)
+            yield replace(request, arrival_s=request.arrival_s - start_s) if start_s else request
 
 
 def scale_rate(requests: Iterable[TraceRequest], factor: float) -> Iterator[TraceRequest]:
     """Arrivals `factor` times as dense."""
+    if factor == 1.0:
+        yield from requests
+        return
     for request in requests:
         yield replace(request, arrival_s=request.arrival_s / factor)
 
@@ -38,6 +41,9 @@ def scale_lengths(requests: Iterable[TraceRequest], factor: float) -> Iterator[T
     Lengths of prompts stay exact; the size of a block is rounded, so that the shared part of a prompt may be
     off by up to half a token a block.
     """
+    if factor == 1.0:
+        yield from requests
+        return
     for request in requests:
         yield replace(
             request,

@@ -7,11 +7,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = {"__init__", "english", "frontend_hops", "kv_throughput_process", "process_cpu"}
 """Modules of `benchmarks` that are no benchmarks by themselves."""
 SHOWN = re.compile(r"python -m benchmarks\.(?P<module>\w+)(?P<options>[^`#\n]*)")
-MODULES = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - PARTS
+MODULES = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - PARTS | {
+    path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")
+}
 
 
 def shown_commands() -> list[tuple[str, re.Match[str]]]:
-    folders = ("*.md", "docs/**/*.md", "benchmarks/*.md", "benchmarks/*.py")
+    folders = ("*.md", "docs/**/*.md", "benchmarks/*.md", "benchmarks/**/*.py")
     pages = [page for pattern in folders for page in sorted(ROOT.glob(pattern))]
     texts = [(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")) for page in pages]
     return [(name, match) for name, text in texts for match in SHOWN.finditer(text)]
@@ -19,7 +21,8 @@ def shown_commands() -> list[tuple[str, re.Match[str]]]:
 
 def unknown_options(module: str, options: str) -> list[str]:
     """Those of a command line that the module's own text does not name."""
-    source = (ROOT / "benchmarks" / f"{module}.py").read_text(encoding="utf-8")
+    path = ROOT / "benchmarks" / f"{module}.py"
+    source = (path if path.is_file() else path.with_suffix("") / "__main__.py").read_text(encoding="utf-8")
     return [option for option in re.findall(r"--[a-z][a-z-]*", options) if f'"{option}"' not in source]
 
 

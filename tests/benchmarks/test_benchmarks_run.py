@@ -1,9 +1,11 @@
 """Every benchmark runs, and prints and writes the figures that it promises. How large they are is not judged here."""
 
+import gzip
 import importlib.util
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 from services.cli.profiling.profile_file import encode_profile
 from tests.mesh.running_mesh import RunningMesh
+from tests.unit.services.predictor.artefacts import make_dataset
 from tests.unit.simulator.cascade.instance_profiles import profile_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +53,34 @@ def are_measured(*values: float) -> bool:
 # ---- one process, or a few that the benchmark starts
 
 
+def test_host_tier(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path,
+        "host_tier",
+        "--block-kib",
+        "256",
+        "--blocks",
+        "256",
+        "--directory",
+        str(tmp_path),
+        "--disk-directory",
+        str(tmp_path),
+    )
+    assert all(f"{value:.2f}" in run.printed for value in run.figures.values())
+    assert are_measured(*run.figures.values())
+
+
+def test_online_lengths(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "samples", requests=150)
+    run = Run(tmp_path, "online_lengths", str(tmp_path / "samples"), "--learnt-from", "100")
+    (figures,) = run.figures
+    assert figures["requests"] == 150
+    assert figures["learnt_from"] == 100
+    assert f"{figures['mae_tokens']:.1f} tokens of error after 100 requests" in run.printed
+    errors = (figures["mae_tokens"], figures["frozen_mae_tokens"], *figures["baselines_mae_tokens"].values())
+    assert are_measured(*errors, figures["predict_ms"], figures["learn_ms_per_request"])
+
+
 def test_cascade_planning(tmp_path: Path) -> None:
     options = ("--tiers", "2", "--replica-gpus", "2", "--gpus", "3", "--requests", "20", "--repeats", "1")
     run = Run(tmp_path, "cascade_planning", *options)
@@ -59,6 +90,89 @@ def test_cascade_planning(tmp_path: Path) -> None:
     assert kinds == {(3, kind, gives_up) for kind in ("slowest_tier", "end_to_end") for gives_up in (False, True)}
     assert all(are_measured(plan["cpu_s"], plan["p95_s"], plan["mean_s"]) for plan in plans)
     assert all(len(plan["shares"]) == 2 for plan in plans)
+
+
+def test_quality_promise(tmp_path: Path) -> None:
+    rng, answers = random.Random(0), tmp_path / "answers.jsonl"
+    lines: list[dict[str, Any]] = [{"rate_per_s": 1.0, "models": ["a", "b", "c"], "judge": "j", "label": "exact"}]
+    for _ in range(600):
+        is_right = [rng.random() < share for share in (0.5, 0.75, 0.95)]
+        scores = [min(100.0, max(0.0, rng.gauss(80 if right else 50, 15))) for right in is_right]
+        quality = [100.0 * right for right in is_right]
+        lines.append({"input_tokens": 36, "output_tokens": [3, 3, 3], "scores": scores, "quality": quality})
+    answers.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    run = Run(tmp_path, "quality_promise", "--demo", str(answers), "--draws", "3")
+    outcomes = run.figures["outcomes"]
+    assert {each["kind"] for each in outcomes} == {"promised", "mean"}
+    assert all(each["draws"] == 3 >= each["planned"] >= each["below"] >= 0 for each in outcomes)
+    assert sum(each["planned"] for each in outcomes) > 0
+    assert all(each["data"] in run.printed for each in outcomes)
+
+
+def test_gateway_cpu(tmp_path: Path) -> None:
+    run = Run(tmp_path, "gateway_cpu", "--rounds", "1", "--requests", "8", "--pieces", "10")
+    measured = {name: figure["cpu_us"] for name, figure in run.figures.items()}
+    assert set(measured) == {"request, 1k characters, all new", "request, 32k characters, all new", "piece, 32 streams"}
+    assert are_measured(*measured.values())
+    assert all(name in run.printed for name in measured)
+
+
+def test_cascade_speculation(tmp_path: Path) -> None:
+    figures = Run(tmp_path, "cascade_speculation", "--requests", "40", "--seeds", "1").figures
+    assert {each["way"] for each in figures} == {"large alone", "cascade", "speculative"}
+    for each in figures:
+        assert are_measured(each["mean_latency_s"], each["throughput_per_s"], each["quality"])
+    cascade, speculative = (
+        [each["quality"] for each in figures if each["way"] == way] for way in ("cascade", "speculative")
+    )
+    assert cascade == speculative, "no decision differs"
+
+
+def test_fair_share(tmp_path: Path) -> None:
+    run = Run(tmp_path, "fair_share", "--seeds", "2", "--duration-s", "5")
+    assert {(row["step_tokens"], row["offered_shares"]) for row in run.figures["rows"]} == {
+        (step_tokens, offered) for step_tokens in (2048, 512) for offered in (0.5, 0.8)
+    }
+    for row in run.figures["rows"]:
+        assert are_measured(row["p95_alone_ms"], row["p95_fair_ms"], row["greedy_tokens_per_s"])
+        assert row["p95_fair_ms"] < row["p95_first_come_ms"], "the same arrivals, in the order of shares"
+
+
+def test_identity_cpu(tmp_path: Path) -> None:
+    run = Run(tmp_path, "identity_cpu", "--streams", "tcp", "--rounds", "1", "--requests", "16")
+    measured = {figure["role"]: (figure["insecure_us"], figure["mutual_tls_us"]) for figure in run.figures["figures"]}
+    assert set(measured) == {"frontend", "scheduler", "worker", "all"}
+    assert are_measured(*measured["all"])
+    assert all(role in run.printed for role in measured)
+
+
+def test_framed_cpu(tmp_path: Path) -> None:
+    run = Run(tmp_path, "framed_cpu", "--carrier", "tcp", "--rounds", "1", "--requests", "16")
+    measured = run.figures["figures"]
+    assert len(measured) == 15
+    assert set(measured["all, 16 tokens"]) == {"grpc", "tcp"}
+    assert are_measured(*measured["all, 16 tokens"].values())
+    assert all(name in run.printed for name in measured)
+
+
+def test_fleet(tmp_path: Path) -> None:
+    small = ("--instances", "6", "--kv-blocks", "2000", "--processes", "1", "--seconds", "1", "--placements", "20")
+    run = Run(tmp_path, "fleet", *small)
+    assert set(run.figures["cores"]) == {"store", "monitor", "scheduler", "instances"}
+    assert are_measured(*run.figures["cores"].values(), *run.figures["memory_mb"].values())
+    assert are_measured(*(run.figures["report_age"][name] for name in ("median_ms", "p99_ms", "worst_ms")))
+    assert run.figures["store"]["calls_per_s"]["RefreshLease"] > 0
+    assert run.figures["placing"]["placements"] > 0
+    assert '"control_plane_cores"' in run.printed
+
+
+def test_peers(tmp_path: Path) -> None:
+    """Penstock alone: the others are not there."""
+    run = Run(tmp_path, "peers", "--router", "penstock", "--rounds", "1", "--share", "0.1")
+    assert len(run.figures["figures"]) == 5
+    for figure in run.figures["figures"]:
+        assert are_measured(*(figure["medians"][part] for part in ("all", "frontend", "ttft_ms")))
+        assert figure["workload"] in run.printed
 
 
 def test_frontend_cpu(tmp_path: Path) -> None:
@@ -128,7 +242,64 @@ def test_rescheduler(tmp_path: Path) -> None:
     assert [(row["instances"], row["requests"]) for row in run.figures] == [(4, 8), (6, 8)]
     for row in run.figures:
         assert are_measured(row["candidates"], *(value for name, value in row.items() if name.endswith("_ms")))
-    assert "(16 candidates)" in run.printed
+    assert all(f"({row['candidates']} candidates)" in run.printed for row in run.figures)
+
+
+def test_rescheduler_modes(tmp_path: Path) -> None:
+    """At a rate that fills the memory within seconds."""
+    short = ("--rates", "2", "--eras", "0.9", "--seeds", "1", "--seconds", "15")
+    run = Run(tmp_path, "rescheduler_modes", *short, "--modes", "off", "trajectories")
+    assert list(run.figures) == ["0.9 2 off #0", "0.9 2 trajectories #0"]
+    assert all(are_measured(figures["p99_tpot_ms"], figures["cpu_s"]) for figures in run.figures.values())
+    assert run.figures["0.9 2 trajectories #0"]["moved"] > 0
+    assert "| 0.9 | 2 | trajectories |" in run.printed
+
+
+def test_several_schedulers(tmp_path: Path) -> None:
+    short = ("--data", str(tmp_path), "--traces", "conversations", "--scale", "20", "--instances", "4")
+    short += ("--requests", "150")
+    run = Run(tmp_path, "several_schedulers", *short, "--schedulers", "4", "--seeds", "1")
+    alone, *several = run.figures.values()
+    assert len(several) == 4
+    assert alone["bounces"] == several[0]["bounces"] == 0
+    assert all(are_measured(each["ttft_ms"], each["goodput_req_s"], each["req_s"]) for each in run.figures.values())
+    assert "| conversations | 4 | never | off |" in run.printed
+
+
+def test_stages_and_rescheduler(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths"
+    lengths.mkdir()
+    rows = "".join(f"{100 + 37 * number % 900},{10 + 53 * number % 400}\n" for number in range(200))
+    text = f"num_prefill_tokens,num_decode_tokens\n{rows}"
+    (lengths / "sharegpt_8k_llama2.csv.gz").write_bytes(gzip.compress(text.encode()))
+    short = ("--data", str(tmp_path), "--rates", "40", "--seconds", "1", "--seeds", "1")
+    run = Run(
+        tmp_path, "stages_and_rescheduler", *short, "--systems", "round robin", "stages by prefill and rescheduler"
+    )
+    assert list(run.figures) == ["40 round robin #0", "40 stages by prefill and rescheduler #0"]
+    assert all(are_measured(each["normalised_ms"], each["mean_ttft_ms"]) for each in run.figures.values())
+    assert run.figures["40 round robin #0"]["moved"] == 0
+    assert "| 40 | stages by prefill and rescheduler |" in run.printed
+
+
+def test_unevenness(tmp_path: Path) -> None:
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    rows = [
+        f"{model},tp1,{n},1,{chunk},{kvs},{4 * kvs},{equal},{equal * (1 + 0.01 * n)}\n"
+        for model in ("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B")
+        for n in (2, 8, 32)
+        for kvs in (128, 1024, 4096)
+        for chunk, equal in ((0, 40.0), (64, 90.0))
+    ]
+    text = f"model,tp,n,nb,pc,kvs,kv_big,t_mean_us,t_skew_us\n{''.join(rows)}"
+    (folder / "llmservingsim_skew_RTXPRO6000.csv.gz").write_bytes(gzip.compress(text.encode()))
+    run = Run(tmp_path, "unevenness", "--data", str(tmp_path), "--every", "1")
+    error = {(each["model"], each["step"], each["by"]): each["mean_absolute"] for each in run.figures["errors"]}
+    assert len(error) == 2 * 2 * 3
+    assert error["Qwen3-32B", "decodes only", "the fit"] < error["Qwen3-32B", "decodes only", "nothing"]
+    assert run.figures["table"]["multiprocessors"] == 188
+    assert "| Llama-3.1-8B | with a prompt | the rule |" in run.printed
 
 
 def test_stage_partition(tmp_path: Path) -> None:
@@ -199,7 +370,8 @@ def test_rescheduling_live(tmp_path: Path) -> None:
     assert medians.keys() == {"off", "current"}
     for figures in medians.values():
         assert are_measured(figures["step_ms_median"], figures["latency_per_token_ms_p99"], figures["seconds"])
-    assert medians["off"]["moved"] == 0
+    assert medians["off"]["moved"] == medians["off"]["moves_judged"] == 0
+    assert medians["current"]["came_back"] == 0
     assert all(mode in run.printed for mode in medians)
 
 
@@ -229,6 +401,36 @@ def test_cascade_live(tmp_path: Path, three_tiers: RunningMesh) -> None:
     assert (result["target"], result["tests"]) == (0, 4)
     assert are_measured(*(result[name] for name in ("latency_s", "latency_large_s", "throughput_per_s")))
     assert math.isclose(sum(result["shares"].values()), 1)
+
+
+def test_cascade_at_load(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "quality"
+    folder.mkdir(parents=True)
+    columns = "prompt_chars,mixtral_8x7b_correct,gpt4_1106_correct,mixtral_8x7b_response_chars,gpt4_1106_response_chars"
+    with gzip.open(folder / "routellm_gsm8k.csv.gz", "wt") as lines:
+        lines.write("\n".join((columns, *(f"40,{int(number % 3 > 0)},1,21,28" for number in range(120)))) + "\n")
+    options = (
+        "--under-way",
+        "2",
+        "--rounds",
+        "2",
+        "--requests",
+        "3",
+        "--judge-s",
+        "0.01",
+        "--instances",
+        "1",
+        "1",
+        "1",
+    )
+    run = Run(tmp_path, "cascade_at_load", "--data", str(tmp_path / "data"), *options)
+    results = run.figures["results"]
+    assert [result["way"] for result in results] == ["large alone", "cascade", "speculative"]
+    for result in results:
+        assert (result["under_way"], result["requests"]) == (2, 6)
+        assert are_measured(result["latency_s"], result["throughput_per_s"], result["latency_ratio"])
+        assert f"{result['latency_s']:.2f} s" in run.printed
+    assert results[0]["latency_ratio"] == 1
 
 
 @pytest.mark.vllm

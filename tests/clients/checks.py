@@ -111,11 +111,20 @@ def _(target: Target) -> None:
 @check("openai", "tools")
 def _(target: Target) -> None:
     answer = _openai(target).chat.completions.create(
-        model=target.model, messages=ASKED, tools=[TOOL], tool_choice="required", max_tokens=96
+        model=target.model, messages=ASKED, tools=[TOOL], tool_choice="required", max_tokens=512
     )
     (call, *_rest) = answer.choices[0].message.tool_calls
     needs(call.function.name == "add", "another tool is called")
     needs("sum" in json.loads(call.function.arguments), "the arguments do not fit")
+
+
+@check("openai", "tools, if the model likes")
+def _(target: Target) -> None:
+    stream = _openai(target).chat.completions.create(
+        model=target.model, messages=ASKED, tools=[TOOL], max_tokens=16, stream=True
+    )
+    deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+    needs(any(delta.content or delta.tool_calls for delta in deltas), "neither text nor a call")
 
 
 @check("openai", "embeddings")
@@ -222,7 +231,7 @@ def _(target: Target) -> None:
 
 @check("litellm", "tools")
 def _(target: Target) -> None:
-    answer = _litellm(target, max_tokens=96, tools=[TOOL], tool_choice="required")
+    answer = _litellm(target, max_tokens=512, tools=[TOOL], tool_choice="required")
     needs(answer.choices[0].message.tool_calls[0].function.name == "add", "no call")
 
 
@@ -278,7 +287,7 @@ def _(target: Target) -> None:
 
     client = instructor.from_openai(_openai(target), mode=instructor.Mode.TOOLS)
     answer = client.chat.completions.create(
-        model=target.model, messages=ASKED, response_model=Sum, max_tokens=96, max_retries=0
+        model=target.model, messages=ASKED, response_model=Sum, max_tokens=512, max_retries=0
     )
     needs(0 <= answer.sum <= 999, "out of bounds")
 
@@ -289,7 +298,7 @@ def _agent(target: Target, **options: Any) -> Any:
     from pydantic_ai.providers.openai import OpenAIProvider
 
     model = OpenAIChatModel(target.model, provider=OpenAIProvider(base_url=target.v1, api_key="none"))
-    return Agent(model, model_settings={"max_tokens": 96, "timeout": TIMEOUT_S}, retries=0, **options)
+    return Agent(model, model_settings={"max_tokens": 512, "timeout": TIMEOUT_S}, retries=0, **options)
 
 
 @check("pydantic-ai", "text")
@@ -336,7 +345,7 @@ def _(target: Target) -> None:
 def _(target: Target) -> None:
     answer = _anthropic(target).messages.create(
         model=target.model,
-        max_tokens=96,
+        max_tokens=512,
         messages=ASKED,
         tools=[{"name": "add", "description": "Adds.", "input_schema": SCHEMA}],
         tool_choice={"type": "any"},

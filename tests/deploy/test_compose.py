@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from engine_worker.settings import PhaseName
+from mesh.identity.identity import ROLES as IDENTITIES
 from services.cli.main import penstock
 from services.cli.planning.export import compose_override
 from tests.deploy.compose_file import DEPLOY, load_compose, option, penstock_services
@@ -60,11 +61,14 @@ def test_every_build_names_a_dockerfile_that_is_there() -> None:
 
 def test_every_mounted_folder_is_there_and_every_default_lies_in_one() -> None:
     for name, service in SERVICES.items():
-        mounted = [volume.split(":") for volume in service.get("volumes", ())]
+        volumes = [volume.split(":") for volume in service.get("volumes", ())]
+        mounted = [volume for volume in volumes if volume[0] not in COMPOSE["volumes"]]
         for source, *_ in mounted:
             assert (DEPLOY / source).is_dir(), name
         inside = {target: DEPLOY / source for source, target, *_ in mounted}
+        targets = {target for _, target, *_ in volumes}
         paths = [Path(value) for value in service["environment"].values() if value.startswith("/")]
+        paths = [path for path in paths if str(path) not in targets]
         assert all((inside[str(path.parent)] / path.name).is_dir() for path in paths), name
     assert SERVICES["predictor"]["environment"]["PENSTOCK_SERVE_PREDICTOR_ARTEFACT"] == "/predictors/demo-large"
 
@@ -76,9 +80,29 @@ def test_every_copy_in_a_dockerfile_has_a_source() -> None:
                 assert (ROOT / path).exists(), f"{dockerfile.name}: {path}"
 
 
+def test_each_service_sees_its_own_identity_alone() -> None:
+    mounts = {name: service.get("volumes", ()) for name, service in COMPOSE["services"].items()}
+    made = {f"identity-{name}:/identity/{name}" for name in (*IDENTITIES, "authority")}
+    assert set(mounts.pop("identities")) == made
+    roles = {name: service["command"][1] for name, service in SERVICES.items()} | {"etcd": "store", "cli": "operator"}
+    for name, volumes in mounts.items():
+        seen = [volume for volume in volumes if volume.startswith("identity-")]
+        assert seen == ([f"identity-{roles[name]}:/identity:ro"] if name in roles else []), name
+
+
+def test_every_service_of_ours_is_confined_watched_and_rotates_its_logs() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["logging"]["options"]["max-size"], name
+        if not service["image"].startswith("penstock/"):
+            continue
+        assert (service["read_only"], service["cap_drop"], service["init"]) == (True, ["ALL"], True), name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert name in ("identities", "cli") or "healthcheck" in service, name
+
+
 def test_every_role_is_deployed() -> None:
     roles = {service["command"][1] for service in SERVICES.values()}
-    assert roles == {"frontend", "scheduler", "monitor", "planner", "predictor", "cascade", "worker"}
+    assert roles == {"frontend", "gateway", "scheduler", "monitor", "planner", "predictor", "cascade", "worker"}
 
 
 def test_no_two_services_share_a_port() -> None:
@@ -121,17 +145,28 @@ def test_the_disaggregated_variant_sets_a_phase_that_workers_know() -> None:
 
 
 @pytest.fixture(scope="module")
-def store_url() -> Iterator[str]:
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the service `identities` makes, by its own command."""
+    folder = tmp_path_factory.mktemp("identities")
+    command = [str(folder) if part == "/identity" else part for part in COMPOSE["services"]["identities"]["command"]]
+    subprocess.run((*PENSTOCK, *command), check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store_url(identities: Path) -> Iterator[str]:
     from tests.deploy.state_store import served_state_store
 
-    with served_state_store() as url:
+    with served_state_store(identities) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
-def processes(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def processes(
+    store_url: str, identities: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Every service but the GPU worker's, started by its own command over one state store."""
-    compose = load_compose({**LOCAL, "PENSTOCK_STORE": store_url})
+    compose = load_compose({**LOCAL, "PENSTOCK_STORE": store_url, "PENSTOCK_IDENTITY": str(identities)})
     running: dict[str, subprocess.Popen[bytes]] = {}
     logs = tmp_path_factory.mktemp("compose")
     try:
@@ -149,24 +184,18 @@ def processes(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     assert set(statuses.values()) == {0}, {name: (logs / f"{name}.log").read_text()[-800:] for name in statuses}
 
 
-def is_serving(address: str) -> bool:
-    import grpc
-
-    client = ReflectionClient(address)
-    try:
-        return client.call("grpc.health.v1.Health", "Check") == {"status": "SERVING"}
-    except grpc.RpcError:
-        return False
-    finally:
-        client.close()
+def is_healthy(service: dict[str, Any]) -> bool:
+    """As its container's health check says, to the letter."""
+    command = [sys.executable if part == "python" else part for part in service["healthcheck"]["test"][1:]]
+    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", sorted(name for name, service in SERVICES.items() if "profiles" not in service))
-def test_every_command_serves(name: str, processes: dict[str, subprocess.Popen[bytes]]) -> None:
-    address = f"127.0.0.1:{option(SERVICES[name], '--port')}"
-    eventually(lambda: is_serving(address), 60.0, f"{name} serves at {address}")
-    client = ReflectionClient(address)
+def test_every_command_serves(name: str, processes: dict[str, subprocess.Popen[bytes]], identities: Path) -> None:
+    eventually(lambda: is_healthy(SERVICES[name]), 60.0, f"{name} serves")
+    client = ReflectionClient(f"127.0.0.1:{option(SERVICES[name], '--port')}", identities / "operator")
+    assert client.call("grpc.health.v1.Health", "Check") == {"status": "SERVING"}
     assert any(service.startswith("penstock.v1.") for service in client.services())
     client.close()
 
@@ -189,10 +218,10 @@ def test_the_predictor_serves_what_comes_with_the_demo_model(processes: dict[str
 
 @pytest.mark.process
 def test_the_service_of_an_exported_plan_sets_the_cascade_up(
-    store_url: str, processes: dict[str, subprocess.Popen[bytes]]
+    store_url: str, identities: Path, processes: dict[str, subprocess.Popen[bytes]]
 ) -> None:
     service = yaml.safe_load(compose_override(PLAN, ("exact", "confidence")))["services"]["cascade-set"]
-    environment = {**os.environ, "PENSTOCK_STORE": store_url}
+    environment = {**os.environ, "PENSTOCK_STORE": store_url, "PENSTOCK_IDENTITY": str(identities)}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run((*PENSTOCK, *arguments), env=environment, capture_output=True, text=True, timeout=60)

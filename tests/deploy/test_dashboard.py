@@ -18,6 +18,8 @@ from mesh.role import Role, register_member_metrics
 from services.cascade.role import CascadeRole
 from services.cascade.settings import CascadeSettings
 from services.cli.serve import ROLES
+from services.frontend.gateway.role import GatewayRole
+from services.frontend.gateway.settings import GatewaySettings
 from services.frontend.role import FrontendRole
 from services.frontend.settings import FrontendSettings
 from services.predictor.role import PredictorRole
@@ -45,6 +47,12 @@ def queries() -> list[tuple[str, str, str]]:
     ]
 
 
+def alerts() -> list[tuple[str, str, str]]:
+    """(alert, severity, PromQL) of every rule."""
+    groups = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"]
+    return [(rule["alert"], rule["labels"]["severity"], rule["expr"]) for group in groups for rule in group["rules"]]
+
+
 def families(registry: CollectorRegistry) -> Exported:
     """What a role's metrics port shows now or once something has happened."""
     labels: dict[str, set[str]] = {}
@@ -66,6 +74,7 @@ def exported() -> Exported:
 async def _exported() -> Exported:
     roles: list[Role] = [
         FrontendRole(FrontendSettings(http_port=0)),
+        GatewayRole(GatewaySettings()),
         PlannerRole(PlannerSettings()),
         PredictorRole(PredictorSettings()),
         CascadeRole(CascadeSettings()),
@@ -74,7 +83,7 @@ async def _exported() -> Exported:
     async with local_mesh() as mesh:
         running: list[Running] = [await mesh.monitor(), await mesh.scheduler()]
         running += [await mesh.start(role, f"{role.name}-0") for role in roles]
-        assert {each.role.name for each in running} == set(ROLES)
+        assert {each.role.name for each in running} == set(ROLES) - {"operator"}, "which needs a cluster"
         labels: Exported = {}
         for each in running:
             register_member_metrics(each.context)
@@ -89,7 +98,7 @@ def test_the_committed_dashboard_is_the_generated_one() -> None:
 
 @pytest.mark.slow
 def test_every_queried_metric_is_exported(exported: Exported) -> None:
-    for panel, _, query in queries():
+    for panel, _, query in queries() + alerts():
         names = set(re.findall(r"penstock_\w+", query))
         assert names, panel
         assert names <= set(exported), panel
@@ -113,3 +122,11 @@ def test_instances_keep_their_names_in_prometheus() -> None:
     """Otherwise `instance` would be the scraped process, and a monitor's instances one line."""
     config: Any = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     assert all(job.get("honor_labels") for job in config["scrape_configs"])
+
+
+def test_prometheus_reads_the_rules_and_compose_gives_them_to_it() -> None:
+    config: Any = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert config["rule_files"] == ["alerts.yml"]
+    volumes = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["prometheus"]["volumes"]
+    assert "./prometheus/alerts.yml:/etc/prometheus/alerts.yml:ro" in volumes
+    assert {severity for _, severity, _ in alerts()} <= {"page", "ticket"}

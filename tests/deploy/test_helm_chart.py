@@ -14,9 +14,15 @@ import pytest
 import yaml
 from referencing import Registry, Resource
 
+from controlplane.deployment.replicas import id_part
+from mesh.identity.identity import ROLES as IDENTITIES
+from mesh.identity.identity import the_identity
+from mesh.telemetry import READY
 from services.cli.cascade import set_cascade
 from services.cli.planning.export import helm_values
-from services.cli.serve import ROLES, _role_command
+from services.cli.serve import ROLES, _role_command, parse_settings
+from services.frontend.gateway.role import READINESS
+from services.operator.model_resource import GROUP, PLURAL, VERSION, ModelResource
 from tests.deploy.compose_file import DEPLOY, load_compose, option, penstock_services
 from tests.deploy.planned_cascade import PLAN
 
@@ -24,13 +30,31 @@ pytestmark = pytest.mark.process  # helm itself
 
 CHART = DEPLOY / "helm" / "penstock"
 KUBERNETES = "v1.33.0-local-strict"
+OF_OTHERS = ("cert-manager.io", "monitoring.coreos.com", "gateway.networking.k8s.io", "inference.networking.k8s.io")
+"""Whose resources are none of Kubernetes' own."""
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 COMPOSED = penstock_services(load_compose())
 
 EVERYTHING = {
+    "store": "etcds://etcd:2379",
+    "identity": {"source": "certManager", "trustDomain": "prod"},
     "modelsClaim": "models",
     "predictorsClaim": "predictors",
-    "frontend": {"replicas": 2, "apiKeysSecret": "keys", "serviceType": "LoadBalancer", "args": ["--max-choices=4"]},
+    "frontend": {
+        "replicas": 2,
+        "apiKeysSecret": "keys",
+        "serviceType": "LoadBalancer",
+        "args": ["--max-choices=4"],
+        "route": {"gateway": "public", "namespace": "edge", "hostnames": ["llm.example.com"]},
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+        ],
+    },
+    "scheduler": {
+        "priorityClassName": "high",
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    },
+    "monitoring": {"podMonitor": True, "prometheusRule": True, "dashboard": True, "labels": {"release": "prometheus"}},
     "cascade": {"judges": ["exact", "confidence"], "env": [{"name": "A", "value": "b"}]},
     "worker": {
         "resources": {"limits": {"memory": "8Gi"}},
@@ -39,6 +63,22 @@ EVERYTHING = {
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
     },
     "imagePullSecrets": [{"name": "registry"}],
+    "gateway": {
+        "replicas": 2,
+        "args": ["--max-streams=64"],
+        "pool": {"matchLabels": {"app": "vllm"}, "port": 8000, "route": {"gateway": "public"}},
+    },
+    "attached": [
+        {"name": "gpu-1", "url": "http://10.0.0.5:8000"},
+        {
+            "name": "gpu-2",
+            "url": "http://10.0.0.6:8000",
+            "model": "chat",
+            "modelPath": "/models/chat",
+            "engineArgs": ["kv_events=tcp://10.0.0.6:5557"],
+            "env": [{"name": "PENSTOCK_ATTACH_API_KEY", "value": "k"}],
+        },
+    ],
 }
 
 Manifest = dict[str, Any]
@@ -62,14 +102,15 @@ def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> list[Manifest]:
     return render(tmp_path, request.param)
 
 
-def render(folder: Path, what: str) -> list[Manifest]:
+def render(folder: Path, what: str, *options: str) -> list[Manifest]:
+    """`options`: of `helm template`."""
     files = {"own.yaml": yaml.safe_dump(EVERYTHING)} if "everything" in what else {}
     files |= {"plan.yaml": helm_values(PLAN)} if "plan" in what else {}
     arguments = []
     for name, content in files.items():
         (folder / name).write_text(content)
         arguments += ["-f", str(folder / name)]
-    rendered = run_helm("template", "mesh", str(CHART), *arguments)
+    rendered = run_helm("template", "mesh", str(CHART), *arguments, *options)
     assert rendered.returncode == 0, rendered.stderr
     return [manifest for manifest in yaml.safe_load_all(rendered.stdout) if manifest]
 
@@ -136,7 +177,9 @@ def test_what_is_rendered_follows_kubernetes_schemas(manifests: list[Manifest]) 
         definitions: Resource[Any] = Resource.from_contents(json.loads(wheel.read(f"{folder}/_definitions.json")))
         registry: Registry[Any] = definitions @ Registry()
         for manifest in manifests:
-            group = manifest["apiVersion"].replace("/", "-")
+            if manifest["apiVersion"].partition("/")[0] in OF_OTHERS:
+                continue
+            group = manifest["apiVersion"].replace(".k8s.io", "").replace("/", "-")
             schema = json.loads(wheel.read(f"{folder}/{manifest['kind'].lower()}-{group}.json"))
             jsonschema.Draft202012Validator(schema, registry=registry).validate(manifest)
 
@@ -145,9 +188,11 @@ def test_every_role_runs_on_the_ports_of_the_compose_file(manifests: list[Manife
     ports = {
         service["command"][1]: (option(service, "--port"), option(service, "--metrics-port"))
         for name, service in COMPOSED.items()
-        if name == "worker-0" or (service["command"][1] != "worker" and "profiles" not in service)
+        if name in ("worker-0", "gateway") or (service["command"][1] != "worker" and "profiles" not in service)
     }
-    assert set(ports) == set(ROLES)
+    assert set(ports) == set(ROLES) - {"operator"}
+    if "mesh-gateway" not in processes(manifests):  # which is for those who have an Envoy
+        del ports["gateway"]
     rendered: dict[str, tuple[str, str]] = {}
     for manifest in processes(manifests).values():
         each = container(manifest)
@@ -155,7 +200,8 @@ def test_every_role_runs_on_the_ports_of_the_compose_file(manifests: list[Manife
         rendered[role] = (flag(arguments, "--port"), flag(arguments, "--metrics-port"))
         listed = {port["name"]: str(port["containerPort"]) for port in each["ports"]}
         assert (listed["grpc"], listed["metrics"]) == rendered[role]
-        assert {str(each[probe]["grpc"]["port"]) for probe in ("startupProbe", "readinessProbe")} == {listed["grpc"]}
+        looks = [each[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe")]
+        assert all(look["path"].startswith(READY) and look["port"] == "metrics" for look in looks)
         annotations = manifest["spec"]["template"]["metadata"]["annotations"]
         assert annotations["prometheus.io/port"] == listed["metrics"]
     assert rendered == ports
@@ -188,13 +234,15 @@ def test_selectors_find_their_own_pods_and_no_others(manifests: list[Manifest]) 
 
 def test_an_exported_plan_runs_its_replicas_on_their_gpus_and_sets_its_thresholds(tmp_path: Path) -> None:
     manifests = render(tmp_path, "plan and everything else")
-    workers = of_kind(manifests, "StatefulSet")
+    workers = {
+        name: each for name, each in of_kind(manifests, "StatefulSet").items() if name.startswith("mesh-worker-")
+    }
     assert {
         name: (each["spec"]["replicas"], container(each)["resources"]["limits"]) for name, each in workers.items()
     } == {
-        "mesh-worker-tier0-tp1-pp1-small": (2, {"nvidia.com/gpu": 1, "memory": "8Gi"}),
-        "mesh-worker-tier0-tp2-pp1-small": (1, {"nvidia.com/gpu": 2, "memory": "8Gi"}),
-        "mesh-worker-tier1-tp4-pp3-org-large-3": (1, {"nvidia.com/gpu": 12, "memory": "8Gi"}),
+        "mesh-worker-tier0-tp1-pp1-small": (2, {"nvidia.com/gpu": "1", "memory": "8Gi"}),
+        "mesh-worker-tier0-tp2-pp1-small": (1, {"nvidia.com/gpu": "2", "memory": "8Gi"}),
+        "mesh-worker-tier1-tp4-pp3-org-large-3": (1, {"nvidia.com/gpu": "12", "memory": "8Gi"}),
     }
     pods = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in processes(manifests).values()}
     assert {name for name, pod in pods.items() if "nodeSelector" in pod and "tolerations" in pod} == set(workers)
@@ -209,6 +257,181 @@ def test_an_exported_plan_runs_its_replicas_on_their_gpus_and_sets_its_threshold
         *("cascade", "set", "--without-judge=escalate", "--tier=Small", "--tier=Org/Large.3", "--threshold=70.25"),
         *("--judge=exact", "--judge=confidence", "--", "both"),
     ]
+
+
+def test_an_envoy_finds_a_picker_that_has_endpoints_and_servers_have_their_workers(tmp_path: Path) -> None:
+    manifests = render(tmp_path, "everything else")
+    gateway = of_kind(manifests, "Deployment")["mesh-gateway"]
+    assert gateway["spec"]["replicas"] == 2
+    assert container(gateway)["readinessProbe"]["httpGet"]["path"] == f"{READY}/{READINESS}"
+    assert "--max-streams=64" in container(gateway)["args"]
+    service = of_kind(manifests, "Service")["mesh-gateway"]["spec"]
+    (port,) = service["ports"]
+    assert (port["port"], port["targetPort"]) == (9002, "grpc")
+    assert service["selector"] == gateway["spec"]["selector"]["matchLabels"]
+    first, second = (
+        parse_settings(
+            "worker", ("--store=etcd://e:1", *container(of_kind(manifests, "StatefulSet")[name])["args"][2:])
+        )[1]
+        for name in ("mesh-attached-gpu-1", "mesh-attached-gpu-2")
+    )
+    assert (first.engine, first.model, first.engine_arg) == ("attached", "", ("url=http://10.0.0.5:8000",))
+    assert (second.model, second.model_path) == ("chat", "/models/chat")
+    assert second.engine_arg == ("url=http://10.0.0.6:8000", "kv_events=tcp://10.0.0.6:5557")
+    second_env = container(of_kind(manifests, "StatefulSet")["mesh-attached-gpu-2"])["env"]
+    assert {"name": "PENSTOCK_ATTACH_API_KEY", "value": "k"} in second_env
+
+
+def test_with_identities_each_pod_has_its_roles_own(tmp_path: Path) -> None:
+    manifests = render(tmp_path, "plan and everything else")
+    issued = {}
+    for certificate in of_kind(manifests, "Certificate").values():
+        spec = certificate["spec"]
+        if spec.get("isCA"):
+            continue
+        identity = the_identity(spec["uris"])
+        assert identity is not None
+        assert identity.trust_domain == "prod"
+        assert {*identity.dns_names} == {*spec["dnsNames"]}
+        assert spec["commonName"] == identity.role
+        assert {"server auth", "client auth"} < {*spec["usages"]}
+        assert spec["issuerRef"]["name"] in of_kind(manifests, "Issuer")
+        issued[identity.role] = spec["secretName"]
+    assert {*issued} == {*IDENTITIES} - {"store"}
+    for manifest in (*processes(manifests).values(), *of_kind(manifests, "Job").values()):
+        pod, each = manifest["spec"]["template"]["spec"], container(manifest)
+        role = each["args"][1] if each["args"][0] == "serve" else "operator"
+        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "identity")
+        assert volume["secret"] == {"secretName": issued[role], "defaultMode": 0o440}
+        assert pod["securityContext"]["fsGroup"] == 10001, "or else 0440 lets nobody read"
+        assert {"name": "PENSTOCK_IDENTITY", "value": "/identity"} in each["env"]
+        assert "--insecure" not in each["args"]
+    of_others = yaml.safe_dump({**EVERYTHING, "identity": {"source": "secret"}})
+    (tmp_path / "secret.yaml").write_text(of_others)
+    rendered = run_helm("template", "mesh", str(CHART), "-f", str(tmp_path / "secret.yaml")).stdout
+    assert "cert-manager.io" not in rendered
+    assert rendered.count("mesh-identity-") >= len(processes(manifests)) - 2
+
+
+def test_the_network_lets_members_speak_and_others_reach_what_is_meant_for_them(tmp_path: Path) -> None:
+    manifests = render(tmp_path, "everything else")
+    policies = of_kind(manifests, "NetworkPolicy")
+    members = policies["mesh-members"]["spec"]
+    for manifest in processes(manifests).values():
+        labels = manifest["spec"]["template"]["metadata"]["labels"]
+        assert members["podSelector"]["matchLabels"].items() <= labels.items()
+        assert members["ingress"][0]["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+    open_ports = {
+        manifest["metadata"]["name"]: rule["ports"][0]["port"]
+        for manifest in policies.values()
+        for rule in manifest["spec"]["ingress"]
+        if "from" not in rule
+    }
+    assert open_ports == {"mesh-members": "metrics", "mesh-clients": "http", "mesh-gateway": "grpc"}
+    closed = run_helm("template", "mesh", str(CHART), "--set", "networkPolicy=false").stdout
+    assert "NetworkPolicy" not in closed
+
+
+def test_nodes_can_be_drained_one_pod_of_a_part_at_a_time(tmp_path: Path) -> None:
+    manifests = render(tmp_path, "plan and everything else")
+    budgets = of_kind(manifests, "PodDisruptionBudget")
+    several = {name for name, each in processes(manifests).items() if each["spec"]["replicas"] > 1}
+    assert {*budgets} == several, "a budget for one pod would keep its node from being drained"
+    for name, budget in budgets.items():
+        assert budget["spec"]["selector"] == processes(manifests)[name]["spec"]["selector"]
+        assert budget["spec"]["maxUnavailable"] == 1
+    without = run_helm("template", "mesh", str(CHART), "--set", "podDisruptionBudgets=false").stdout
+    assert "PodDisruptionBudget" not in without
+    former = of_kind(render(tmp_path, "plan and everything else", "--kube-version", "1.20"), "PodDisruptionBudget")
+    assert {each["apiVersion"] for each in former.values()} == {"policy/v1beta1"}, "1.21 is the first with policy/v1"
+
+
+def test_pods_go_where_they_are_told(tmp_path: Path) -> None:
+    pods = {
+        name: each["spec"]["template"]["spec"] for name, each in processes(render(tmp_path, "everything else")).items()
+    }
+    (spread,) = pods["mesh-frontend"]["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == "frontend"
+    assert spread["maxSkew"] == 1
+    assert pods["mesh-scheduler"]["priorityClassName"] == "high"
+    assert "nodeAffinity" in pods["mesh-scheduler"]["affinity"]
+    assert "priorityClassName" not in pods["mesh-frontend"]
+
+
+def test_prometheus_and_grafana_get_what_the_compose_file_gives_them(tmp_path: Path) -> None:
+    manifests = render(tmp_path, "everything else")
+    (monitor,) = of_kind(manifests, "PodMonitor").values()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["honorLabels"]) == ("metrics", True)
+    for manifest in processes(manifests).values():
+        labels = manifest["spec"]["template"]["metadata"]["labels"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (rule,) = of_kind(manifests, "PrometheusRule").values()
+    assert rule["spec"] == yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (board,) = of_kind(manifests, "ConfigMap").values()
+    assert json.loads(board["data"]["penstock.json"]) == json.loads(
+        (DEPLOY / "grafana" / "dashboards" / "penstock.json").read_text()
+    )
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_a_gateway_leads_to_the_frontends_and_to_a_pool_that_asks_the_picker(tmp_path: Path) -> None:
+    manifests = render(tmp_path, "everything else")
+    routes = {name: each["spec"] for name, each in of_kind(manifests, "HTTPRoute").items()}
+    (to_frontends,) = routes["mesh-frontend"]["rules"]
+    (backend,) = to_frontends["backendRefs"]
+    (port,) = of_kind(manifests, "Service")[backend["name"]]["spec"]["ports"]
+    assert backend["port"] == port["port"]
+    assert routes["mesh-frontend"]["parentRefs"] == [{"name": "public", "namespace": "edge"}]
+    (pool,) = of_kind(manifests, "InferencePool").values()
+    picker = pool["spec"]["endpointPickerRef"]
+    assert picker["port"]["number"] == of_kind(manifests, "Service")[picker["name"]]["spec"]["ports"][0]["port"]
+    (to_pool,) = routes["mesh-pool"]["rules"]
+    assert to_pool["backendRefs"][0]["name"] == pool["metadata"]["name"]
+    without = run_helm("template", "mesh", str(CHART), "--set", "gateway.pool.matchLabels.app=vllm")
+    assert "set gateway.replicas" in without.stderr
+
+
+def test_an_operator_runs_workers_in_the_place_of_stateful_sets(tmp_path: Path) -> None:
+    stateful = of_kind(render(tmp_path, "plan and everything else"), "StatefulSet")
+    (tmp_path / "operator.yaml").write_text("operator: {replicas: 2, args: [--max-pods=9]}")
+    files = [part for name in ("own", "plan", "operator") for part in ("-f", str(tmp_path / f"{name}.yaml"))]
+    rendered = run_helm("template", "mesh", str(CHART), "--include-crds", *files)
+    assert rendered.returncode == 0, rendered.stderr
+    manifests = [manifest for manifest in yaml.safe_load_all(rendered.stdout) if manifest]
+    models, (definition,) = of_kind(manifests, "PenstockModel"), of_kind(manifests, "CustomResourceDefinition").values()
+    assert not [name for name in of_kind(manifests, "StatefulSet") if name.startswith("mesh-worker-")]
+    (version,) = definition["spec"]["versions"]
+    assert definition["metadata"]["name"] == f"{PLURAL}.{GROUP}"
+    assert version["name"] == VERSION
+    schema = version["schema"]["openAPIV3Schema"]
+    for name, manifest in models.items():
+        jsonschema.Draft7Validator(schema).validate(manifest)
+        metadata = {**manifest["metadata"], "uid": "u", "resourceVersion": "1"}
+        model = ModelResource.read({**manifest, "metadata": metadata})
+        assert not model.problem
+        assert model.replicas == stateful[name]["spec"]["replicas"]
+        assert model.template == stateful[name]["spec"]["template"]
+        instance = f"{id_part(model.model)}-0"
+        pod = model.pod(instance, model.shape)
+        _, role, *options = container({"spec": {"template": pod}})["args"]
+        assert parse_settings(role, ("--store=etcd://e:1", *options))[0].member_id == instance
+    operator = of_kind(manifests, "Deployment")["mesh-operator"]
+    assert operator["spec"]["replicas"] == 2
+    pod_spec = operator["spec"]["template"]["spec"]
+    assert pod_spec["serviceAccountName"] == "mesh-operator"
+    assert pod_spec["automountServiceAccountToken"]
+    assert parse_settings("operator", ("--store=etcd://e:1", *container(operator)["args"][2:]))[1].max_pods == 9
+    others = [each for name, each in of_kind(manifests, "Deployment").items() if name != "mesh-operator"]
+    assert not any(each["spec"]["template"]["spec"]["automountServiceAccountToken"] for each in others)
+    (role_rules,) = (each["rules"] for each in of_kind(manifests, "Role").values())
+    assert {(name, verb) for rule in role_rules for name in rule["resources"] for verb in rule["verbs"]} == {
+        *(("pods", verb) for verb in ("list", "watch", "create", "delete")),
+        *((PLURAL, verb) for verb in ("list", "watch", "patch")),
+        (f"{PLURAL}/status", "patch"),
+        (f"{PLURAL}/finalizers", "update"),
+    }
 
 
 def test_without_gpus_and_a_cascade_there_are_cpu_workers_and_no_job(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,9 +19,13 @@ import numpy as np
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.memory import Buffer, RegionMemory
+from engine_worker.kv.plan import Extent
 from engine_worker.kv.settings import KvTransferSettings
 from mesh.errors import PenstockError
-from mesh.runtime import SystemClock
+from mesh.runtime import SystemClock, SystemEntropy
+
+TOKEN = "0" * 32
+"""Of every export that is given no other."""
 
 
 def regions_of(seed: int, blocks: int, region_bytes: list[int]) -> list[np.ndarray]:
@@ -45,9 +50,9 @@ class TestMemory(RegionMemory):
     def view(self, region: int, first_block: int, count: int) -> Buffer | None:
         return None if self._read_ms else super().view(region, first_block, count)
 
-    def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        time.sleep(self._read_ms / 1e3)
-        super().read(region, first_block, count, into)
+    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
+        time.sleep(len(extents) * self._read_ms / 1e3)  # noqa: ASYNC251 - a copy holds the agent's thread up, too
+        await super().gather(extents, into)
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
         """Its content as it was before the engine's next step."""
@@ -62,7 +67,7 @@ async def serve(options: dict[str, Any]) -> None:
     regions = regions_of(options["seed"], options["blocks"], options["region_bytes"])
     memory = TestMemory(regions, read_ms=options["read_ms"], torn=options["torn"], block_tokens=options["block_tokens"])
     agent = KvTransferAgent(
-        memory, KvTransferSettings(**options["settings"]), SystemClock(), agent_id=options["agent_id"]
+        memory, KvTransferSettings(**options["settings"]), SystemClock(), SystemEntropy(), agent_id=options["agent_id"]
     )
     print(await agent.start(), flush=True)
     reader = asyncio.StreamReader()
@@ -75,11 +80,11 @@ async def serve(options: dict[str, Any]) -> None:
 async def answer(agent: KvTransferAgent, regions: list[np.ndarray], command: dict[str, Any]) -> Any:
     match command["do"]:
         case "export":
-            agent.export(command["id"], command["blocks"])
+            agent.export(command["id"], command["blocks"], command.get("token", TOKEN))
         case "withdraw":
             await agent.withdraw(command["id"])
         case "pull":
-            peer = PeerAddress(command["host"], command["port"])
+            peer = PeerAddress(command["host"], command["port"], (), command.get("token", TOKEN))
             try:
                 stats = await agent.pull(
                     peer, command["id"], command["source"], command["target"], command["deadline_s"]

@@ -15,8 +15,8 @@ from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.memory import RegionMemory
 from engine_worker.kv.settings import KvTransferSettings
-from mesh.runtime import SystemClock
-from tests.kv.peer import regions_of
+from mesh.runtime import SystemClock, SystemEntropy
+from tests.kv.peer import TOKEN, regions_of
 
 REGION_BYTES = [16 * 1024, 16 * 1024, 8 * 1024]
 BLOCKS = 512
@@ -53,8 +53,8 @@ class PeerProcess:
                 return
             await asyncio.sleep(0.01)
 
-    async def export(self, export_id: str, blocks: Sequence[int]) -> None:
-        await self.tell(do="export", id=export_id, blocks=list(blocks))
+    async def export(self, export_id: str, blocks: Sequence[int], token: str = TOKEN) -> None:
+        await self.tell(do="export", id=export_id, blocks=list(blocks), token=token)
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -81,7 +81,7 @@ async def peer_process(
         "block_tokens": block_tokens,
         "read_ms": read_ms,
         "torn": torn,
-        "settings": settings,
+        "settings": {"host": host, **settings},
         "agent_id": f"peer-{seed}",
     }
     process = await asyncio.create_subprocess_exec(
@@ -98,7 +98,7 @@ async def peer_process(
     try:
         assert process.stdout is not None
         port = int(await asyncio.wait_for(process.stdout.readline(), 30))
-        yield PeerProcess(process, PeerAddress(host, port), regions_of(seed, blocks, list(region_bytes)))
+        yield PeerProcess(process, PeerAddress(host, port, (), TOKEN), regions_of(seed, blocks, list(region_bytes)))
     finally:
         if process.returncode is None:
             process.kill()
@@ -118,7 +118,7 @@ class LocalAgent(KvTransferAgent):
     ) -> None:
         self.regions = [np.zeros((blocks, nbytes), np.uint8) for nbytes in region_bytes]
         memory = RegionMemory(self.regions, model="m", dtype="uint8", block_tokens=block_tokens)
-        super().__init__(memory, KvTransferSettings(**settings), SystemClock(), agent_id="here")
+        super().__init__(memory, KvTransferSettings(**settings), SystemClock(), SystemEntropy(), agent_id="here")
 
     async def __aenter__(self) -> "LocalAgent":
         await self.start()

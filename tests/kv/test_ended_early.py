@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from engine_worker.kv import ucx_worker
+from engine_worker.kv.ucx_worker import UcxEndpoint
 from mesh.errors import DeadlineExceeded, KvTransferFailed, KvTransferRefused
 from tests.kv.peer_process import BLOCKS, LocalAgent, peer_process
 
@@ -79,3 +81,34 @@ async def test_an_agent_stops_though_it_is_about_to_connect(monkeypatch: pytest.
         with pytest.raises(KvTransferRefused, match="stopping"):
             await pull
         await stop
+
+
+class Unending:
+    """A request of UCX that ends when the test says so."""
+
+    completed = False
+
+    def check_error(self) -> None:
+        """It has ended well."""
+
+
+async def test_a_send_that_ucx_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen once, with a puller that was stopped in the midst: its source waited for ever. What is written to is waited
+    for all the same."""
+    monkeypatch.setattr(ucx_worker, "ABANDONED_S", 0.01)
+    async with LocalAgent() as agent, asyncio.timeout(BOUND_S):
+        worker: Any = agent._fabric
+        endpoints = [UcxEndpoint(worker, None) for _ in range(2)]
+        sent, received, others = Unending(), Unending(), Unending()
+        sending = worker.submit(sent, b"", endpoints[0], is_data=True, is_send=True)
+        receiving = worker.submit(received, b"", endpoints[0], is_data=True, is_send=False)
+        other = worker.submit(others, b"", endpoints[1], is_data=True, is_send=True)
+        worker.closed(endpoints[0])
+        with pytest.raises(ConnectionError, match="did not end"):
+            await sending
+        assert not receiving.done()
+        assert not other.done(), "its connection is open"
+        received.completed = others.completed = True
+        worker.wake()
+        await receiving
+        await other

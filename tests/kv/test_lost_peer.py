@@ -9,6 +9,7 @@ import pytest
 
 from engine_worker.kv.connection import PeerAddress
 from mesh.errors import DeadlineExceeded, PeerUnavailable
+from tests.kv.peer import TOKEN
 from tests.kv.peer_process import BLOCKS, LocalAgent, PeerProcess, peer_process
 
 BOUND_S = 15.0
@@ -101,7 +102,7 @@ async def test_a_puller_that_hangs_does_not_hold_the_sources_blocks() -> None:
     async with peer_process() as peer, LocalAgent(grace_s=0.2) as agent:
         for region in agent.regions:
             region[:] = 1
-        agent.export("m1", ALL)
+        agent.export("m1", ALL, TOKEN)
         command = {
             "host": "127.0.0.1",
             "port": agent.port,

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.kv.peer import TOKEN
 from tests.kv.peer_process import BLOCKS, LocalAgent, peer_process
 
 ALL = range(BLOCKS)
@@ -68,7 +69,7 @@ async def test_both_directions_at_once() -> None:
     async with peer_process() as peer, LocalAgent() as agent:
         half = BLOCKS // 2
         await peer.export("m1", range(half))
-        agent.export("m2", range(half, BLOCKS))
+        agent.export("m2", range(half, BLOCKS), TOKEN)
         zeros = agent.regions[0][half:].copy()
         theirs, ours = await asyncio.gather(
             peer.tell(

@@ -1,6 +1,7 @@
 """What is not done, or not at once."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -41,7 +42,7 @@ async def test_a_busy_source_serves_in_turn() -> None:
 
 async def test_only_what_is_exported_can_be_read() -> None:
     async with peer_process() as peer, LocalAgent() as agent:
-        with pytest.raises(KvTransferRefused, match="nothing is exported under 'm1'"):
+        with pytest.raises(KvTransferRefused, match="no token of a transfer"):
             await agent.pull(peer.address, "m1", ALL, ALL, DEADLINE_S)
         await peer.export("m1", [1, 2])
         with pytest.raises(KvTransferRefused, match=r"blocks \[3\] \(1 in all\) are not exported"):
@@ -53,6 +54,19 @@ async def test_only_what_is_exported_can_be_read() -> None:
         with pytest.raises(KvTransferRefused, match="nothing is exported"):
             await agent.pull(peer.address, "m1", [2, 3], [0, 1], DEADLINE_S)
         assert agent.has(peer, [2, 3], [0, 1])
+
+
+async def test_without_the_token_of_the_export_nothing_is_read() -> None:
+    async with peer_process() as peer, LocalAgent() as agent:
+        await peer.export("m1", ALL)
+        await peer.export("m2", ALL, token="1" * 32)
+        for token, transfer_id in (("", "m1"), ("2" * 32, "m1"), (peer.address.token, "m2")):
+            with pytest.raises(KvTransferRefused, match="no token of"):
+                await agent.pull(replace(peer.address, token=token), transfer_id, ALL, ALL, DEADLINE_S)
+        assert not any(region.any() for region in agent.regions)
+        await peer.until(rejected_total=3)
+        await agent.pull(peer.address, "m1", ALL, ALL, DEADLINE_S)
+        assert agent.has(peer, ALL, ALL)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from mesh.errors import KvTransferFailed
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
 from penstock.v1 import kv_transfer_pb2_grpc
+from tests.kv.peer import TOKEN
 from tests.kv.peer_process import BLOCKS, LocalAgent, PeerProcess, peer_process
 from tests.reflection import ReflectionClient
 
@@ -25,6 +26,7 @@ def order(peer: PeerProcess, transfer_id: str, target: list[int]) -> dict[str, A
         "source_block_ids": [1, 2, 3],
         "target_block_ids": target,
         "deadline_ms": 5000,
+        "kv_token": TOKEN,
     }
 
 
@@ -51,7 +53,7 @@ async def test_described_ordered_and_asked_through_reflection() -> None:
             moved = await asyncio.to_thread(client.call, SERVICE_NAME, "Pull", order(peer, "m1", [7, 8, 9]))
             assert moved["kv_bytes"] == str(3 * 40 * 1024)
             assert agent.has(peer, [1, 2, 3], [7, 8, 9])
-            agent.export("m9", [4, 5])
+            agent.export("m9", [4, 5], TOKEN)
             status = await asyncio.to_thread(client.call, SERVICE_NAME, "Status")
             assert (status["exports"], status["exported_blocks"], status["pulls_total"]) == (["m9"], 2, "1")
         finally:

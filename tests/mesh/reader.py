@@ -1,23 +1,32 @@
 """A client that reads one stream to its end."""
 
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 from openai import OpenAI
-
-from tests.mesh.running_mesh import RunningMesh
 
 TOKENS = 600
 JOIN_S = 60
 
 
+class Served(Protocol):
+    """A mesh."""
+
+    url: str
+    key: str
+    """What its readers present, where it asks for API keys."""
+
+
 class Reader:
     """One streamed greedy completion, read on a thread."""
 
-    def __init__(self, mesh: RunningMesh, prompt: str, tokens: int = TOKENS, model: str = "demo-large") -> None:
+    def __init__(
+        self, mesh: Served, prompt: str, tokens: int = TOKENS, model: str = "demo-large", key: str = ""
+    ) -> None:
+        """`key`: by default that of the mesh."""
         self._tokens = tokens
         self._raw = OpenAI(
-            base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=JOIN_S
+            base_url=f"{mesh.url}/v1", api_key=key or mesh.key, max_retries=0, timeout=JOIN_S
         ).completions.with_raw_response.create(
             model=model,
             prompt=prompt,

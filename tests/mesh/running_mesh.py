@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -21,12 +22,24 @@ _LEFTOVER = re.compile(
 PENSTOCK = (sys.executable, "-m", "services.cli.main")
 
 
+_PORTS = range(16_384, 32_768)
+"""Below those of outgoing connections (net.ipv4.ip_local_port_range): vLLM binds a port half a minute after it was
+chosen, and one of those was gone by then."""
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on which nobody listens, and that nobody else in this process was given."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -42,7 +55,12 @@ def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
 class RunningMesh:
     """`penstock up` in a process of its own, with a run directory and a port of its own."""
 
-    def __init__(self, run_dir: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, *arguments: str, environment: dict[str, str] | None = None, asks_who: bool = False
+    ) -> None:
+        """`asks_who`: processes have identities, as by default; tests that speak with them by plain gRPC need none."""
+        self.key = "none"
+        """What its readers present, where the mesh asks for API keys."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(run_dir), **(environment or {})}
@@ -50,7 +68,7 @@ class RunningMesh:
         self.output_path = run_dir / "up.log"
         self.log_dir = run_dir / "penstock" / "default" / "logs"
         with self.output_path.open("wb") as output:
-            command = (*PENSTOCK, "up", "--port", str(self.port), *arguments)
+            command = (*PENSTOCK, "up", "--port", str(self.port), *(() if asks_who else ("--insecure",)), *arguments)
             self.process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
 
     def wait_until_serving(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -72,6 +90,11 @@ class RunningMesh:
         return subprocess.run(
             (*PENSTOCK, *arguments), env=self._environment, capture_output=True, text=True, timeout=60, check=False
         )
+
+    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """Start a `penstock` command that runs until it is stopped; its output is added to that of the mesh."""
+        with self.output_path.open("ab") as output:
+            return subprocess.Popen((*PENSTOCK, *arguments), env=self._environment, stdout=output, stderr=output)
 
     def status(self) -> dict[str, Any]:
         """`penstock status --json`."""

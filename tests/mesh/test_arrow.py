@@ -62,7 +62,8 @@ def pools(mesh: RunningMesh) -> dict[str, str]:
 
 
 def test_requests_go_through_the_pools(mesh: RunningMesh, arrow: RecordedMesh) -> None:
-    eventually(lambda: sorted(pools(arrow).values()) == ["decode", "decode", "prefill", "prefill"], 20, "half and half")
+    # Half and half at the start; measuring the profile may have lent an instance since, which stays where it is.
+    eventually(lambda: set(pools(arrow).values()) == {"prefill", "decode"}, 60, "both pools")
     before = pools(arrow)
     readers = read_all(arrow, 6)
     assert [reader.text for reader in readers] == truth(mesh, 6)
@@ -88,7 +89,7 @@ def test_arrow_predicts_by_what_was_measured_at_the_start(arrow: RecordedMesh) -
         return shown
 
     key = "/penstock/profiles/simulated/demo-large/simulated"
-    eventually(lambda: policy()["profile"] == key, 20, "the scheduler has taken the profile in")
+    eventually(lambda: policy()["profile"] == key, 60, "the scheduler has taken the profile in")
     parameters = policy()["parameters"]
     assert parameters["prefill_token_ms"] == profile["ttft"]["token_ms"]
     assert parameters["prefill_fixed_ms"] == profile["ttft"]["fixed_ms"]
@@ -106,7 +107,7 @@ def test_an_slo_that_cannot_be_kept_moves_instances_to_prefill_and_no_stream_not
         def prefilling() -> int:
             return sum(pool in ("prefill", "decode_to_prefill") for pool in pools(arrow).values())
 
-        eventually(lambda: prefilling() == 3, 20, "all but one instance are for prefill")
+        eventually(lambda: prefilling() == 3, 60, "all but one instance are for prefill")
     finally:
         arrow.cli("policy", "arrow")
     assert texts == truth(mesh, 6)
@@ -119,7 +120,7 @@ def test_policies_are_switched_under_load_and_decide_the_same_outside(mesh: Runn
         switched = arrow.cli("policy", name)
         assert switched.returncode == 0, switched.stderr
         assert [reader.whole_text() for reader in readers] == expected
-    eventually(lambda: os.stat(arrow.recording).st_size > 1000, 10, "the recording is written")
+    eventually(lambda: os.stat(arrow.recording).st_size > 1000, 60, "the recording is written")
     told = arrow.cli("decisions", str(arrow.recording), "--json")
     assert told.returncode == 0, told.stdout + told.stderr
     outcome = json.loads(told.stdout)

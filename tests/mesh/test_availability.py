@@ -77,9 +77,9 @@ def whole_mesh(mesh: RunningMesh) -> Iterator[RunningMesh]:
     def all_ready() -> bool:
         return list(mesh.instances().values()) == ["ready"] * 3
 
-    eventually(all_ready, 30, "all instances are ready")
+    eventually(all_ready, 60, "all instances are ready")
     yield mesh
-    eventually(all_ready, 30, "all instances are ready again")
+    eventually(all_ready, 60, "all instances are ready again")
 
 
 def members_of(mesh: RunningMesh) -> dict[str, Member]:
@@ -112,7 +112,7 @@ def test_all_member_keys_are_deleted_and_no_request_fails(whole_mesh: RunningMes
     with requests_to(whole_mesh):
         for _ in range(2):
             with_store(whole_mesh, lambda store: store.delete_prefix(MEMBERS_PREFIX))
-            eventually(lambda: members_of(whole_mesh).keys() == before.keys(), 10, "all members announce themselves")
+            eventually(lambda: members_of(whole_mesh).keys() == before.keys(), 60, "all members announce themselves")
         time.sleep(GRACE_S + 1)  # longer than a member whose record is gone is waited for
     after = members_of(whole_mesh)
     assert {key: member.incarnation_id for key, member in after.items()} == {
@@ -128,7 +128,7 @@ def test_no_request_fails_while_nobody_reports_to_a_monitor_nor_when_it_goes_on(
             time.sleep(CUT_S)
         finally:
             os.kill(pid, signal.SIGCONT)
-        eventually(lambda: list(whole_mesh.instances().values()) == ["ready"] * 3, 20, "all instances are ready")
+        eventually(lambda: list(whole_mesh.instances().values()) == ["ready"] * 3, 60, "all instances are ready")
     assert len(requests.served) > REQUESTS_S * CUT_S / 2
 
 
@@ -137,7 +137,7 @@ def test_no_request_fails_while_the_monitor_dies_again_and_again(whole_mesh: Run
         for _ in range(3):
             pid = whole_mesh.pid("monitor")
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda dead=pid: monitor_pid(whole_mesh) not in (0, dead), 20, "the monitor is started again")
+            eventually(lambda dead=pid: monitor_pid(whole_mesh) not in (0, dead), 60, "the monitor is started again")
 
 
 def monitor_pid(mesh: RunningMesh) -> int:

@@ -11,6 +11,7 @@ from tests.mesh.running_mesh import PENSTOCK
 FIELDS = [
     *("streams", "finished", "new_requests", "failed", "lost", "duplicated", "wrong", "unfit", "recovered", "resumed"),
     *("gap_ms_p50", "gap_ms_max", "wait_ms_max", "healed", "engine", "fault", "seed"),
+    *("pulled", "pulls_computed"),
 ]
 
 
@@ -30,6 +31,17 @@ def test_no_stream_is_lost_with_a_killed_decode_worker() -> None:
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert (report["finished"], report["lost"], report["duplicated"], report["wrong"]) == (8, 0, 0, 0)
+
+
+def test_no_stream_is_wrong_whose_prefix_is_pulled_while_a_worker_is_killed() -> None:
+    pytest.importorskip("ucxx", reason="KV transfers need UCX")
+    options = ("--streams", "8", "--tokens", "150", "--shared-prefix", "1500", "--policy", "round_robin")
+    options += ("--rate", "10", "--kill", "1")
+    result = subprocess.run((*PENSTOCK, "chaos", *options), capture_output=True, text=True, timeout=90, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["failed"], report["wrong"]) == (0, 0)
+    assert report["pulled"] > 0
 
 
 def test_no_stream_is_lost_with_a_killed_worker(tmp_path: Path) -> None:

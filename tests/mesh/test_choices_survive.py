@@ -12,7 +12,8 @@ from tests.mesh.running_mesh import RunningMesh, eventually
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 CHOICES = 3
-TOKENS = 500
+TOKENS = 2000
+"""Seconds of them: a command that is to move the request has to start first."""
 JOIN_S = 60.0
 
 
@@ -92,7 +93,7 @@ def begun(choices: Choices) -> bool:
 
 def test_across_a_migration(mesh: RunningMesh, stop: str, undisturbed: Choices) -> None:
     choices = Choices(mesh, stop)
-    eventually(lambda: begun(choices), 20, "all choices have begun")
+    eventually(lambda: begun(choices), 60, "all choices have begun")
     target = next(name for name in sorted(mesh.instances()) if name != choices.instance)
     answer = mesh.cli("migrate", choices.request_id, "--to", target, "--json")
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -105,9 +106,9 @@ def test_across_a_migration(mesh: RunningMesh, stop: str, undisturbed: Choices) 
 
 def test_across_a_recovery(mesh: RunningMesh, stop: str, undisturbed: Choices) -> None:
     choices = Choices(mesh, stop)
-    eventually(lambda: begun(choices), 20, "all choices have begun")
+    eventually(lambda: begun(choices), 60, "all choices have begun")
     mesh.kill(choices.instance)
     assert choices.whole() == undisturbed.whole()
     assert choices.usage.prompt_tokens == undisturbed.usage.prompt_tokens
     assert abs(choices.usage.completion_tokens - undisturbed.usage.completion_tokens) <= CHOICES
-    eventually(lambda: list(mesh.instances().values()) == ["ready"] * 3, 30, "the killed instance is back")
+    eventually(lambda: list(mesh.instances().values()) == ["ready"] * 3, 60, "the killed instance is back")

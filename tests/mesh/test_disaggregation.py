@@ -15,6 +15,8 @@ pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 PREFILL = "demo-large-prefill-0"
 DECODE = ("demo-large-decode-0", "demo-large-decode-1")
+TOKENS = 2500
+"""Seconds of them: `penstock status` has to start, and to see them decoded, before they have ended."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
 @pytest.fixture(scope="module")
 def truth(mesh: RunningMesh) -> list[str]:
     """What instances say that do both phases."""
-    return [reader.whole_text() for reader in [Reader(mesh, prompt) for prompt in prompts(6)]]
+    return [reader.whole_text() for reader in [Reader(mesh, prompt, TOKENS) for prompt in prompts(6)]]
 
 
 def explained(mesh: RunningMesh, request_id: str) -> dict[str, Any]:
@@ -47,9 +49,9 @@ def prompts(count: int) -> list[str]:
 
 
 def test_the_text_is_that_of_one_instance_and_explain_shows_both_choices(split: RunningMesh, truth: list[str]) -> None:
-    readers = [Reader(split, prompt) for prompt in prompts(6)]
+    readers = [Reader(split, prompt, TOKENS) for prompt in prompts(6)]
     assert {reader.instance for reader in readers} == {PREFILL}
-    eventually(lambda: all(reader.text for reader in readers), 30, "all streams have begun")
+    eventually(lambda: all(reader.text for reader in readers), 60, "all streams have begun")
     texts = [reader.whole_text() for reader in readers]
     assert texts == truth
     explanations = [explained(split, reader.request_id) for reader in readers]
@@ -65,7 +67,7 @@ def test_the_text_is_that_of_one_instance_and_explain_shows_both_choices(split: 
 
 
 def test_a_killed_decode_instance_costs_no_stream(split: RunningMesh, truth: list[str]) -> None:
-    readers = [Reader(split, prompt) for prompt in prompts(6)]
+    readers = [Reader(split, prompt, TOKENS) for prompt in prompts(6)]
     victim = DECODE[0]
 
     def decodes() -> int:
@@ -75,7 +77,7 @@ def test_a_killed_decode_instance_costs_no_stream(split: RunningMesh, truth: lis
             if each["instance_id"] == victim
         )
 
-    eventually(lambda: decodes() > 0, 30, "the victim decodes")
+    eventually(lambda: decodes() > 0, 60, "the victim decodes")
     split.kill(victim)
     texts = [reader.whole_text() for reader in readers]
     assert texts == truth
@@ -92,7 +94,7 @@ def test_without_a_decode_instance_the_prefill_instance_does_both(mesh: RunningM
         os.kill(pid, signal.SIGSTOP)
     try:
         stale = {PREFILL: "ready", DECODE[0]: "stale", DECODE[1]: "stale"}
-        eventually(lambda: split.instances() == stale, 30, "both decode instances are stale")
+        eventually(lambda: split.instances() == stale, 60, "both decode instances are stale")
         reader = Reader(split, "all alone", tokens=100)
         text = reader.whole_text()
         explanation = explained(split, reader.request_id)

@@ -58,5 +58,5 @@ def test_serving_goes_on_and_everyone_announces_itself_again(mesh_on_etcd: Runni
         after = {role["member_id"]: role["incarnation_id"] for role in status["roles"] if role["lease"]}
         return after == before and [instance["state"] for instance in status["instances"]] == ["ready"] * 3
 
-    eventually(whole_again, 30, "all members are announced again, under the same incarnations")
+    eventually(whole_again, 60, "all members are announced again, under the same incarnations")
     client.completions.create(model="demo-large", prompt="etcd is back", max_tokens=5)

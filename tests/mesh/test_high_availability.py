@@ -86,10 +86,10 @@ def whole(mesh: RunningMesh) -> bool:
 
 
 def test_both_frontends_serve_and_share_both_schedulers(pair: RunningMesh) -> None:
-    eventually(lambda: whole(pair), 30, "everything is connected")
+    eventually(lambda: whole(pair), 60, "everything is connected")
     found = set()
     with Load(pair) as load:
-        eventually(lambda: load.answered > 40, 30, "requests are answered")
+        eventually(lambda: load.answered > 40, 60, "requests are answered")
     assert load.failed == []
     for index in range(4):
         url = f"http://127.0.0.1:{pair.port + index % 2}/v1"
@@ -101,41 +101,41 @@ def test_both_frontends_serve_and_share_both_schedulers(pair: RunningMesh) -> No
         found.add(json.loads(explained.stdout)["scheduler"])
     assert found == {"scheduler-0", "scheduler-1"}
     policy = pair.cli("policy", "--json")
-    assert json.loads(policy.stdout)["policy"] == "lmetric"
+    assert json.loads(policy.stdout)["policy"] == "penstock"
 
 
 @pytest.mark.parametrize("victim", ["scheduler-0", "scheduler-1", "monitor-0", "monitor-1"])
 def test_no_request_fails_when_a_control_process_is_killed(pair: RunningMesh, victim: str) -> None:
-    eventually(lambda: whole(pair), 30, "everything is connected")
+    eventually(lambda: whole(pair), 60, "everything is connected")
     with Load(pair) as load:
-        eventually(lambda: load.answered > 20, 30, "requests are answered")
+        eventually(lambda: load.answered > 20, 60, "requests are answered")
         pair.kill(victim)
         after = load.answered + 100
         eventually(lambda: load.answered > after, 60, "requests are answered after it")
-        eventually(lambda: whole(pair), 30, f"{victim} is back\n{pair.story()}")
+        eventually(lambda: whole(pair), 60, f"{victim} is back\n{pair.story()}")
     assert load.failed == []
     assert load.longest_s < 3.0
 
 
 @pytest.mark.parametrize("victim", ["scheduler-0", "scheduler-1", "monitor-0"])
 def test_no_request_fails_when_a_control_process_hangs(pair: RunningMesh, victim: str) -> None:
-    eventually(lambda: whole(pair), 30, "everything is connected")
+    eventually(lambda: whole(pair), 60, "everything is connected")
     pid = pair.pid(victim)
     with Load(pair) as load:
-        eventually(lambda: load.answered > 20, 30, "requests are answered")
+        eventually(lambda: load.answered > 20, 60, "requests are answered")
         os.kill(pid, signal.SIGSTOP)
         try:
             after = load.answered + 100
             eventually(lambda: load.answered > after, 60, "requests are answered while it hangs")
         finally:
             os.kill(pid, signal.SIGCONT)
-        eventually(lambda: whole(pair), 30, f"{victim} is back\n{pair.story()}")
+        eventually(lambda: whole(pair), 60, f"{victim} is back\n{pair.story()}")
     assert load.failed == []
     assert load.longest_s < 3.0
 
 
 def test_the_leader_of_the_rescheduler_is_replaced_with_a_higher_epoch(pair: RunningMesh) -> None:
-    eventually(lambda: whole(pair), 30, "everything is connected")
+    eventually(lambda: whole(pair), 60, "everything is connected")
     before = pair.status()["leaders"]["rescheduler"]
     pair.kill(before["member_id"])
 
@@ -143,23 +143,23 @@ def test_the_leader_of_the_rescheduler_is_replaced_with_a_higher_epoch(pair: Run
         leader = pair.status()["leaders"].get("rescheduler")
         return leader is not None and leader["epoch"] > before["epoch"]
 
-    eventually(replaced, 15, "somebody leads again")
+    eventually(replaced, 60, "somebody leads again")
 
 
 def test_pools_have_one_scheduler_and_its_death_fails_nothing(pair: RunningMesh) -> None:
-    eventually(lambda: whole(pair), 30, "everything is connected")
+    eventually(lambda: whole(pair), 60, "everything is connected")
     assert pair.cli("policy", "arrow").returncode == 0
     try:
         leader = str(pair.status()["leaders"]["pools"]["member_id"])
-        eventually(lambda: placed_by(pair) == ("arrow", leader), 10, "the leader places")
+        eventually(lambda: placed_by(pair) == ("arrow", leader), 60, "the leader places")
         with Load(pair) as load:
-            eventually(lambda: load.answered > 20, 30, "requests are answered")
+            eventually(lambda: load.answered > 20, 60, "requests are answered")
             pair.kill(leader)
-            eventually(lambda: placed_by(pair)[0] == "arrow", 20, "somebody leads the pools again")
-            eventually(lambda: whole(pair), 30, f"{leader} is back\n{pair.story()}")
+            eventually(lambda: placed_by(pair)[0] == "arrow", 60, "somebody leads the pools again")
+            eventually(lambda: whole(pair), 60, f"{leader} is back\n{pair.story()}")
         assert load.failed == []
     finally:
-        assert pair.cli("policy", "lmetric").returncode == 0
+        assert pair.cli("policy", "penstock").returncode == 0
 
 
 def placed_by(mesh: RunningMesh) -> tuple[str, str]:

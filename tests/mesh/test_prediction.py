@@ -23,7 +23,7 @@ def test_simulated_engines_predict_their_requests_lengths(mesh: RunningMesh) -> 
     def predicted() -> list[dict[str, Any]]:
         return [worker for worker in mesh.status()["prediction"]["workers"] if worker["predictions"]]
 
-    for worker in eventually(predicted, 20, "a worker has predicted lengths"):
+    for worker in eventually(predicted, 60, "a worker has predicted lengths"):
         assert worker["source"] == "simulated"
         assert worker["every_steps"] == 20
         assert worker["reason"] == ""
@@ -34,8 +34,8 @@ def test_simulated_engines_predict_their_requests_lengths(mesh: RunningMesh) -> 
     assert predictor["fallback"] == "mean_residual"
 
 
-def test_a_mesh_without_prediction_says_so(tmp_path_factory: Any) -> None:
-    options = ("--engine-arg", "predict_lengths=false", "--workers", "1")
+def test_engines_that_tell_nothing_are_learnt_from_the_requests_that_end(tmp_path_factory: Any) -> None:
+    options = ("--engine-arg", "predict_lengths=false", "--workers", "1", "--rescheduler", "predicted")
     running = RunningMesh(tmp_path_factory.mktemp("mesh"), "--engine", "simulated", *options)
     try:
         running.wait_until_serving()
@@ -46,17 +46,17 @@ def test_a_mesh_without_prediction_says_so(tmp_path_factory: Any) -> None:
         for prompt in ("one", "two"):
             client.completions.create(model="demo-large", prompt=prompt, max_tokens=40)
 
-        def estimated() -> Any:
-            asking = threading.Thread(
-                target=client.completions.create,
-                kwargs={"model": "demo-large", "prompt": "three", "max_tokens": 200},
-            )
-            asking.start()
-            asking.join(30)
+        def learnt() -> Any:
+            client.completions.create(model="demo-large", prompt="three", max_tokens=200)
             (state,) = running.status()["prediction"]["workers"]
-            return state["fallback_predictions"]
+            return state["predictions"] and state
 
-        assert eventually(estimated, 60, "the fallback has estimated a length")
+        state = eventually(learnt, 60, "a length was predicted from those that had ended")
+        assert (state["source"], state["artefact"], state["reason"]) == ("learnt", "demo-large@learnt", "")
+        (predictor,) = running.status()["prediction"]["predictors"]
+        (lengths,) = predictor["learnt"]
+        assert lengths["ended_requests"] >= 2
+        assert "demo-large learnt from" in running.cli("status").stdout
         assert running.stop() == 0
     finally:
         running.cut()

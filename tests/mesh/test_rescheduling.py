@@ -60,10 +60,19 @@ def test_crowded_requests_are_moved_and_their_clients_read_on(rescheduling_mesh:
     assert rescheduler(mesh, "off")["mode"] == "off"
     assert [reader.whole_text() for reader in start_all(mesh)] == texts, "where a request runs changes no token"
     assert rescheduler(mesh)["moved_total"] == status["moved_total"]
+    assert rescheduler(mesh, "trajectories", "--set", "floor_ms=1")["mode"] == "trajectories"
+    readers = start_all(mesh)
+    by_worth = eventually(
+        lambda: [each for each in rescheduler(mesh)["orders"] if "trajectories: moves to" in each["reason"]],
+        60,
+        f"a move that saves everybody time\n{mesh.story()}",
+    )
+    assert all("saves" in each["reason"] and "costs" in each["reason"] for each in by_worth)
+    assert [reader.whole_text() for reader in readers] == texts
 
 
 def test_modes_that_are_not_there_are_refused(mesh: RunningMesh) -> None:
     answer = mesh.cli("rescheduler", "best")
     assert answer.returncode == 1
-    assert "off, current, predicted" in answer.stderr
+    assert "off, current, predicted, trajectories" in answer.stderr
     assert mesh.cli("rescheduler", "--set", "theta=1").returncode == 2

@@ -39,7 +39,7 @@ def test_status_tells_all(mesh: RunningMesh) -> None:
     assert [instance["state"] for instance in status["instances"]] == ["ready"] * 3
     assert {instance["engine"] for instance in status["instances"]} == {"simulated"}
     assert "running_requests" in status["instances"][0]["load"]
-    assert status["policy"]["policy"] == "lmetric"
+    assert status["policy"]["policy"] == "penstock"
     assert status["synced"]
 
 
@@ -47,7 +47,7 @@ def test_status_for_people(mesh: RunningMesh) -> None:
     result = mesh.cli("status")
     assert result.returncode == 0, result.stderr
     assert "demo-large-0" in result.stdout
-    assert "policy: lmetric" in result.stdout
+    assert "policy: penstock" in result.stdout
 
 
 def test_explain_shows_scores(mesh: RunningMesh) -> None:
@@ -56,7 +56,7 @@ def test_explain_shows_scores(mesh: RunningMesh) -> None:
     result = mesh.cli("explain", raw.headers["x-request-id"], "--json")
     assert result.returncode == 0, result.stderr
     explanation = json.loads(result.stdout)
-    assert explanation["policy"] == "lmetric"
+    assert explanation["policy"] == "penstock"
     assert explanation["chosen_instance_id"] == raw.headers["x-penstock-instance"]
     assert len(explanation["scores"]) == 3
     assert all(score["indicators"] for score in explanation["scores"])
@@ -80,7 +80,7 @@ def test_the_policy_can_be_switched_while_serving(mesh: RunningMesh) -> None:
     refused = mesh.cli("policy", "nonsense")
     assert refused.returncode == 1
     assert "nonsense" in refused.stderr
-    assert mesh.cli("policy", "lmetric").returncode == 0
+    assert mesh.cli("policy", "penstock").returncode == 0
 
 
 def test_every_role_answers_grpcurl(mesh: RunningMesh) -> None:

@@ -32,6 +32,7 @@ PURE = (
     "simulator/instance",
     "simulator/cost",
     "simulator/cluster",
+    "simulator/autoscale",
     "simulator/cascade",
 )
 """Decide here: events in, decisions out; time and randomness are arguments."""
@@ -55,6 +56,7 @@ SHELLS = (
     "services.frontend",
     "services.cascade",
     "services.predictor",
+    "services.parser",
     "engine_worker",
 )
 IMPURE_MODULES = frozenset(
@@ -197,15 +199,19 @@ def test_circles_are_found(arrows: dict[str, set[str]], circle: list[str]) -> No
 
 
 FRONTEND_ROOMS = (
+    "gateway",
     "role",
     "status_servicer",
     "http",
+    "console",
     "cascade",
     "answers",
     "requests",
+    "media",
     "placement",
     "workers",
     "text",
+    "parser_process",
     "parsers",
     "metrics",
     "errors",
@@ -276,10 +282,13 @@ network (see `mesh/runtime.py`). The rest of the command line runs in a process 
 
 SEAM_EXEMPTIONS = {
     "mesh/runtime.py": "it is the seam",
+    "mesh/identity/tls.py": "the same transport with certificates",
     "engine_worker/engines/vllm": "an engine on real hardware, with processes and threads of its own",
+    "engine_worker/host_tier/shared_memory.py": "memory that processes share, which another one takes the place of",
     "engine_worker/kv/ucx_worker.py": "a fabric on a real network, which another one takes the place of",
-    "controlplane/planner/cascade/plan_process.py": "a process, which another `PlanMaker` takes the place of",
+    "controlplane/planner/own_process.py": "a process, which another `PlanMaker` or `CapacityMaker` takes the place of",
     "services/cli/supervisor/launcher.py": "processes, which another `Launcher` takes the place of",
+    "services/frontend/parser_process/launcher.py": "a process, which another `Launcher` takes the place of",
 }
 SEAM_MODULES = frozenset({"time", "secrets", "uuid", "threading", "multiprocessing", "concurrent"})
 SEAM_CALLS = frozenset(

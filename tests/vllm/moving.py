@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest_asyncio
 
 from controlplane.model.request import EngineRequest, SamplingParams
+from engine_worker.engines.attached.engine import AttachedEngine
+from engine_worker.engines.data_parallel import DataParallelEngine
 from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
+from engine_worker.kv.cores import at_core
 from penstock.testing.engine import GREEDY, Answer, EngineDriver
+from tests.kv.peer import TOKEN
 
 MODEL = Path(__file__).parents[2] / "demo" / "models" / "demo-large"
 VOCABULARY = range(10, 600)
@@ -27,11 +31,12 @@ _ids = count()
 class Side:
     """One engine and its reader."""
 
-    engine: VllmEngine
+    engine: VllmEngine | AttachedEngine | DataParallelEngine
     driver: EngineDriver
 
     async def free_blocks(self) -> int:
-        return await self.engine._moves.free_blocks()  # type: ignore[union-attr]
+        cores = self.engine.cores if isinstance(self.engine, DataParallelEngine) else (self.engine,)
+        return sum([await core._moves.free_blocks() for core in cores])  # type: ignore[attr-defined]
 
 
 SETTINGS = VllmSettings(
@@ -74,7 +79,7 @@ class Migration:
 
     async def offer(self) -> None:
         await self.target.engine.reserve(self.migration_id, self.request)
-        self.source.engine.export(self.request.request_id, self.migration_id, self._progressed)
+        self.source.engine.export(self.request.request_id, self.migration_id, TOKEN, self._progressed)
 
     async def round(self) -> None:
         """Pull what is published and not yet copied."""
@@ -99,14 +104,8 @@ class Migration:
         return answer
 
     async def _pull(self, block_ids: tuple[int, ...], emitted: tuple[int, ...]) -> None:
-        await self.target.engine.pull(
-            self.migration_id,
-            self.source.engine.kv_address,
-            self.copied,
-            block_ids[self.copied :],
-            emitted,
-            DEADLINE_S,
-        )
+        peer, peer_block_ids = at_core(self.source.engine.kv_address, block_ids[self.copied :], TOKEN)
+        await self.target.engine.pull(self.migration_id, peer, self.copied, peer_block_ids, emitted, DEADLINE_S)
         self.copied = len(block_ids)
 
     def _progressed(self, progress: ExportProgress) -> None:
@@ -122,11 +121,31 @@ def prompt(tokens: int) -> tuple[int, ...]:
 async def begin(
     source: Side, target: Side, tokens: int, max_tokens: int, after: int, sampling: SamplingParams = GREEDY
 ) -> Migration:
-    """A request that has emitted `after` tokens."""
+    """A request that has emitted `after` tokens. Let `max_tokens` be seconds' worth of them: an engine in a process of
+    its own does not wait while this one is held up."""
     request = EngineRequest(f"moving-{next(_ids)}", prompt(tokens), replace(sampling, max_tokens=max_tokens))
     answer = source.driver.submit_request(request)
     await source.driver.until(lambda: len(answer.token_ids) >= after)
     return Migration(source, target, request, answer)
+
+
+async def move_in_mid_decode(source: Side, target: Side, tokens: int, *, max_tokens: int, after: int) -> None:
+    """The answer is that of an undisturbed request, and no block stays."""
+    sides = source, target
+    free = [await side.free_blocks() for side in sides]
+    migration = await begin(source, target, tokens, max_tokens, after)
+    await migration.offer()
+    await source.driver.until(lambda: len(migration.progress.block_ids) >= tokens // BLOCK_TOKENS)
+    await migration.round()
+    paused = await migration.pause()
+    assert migration.answer.token_ids == paused.emitted_token_ids
+    continued = await migration.hand_off(paused)
+    await target.driver.end_of(continued)
+    assert not migration.answer.ended.is_set()
+    assert continued.cached_tokens == paused.computed_tokens
+    assert paused.computed_tokens >= tokens + len(paused.emitted_token_ids) - 2
+    assert migration.answer.token_ids + continued.token_ids == await expected(source, migration.request)
+    await all_free(sides, free)
 
 
 async def all_free(sides: tuple[Side, Side], free: list[int]) -> None:

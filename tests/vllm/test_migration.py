@@ -11,6 +11,7 @@ from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.kv.connection import PeerAddress
 from mesh.errors import KvTransferRefused, RequestRefused, RpcError
 from penstock.testing.engine import GREEDY, EngineDriver
+from tests.kv.peer import TOKEN
 from tests.vllm.moving import BLOCK_TOKENS, SETTINGS, Migration, Side, all_free, begin, expected, prompt, sides
 
 __all__ = ["sides"]
@@ -221,7 +222,7 @@ async def test_more_than_fits_is_refused(sides: tuple[Side, Side]) -> None:
     for number in range(5):
         target.engine.discard(f"fits-{number}")
     with pytest.raises(RequestRefused):
-        target.engine.export("unknown", "none", lambda progress: None)
+        target.engine.export("unknown", "none", TOKEN, lambda progress: None)
 
 
 async def test_the_agent_in_the_engine_core_is_asked_through_the_worker(sides: tuple[Side, Side]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from controlplane.model.cascade_goal import CascadeGoal
+from controlplane.model.cascade_goal import CascadeGoal, quality_refusal
 from controlplane.planner.cascade.history import WorkloadHistory
 from controlplane.planner.cascade.report import WorkloadReport
 from controlplane.planner.cascade.routers import RouterWindows
@@ -15,6 +15,7 @@ from controlplane.planner.cascade.stored import CascadeStore, StoredCascade
 from controlplane.planner.metrics import UNKNOWN_CASCADE, PlannerMetrics, PlanOutcome
 from controlplane.planning.cascade.drift import DriftSettings
 from controlplane.planning.cascade.plan import CascadePlan, decode_plan, with_excluded_tiers
+from controlplane.planning.cascade.quality_watch import AchievedQuality
 from controlplane.planning.cascade.workload import read_window
 from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError, PenstockError, PlanInfeasible, StaleLeader
@@ -43,6 +44,8 @@ class CascadeStatus:
     verdict: str
     workloads: int
     plans: int
+    quality: AchievedQuality | None = None
+    """None: no plan that promises a quality is in force."""
 
 
 @dataclass(slots=True)
@@ -101,7 +104,7 @@ class CascadePlanManager:
                 self._watched.pop(report.cascade, None)
             return refusal
         assert stored.record is not None  # or it would have been refused
-        watched = self._watched_with(stored.record.name, window.models, stored.record.judges[0])
+        watched = self._watched_with(stored.record.name, window.models, stored.record.judges[0], stored.record.label)
         combined = watched.routers.reported(
             report.router, report.observed(window), self._routers() if report.router else (), self._clock.now_s()
         )
@@ -109,6 +112,7 @@ class CascadePlanManager:
             return f"taken down; waiting for the windows of {', '.join(watched.routers.waiting_for)}"
         _follow(watched, stored)
         finding = watched.history.seen(combined)
+        self._metrics.show_quality(stored.record.name, watched.history.quality)
         watched.history.verdict = self._decided(watched, stored, finding.why, finding.says)
         return watched.history.verdict
 
@@ -126,6 +130,9 @@ class CascadePlanManager:
                 f"the goal of {goal.cascade} names {len(goal.tiers)} tiers, the cascade has {len(record.tiers)} "
                 f"({', '.join(record.tiers)}): name one for each"
             )
+        refusal = "" if record is None else quality_refusal(record.judges[0], bool(record.label))
+        if refusal:
+            raise ConfigurationError(f"the goal of {goal.cascade} is refused: {refusal}")
         return await self._stored.set_goal(goal)
 
     async def remove_goal(self, cascade: str) -> bool:
@@ -210,13 +217,19 @@ class CascadePlanManager:
             verdict=verdict,
             workloads=watched.history.workloads if watched is not None else 0,
             plans=watched.history.plans if watched is not None else 0,
+            quality=watched.history.quality if watched is not None else None,
         )
 
-    def _watched_with(self, cascade: str, models: tuple[str, ...], judge: str) -> _Watched:
-        """Anew for other models, or the scores of another judge."""
+    def _watched_with(self, cascade: str, models: tuple[str, ...], judge: str, label: str) -> _Watched:
+        """Anew for other models, the scores of another judge, or the labels of another."""
         watched = self._watched.get(cascade)
-        if watched is None or (watched.history.models, watched.history.judge) != (models, judge):
-            watched = self._watched[cascade] = _Watched(WorkloadHistory(models, judge, self._drift))
+        history = None if watched is None else watched.history
+        if (
+            watched is None
+            or history is None
+            or (history.models, history.judge, history.label) != (models, judge, label)
+        ):
+            watched = self._watched[cascade] = _Watched(WorkloadHistory(models, judge, self._drift, label))
         return watched
 
     def _decided(self, watched: _Watched, stored: StoredCascade, why: str, says: str) -> str:
@@ -297,7 +310,7 @@ class CascadePlanManager:
         return (
             record is not None
             and self._watched.get(record.name) is watched
-            and (record.tiers, record.judges[:1]) == (history.models, (history.judge,))
+            and (record.tiers, record.judges[:1], record.label) == (history.models, (history.judge,), history.label)
         )
 
     def _refuse(self, cascade: str, watched: _Watched, said: str) -> None:

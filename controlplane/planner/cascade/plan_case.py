@@ -38,12 +38,17 @@ class PlanCase:
     """With an answer of every planned tier to every request."""
     notes: tuple[str, ...]
     """Whose answers are how old, in words."""
+    judge: str = ""
+    """Whose scores these are."""
+    label: str = ""
+    """Who labelled the answers."""
 
     def lines(self) -> tuple[bytes, ...]:
         """The workload of the planned tiers."""
         models = tuple(self.models[tier] for tier in self.planned)
         requests = tuple(_only(request, self.planned) for request in self.window.requests)
-        return tuple(write_window(WorkloadWindow(models, self.window.rate_per_s, requests)))
+        window = WorkloadWindow(models, self.window.rate_per_s, requests, self.judge, self.label)
+        return tuple(write_window(window))
 
     def goal(self, goal: CascadeGoal, judge: str) -> CascadeGoal:
         """For the planned tiers and this judge. Raises `ConfigurationError` for a goal with more or fewer tiers than
@@ -111,6 +116,6 @@ def _only(request: WorkloadRequest, tiers: Sequence[int]) -> WorkloadRequest:
         request,
         output_tokens=tuple(request.output_tokens[tier] for tier in tiers),
         scores=tuple(request.scores[tier] for tier in tiers),
-        quality=None,
+        quality=None if request.quality is None else tuple(request.quality[tier] for tier in tiers),
         score_bounds=None if request.score_bounds is None else tuple(request.score_bounds[tier] for tier in tiers),
     )

@@ -2,8 +2,9 @@
 
 from typing import get_args
 
-from controlplane.model.cascade_goal import CascadeGoal, Minimise
+from controlplane.model.cascade_goal import PROBABILITY, CascadeGoal, Minimise
 from controlplane.planner.cascade.manager import CascadeStatus
+from controlplane.planning.cascade.quality_watch import AchievedQuality, PromiseState
 from mesh.errors import ConfigurationError
 from penstock.v1 import planner_pb2
 
@@ -19,6 +20,8 @@ def goal_from(message: planner_pb2.CascadeGoal) -> CascadeGoal:
         judge_s=message.judge_s if message.HasField("judge_s") else None,
         replan=message.replan,
         minimise=_minimise(message.minimise),
+        probability=message.probability if message.HasField("probability") else PROBABILITY,
+        judge_gpu_s=message.judge_gpu_s,
     ).checked()
 
 
@@ -42,6 +45,8 @@ def message_from(goal: CascadeGoal) -> planner_pb2.CascadeGoal:
         judge_s=goal.judge_s,
         replan=goal.replan,
         minimise=goal.minimise,
+        probability=goal.probability,
+        judge_gpu_s=goal.judge_gpu_s,
     )
 
 
@@ -55,4 +60,26 @@ def status_message(status: CascadeStatus) -> planner_pb2.CascadePlanStatus:
         verdict=status.verdict,
         workloads_total=status.workloads,
         plans_total=status.plans,
+        quality=None if status.quality is None else _quality_message(status.quality),
+    )
+
+
+def _quality_message(quality: AchievedQuality) -> planner_pb2.AchievedQuality:
+    return planner_pb2.AchievedQuality(
+        promised=quality.promised,
+        probability=quality.probability,
+        achieved=quality.achieved,
+        labelled=quality.labelled,
+        state=quality.state,
+    )
+
+
+def quality_from(message: planner_pb2.AchievedQuality) -> AchievedQuality:
+    """The same from a message."""
+    return AchievedQuality(
+        promised=message.promised,
+        probability=message.probability,
+        achieved=message.achieved if message.HasField("achieved") else None,
+        labelled=message.labelled,
+        state=PromiseState(message.state),
     )

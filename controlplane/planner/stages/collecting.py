@@ -37,7 +37,7 @@ async def collect(transport: Transport, workers: Sequence[Member]) -> LengthStat
 
 
 async def _ask(transport: Transport, worker: Member) -> stages_pb2.GetLengthsResponse | None:
-    async with open_channel(transport, worker.address) as channel:
+    async with open_channel(transport, worker.address, worker.role) as channel:
         stub = stages_pb2_grpc.StagesStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer: stages_pb2.GetLengthsResponse = await stub.GetLengths(

@@ -7,6 +7,7 @@ import numpy as np
 
 from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.allocation import allocate
+from controlplane.planning.cascade.judging import judge_gpus
 from controlplane.planning.cascade.latency import IN_WORDS, STATISTIC, total_latency_s
 from controlplane.planning.cascade.objective import MaximiseQuality, MinimiseLatency, Objective
 from controlplane.planning.cascade.parallelism import Mix
@@ -37,11 +38,13 @@ class PlanRequest:
     max_rounds: int = 12
     minimise: Minimise = "slowest_tier"
     """Which latency L is: the paper's, or the mean of a request from end to end."""
+    judge_gpu_s: float = 0.0
+    """GPU time of a judgement: its judge needs GPUs too, which are taken out of `gpus`. 0: judges run elsewhere."""
 
     def __post_init__(self) -> None:
         if (self.quality is None) == (self.latency_s is None):
             raise ConfigurationError("ask for a plan either by a quality target or by a latency budget")
-        if self.gpus < 1 or self.judge_s < 0 or not 1 <= self.stable_rounds <= self.max_rounds:
+        if self.gpus < 1 or self.judge_s < 0 or self.judge_gpu_s < 0 or not 1 <= self.stable_rounds <= self.max_rounds:
             raise ConfigurationError(f"a plan needs gpus >= 1, judge_s >= 0 and stable_rounds <= max_rounds: {self}")
 
 
@@ -55,6 +58,8 @@ class Deployment:
     """Of each tier: p95 or mean, whichever is minimised."""
     latency_s: float
     """L, the latency that the plan minimises."""
+    judge_gpus: int = 0
+    """GPUs that are left to the judge."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,9 +107,10 @@ def plan(
         routed = route(sample, thresholds)
         tables = tier_tables(sample, routed, source, request.gpus, request.judge_s, statistic)
         objective = _objective(sample, request, anchors, tables)
-        deployment = deploy(sample, routed, tables, request.gpus, request.minimise)
+        deployment = deploy(sample, routed, tables, request.gpus, request.minimise, request.judge_gpu_s)
         score = np.inf if deployment is None else objective.score(deployment.latency_s, routed.quality)
-        found = RoutingSearch(sample, tables, request.gpus, objective, request.minimise).run(thresholds)
+        search = RoutingSearch(sample, tables, request.gpus, objective, request.minimise, request.judge_gpu_s)
+        found = search.run(thresholds)
         points = found.points
         scores.append(score)
         if on_round is not None:
@@ -117,15 +123,47 @@ def plan(
         if stable >= request.stable_rounds or (round_number and found.best.thresholds == thresholds):
             break
         thresholds = found.best.thresholds
-    meeting = _meeting(best, sample, request, anchors)
+    return _result(_meeting(best, sample, request, anchors), sample, source, request, tuple(scores), points)
+
+
+def plan_for(
+    sample: CascadeSample,
+    source: CurveSource,
+    request: PlanRequest,
+    thresholds: tuple[float, ...],
+    points: tuple[Point, ...] = (),
+) -> PlanResult:
+    """The deployment alone, for thresholds that were chosen otherwise; `points` is what was looked at then.
+
+    Raises `PlanInfeasible` where the GPUs do not hold the load.
+    """
+    routed = route(sample, thresholds)
+    tables = tier_tables(sample, routed, source, request.gpus, request.judge_s, STATISTIC[request.minimise])
+    deployment = deploy(sample, routed, tables, request.gpus, request.minimise, request.judge_gpu_s)
+    if deployment is None:
+        raise PlanInfeasible(
+            f"{request.gpus} GPUs do not hold {sample.rate_per_s:g} requests/s with thresholds {thresholds}: give more "
+            "GPUs or plan for a lower rate"
+        )
+    return _result(_Best(thresholds, routed, deployment), sample, source, request, (), points)
+
+
+def _result(
+    best: _Best,
+    sample: CascadeSample,
+    source: CurveSource,
+    request: PlanRequest,
+    scores: tuple[float, ...],
+    points: tuple[Point, ...],
+) -> PlanResult:
     return PlanResult(
         minimise=request.minimise,
-        thresholds=meeting.thresholds,
-        routed=meeting.routed,
-        deployment=meeting.deployment,
-        p95_s=_tier_latencies_s(meeting, sample, source, request, "p95"),
-        mean_s=_tier_latencies_s(meeting, sample, source, request, "mean"),
-        scores=tuple(scores),
+        thresholds=best.thresholds,
+        routed=best.routed,
+        deployment=best.deployment,
+        p95_s=_tier_latencies_s(best, sample, source, request, "p95"),
+        mean_s=_tier_latencies_s(best, sample, source, request, "mean"),
+        scores=scores,
         points=points,
     )
 
@@ -136,9 +174,14 @@ def deploy(
     tables: tuple[TierTable, ...],
     gpus: int,
     minimise: Minimise = "slowest_tier",
+    judge_gpu_s: float = 0.0,
 ) -> Deployment | None:
-    """The deployment solver of algorithm 1, from tables of the statistic that `minimise` asks for; None where the GPUs
-    do not hold the load."""
+    """The deployment solver of algorithm 1, from tables of the statistic that `minimise` asks for; None where the GPUs,
+    less those of a judge that takes so much GPU time for an answer, do not hold the load."""
+    for_judge = judge_gpus(routed, sample.rate_per_s, judge_gpu_s)
+    gpus -= for_judge
+    if gpus < 1:
+        return None
     latencies = latencies_of(sample, routed, tables)
     try:
         allocation = allocate(latencies, routed.shares, gpus, minimise)
@@ -149,7 +192,7 @@ def deploy(
         for table, given in zip(tables, allocation, strict=True)
     )
     of_tiers = tuple(float(table_s[f]) for table_s, f in zip(latencies, allocation, strict=True))
-    return Deployment(allocation, mixes, of_tiers, total_latency_s(of_tiers, routed.shares, minimise))
+    return Deployment(allocation, mixes, of_tiers, total_latency_s(of_tiers, routed.shares, minimise), for_judge)
 
 
 def _objective(
@@ -159,7 +202,7 @@ def _objective(
     if request.quality is not None:
         return MinimiseLatency(request.quality, utopia=largest.quality, nadir=smallest.quality)
     assert request.latency_s is not None  # a request has one of the two
-    ends = [deploy(sample, routed, tables, request.gpus, request.minimise) for routed in anchors]
+    ends = [deploy(sample, routed, tables, request.gpus, request.minimise, request.judge_gpu_s) for routed in anchors]
     best_s, worst_s = (None if end is None else end.latency_s for end in ends)
     best_s = request.latency_s if best_s is None else best_s
     return MaximiseQuality(request.latency_s, best_s=best_s, worst_s=2 * best_s if worst_s is None else worst_s)

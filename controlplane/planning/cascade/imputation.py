@@ -15,9 +15,9 @@ _SCALE = DriftSettings()
 def impute_tier(
     requests: Sequence[WorkloadRequest], tier: int, donors: Sequence[WorkloadRequest]
 ) -> tuple[WorkloadRequest, ...]:
-    """The requests, with this tier's score, tokens and score bounds in those that lack them taken together from the
-    most alike donor: nearest in input tokens and in the scores known on both. Of equally near ones the first. Donors
-    must have the tier, and there must be one at least.
+    """The requests, with this tier's score, label, tokens and score bounds in those that lack them taken together from
+    the most alike donor: nearest in input tokens and in the scores known on both. Of equally near ones the first.
+    Donors must have the tier, and there must be one at least.
 
     Why not the tier's mean: a plan decides by scores on several tiers at once which requests stop where. What is hard
     for one tier is hard for the next, and long answers are long on both; means would make every request as hard as any
@@ -31,13 +31,16 @@ def impute_tier(
 
 
 def _with_answer(request: WorkloadRequest, tier: int, donor: WorkloadRequest) -> WorkloadRequest:
-    score_bounds = None
+    quality = score_bounds = None
+    if request.quality is not None and donor.quality is not None:
+        quality = _put(request.quality, tier, donor.quality[tier])
     if request.score_bounds is not None and donor.score_bounds is not None:
         score_bounds = _put(request.score_bounds, tier, donor.score_bounds[tier])
     return msgspec.structs.replace(
         request,
         output_tokens=_put(request.output_tokens, tier, donor.output_tokens[tier]),
         scores=_put(request.scores, tier, donor.scores[tier]),
+        quality=quality,
         score_bounds=score_bounds,
     )
 

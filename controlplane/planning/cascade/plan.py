@@ -7,8 +7,11 @@ import msgspec
 
 from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.bilevel import PlanResult
+from controlplane.planning.cascade.calibration import TierCalibration
 from controlplane.planning.cascade.drift import WorkloadSummary
+from controlplane.planning.cascade.judging import judged_per_s
 from controlplane.planning.cascade.latency import total_latency_s
+from controlplane.planning.cascade.promise import QualityPromise
 from controlplane.planning.cascade.routing import ESCALATE_ALL, check_thresholds
 from mesh.errors import ConfigurationError, PlanInfeasible
 
@@ -37,6 +40,8 @@ class PlannedTier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Expected latency, the judgement of its answer included."""
     mean_s: float | None = None
     """The same; None in plans of a time when means were not measured."""
+    calibration: TierCalibration | None = None
+    """What its scores are worth, by labelled answers; None where there are none."""
 
     @property
     def replica_count(self) -> int:
@@ -72,6 +77,12 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it was planned for, as drift is measured; None in plans that do not say."""
     epoch: int = 0
     """Fencing epoch of the planner that put it into force by itself; 0: an operator applied it, which always counts."""
+    promise: QualityPromise | None = None
+    """How sure the quality is; None: it was just reached on the sample, or not asked for."""
+    judge_gpus: int = 0
+    """Of `gpus`, left to the judge."""
+    judged_per_s: float | None = None
+    """Judgements a second; None in plans that do not say."""
     leader: str = ""
     """The planner that put it into force by itself; empty where an operator did."""
 
@@ -95,8 +106,8 @@ class CascadePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_thresholds(self.thresholds, len(self.tiers))
         except ConfigurationError as error:
             raise PlanInfeasible(f"plan {self.name}: {error}") from error
-        if sum(tier.gpus for tier in self.tiers) > self.gpus:
-            raise PlanInfeasible(f"plan {self.name}: its tiers take more than its {self.gpus} GPUs")
+        if sum(tier.gpus for tier in self.tiers) + self.judge_gpus > self.gpus:
+            raise PlanInfeasible(f"plan {self.name}: its tiers and its judge take more than its {self.gpus} GPUs")
         for tier in self.tiers:
             taken = sum(each.count * each.tp * each.pp for each in tier.replicas)
             if taken > tier.gpus:
@@ -121,8 +132,10 @@ def cascade_plan(
     gpus: int,
     quality_target: float | None = None,
     latency_target_s: float | None = None,
+    promise: QualityPromise | None = None,
+    calibrations: Sequence[TierCalibration | None] = (),
 ) -> CascadePlan:
-    """The result of algorithm 1 as a plan for these models, smallest first."""
+    """The result of algorithm 1 as a plan for these models, smallest first; `calibrations` of each, or none."""
     deployment, shares = planned.deployment, planned.routed.shares
     tiers = tuple(
         PlannedTier(
@@ -134,6 +147,7 @@ def cascade_plan(
             share=shares[tier],
             p95_s=planned.p95_s[tier],
             mean_s=planned.mean_s[tier],
+            calibration=calibrations[tier] if calibrations else None,
         )
         for tier, model in enumerate(models)
     )
@@ -149,6 +163,9 @@ def cascade_plan(
         latency_target_s=latency_target_s,
         minimise=planned.minimise,
         latency_mean_s=total_latency_s(planned.mean_s, shares, "end_to_end"),
+        promise=promise,
+        judge_gpus=deployment.judge_gpus,
+        judged_per_s=judged_per_s(planned.routed, rate_per_s),
     ).checked()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.cascade_record import MAX_SCORE
+from controlplane.planning.cascade.calibration import TierCalibration, calibrate, kept
 from controlplane.planning.cascade.early_exit import ScoreBounds, TierScoreBounds, contradiction
 from mesh.errors import ConfigurationError
 
@@ -24,8 +25,10 @@ class CascadeSample:
     rate_per_s: float
     """Arrivals of the workload that the n requests stand for."""
     quality: NDArray[np.float64] | None = None
-    """Shape (n, C), 0 to 100: how good the answers are by a better judge, where there is one (ground truth). None: as
-    good as their scores."""
+    """Shape (n, C), 0 to 100: how good the answers are by their labels, or where those lack by what answers of the same
+    score are worth. None: as good as their scores."""
+    labelled: NDArray[np.bool_] | None = None
+    """Shape (n, C): whether an answer's quality is a label. None: all of them are, or none where `quality` is None."""
     score_bounds: tuple[tuple[ScoreBounds, ...], ...] | None = None
     """Shape n x C: upper bounds of each answer's score while it was generated. None: the judge scores whole answers
     only, and none is given up."""
@@ -40,6 +43,7 @@ class CascadeSample:
             ("input_tokens", self.input_tokens, (requests,)),
             ("output_tokens", self.output_tokens, self.scores.shape),
             ("quality", self.true_quality, self.scores.shape),
+            ("labelled", self.is_labelled, self.scores.shape),
         ):
             if values.shape != shape:
                 raise ConfigurationError(f"{name} of a sample has shape {values.shape}; its scores ask for {shape}")
@@ -84,6 +88,34 @@ class CascadeSample:
     def true_quality(self) -> NDArray[np.float64]:
         """Shape (n, C): what an answer counts for, once accepted."""
         return self.scores if self.quality is None else self.quality
+
+    @property
+    def is_labelled(self) -> NDArray[np.bool_]:
+        """Shape (n, C): whose `true_quality` was told by somebody, and is no estimate. Where scores stand for quality,
+        all."""
+        return np.ones(self.scores.shape, np.bool_) if self.labelled is None else self.labelled
+
+    def calibrations(self) -> tuple[TierCalibration | None, ...]:
+        """What a score of each tier is worth; None of a tier without labels, or where scores stand for quality."""
+        if self.quality is None:
+            return (None,) * self.tiers
+        fitted: list[TierCalibration | None] = []
+        for tier, known in enumerate(self.is_labelled.T):
+            some = known.any()
+            fitted.append(kept(calibrate(self.scores[known, tier], self.quality[known, tier])) if some else None)
+        return tuple(fitted)
+
+    def only(self, rows: NDArray[np.intp]) -> "CascadeSample":
+        """These requests (indices) alone, in their order, at the rate of all."""
+        return CascadeSample(
+            scores=self.scores[rows],
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            rate_per_s=self.rate_per_s,
+            quality=None if self.quality is None else self.quality[rows],
+            labelled=None if self.labelled is None else self.labelled[rows],
+            score_bounds=None if self.score_bounds is None else tuple(self.score_bounds[row] for row in rows.tolist()),
+        )
 
     def tokens(self, tier: int, threshold: float) -> NDArray[np.int64]:
         """Tokens that the tier generates for each request, if it accepts answers from `threshold` on; shape (n,).

@@ -9,9 +9,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
+from math import inf
 
 from controlplane.model.cascade_goal import Minimise
 from controlplane.planning.cascade.allocation import lowest_latency_s
+from controlplane.planning.cascade.judging import judge_gpus
 from controlplane.planning.cascade.objective import Objective
 from controlplane.planning.cascade.routing import candidate_thresholds, route
 from controlplane.planning.cascade.sample import CascadeSample
@@ -54,13 +56,15 @@ class RoutingSearch:
         gpus: int,
         objective: Objective,
         minimise: Minimise = "slowest_tier",
+        judge_gpu_s: float = 0.0,
     ) -> None:
-        """`tables` are of the statistic that `minimise` asks for."""
+        """`tables` are of the statistic that `minimise` asks for; `judge_gpu_s` is the GPU time of a judgement."""
         self._sample = sample
         self._tables = tables
         self._gpus = gpus
         self._objective = objective
         self._minimise = minimise
+        self._judge_gpu_s = judge_gpu_s
         self._seen: dict[tuple[float, ...], Point] = {}
 
     def run(self, start: tuple[float, ...]) -> SearchResult:
@@ -107,7 +111,8 @@ class RoutingSearch:
         if known is None:
             routed = route(self._sample, thresholds)
             latencies_s = latencies_of(self._sample, routed, self._tables)
-            latency_s = lowest_latency_s(latencies_s, routed.shares, self._gpus, self._minimise)
+            gpus = self._gpus - judge_gpus(routed, self._sample.rate_per_s, self._judge_gpu_s)
+            latency_s = lowest_latency_s(latencies_s, routed.shares, gpus, self._minimise) if gpus > 0 else inf
             known = self._seen[thresholds] = Point(thresholds, latency_s, routed.quality)
         return known
 

@@ -1,6 +1,8 @@
 """The instances of one model under Arrow: pools, queues, loads, and the moves between pools (Algorithms 3 and 4)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +48,7 @@ def loads_of(snapshot: Snapshot, queues: PrefillQueues, max_running_tokens: int)
     )
 
 
+NO_POOLS: Mapping[str, Pool] = MappingProxyType({})
 _ONLY = {InstancePhase.PREFILL: Pool.PREFILL, InstancePhase.DECODE: Pool.DECODE}
 POOL_CODES = {pool: code for code, pool in enumerate(Pool)}
 """As `explain` shows them: 0 prefill, 1 decode, 2 prefill to decode, 3 decode to prefill."""
@@ -55,8 +58,11 @@ _FIRST_TRANSITION = POOL_CODES[Pool.PREFILL_TO_DECODE]
 class ElasticInstances:
     """What Arrow knows of one model's instances. `look` brings it up to date; everything else is about that look."""
 
-    def __init__(self, parameters: ArrowParameters) -> None:
+    def __init__(self, parameters: ArrowParameters, former: Mapping[str, Pool] = NO_POOLS) -> None:
+        """`former`: the pools in which another scheduler had the instances, to go on with."""
         self.pools = ElasticPools()
+        self._former = dict(former)
+        """Of the instances that have not been seen yet."""
         self.snapshot: Snapshot
         self.loads: InstanceLoads
         self._parameters = parameters
@@ -74,10 +80,11 @@ class ElasticInstances:
             if instance_id not in known or known[instance_id].phase is not phase:
                 self.pools.leave(instance_id)
                 del self._phases[instance_id]
-        for instance_id, instance in known.items():
-            if instance_id not in self.pools:
-                self.pools.join(instance_id, _ONLY.get(instance.phase))
-                self._phases[instance_id] = instance.phase
+        # Those that have a pool come first: the others make both kinds even.
+        for instance_id in sorted(known.keys() - set(self.pools), key=lambda each: (each not in self._former, each)):
+            phase = known[instance_id].phase
+            self.pools.join(instance_id, _ONLY.get(phase), self._former.pop(instance_id, None))
+            self._phases[instance_id] = phase
         self.loads = loads_of(snapshot, self._queues, self._parameters.max_running_tokens)
         self._read_pools()
         for row in np.flatnonzero(self._codes >= _FIRST_TRANSITION).tolist():

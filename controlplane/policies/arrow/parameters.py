@@ -52,4 +52,4 @@ class ArrowParameters(TtftParameters, frozen=True):
     Tokens of them all. The paper gives no figure; docs/papers/arrow.md shows how much hangs on it."""
     trigger_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 1.0
     """The token interval must have been above the TPOT threshold for so long before the monitor moves an instance, and
-    again before it moves the next."""
+    again before it moves the next. So must a prefill instance have been idle, and decoding busy."""

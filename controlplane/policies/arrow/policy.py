@@ -1,5 +1,6 @@
 """Arrow as a placement policy: request scheduling, instance scheduling and the instance monitor (Arrow, section 5)."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -9,12 +10,12 @@ from controlplane.model.placement import Decision, DecodeChoice, PlacementProble
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies.arrow.instances import ElasticInstances
 from controlplane.policies.arrow.parameters import ArrowParameters
+from controlplane.policies.arrow.pools import Pool
+from controlplane.policies.arrow.prefill_queues import relative_prefill_times
 from controlplane.policies.arrow.scheduling import PrefillAsked, schedule_decode, schedule_prefill
 from controlplane.policies.indicators import uncached_tokens
 from controlplane.policies.selection import RoundRobinCounter, among_candidates
 from controlplane.prediction.ttft import TtftCurve
-
-# Moves of instances that no request asks for (Arrow, section 5.5: prefill to decode, cases 2 and 3).
 
 
 class InstanceMonitor:
@@ -24,25 +25,34 @@ class InstanceMonitor:
         self._parameters = parameters
         self._above_since_s: float | None = None
         """From when on the token interval has been above the TPOT threshold."""
+        self._idle_since_s: float | None = None
+        """From when on a prefill instance has been idle while decoding is busy."""
 
     def watch(self, instances: ElasticInstances, now_s: float) -> int | None:
         """Move at most one instance to decoding; its row. `instances` have just been looked at."""
         moved = self._follow_token_interval(instances, now_s)
-        if moved is None and not instances.decode_load_is_low():
-            # Idle for prefill while decoding is busy.
-            moved = instances.try_move_prefill_to_decode(idle_only=True)
-        return moved
+        return self._lend_idle(instances, now_s) if moved is None else moved
 
     def _follow_token_interval(self, instances: ElasticInstances, now_s: float) -> int | None:
-        if mean_token_interval_ms(instances) <= self._parameters.tpot_ms:
-            self._above_since_s = None
-            return None
-        if self._above_since_s is None:
-            self._above_since_s = now_s
-        if now_s - self._above_since_s < self._parameters.trigger_s:
-            return None
-        self._above_since_s = now_s
-        return instances.try_move_prefill_to_decode()
+        is_above = mean_token_interval_ms(instances) > self._parameters.tpot_ms
+        self._above_since_s, is_due = self._persisted(is_above, self._above_since_s, now_s)
+        return instances.try_move_prefill_to_decode() if is_due else None
+
+    def _lend_idle(self, instances: ElasticInstances, now_s: float) -> int | None:
+        """What no prefill's end has lent, because decoding became busy only later."""
+        is_idle = bool((instances.rows_in(Pool.PREFILL) & ~instances.loads.is_prefilling).any())
+        is_wanted = is_idle and not instances.decode_load_is_low()
+        self._idle_since_s, is_due = self._persisted(is_wanted, self._idle_since_s, now_s)
+        return instances.try_move_prefill_to_decode(idle_only=True) if is_due else None
+
+    def _persisted(self, holds: bool, since_s: float | None, now_s: float) -> tuple[float | None, bool]:
+        """Since when it has held, and whether that is long enough to act on; from then on it counts anew."""
+        if not holds:
+            return None, False
+        if since_s is None:
+            since_s = now_s
+        is_due = now_s - since_s >= self._parameters.trigger_s
+        return (now_s, True) if is_due else (since_s, False)
 
 
 def mean_token_interval_ms(instances: ElasticInstances) -> float:
@@ -51,6 +61,12 @@ def mean_token_interval_ms(instances: ElasticInstances) -> float:
     intervals = instances.loads.token_interval_ms[rows]
     known = intervals[intervals > 0]
     return float(known.mean()) if len(known) else 0.0
+
+
+def lend_idle(instances: ElasticInstances) -> int | None:
+    """At the end of a prefill (Arrow, section 5.5, case 3, and 7.2): an instance that has nothing left to prefill goes
+    to decoding while that is busy; its row, None where there is none. `instances` have just been looked at."""
+    return None if instances.decode_load_is_low() else instances.try_move_prefill_to_decode(idle_only=True)
 
 
 DECODE_RULE = "fewest running tokens within Max Running Tokens and the TPOT; the prefill's own instance if it decodes"
@@ -90,7 +106,7 @@ class Arrow:
         indicators = self._indicators(instances)
         decode_row, decode_scores = -1, None
         if problem.decode_candidates is not None and not problem.is_decode_chosen_later:
-            choice = self.decide_decode(problem, row)
+            choice = self._decode(instances, problem, row)
             decode_row, decode_scores = choice.row, choice.scores
         instances.placed(problem, row)
         return Decision(row, scores, indicators, decode_row, decode_scores)
@@ -98,6 +114,10 @@ class Arrow:
     def decide_decode(self, problem: PlacementProblem, prefill_row: int) -> DecodeChoice:
         """See `LateDecider`: Algorithm 2, at the end of the request's prefill."""
         instances = self._look(problem.snapshot)
+        lend_idle(instances)
+        return self._decode(instances, problem, prefill_row)
+
+    def _decode(self, instances: ElasticInstances, problem: PlacementProblem, prefill_row: int) -> DecodeChoice:
         candidates = problem.candidates if problem.decode_candidates is None else problem.decode_candidates
         turn = self._turns.last(problem.request.model)
         row = schedule_decode(instances, prefill_row, candidates, turn, self.parameters)
@@ -113,6 +133,10 @@ class Arrow:
     def pools(self, model: str) -> dict[str, str]:
         known = self._models.get(model)
         return {} if known is None else {each: known[0].pools[each].value for each in known[0].pools}
+
+    def resume(self, model: str, pools: Mapping[str, str]) -> None:
+        known = {each: Pool(pool) for each, pool in pools.items() if pool in set(Pool)}
+        self._models[model] = ElasticInstances(self.parameters, known), InstanceMonitor(self.parameters)
 
     def _go_on(self, instances: ElasticInstances, problem: PlacementProblem) -> Decision:
         """A request that decodes already goes where requests are decoded; its tokens so far are computed there."""
@@ -146,4 +170,5 @@ def own_prefill_ms(problem: PlacementProblem, curve: TtftCurve) -> NDArray[np.fl
     cached = problem.cached_tokens
     squares = (cached + new_tokens).astype(np.float64) ** 2 - cached.astype(np.float64) ** 2
     own_ms: NDArray[np.float64] = curve.fixed_ms + curve.token_ms * new_tokens + curve.token_squared_ms * squares
-    return own_ms
+    relative = relative_prefill_times(problem.snapshot)
+    return own_ms if relative is None else own_ms * relative

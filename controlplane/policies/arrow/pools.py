@@ -97,16 +97,18 @@ class ElasticPools:
         """Whether it may change pools."""
         return instance_id not in self._pinned
 
-    def join(self, instance_id: str, only: Pool | None = None) -> None:
+    def join(self, instance_id: str, only: Pool | None = None, former: Pool | None = None) -> None:
         """A new instance goes to whichever kind has fewer, prefill first: half and half at the start.
 
         `only` is for one that its operator has set aside for one kind: it is in that pool and never leaves it.
+        `former` is the pool in which another scheduler had it: it stays there.
         """
         if instance_id in self._pools:
             raise IllegalTransition(f"instance {instance_id} joins, but it is in the pool {self._pools[instance_id]}")
         if only is not None:
             self._pinned.add(instance_id)
-        self._pools[instance_id] = only or (Pool.PREFILL if self.prefilling <= self.decoding else Pool.DECODE)
+        fewer = Pool.PREFILL if self.prefilling <= self.decoding else Pool.DECODE
+        self._pools[instance_id] = only or former or fewer
 
     def leave(self, instance_id: str) -> None:
         """Forget an instance. Raises `IllegalTransition` if it is in no pool."""

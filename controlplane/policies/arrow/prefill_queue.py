@@ -28,7 +28,7 @@ class PrefillQueue:
     """
 
     def __init__(self, curve: TtftCurve) -> None:
-        self._curve = curve
+        self.curve = curve
         self._prompts: deque[QueuedPrompt] = deque()
         self._tokens = 0
         self._prefill_ms = 0.0
@@ -40,7 +40,7 @@ class PrefillQueue:
         """A prompt was placed on the instance."""
         if len(self._prompts) == MAX_ENTRIES:
             self._drop_first()
-        prompt = QueuedPrompt(new_tokens, cached_tokens, self._curve.prefill_ms(new_tokens, cached_tokens))
+        prompt = QueuedPrompt(new_tokens, cached_tokens, self.curve.prefill_ms(new_tokens, cached_tokens))
         self._prompts.append(prompt)
         self._tokens += new_tokens
         self._prefill_ms += prompt.prefill_ms
@@ -55,11 +55,11 @@ class PrefillQueue:
             self._drop_first()
         if not self._prompts:
             self._tokens, self._prefill_ms = 0, 0.0  # whatever rounding has left
-            return self._curve.prefill_ms(pending_tokens) if pending_tokens > 0 else 0.0
+            return self.curve.prefill_ms(pending_tokens) if pending_tokens > 0 else 0.0
         if pending_tokens > self._tokens:
-            return self._prefill_ms + self._curve.prefill_ms(pending_tokens - self._tokens)
+            return self._prefill_ms + self.curve.prefill_ms(pending_tokens - self._tokens)
         first = self._prompts[0]
-        has_run_ms = self._curve.part_ms(self._tokens - pending_tokens, first.cached_tokens)
+        has_run_ms = self.curve.part_ms(self._tokens - pending_tokens, first.cached_tokens)
         return max(self._prefill_ms - has_run_ms, 0.0)
 
     @invariants

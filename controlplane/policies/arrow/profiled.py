@@ -10,19 +10,25 @@ from controlplane.policies.arrow.parameters import ArrowParameters, TtftParamete
 from controlplane.policies.parameters import PolicyParameters
 
 COMPARED_TOKENS = 1000
-"""Profiles are compared by how long a prompt of this length takes."""
+"""Profiles, and instances by theirs, are compared by how long a prompt of this length takes."""
 _CURVE = ("prefill_fixed_ms", "prefill_token_ms", "prefill_token_squared_ms")
 
 
 def profile_for(
     instances: Iterable[InstanceDescription], profiles: Iterable[InstanceProfile]
 ) -> InstanceProfile | None:
-    """The profile to predict by, None if there is none of these instances' model and engine. Those of instances cut
-    over as many GPUs as these go before others. Of several, the slowest: a policy has one curve for all instances, and
-    an SLO is broken by being too hopeful."""
-    shapes = {(each.model, each.engine, each.tensor_parallel, each.pipeline_parallel) for each in instances}
-    kinds = {(model, engine) for model, engine, *_ in shapes}
+    """The profile to predict by, None if there is none of these instances' model and engine. Those of instances on
+    the same device go before others, and then those cut over as many GPUs. Of several, the slowest: the
+    policy's curve is that of the slowest instance, and others are faster by their own profiles."""
+    kinds: set[tuple[str, str]] = set()
+    devices: set[tuple[str, str, str]] = set()
+    shapes: set[tuple[str, str, int, int]] = set()
+    for each in instances:
+        kinds.add((each.model, each.engine))
+        devices.add((each.model, each.engine, each.device))
+        shapes.add((each.model, each.engine, each.tensor_parallel, each.pipeline_parallel))
     known = [profile for profile in profiles if (profile.model, profile.engine) in kinds]
+    known = [each for each in known if (each.model, each.engine, each.device) in devices] or known
     alike = [each for each in known if (each.model, each.engine, each.shape.tp, each.shape.pp) in shapes]
     return max(alike or known, key=lambda profile: profile.ttft.prefill_ms(COMPARED_TOKENS), default=None)
 

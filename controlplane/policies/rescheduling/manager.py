@@ -5,7 +5,7 @@ instruction of its own because it takes milliseconds with hundreds of instances:
 nobody, and what comes back may be void by then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeAlias
@@ -13,9 +13,9 @@ from typing import TypeAlias
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.policies.rescheduling.migrations import Migrations, OrderedMigration
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
-from controlplane.policies.rescheduling.problem import Balance, DecodeInstance, Rescheduling
-from controlplane.policies.rescheduling.rescheduler import Rescheduler
-from controlplane.policies.rescheduling.switch import Fallback, ReschedulerSwitch
+from controlplane.policies.rescheduling.problem import Balance, DecodeInstance, Idle, Rescheduling
+from controlplane.policies.rescheduling.stages import together
+from controlplane.policies.rescheduling.switch import Decider, Fallback, ReschedulerSwitch
 from controlplane.policies.rescheduling.view import DecodeView, ModelReport, decode_view
 from mesh.invariants import invariants
 
@@ -33,8 +33,6 @@ class IntervalPassed:
     """It is time to decide again; comes every `ReschedulerParameters.interval_s`."""
 
     models: Mapping[str, ModelReport]
-    placing: str = ""
-    """Name of the placement policy in force: some move running requests themselves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,15 +66,24 @@ class Decide:
 
     decision_id: int
     model: str
-    rescheduler: Rescheduler
+    rescheduler: Decider
     instances: Sequence[DecodeInstance]
     moving: Sequence[MigrationOrder]
     held: frozenset[str]
     unreachable: Mapping[str, frozenset[str]]
+    left: Mapping[str, frozenset[str]]
 
     def decide(self) -> Rescheduling:
-        """Algorithm 1; takes milliseconds, and needs nothing but this value."""
-        return self.rescheduler.decide(self.instances, self.moving, self.held, self.unreachable)
+        """Takes milliseconds, and needs nothing but this value."""
+        stages = {each.stage for each in self.instances}
+        if len(stages) <= 1:
+            return self._among(self.instances)
+        of_stages = [[each for each in self.instances if each.stage == stage] for stage in stages]
+        most = self.rescheduler.parameters.migrations
+        return together([(len(of_stage), self._among(of_stage)) for of_stage in of_stages], most)
+
+    def _among(self, instances: Sequence[DecodeInstance]) -> Rescheduling:
+        return self.rescheduler.decide(instances, self.moving, self.held, self.unreachable, self.left)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,6 +124,8 @@ class ReschedulingManager:
         """By model, as of the last interval."""
         self.views: dict[str, DecodeView] = {}
         """By model, what the last interval was decided from."""
+        self.idle: dict[str, Idle] = {}
+        """By model, why the last interval ended without an order."""
         self._deciding: dict[int, str] = {}
         """Model of each decision that is awaited."""
         self._numbers = count(1)
@@ -127,6 +136,7 @@ class ReschedulingManager:
             case Configured(mode, parameters):
                 if self.switch.configure(mode, parameters):
                     self.balances.clear()
+                    self.idle.clear()
                     self.views.clear()
                     self._deciding.clear()
                 return ()
@@ -146,6 +156,7 @@ class ReschedulingManager:
         assert len(set(models)) == len(models), f"one decision at a time for each model, {models} are awaited"
         assert set(models) <= self.views.keys(), "what is decided was seen"
         assert self.balances.keys() <= self.views.keys(), "balances are of models that were seen"
+        assert self.idle.keys() <= self.views.keys(), "so is what keeps still"
         assert self.switch.mode is not ReschedulerMode.OFF or not self.switch.fallbacks, "nothing stands in for off"
 
     def _begin(self, event: IntervalPassed, now_s: float) -> tuple[ReschedulingInstruction, ...]:
@@ -154,22 +165,26 @@ class ReschedulingManager:
             return ()
         heard_s = {each.instance_id: each.heard_s for report in event.models.values() for each in report.instances}
         self.migrations.settle(heard_s.get, now_s)
+        self.migrations.keep(_running(event.models.values()))
         shunned, held = self.migrations.shunned_targets(now_s), self.migrations.held_requests(now_s)
         instructions: list[ReschedulingInstruction] = []
         for model in [each for each in self.views if each not in event.models]:
             del self.views[model]
+            self.idle.pop(model, None)
             if self.balances.pop(model, None) is not None:
                 instructions.append(BalanceChanged(model, None))
         for model, report in event.models.items():
             view = decode_view(model, report.instances, self.switch.parameters, shunned, now_s)
             self.views[model] = view
-            rescheduler, changed = self.switch.rescheduler(view, event.placing)
+            rescheduler, changed = self.switch.rescheduler(view)
             if changed:
                 instructions.append(FallbackChanged(model, self.switch.fallbacks.get(model)))
             number = next(self._numbers)
             self._deciding[number] = model
-            moving = self.migrations.moving()
-            instructions.append(Decide(number, model, rescheduler, view.instances, moving, held, report.unreachable))
+            moving, left = self.migrations.moving(), self.migrations.left()
+            instructions.append(
+                Decide(number, model, rescheduler, view.instances, moving, held, report.unreachable, left)
+            )
         return tuple(instructions)
 
     def _decided(self, event: Decided, now_s: float) -> tuple[ReschedulingInstruction, ...]:
@@ -177,6 +192,10 @@ class ReschedulingManager:
         if model is None:
             return ()  # the configuration has changed meanwhile
         rescheduling = event.rescheduling
+        if rescheduling.idle is None:
+            self.idle.pop(model, None)
+        else:
+            self.idle[model] = rescheduling.idle
         instructions: list[ReschedulingInstruction] = []
         if rescheduling.balance is not None:
             self.balances[model] = rescheduling.balance
@@ -189,3 +208,9 @@ class ReschedulingManager:
                     continue  # gone meanwhile; or two instances have told of it, which are handing it over
                 instructions.append(GiveOrder(self.migrations.begin(order, now_s, event.unix_ms)))
         return tuple(instructions)
+
+
+def _running(reports: Iterable[ModelReport]) -> set[str]:
+    """All requests that instances tell of."""
+    loads = (each.load for report in reports for each in report.instances)
+    return {request_id for load in loads if load is not None for request_id in load.request_ids}

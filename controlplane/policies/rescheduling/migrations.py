@@ -1,7 +1,7 @@
 """The rescheduler's orders from the moment they are given: under way, settled, refused, remembered. Pure."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -65,6 +65,8 @@ class Migrations:
         self._remembered: deque[OrderedMigration] = deque(maxlen=max_remembered)
         self._requests: dict[str, _Hold] = {}
         self._targets: dict[str, _Hold] = {}
+        self._left: dict[str, frozenset[str]] = {}
+        """By request that runs: the instances that it was moved away from."""
 
     def __contains__(self, request_id: str) -> bool:
         """Whether an order about the request is under way or not settled yet."""
@@ -109,6 +111,7 @@ class Migrations:
         request_id, target_id = ordered.order.request_id, ordered.order.target_instance_id
         if moved:
             self.moved_total += 1
+            self._left[request_id] = self._left.get(request_id, frozenset()) | {ordered.order.source_instance_id}
             self._requests.pop(request_id, None)
             self._targets.pop(target_id, None)
         else:
@@ -130,6 +133,16 @@ class Migrations:
         for holds in (self._requests, self._targets):
             for key in [key for key, hold in holds.items() if now_s > hold.until_s + LONGEST_HOLD_S]:
                 del holds[key]
+
+    def keep(self, running: Container[str]) -> None:
+        """These requests run; what is remembered of others is forgotten."""
+        for request_id in [each for each in self._left if each not in running and each not in self._unsettled]:
+            del self._left[request_id]
+
+    def left(self) -> dict[str, frozenset[str]]:
+        """The instances that each running request was moved away from: it does not go back, so that no two instances
+        can pass a request to and fro."""
+        return dict(self._left)
 
     def moving(self) -> tuple[MigrationOrder, ...]:
         """Orders whose requests count at their targets already."""

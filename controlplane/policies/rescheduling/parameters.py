@@ -19,6 +19,12 @@ class ReschedulerMode(StrEnum):
     """The load of this moment: STAR without prediction."""
     PREDICTED = "predicted"
     """The load of this moment and of the horizon, by predicted remaining lengths."""
+    TRAJECTORIES = "trajectories"
+    """The time that a move saves everybody until the last predicted end (`TrajectoryPlanner`)."""
+
+
+PREDICTING = frozenset({ReschedulerMode.PREDICTED, ReschedulerMode.TRAJECTORIES})
+"""Modes that need predicted remaining lengths."""
 
 
 class Horizon(msgspec.Struct, frozen=True):
@@ -28,6 +34,12 @@ class Horizon(msgspec.Struct, frozen=True):
     """Points of the trace beyond the present, H of Algorithm 1."""
     stride_tokens: int
     """Decode steps from one point to the next."""
+
+    def fitted(self, longest_tokens: int) -> "Horizon":
+        """As many points, no further ahead than the longest request is predicted to run: beyond it all loads are
+        nothing, and would hide those that are compared."""
+        needed = -(-longest_tokens // self.steps)
+        return Horizon(self.steps, max(1, min(needed, self.stride_tokens))) if longest_tokens else self
 
     @property
     def points(self) -> int:
@@ -49,7 +61,7 @@ class ReschedulerParameters(PolicyParameters, frozen=True, forbid_unknown_fields
     horizon_steps: Annotated[int, msgspec.Meta(ge=1, le=256)] = 32
     """H: points in the future at which loads are compared."""
     stride_tokens: Annotated[int, msgspec.Meta(ge=1)] = 256
-    """Decode steps between two such points."""
+    """Decode steps between two such points, at most: fewer where no request is predicted to run to the last of them."""
     decay: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95
     """Weight of a point relative to the one before it; 1 weighs the whole horizon alike."""
     migration_fixed_ms: Annotated[float, msgspec.Meta(ge=0)] = 50.0
@@ -58,6 +70,10 @@ class ReschedulerParameters(PolicyParameters, frozen=True, forbid_unknown_fields
     """C_mig: what each token's KV adds; 20 us is 57 KB over 25 Gbit/s."""
     memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95
     """C_mem: share of an instance's KV memory that a migration may fill; partly filled blocks need the rest."""
+    foresight_steps: Annotated[float, msgspec.Meta(ge=1)] = 1000.0
+    """Decode steps ahead at which a load counts 1/e of one now, in mode `trajectories`."""
+    floor_ms: Annotated[float, msgspec.Meta(ge=0)] = 200.0
+    """What a move must save beyond its cost, in mode `trajectories`."""
     migrations: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """Most migrations ordered at a time, no two of which share an instance."""
 

@@ -1,5 +1,7 @@
 """The rescheduler as the mesh has it configured: schedulers decide by it, workers report for it."""
 
+from typing import Final
+
 import msgspec
 
 from controlplane.policies.parameters import checked
@@ -24,3 +26,7 @@ class ReschedulerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             known = ", ".join(ReschedulerMode)
             raise ConfigurationError(f"there is no rescheduler mode {self.mode!r}; choose one of: {known}") from None
         return mode, checked(ReschedulerParameters, "rescheduler", self.parameters)
+
+
+UNSET_RESCHEDULER: Final = ReschedulerRecord(ReschedulerMode.OFF)
+"""What holds while nothing stands at the key."""

@@ -1,16 +1,19 @@
 """Which mode reschedules each model: the configured one, or a simpler one while it lacks what it needs. Pure."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
+from controlplane.policies.rescheduling.parameters import PREDICTING, ReschedulerMode, ReschedulerParameters
 from controlplane.policies.rescheduling.rescheduler import Rescheduler
+from controlplane.policies.rescheduling.trajectory_planner import TrajectoryPlanner
 from controlplane.policies.rescheduling.view import DecodeView
-from controlplane.policies.stages.placement import Stages
 
 LEAST_PREDICTED = 0.5
-"""Share of the running requests that must have a prediction for mode `predicted`."""
+"""Share of the running requests that must have a prediction for a mode that goes by them."""
 FEWEST_INSTANCES = 2
-POLICIES_THAT_MOVE = frozenset({Stages.name})
+
+Decider: TypeAlias = Rescheduler | TrajectoryPlanner
+"""Whoever decides in a mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class ReschedulerSwitch:
         self.parameters = ReschedulerParameters()
         self.fallbacks: dict[str, Fallback] = {}
         """The mode that stands in for the configured one, by model; models without one are not named."""
-        self._reschedulers: dict[ReschedulerMode, Rescheduler] = {}
+        self._reschedulers: dict[ReschedulerMode, Decider] = {}
 
     def configure(self, mode: ReschedulerMode, parameters: ReschedulerParameters) -> bool:
         """Use this configuration from now on; True where it is another than before, which ends all fallbacks."""
@@ -40,29 +43,25 @@ class ReschedulerSwitch:
         self._reschedulers.clear()
         return True
 
-    def rescheduler(self, view: DecodeView, placing: str) -> tuple[Rescheduler, bool]:
-        """Who decides about this model now, and whether that has just changed. `placing` names the placement policy in
-        force: some move running requests themselves."""
+    def rescheduler(self, view: DecodeView) -> tuple[Decider, bool]:
+        """Who decides about this model now, and whether that has just changed."""
         before = self.fallbacks.get(view.model)
-        now = self._fallback(view, placing)
+        now = self._fallback(view)
         if now is None:
             self.fallbacks.pop(view.model, None)
         else:
             self.fallbacks[view.model] = now
         mode = self.mode if now is None else now.mode
         if mode not in self._reschedulers:
-            self._reschedulers[mode] = Rescheduler(mode, self.parameters)
+            is_planned = mode is ReschedulerMode.TRAJECTORIES
+            self._reschedulers[mode] = (
+                TrajectoryPlanner(self.parameters) if is_planned else Rescheduler(mode, self.parameters)
+            )
         return self._reschedulers[mode], (before and before.mode) != (now and now.mode)
 
-    def _fallback(self, view: DecodeView, placing: str) -> Fallback | None:
+    def _fallback(self, view: DecodeView) -> Fallback | None:
         if self.mode is ReschedulerMode.OFF:
             return None
-        if placing in POLICIES_THAT_MOVE:
-            return Fallback(
-                ReschedulerMode.OFF,
-                f"the placement policy {placing} moves running requests itself, and the two would undo each "
-                "other's work; switch one of them off",
-            )
         if view.unheard and len(view.instances) < FEWEST_INSTANCES:
             instance_id, reason = next(iter(view.excluded.items()))
             others = f" (and {len(view.excluded) - 1} more)" if len(view.excluded) > 1 else ""
@@ -71,7 +70,7 @@ class ReschedulerSwitch:
                 f"the running requests of fewer than {FEWEST_INSTANCES} instances of {view.model} are known: "
                 f"{instance_id} {reason}{others}",
             )
-        if self.mode is not ReschedulerMode.PREDICTED:
+        if self.mode not in PREDICTING:
             return None
         if not view.requests:  # nothing says that lengths are predicted again; other reasons are over
             former = self.fallbacks.get(view.model)

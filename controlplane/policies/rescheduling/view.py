@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from controlplane.model.step_costs import StepCosts
 from controlplane.policies.rescheduling.decode_load import DecodeLoad
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.policies.rescheduling.problem import DecodeInstance
@@ -30,6 +31,10 @@ class InstanceReport:
     """Whether it is to report its requests: False while it starts or drains."""
     transfer_obstacle: str = ""
     """Why it cannot move KV; empty if it can."""
+    costs: StepCosts | None = None
+    """What its steps cost, by a profile; None: nobody knows."""
+    stage: int | None = None
+    """See `DecodeInstance`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +78,7 @@ def decode_view(
 ) -> DecodeView:
     """Who takes part in this interval. `shunned` are targets that have refused of late; their own requests may still
     leave."""
-    instances: list[DecodeInstance] = []
+    seen: list[tuple[InstanceReport, DecodeLoad]] = []
     excluded: dict[str, str] = {}
     unheard = 0
     for report in reports:
@@ -90,13 +95,18 @@ def decode_view(
         if report.transfer_obstacle:
             excluded[report.instance_id] = f"cannot move requests: {report.transfer_obstacle}"
             continue
-        instances.append(
-            DecodeInstance(
-                report.instance_id,
-                report.capacity_tokens,
-                report.step_ms,
-                report.instance_id not in shunned,
-                load.over(parameters.horizon),
-            )
+        seen.append((report, load))
+    horizon = parameters.horizon.fitted(max((load.longest_tokens for _, load in seen), default=0))
+    instances = tuple(
+        DecodeInstance(
+            report.instance_id,
+            report.capacity_tokens,
+            report.step_ms,
+            report.instance_id not in shunned,
+            load.over(horizon),
+            report.costs,
+            report.stage,
         )
-    return DecodeView(model, tuple(instances), excluded, unheard)
+        for report, load in seen
+    )
+    return DecodeView(model, instances, excluded, unheard)

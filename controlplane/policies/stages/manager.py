@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, TypeAlias
 
+import msgspec
+
 from controlplane.model.running_request import RunningRequest
 from controlplane.planning.qoe import QoeModel
 from controlplane.policies.stages.agent import AgentInstruction, BoundaryMoved, StageAgent, StageParameters, ToPeer
@@ -32,6 +34,14 @@ class PlanChanged:
     layout: StageLayout | None
     quality_model: QoeModel | None = None
     parameters: StageParameters = field(default_factory=StageParameters)
+
+
+@dataclass(frozen=True, slots=True)
+class ReschedulerChanged:
+    """The mesh's rescheduler has been switched on or off. While it is on it alone balances within the stages: the two
+    would undo each other's work."""
+
+    is_on: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class StartedOver:
     reason: str
 
 
-StageEvent: TypeAlias = PlanChanged | PeersChanged | PeerLost | Heard | MoveEnded | Tick
+StageEvent: TypeAlias = PlanChanged | ReschedulerChanged | PeersChanged | PeerLost | Heard | MoveEnded | Tick
 StageInstruction: TypeAlias = ToPeer | MoveRequest | Closed | BoundaryMoved | StageChanged | StartedOver
 
 
@@ -118,6 +128,8 @@ class StageManager:
         self.agent: StageAgent | None = None
         """None before the first plan and the first message."""
         self.stage: int | None = None
+        self.is_rescheduled = False
+        """Whether the mesh's rescheduler is on, which then balances within the stages."""
         self._instance_id = instance_id
         self._incarnation_id = incarnation_id
         self._limits = limits or BidAskLimits()
@@ -156,12 +168,14 @@ class StageManager:
             moving = sum(agent is self.agent for agent, _ in self._moving.values())
             assert moving == self.agent.sender.moving, "every transfer of the agent was asked for and is under way"
             if self._plan is not None:
-                assert self.agent.parameters == self._plan.parameters, "the agent has the plan's parameters"
+                assert self.agent.parameters == self._parameters, "the agent has the plan's parameters"
 
     def _handled(self, event: StageEvent, now_ms: float) -> tuple[StageInstruction, ...]:
         match event:
             case PlanChanged():
                 return self._take_plan(event, now_ms)
+            case ReschedulerChanged(is_on):
+                return self._leave_balancing(is_on, now_ms)
             case PeersChanged(instance_ids):
                 alive = instance_ids | {self._instance_id}
                 if alive == self._alive:
@@ -188,10 +202,25 @@ class StageManager:
         if plan.layout is None:
             self._plan = None
         else:
-            if self._plan is None or plan.parameters != self._plan.parameters:
-                self.agent = None
+            former = None if self._plan is None else self._parameters
             self._plan = plan
+            if self._parameters != former:
+                self.agent = None
         return self._use_layout(now_ms)
+
+    def _leave_balancing(self, is_left: bool, now_ms: float) -> tuple[StageInstruction, ...]:
+        former = self._parameters
+        self.is_rescheduled = is_left
+        if self._plan is None or self._parameters == former:
+            return ()
+        self.agent = None
+        return self._use_layout(now_ms)
+
+    @property
+    def _parameters(self) -> StageParameters:
+        """Of an agent that is made now."""
+        parameters = StageParameters() if self._plan is None else self._plan.parameters
+        return msgspec.structs.replace(parameters, rebalance=parameters.rebalance and not self.is_rescheduled)
 
     def _use_layout(self, now_ms: float) -> tuple[StageInstruction, ...]:
         """The plan without the instances that are not there."""
@@ -210,10 +239,9 @@ class StageManager:
 
     def _made_agent(self) -> StageAgent:
         if self.agent is None:
-            parameters = StageParameters() if self._plan is None else self._plan.parameters
             # A fresh name, so that no deal of an agent before is mistaken for one of this.
             name = f"{self._incarnation_id}-{next(self._numbers)}"
-            self.agent = StageAgent(self._instance_id, name, parameters, self._limits)
+            self.agent = StageAgent(self._instance_id, name, self._parameters, self._limits)
         return self.agent
 
     def _ordered(self, agent: StageAgent, instructions: tuple[AgentInstruction, ...]) -> tuple[StageInstruction, ...]:

@@ -11,7 +11,12 @@ far where nothing better can be had in time. Tiers that accept no score are not 
 
 Early exit: an answer is ended while it is being written once no score that it can still get meets the threshold. Then
 there is none to fall back on, so a request with a deadline never exits early. Where all further tiers fail, the highest
-tier whose answer was ended is asked once more and its answer taken; without one, the highest tier that was not asked.
+tier whose answer was ended is asked once more and its answer taken; without one, the highest tier that was not asked;
+without one, the highest that failed and has an instance by now.
+
+Speculative start: once an answer will probably be escalated, and the next tier has room, that tier is begun ahead,
+while the answer is still being written or judged. No decision differs by that: the escalation finds the next answer
+begun, and an acceptance has it abandoned. A request with a deadline never speculates.
 
 The frontend's executor and the simulator drive this machine: they ask tiers and judges and tell what came of it.
 """
@@ -96,6 +101,8 @@ class TierFailed:
 
     tier: int
     reason: str
+    reachable: frozenset[int] = frozenset()
+    """Tiers that have an instance now: one that had none when it was asked may be asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,17 @@ class Broken:
     """An answer that is there already may be given instead."""
 
 
-Event: TypeAlias = Begin | Answered | EndedEarly | Judged | NotJudged | TierFailed | Broken
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """The tier's answer, which is not decided yet, will be escalated with this probability."""
+
+    tier: int
+    p_escalates: float
+    with_room: frozenset[int]
+    """Tiers that have spare capacity now."""
+
+
+Event: TypeAlias = Begin | Answered | EndedEarly | Judged | NotJudged | TierFailed | Broken | Doubted
 
 
 # -- instructions
@@ -162,6 +179,23 @@ class Generate:
     may_be_judged: bool = field(default=False, kw_only=True)
     early_exit_below: float = field(default=0.0, kw_only=True)
     """The answer may be ended early once it can score no more than less than this; 0: never."""
+    begun_ahead: bool = field(default=False, kw_only=True)
+    """By `Speculate`: go on with that answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculate:
+    """Let this tier begin to answer, beside the one that was asked. `Generate` or `Abandon` follows."""
+
+    tier: int
+    may_be_judged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Abort what this tier was begun with ahead: it is not needed."""
+
+    tier: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +239,14 @@ class Fail:
     """Whose error the client gets: place among the `Generate` instructions, from 0."""
 
 
-Instruction: TypeAlias = Generate | Judge | Report | Accept | Fail
+Instruction: TypeAlias = Generate | Judge | Report | Accept | Fail | Speculate | Abandon
 FINAL: Final = (Accept, Fail)
 
 
 class CascadeStateMachine:
     """Of one request. Every event is answered by `Report`s, if any, and then the one thing to do next; nothing follows
-    `Accept` and `Fail`. The first tier is asked whatever the deadline: some answer beats none.
+    `Accept` and `Fail`, before which there may be an `Abandon`. A doubt is answered by `Speculate` or by nothing. The
+    first tier is asked whatever the deadline: some answer beats none.
 
     Raises `IllegalTransition`, with the request's story, for an event that the state does not await.
     """
@@ -234,12 +269,23 @@ class CascadeStateMachine:
         self._failures: dict[int, str] = {}
         """Why attempts failed, by their place in `_asked`."""
         self._is_falling_back = False
+        self._speculated: int | None = None
+        """The tier that was begun ahead."""
         self._is_reported = False
         """The cascade router has been told of the request."""
 
     def handle(self, event: Event, now_s: float) -> tuple[Instruction, ...]:
         """What to do now that this has happened."""
+        instructions = self._respond(event, now_s)
+        if self._speculated is None or self.state not in (CascadeState.DONE, CascadeState.FAILED):
+            return instructions
+        abandoned, self._speculated = Abandon(self._speculated), None
+        return *instructions[:-1], abandoned, instructions[-1]
+
+    def _respond(self, event: Event, now_s: float) -> tuple[Instruction, ...]:
         match event:
+            case Doubted():
+                return self._on_doubt(event)
             case Begin():
                 self._expect(event, CascadeState.NEW, self.tier)
                 return (self._generate(self.tier, None, now_s),)
@@ -257,10 +303,10 @@ class CascadeStateMachine:
                 if self.terms.without_judge is WithoutJudge.ACCEPT:
                     return (self._accept(tier, AcceptReason.JUDGE_DOWN),)
                 return (self._escalate(tier, EscalationReason.NOT_JUDGED, now_s),)
-            case TierFailed(tier, reason):
+            case TierFailed(tier, reason, reachable):
                 self._expect(event, CascadeState.GENERATING, tier)
                 self._note_failure(reason)
-                return (self._on_failure(tier, now_s),)
+                return (self._on_failure(tier, reachable, now_s),)
             case Broken(tier, reason, may_accept_another):
                 self._expect(event, CascadeState.GENERATING, tier)
                 self._note_failure(reason)
@@ -285,8 +331,23 @@ class CascadeStateMachine:
             assert self._answered, "what is accepted is somebody's answer"
         if self._ended_early:
             assert self.terms.deadline_s is None, "with a deadline no answer is ended early"
+        if self._speculated is not None:
+            assert self.state in (CascadeState.GENERATING, CascadeState.JUDGING), "what is decided needs nothing ahead"
+            assert self._speculated == self._next(self.tier), "only the next tier is begun ahead"
         if self._is_falling_back and self.state is not CascadeState.DONE:
             assert not self._answered, "what was ended early is asked again where there is no answer"
+
+    def _on_doubt(self, doubted: Doubted) -> tuple[Instruction, ...]:
+        """One tier ahead at the most. A doubt that comes late, of an answer that is decided, changes nothing."""
+        is_open = self.state in (CascadeState.GENERATING, CascadeState.JUDGING) and doubted.tier == self.tier
+        is_likely = 0 < self.terms.speculate_from <= doubted.p_escalates
+        if not (is_open and is_likely and self._may_exit_early) or self._speculated is not None:
+            return ()
+        above = self._next(self.tier)
+        if above not in doubted.with_room:
+            return ()
+        self._speculated = above
+        return (Speculate(above, may_be_judged=not self.terms.accepts_all(above)),)
 
     def _on_answer(self, tier: int, now_s: float) -> tuple[Instruction, ...]:
         self._answered.append(tier)
@@ -320,14 +381,15 @@ class CascadeStateMachine:
             return self._accept(tier, AcceptReason.SCORE)
         return self._escalate(tier, EscalationReason.LOW_SCORE, now_s)
 
-    def _on_failure(self, tier: int, now_s: float) -> Generate | Accept | Fail:
+    def _on_failure(self, tier: int, reachable: frozenset[int], now_s: float) -> Generate | Accept | Fail:
         """The next tier may answer, else the best so far is taken, else what any can say."""
         goes_on = tier < self.terms.last_tier and not self._is_falling_back
         if goes_on and (not self._answered or self._fits(self._next(tier), now_s)):
             return self._generate(self._next(tier), EscalationReason.TIER_FAILED, now_s)
         if self._answered:
             return self._accept(self._best(), AcceptReason.TIER_FAILED)
-        in_reserve = self._ended_early or self._left_out
+        back_again = [each for each in sorted(reachable) if each != tier and self._asked.count(each) == 1]
+        in_reserve = self._ended_early or self._left_out or back_again
         if in_reserve:
             self._is_falling_back = True
             return self._generate(in_reserve.pop(), EscalationReason.TIER_FAILED, now_s)
@@ -344,6 +406,7 @@ class CascadeStateMachine:
 
     @property
     def _may_exit_early(self) -> bool:
+        """Whether the tier's answer is judged, and no deadline may make it the best there is."""
         return self._unjudged is None and self.terms.deadline_s is None
 
     def _next(self, tier: int) -> int:
@@ -374,6 +437,8 @@ class CascadeStateMachine:
         self._asked.append(tier)
         timeout_s = self._left_s(now_s) if self._answered else None
         unjudged = self._unjudged
+        ahead, self._speculated = self._speculated, None
+        assert ahead in (None, tier), "only the next tier is begun ahead"
         return Generate(
             tier,
             reason,
@@ -382,6 +447,7 @@ class CascadeStateMachine:
             will_accept=unjudged if timeout_s is None else None,
             may_be_judged=unjudged is None,
             early_exit_below=self.terms.thresholds[tier] if self._may_exit_early else 0.0,
+            begun_ahead=ahead is not None,
         )
 
     def _accept(self, tier: int, reason: AcceptReason) -> Accept:

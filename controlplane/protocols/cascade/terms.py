@@ -30,6 +30,8 @@ class CascadeTerms:
     max_tier: int | None = None
     """The last tier that may be asked, counted from 0; None: all."""
     without_judge: WithoutJudge = WithoutJudge.ESCALATE
+    speculate_from: float = 0.0
+    """The next tier is begun ahead once an answer will be escalated with at least this probability; 0: never."""
 
     def __post_init__(self) -> None:
         if len(self.expected_s) != self.tiers:

@@ -134,6 +134,15 @@ class AbortAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class AdoptionAsked:
+    """A client has come back for the request, to whichever frontend. While it `is_paused` it may be the target's
+    already, and that frontend has to ask again; a move that has come less far is ended, since the target was offered
+    the request as another frontend's."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Exported:
     """The answer to `Export`: peers may read the blocks of the request, which stands as `request` says."""
 
@@ -206,6 +215,7 @@ SourceManagerEvent: TypeAlias = (
     | RequestBegan
     | RequestGone
     | AbortAsked
+    | AdoptionAsked
     | Exported
     | NotExported
     | Progressed

@@ -34,6 +34,7 @@ from controlplane.protocols.migration.source import (
 from controlplane.protocols.migration.source_events import (
     Abort,
     AbortAsked,
+    AdoptionAsked,
     AskDecode,
     ConnectionLost,
     DecodeChosen,
@@ -94,8 +95,7 @@ class SourceManager:
 
     def handle(self, event: SourceManagerEvent, now_ms: float) -> tuple[SourceManagerInstruction, ...]:
         """What is to be done about `event`. Events that come too late to matter return nothing."""
-        handler: Callable[..., Iterable[SourceManagerInstruction]] = _HANDLERS[type(event)].__get__(self)
-        return (*handler(event, now_ms), *self._fill_slots(now_ms))
+        return (*_HANDLERS[type(event)](self, event, now_ms), *self._fill_slots(now_ms))
 
     # -- what there is
 
@@ -292,6 +292,11 @@ class SourceManager:
             order.abort_waits = True
             yield from self._tell(order, Cancel("the request was taken back"), now_ms)
 
+    def _on_adoption(self, event: AdoptionAsked, now_ms: float) -> _Instructions:
+        order = self._orders.get(event.request_id)
+        if order is not None and order.machine is not None and order.machine.state not in PAUSED:
+            yield from self._tell(order, Cancel("its client has come back to a frontend"), now_ms)
+
     # -- migrations
 
     def _on_exported(self, event: Exported, now_ms: float) -> _Instructions:
@@ -475,8 +480,7 @@ def _ended(order: Order, outcome: MigrationOutcome) -> MigrationEnded:
 
 
 _HANDLERS: dict[type, Callable[..., _Instructions]] = {
-    PeersChanged: SourceManager._on_peers_or_obstacle,
-    ObstacleChanged: SourceManager._on_peers_or_obstacle,
+    **dict.fromkeys((PeersChanged, ObstacleChanged), SourceManager._on_peers_or_obstacle),
     MoveOrdered: SourceManager._on_ordered,
     MoveWithdrawn: SourceManager._on_withdrawn,
     TransferOrdered: SourceManager._on_transfer,
@@ -484,17 +488,13 @@ _HANDLERS: dict[type, Callable[..., _Instructions]] = {
     RequestBegan: SourceManager._on_began,
     RequestGone: SourceManager._on_gone,
     AbortAsked: SourceManager._on_abort,
+    AdoptionAsked: SourceManager._on_adoption,
     Exported: SourceManager._on_exported,
     NotExported: SourceManager._on_not_exported,
     Progressed: SourceManager._on_progressed,
     RequestPaused: SourceManager._on_paused,
-    PauseFailed: SourceManager._on_failure,
-    ConnectionLost: SourceManager._on_failure,
-    Accept: SourceManager._on_message,
-    Refuse: SourceManager._on_message,
-    Pulled: SourceManager._on_message,
-    Committed: SourceManager._on_message,
-    Failed: SourceManager._on_message,
+    **dict.fromkeys((PauseFailed, ConnectionLost), SourceManager._on_failure),
+    **dict.fromkeys((Accept, Refuse, Pulled, Committed, Failed), SourceManager._on_message),
     Stopped: SourceManager._on_stopped,
     Tick: SourceManager._on_tick,
 }

@@ -51,7 +51,16 @@ class ConnectionEnded:
     connection: str
 
 
-TargetManagerEvent: TypeAlias = Received | Answered | ConnectionEnded | ObstacleChanged | Tick | Stopped
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The request's frontend has given it to this instance itself, for its life of this epoch: its source is lost,
+    hangs or cannot be reached, and what moves to here is a former life."""
+
+    request_id: str
+    epoch: int
+
+
+TargetManagerEvent: TypeAlias = Received | Answered | ConnectionEnded | Superseded | ObstacleChanged | Tick | Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,14 @@ class TargetManager:
             if arrival.connection == event.connection:
                 yield from self._tell(arrival, SourceLost(), now_ms)
 
+    def _on_superseded(self, event: Superseded, now_ms: float) -> _Instructions:
+        """The next life may be one that a frontend began when it had heard of this move: so both can have one epoch. A
+        lower one was held up on its way."""
+        for migration_id, arrival in list(self._running.items()):
+            offer = arrival.machine.offer
+            if offer.request.request_id == event.request_id and offer.epoch <= event.epoch:
+                yield from self._tell(arrival, Abort(migration_id, "its frontend gave it to the target itself"), now_ms)
+
     def _on_tick(self, event: Tick, now_ms: float) -> _Instructions:
         for arrival in list(self._running.values()):
             yield from self._tell(arrival, event, now_ms)
@@ -228,6 +245,7 @@ _HANDLERS: dict[type, Callable[..., _Instructions]] = {
     Received: TargetManager._on_received,
     Answered: TargetManager._on_answered,
     ConnectionEnded: TargetManager._on_connection_ended,
+    Superseded: TargetManager._on_superseded,
     ObstacleChanged: TargetManager._on_obstacle,
     Stopped: TargetManager._on_stopped,
     Tick: TargetManager._on_tick,

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from controlplane.model.incarnation import Incarnation
+from controlplane.model.queue_belief import PresentLoad
 from controlplane.protocols.ownership import Delta, Filled, TokenGap, TokenStream
 from mesh.errors import IllegalTransition
 
@@ -55,6 +56,8 @@ class LossReason(StrEnum):
     """Its worker cannot serve it now."""
     HANDOFF = "handoff"
     """It was lost on its way from one worker to another."""
+    BOUNCED = "bounced"
+    """More waits at its worker than was believed. That is nobody's failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class Loss(Generic[E]):
     """The owner that was lost."""
     error: E
     """What the client is told if the request cannot be recovered."""
+    present: PresentLoad | None = None
+    """Of a worker that has given the request back for it."""
 
 
 class RelayedRequest(Generic[D]):
@@ -151,6 +156,8 @@ class WorkerGaveUp(Generic[E]):
     error: E
     reason: LossReason | None
     """None: another worker would not fare better."""
+    present: PresentLoad | None = None
+    """See `Loss`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +261,11 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Tell the worker to keep the request for a client that may come back."""
+    """Tell the worker to keep the request, in the life of this epoch, for a client that may come back."""
 
     worker: Incarnation
     request_id: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

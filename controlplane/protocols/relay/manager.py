@@ -190,7 +190,7 @@ class RelayManager(Generic[D, E]):
             yield Fail(event.request_id, event.error)
             yield self._end(request)
         else:
-            yield from self._lose(request, Loss(event.reason, event.sender.instance_id, event.error))
+            yield from self._lose(request, Loss(event.reason, event.sender.instance_id, event.error, event.present))
 
     def _on_moved(self, event: Moved[E]) -> Iterator[Instruction[D, E]]:
         request = self._requests.get(event.request_id)
@@ -215,7 +215,7 @@ class RelayManager(Generic[D, E]):
         if request is None:
             return
         if request.stream.owner is not None:
-            yield Release(request.stream.owner, request_id)
+            yield Release(request.stream.owner, request_id, request.stream.epoch)
         yield self._end(request)
         self._released[request_id] = None
         if len(self._released) > MAX_RELEASED:
@@ -226,7 +226,7 @@ class RelayManager(Generic[D, E]):
     def _refuse(self, worker: Incarnation, request_id: str, epoch: int) -> Abort | Release:
         """A worker has got a request from another one, and nobody here waits for it."""
         if request_id in self._released:
-            return Release(worker, request_id)
+            return Release(worker, request_id, epoch)
         return Abort(worker, request_id, epoch, Why.UNWANTED)
 
     def _pass(self, request: RelayedRequest[D], passed: Sequence[D | Filled]) -> Iterator[Instruction[D, E]]:

@@ -49,6 +49,12 @@ class ReschedulerMetrics:
         )
         for outcome in (OrderOutcome.MOVED, OrderOutcome.STAYED):
             self.migrations.labels(outcome)
+        self.idle = Counter(
+            "penstock_rescheduler_idle_intervals",
+            "Without an order, by the reason",
+            ["model", "reason"],
+            registry=registry,
+        )
         self.excluded = Gauge(
             "penstock_rescheduler_excluded_instances", "Instances that cannot be seen", ["model"], registry=registry
         )

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.instance import InstanceState
+from controlplane.model.step_costs import DATASHEET_COSTS
 from controlplane.policies.rescheduling.manager import (
     BalanceChanged,
     Configured,
@@ -24,6 +25,7 @@ from controlplane.policies.rescheduling.parameters import ReschedulerMode, Resch
 from controlplane.policies.rescheduling.problem import Balance
 from controlplane.policies.rescheduling.switch import Fallback
 from controlplane.policies.rescheduling.view import InstanceReport, ModelReport
+from controlplane.policies.stages.layout import StageLayout
 from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.rescheduling.decode_loads import DecodeLoads
 from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
@@ -55,12 +57,12 @@ class ReschedulingService:
         lead: Lead,
         clock: Clock,
         threads: Threads,
-        placing: Callable[[], str] = lambda: "",
+        stages: Callable[[], Mapping[str, StageLayout]] = dict,
     ) -> None:
-        """`placing` names the placement policy in force."""
+        """`stages` are the plans in force, by model."""
         self.manager = manager
         self.lead = lead
-        self._placing = placing
+        self._stages = stages
         self._feed = feed
         self._channel = channel
         self._metrics = metrics
@@ -99,11 +101,15 @@ class ReschedulingService:
         if self.manager.switch.mode is ReschedulerMode.OFF:
             return
         table = self._feed.table
+        stages = self._stages()
         models = {
-            model: ModelReport(instance_reports(table, self._feed.decode_loads, model), self._feed.unreachable(model))
+            model: ModelReport(
+                instance_reports(table, self._feed.decode_loads, model, stages.get(model)),
+                self._feed.unreachable(model),
+            )
             for model in table.models()
         }
-        decisions = self._handle(IntervalPassed(models, self._placing()))
+        decisions = self._handle(IntervalPassed(models))
         for model, view in self.manager.views.items():
             self._metrics.excluded.labels(model).set(len(view.excluded))
         for decision in decisions:
@@ -115,6 +121,8 @@ class ReschedulingService:
             alive = frozenset(each.instance_id for each in self._feed.table.instances())
             unix_ms = int(1000 * self._clock.unix_s())
             self._handle(Decided(decision.decision_id, rescheduling, alive, self.lead.is_leading, unix_ms))
+            if rescheduling.idle is not None:
+                self._metrics.idle.labels(decision.model, rescheduling.idle).inc()
 
     def _handle(self, event: ReschedulingEvent) -> list[Decide]:
         """Carry out what is to be done at once; returns the decisions that are to be made."""
@@ -183,7 +191,9 @@ class ReschedulingService:
         self._metrics.expected_variance.labels(model).set(balance.expected_variance)
 
 
-def instance_reports(table: ClusterTable, loads: DecodeLoads, model: str) -> tuple[InstanceReport, ...]:
+def instance_reports(
+    table: ClusterTable, loads: DecodeLoads, model: str, stages: StageLayout | None = None
+) -> tuple[InstanceReport, ...]:
     """What the scheduler knows of those of a model's instances that may decode."""
     snapshot = table.snapshot(model)
     reports: list[InstanceReport] = []
@@ -192,7 +202,7 @@ def instance_reports(table: ClusterTable, loads: DecodeLoads, model: str) -> tup
         if not description.phase.decodes:
             continue
         heard = loads.get(description.instance_id, description.incarnation_id)
-        load = table.load(description.instance_id)
+        load, costs = table.load(description.instance_id), snapshot.costs_of(row)
         reports.append(
             InstanceReport(
                 description.instance_id,
@@ -203,6 +213,8 @@ def instance_reports(table: ClusterTable, loads: DecodeLoads, model: str) -> tup
                 snapshot.refusal(row),
                 snapshot.state(row) is InstanceState.READY,
                 load.transfer_obstacle,
+                None if costs == DATASHEET_COSTS else costs,
+                None if stages is None else stages.stage_with(description.instance_id),
             )
         )
     return tuple(reports)

@@ -51,7 +51,9 @@ def status_message(service: ReschedulingService) -> scheduler_pb2.GetRescheduler
 
 def _balance(manager: ReschedulingManager, model: str) -> scheduler_pb2.ReschedulerBalance:
     view, balance = manager.views[model], manager.balances.get(model)
-    message = scheduler_pb2.ReschedulerBalance(model=model, instances=len(view.instances), excluded=view.excluded)
+    message = scheduler_pb2.ReschedulerBalance(
+        model=model, instances=len(view.instances), excluded=view.excluded, idle=manager.idle.get(model, "")
+    )
     if balance is not None:
         message.mean_tokens = balance.mean_tokens
         message.variance = balance.variance

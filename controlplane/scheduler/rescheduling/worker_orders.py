@@ -33,7 +33,7 @@ class WorkerOrders:
             target_instance_id=order.target_instance_id,
             fencing=worker_pb2.Fencing(duty=RESCHEDULER, epoch=epoch, leader=self._scheduler_id),
         )
-        async with open_channel(self._transport, address) as channel:
+        async with open_channel(self._transport, address, "worker") as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
             try:
                 answer: worker_pb2.MigrateResponse = await stub.Migrate(request, timeout=self._deadline_s)

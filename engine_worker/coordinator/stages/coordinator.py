@@ -17,6 +17,7 @@ from controlplane.policies.stages.manager import (
     PeerLost,
     PeersChanged,
     PlanChanged,
+    ReschedulerChanged,
     StageChanged,
     StageEvent,
     StageManager,
@@ -73,7 +74,7 @@ class StageCoordinator:
         self._links = open_links(
             description.instance_id,
             description.incarnation_id,
-            mover.peers,
+            mover.peers.present,
             self._peer_unheard,
             context.runtime.transport,
         )
@@ -81,7 +82,7 @@ class StageCoordinator:
         self._boundary: BoundaryRecord | None = None
         self._boundary_changed = asyncio.Event()
         self._tasks = TaskSet("stages")
-        self._has_left = False
+        self._has_left = self._looks_soon = False
         context.server.add(
             stages_pb2_grpc.add_StagesServicer_to_server,
             StagesService(description.incarnation_id, self._heard, self.lengths, self._transfer_tokens_s),
@@ -102,6 +103,10 @@ class StageCoordinator:
             return  # no plan was ever in force, and nobody has asked anything
         gone = tuple(request_id for request_id in self.manager.offered if not self._runs(request_id))
         self._handle(Tick(self._capacity(), tuple(running_requests(instance.table)), gone))
+
+    def rescheduled(self, is_on: bool) -> None:
+        """The mesh's rescheduler has been switched on or off."""
+        self._handle(ReschedulerChanged(is_on))
 
     async def stop(self) -> None:
         """Leave the stages; deals under way end with the migrations of this worker. What is heard from here on starts
@@ -124,11 +129,14 @@ class StageCoordinator:
             return
         if change.kind is ChangeKind.LEFT:
             self._handle(PeerLost(change.member.member_id, self._capacity()))
-        # The directory tells of a change before it is in force everywhere: look once it is.
-        asyncio.get_running_loop().call_soon(self._look_at_peers)
+        if not self._looks_soon:
+            # The directory tells of a change before it is in force everywhere: look once it is.
+            asyncio.get_running_loop().call_soon(self._look_at_peers)
+            self._looks_soon = True
 
     def _look_at_peers(self) -> None:
-        self._handle(PeersChanged(frozenset(peer.member_id for peer in self._mover.peers())))
+        self._looks_soon = False
+        self._handle(PeersChanged(frozenset(peer.member_id for peer in self._mover.peers.present())))
 
     def _plan_changed(self, key: str, record: StageRecord | None) -> None:
         if key != layout_key(self._instance.description.model):
@@ -141,6 +149,7 @@ class StageCoordinator:
         except StaleLeader as error:
             log.error("a stage plan is refused; the one before stays", extra={"reason": str(error)})
             return
+        self._tasks.spawn(self._mover.peers.known(), name="peers")
         self._look_at_peers()
         self._handle(PlanChanged(record.layout, record.quality_model, record.parameters))
 

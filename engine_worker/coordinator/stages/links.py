@@ -63,7 +63,7 @@ class StageLinks:
         name = f"worker {peer.member_id} at {peer.address}"
         reason = "it ended the stream"
         try:
-            async with open_channel(self._transport, peer.address) as channel:
+            async with open_channel(self._transport, peer.address, peer.role) as channel:
                 stub = stages_pb2_grpc.StagesStub(channel)  # type: ignore[no-untyped-call]
                 call = stub.Tell()
                 ended = asyncio.ensure_future(call.code())

@@ -14,19 +14,19 @@ class AgentProxy:
 
     def __init__(self, channel: CoreChannel) -> None:
         self._channel = channel
-        self.port = 0
-        """Where peers connect, as of the last answer."""
+        self.ports: tuple[int, ...] = ()
+        """Where peers connect, a port for each rank, as of the last answer."""
 
     async def describe(self) -> AgentDescription:
         answer = await self._channel.ask(Describe())
         assert isinstance(answer, Described)
-        self.port = answer.agent.port
+        self.ports = (answer.agent.port, *answer.agent.more_ports)
         return answer.agent
 
     async def status(self) -> AgentStatus:
         answer = await self._channel.ask(AskStatus())
         assert isinstance(answer, Status)
-        self.port = answer.agent.port
+        self.ports = (answer.agent.port, *answer.agent.more_ports)
         return answer.agent
 
     async def pull_reserved(
@@ -38,9 +38,7 @@ class AgentProxy:
         deadline_s: float,
     ) -> TransferStats:
         """See `PullOrders.pull`. It ends by its deadline, not with the caller's patience."""
-        order = OrderPull(
-            peer.host, peer.port, transfer_id, tuple(source_block_ids), tuple(target_block_ids), deadline_s
-        )
+        order = OrderPull(peer.with_token, transfer_id, tuple(source_block_ids), tuple(target_block_ids), deadline_s)
         answer = await self._channel.ask(order)
         assert isinstance(answer, Pulled)
         return answer.stats

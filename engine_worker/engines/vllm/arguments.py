@@ -14,14 +14,16 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from engine_worker.engines.vllm.checkpoint import has_tokenizer
-from engine_worker.engines.vllm.connector.staging import STAGING_BLOCKS
-from engine_worker.engines.vllm.environment import Device
-from engine_worker.engines.vllm.hidden_states.extension import EXTENSION_CLASS
+from engine_worker.engines.vllm.connector.settings import CONNECTOR_CLASS, CONNECTOR_MODULE
+from engine_worker.engines.vllm.environment import Device, has_one_process_each
+from engine_worker.engines.vllm.hidden_states.message import EXTENSION_CLASS
 from engine_worker.engines.vllm.kv_events import BUFFERED_BATCHES
 from engine_worker.engines.vllm.settings import VllmSettings
 from mesh.errors import ConfigurationError
 
 _CPU_KV_CACHE_BYTES = 256 * 1024 * 1024
+SPARE_LORAS: Final = 1
+"""Slots for LoRA adapters that stay empty on a CPU."""
 
 MESH_SETS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -44,23 +46,31 @@ MESH_SETS: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class KvEndpoints:
-    """Where the engine core publishes its KV events, where it replays them, and its end of the control channel for
-    requests that move (None: they do not)."""
+    """Where the engine core publishes its KV events, where it replays them, its end of the control channel for requests
+    that move (None: they do not), and what its host's store is found by (see `host_key`; empty: there is none)."""
 
     events: str
     replay: str
     moves: str | None
+    host_key: str = ""
 
 
 def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoints) -> AsyncEngineArgs:
     """What vLLM is started with. Raises ConfigurationError for arguments that its own parser does not take."""
-    on_cpu = device == "cpu"
+    on_cpu, cores = device == "cpu", settings.data_parallel_size
     kv_cache_bytes = settings.kv_cache_memory_bytes
     if kv_cache_bytes is None and on_cpu:
         kv_cache_bytes = _CPU_KV_CACHE_BYTES
     pools = settings.runner == "pooling"
     # vLLM knows which pooling models may have a prefix cache.
     others: dict[str, Any] = {"enable_prefix_caching": None if pools else True} | parse_others(settings.others)
+    if endpoints.host_key and not str(others.get("prefix_caching_hash_algo", "sha256")).startswith("sha256"):
+        raise ConfigurationError(
+            f"prefix_caching_hash_algo={others['prefix_caching_hash_algo']}: with --host-kv blocks are named by vLLM's "
+            "hashes, which must be such that no two contents share one: sha256 or sha256_cbor"
+        )
+    if on_cpu and others.get("enable_lora"):
+        others |= _with_spare_lora(others)
     return AsyncEngineArgs(
         model=settings.model_path,
         runner=settings.runner,
@@ -75,6 +85,9 @@ def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoi
         gpu_memory_utilization=settings.gpu_memory_utilization,
         tensor_parallel_size=settings.tensor_parallel_size,
         pipeline_parallel_size=settings.pipeline_parallel_size,
+        data_parallel_size=settings.data_parallel_size,
+        # By itself vLLM has a process more for each of several cores (see `environment`).
+        distributed_executor_backend="uni" if on_cpu and cores > 1 and has_one_process_each(settings) else None,
         enforce_eager=on_cpu if settings.enforce_eager is None else settings.enforce_eager,
         scheduling_policy="priority",
         # Text stays in the frontend, and a tokenizer costs start-up time and memory. Grammars need it.
@@ -95,9 +108,19 @@ def engine_arguments(settings: VllmSettings, device: Device, endpoints: KvEndpoi
             hwm=BUFFERED_BATCHES,
         ),
         worker_extension_cls=EXTENSION_CLASS,
-        kv_transfer_config=None if endpoints.moves is None else _connector(settings, device, endpoints.moves),
+        kv_transfer_config=None
+        if endpoints.moves is None
+        else _connector(settings, device, endpoints.moves, endpoints.host_key),
         **others,
     )
+
+
+def _with_spare_lora(others: Mapping[str, Any]) -> dict[str, int]:
+    """One slot more than adapters. vLLM's kernels for CPUs (0.32, `torch_ops`) take the slot before the first for a
+    request without an adapter, which is the last: where that has an adapter, and another one is in the same step, the
+    request is answered under it. So as many are loaded as have a slot, and the last one stays empty, which is zero."""
+    loras = max(others.get("max_loras") or 1, others.get("max_cpu_loras") or 1)
+    return {"max_loras": loras + SPARE_LORAS, "max_cpu_loras": loras + SPARE_LORAS}
 
 
 def _has_grammars(settings: VllmSettings) -> bool:
@@ -151,18 +174,22 @@ class _Parser(FlexibleArgumentParser):
         raise ConfigurationError(f"engine arguments: vLLM's parser says: {message}")
 
 
-def _connector(settings: VllmSettings, device: Device, endpoint: str) -> KVTransferConfig:
+def _connector(settings: VllmSettings, device: Device, endpoint: str, host_key: str) -> KVTransferConfig:
     return KVTransferConfig(
-        kv_connector="PenstockConnector",
-        kv_connector_module_path="engine_worker.engines.vllm.connector.connector",
+        kv_connector=CONNECTOR_CLASS,
+        kv_connector_module_path=CONNECTOR_MODULE,
         kv_role="kv_both",
         # What could not be pulled ends the carrier that was to bring it, and nothing else.
         kv_load_failure_policy="fail",
         kv_connector_extra_config={
             "endpoint": endpoint,
             "device": device,
+            "host": settings.kv_host,
             "port": settings.kv_port,
             "model": Path(settings.model_path).name,
-            "staging_blocks": STAGING_BLOCKS,
+            "host_key": host_key,
+            "host_kv_bytes": settings.host_kv_bytes,
+            "host_kv_dir": settings.host_kv_dir,
+            "disk_kv": settings.disk_kv,
         },
     )

@@ -4,12 +4,14 @@ vLLM names a cached block by a hash of its own and sends the block's tokens alon
 hash follows from the tokens and from the mesh's hash of the block before.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from controlplane.model.instance import KvBlocks
-from controlplane.model.prefix_hash import block_hashes, root_hash
+from controlplane.model.media import MediaSpan
+from controlplane.model.prefix_hash import MediaKey, block_hash, block_hashes, root_hash
 
 EngineHash = int | bytes
 _ENGINE_MEDIUM = "GPU"
@@ -25,7 +27,8 @@ class BlockStored(msgspec.Struct, tag="BlockStored", frozen=True):
     block_size: int
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: list[object] | None = None
+    extra_keys: list[list[object] | None] | None = None
+    """Of each block: what its hash covers besides tokens."""
     group_idx: int | None = None
 
 
@@ -68,8 +71,8 @@ class BlockMap:
         self._entries: dict[EngineHash, _Entry] = {}
         self._cached: set[int] = set()
         self.unmapped_blocks_total = 0
-        """Stored blocks that have no hash in the mesh: of a LoRA or multimodal request, or behind a block that
-        is unknown since a gap in the events."""
+        """Stored blocks that have no hash in the mesh: behind a block that is unknown since a gap in the events, or
+        those of a model whose blocks are not named by their tokens."""
 
     def apply(self, events: Iterable[KvEvent]) -> KvBlocks | None:
         """Take events in, in order. Returns what changed in all, None if nothing did."""
@@ -91,14 +94,20 @@ class BlockMap:
         self._entries.clear()
         self._cached.clear()
 
-    def cached_tokens(self, token_ids: tuple[int, ...], cache_salt: str = "") -> int:
+    def cached_tokens(
+        self,
+        token_ids: tuple[int, ...],
+        cache_salt: str = "",
+        spans: Sequence[MediaSpan] = (),
+        adapter_digest: str = "",
+    ) -> int:
         """How many leading tokens of a prompt the engine would find in its cache now. It always computes the
         last token, with the whole block that it is in."""
         usable = token_ids[: (len(token_ids) - 1) // self._block_tokens * self._block_tokens]
         if not self._cached or not usable:
             return 0
         blocks = 0
-        for mesh_hash in block_hashes(usable, self._block_tokens, root_hash(cache_salt)):
+        for mesh_hash in block_hashes(usable, self._block_tokens, root_hash(cache_salt, adapter_digest), spans):
             if mesh_hash not in self._cached:
                 break
             blocks += 1
@@ -111,7 +120,7 @@ class BlockMap:
         if parent is None:
             self.unmapped_blocks_total += len(event.block_hashes)
             return
-        mesh_hashes = block_hashes(event.token_ids, self._block_tokens, parent)
+        mesh_hashes = self._mesh_hashes(event, parent)
         for engine_hash, mesh_hash in zip(event.block_hashes, mesh_hashes, strict=True):
             entry = self._entries.get(engine_hash)
             if entry is not None:
@@ -121,16 +130,29 @@ class BlockMap:
             self._cached.add(mesh_hash)
             _note(changed, mesh_hash, is_stored=True)
 
+    def _mesh_hashes(self, event: BlockStored, parent: int) -> list[int]:
+        if not any(event.extra_keys or ()):
+            return block_hashes(event.token_ids, self._block_tokens, parent)
+        hashes: list[int] = []
+        for index, keys in enumerate(event.extra_keys or ()):
+            tokens = event.token_ids[index * self._block_tokens : (index + 1) * self._block_tokens]
+            media = [key for key in map(_media_key, keys or ()) if key is not None]
+            parent = block_hash(np.asarray(tokens, dtype=np.uint32).tobytes(), parent, media)
+            hashes.append(parent)
+        return hashes
+
     def _parent(self, event: BlockStored) -> int | None:
-        keys = event.extra_keys or ()
+        keys = _keys_of(event)
+        if keys is None:
+            return None
         salt = _salt_of(keys[0]) if keys and event.parent_block_hash is None else ""
-        is_plain_text = event.lora_name is None and not any(keys[1:] if salt else keys)
+        others = [key for block in keys for key in block or () if _media_key(key) is None and key != salt]
         # Sliding windows leave blocks out and hybrid models store partial ones: neither can be named by tokens.
         is_whole = len(event.token_ids) == len(event.block_hashes) * self._block_tokens
-        if not is_plain_text or not is_whole:
+        if others or not is_whole or len(keys) not in (0, len(event.block_hashes)):
             return None
         if event.parent_block_hash is None:
-            return root_hash(salt)
+            return root_hash(salt, event.lora_name or "")
         entry = self._entries.get(event.parent_block_hash)
         return None if entry is None else entry.mesh_hash
 
@@ -148,10 +170,32 @@ class BlockMap:
                 _note(changed, entry.mesh_hash, is_stored=False)
 
 
-def _salt_of(keys: object) -> str:
-    """The cache salt among a first block's extra keys: its only one, if it is of neither LoRA nor another medium. What
-    else may be in it is a pair or bytes."""
-    return keys[0] if isinstance(keys, list | tuple) and len(keys) == 1 and isinstance(keys[0], str) else ""
+def _salt_of(keys: Sequence[object] | None) -> str:
+    """The cache salt among a first block's extra keys: the only one that is a text, where no LoRA adapter is."""
+    texts = [key for key in keys or () if isinstance(key, str)]
+    return texts[0] if len(texts) == 1 else ""
+
+
+def _media_key(key: object) -> MediaKey | None:
+    """Of an extra key that names an image or the like: its identifier, which is the mesh's hash of it, and where it
+    begins. None for any other."""
+    if isinstance(key, list | tuple) and len(key) == 2 and isinstance(key[0], str) and isinstance(key[1], int):
+        return key[0], key[1]
+    return None
+
+
+def _keys_of(event: BlockStored) -> Sequence[Sequence[object] | None] | None:
+    """The extra keys of each block, without that of a LoRA adapter, which comes first in each. vLLM is told its
+    checksum for its name (see `adapters`). None where they are not as expected."""
+    keys = event.extra_keys or ()
+    if event.lora_name is None:
+        return keys
+    without = []
+    for each in keys:
+        if not isinstance(each, list | tuple) or not each or each[0] != event.lora_name:
+            return None
+        without.append(each[1:])
+    return without if len(without) == len(event.block_hashes) else None
 
 
 def _note(changed: dict[int, bool], mesh_hash: int, *, is_stored: bool) -> None:

@@ -1,11 +1,17 @@
-"""The vocabulary of a checkpoint, read from its JSON files without loading a tokenizer."""
+"""The vocabulary of a checkpoint, and whether it has recurrent layers, read from its JSON files without loading a
+tokenizer."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mesh.errors import EngineFailed
+
+_RECURRENT_KEYS: Final = frozenset(
+    "mamba_d_state mamba_d_conv mamba_expand ssm_state_size ssm_cfg hybrid_override_pattern state_size".split()
+)
+_RECURRENT_LAYERS: Final = frozenset("mamba mamba2 linear_attention recurrent conv".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,15 @@ def read_vocabulary(model_path: Path) -> Vocabulary:
     ids = {named} if isinstance(named, int) else set(named or ())
     ids |= _tokenizer_eos(model_path)
     return Vocabulary(size=size, eos_token_ids=tuple(sorted(ids)))
+
+
+def has_recurrent_layers(model_path: Path) -> bool:
+    """Whether some layers keep a state instead of KV blocks (Mamba, linear attention and the like), by what such
+    checkpoints say of them in config.json; false where there is none."""
+    config = _read(model_path / "config.json") or {}
+    text_config = config.get("text_config", config)
+    kinds = {str(kind) for kind in text_config.get("layer_types") or text_config.get("layers_block_type") or ()}
+    return bool(_RECURRENT_KEYS & text_config.keys() or kinds & _RECURRENT_LAYERS)
 
 
 def has_tokenizer(model_path: Path) -> bool:

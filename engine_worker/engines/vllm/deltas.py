@@ -1,7 +1,6 @@
 """From vLLM's per-request outputs to the mesh's token deltas. Pure: it needs the shape of vLLM's objects only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from controlplane.model.request import FinishReason, PositionLogprobs, TokenDelta, TokenLogprob
@@ -35,6 +34,7 @@ def token_delta(
     *,
     logprobs: int | None,
     cached_tokens: int | None,
+    queued_ms: float | None = None,
     prompt_logprobs: tuple[PositionLogprobs, ...] = (),
 ) -> TokenDelta:
     """What one step added to a request. `logprobs` is the number of rivals asked for at each position."""
@@ -48,6 +48,7 @@ def token_delta(
         finish_reason=finish_reason,
         error=f"vLLM ended the request: {reason}" if finish_reason is FinishReason.ERROR else "",
         cached_tokens=cached_tokens,
+        queued_ms=queued_ms,
         prompt_logprobs=prompt_logprobs,
     )
 
@@ -58,18 +59,6 @@ def prompt_positions(token_ids: Sequence[int], candidates: PromptLogprobs, rival
         _position(token_id, candidate, rivals)
         for token_id, candidate in zip(token_ids, candidates, strict=False)
         if candidate is not None
-    )
-
-
-def join(first: TokenDelta, second: TokenDelta) -> TokenDelta:
-    """Two consecutive deltas of one request as one, for a consumer that fell behind by a step."""
-    return replace(
-        second,
-        offset=first.offset,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=first.logprobs + second.logprobs,
-        cached_tokens=first.cached_tokens if second.cached_tokens is None else second.cached_tokens,
-        prompt_logprobs=first.prompt_logprobs + second.prompt_logprobs,
     )
 
 

@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,68 +12,80 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.instance import KvBlocks, LoadReport
+from controlplane.model.media import ExpandedPrompt, PromptMedia
+from controlplane.model.media_facts import MediaFacts
 from controlplane.model.pooling import PoolingTask
-from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta
+from controlplane.model.request import EngineRequest, FinishReason, StepOutput, TokenDelta, engine_priority
 from controlplane.model.step_sample import StepSample
 from engine_worker.engines.hidden_state_source import HiddenStates
 from engine_worker.engines.interface import EngineLimits
-from engine_worker.engines.movable import ExportProgress, PausedRequest
+from engine_worker.engines.media import check_expanded
 from engine_worker.engines.pooling import PoolingParameters, known_tasks
+from engine_worker.engines.step_buffer import StepBuffer
 from engine_worker.engines.vllm.block_map import BlockMap
+from engine_worker.engines.vllm.carriers import kv_parameters
 from engine_worker.engines.vllm.checkpoint import read_vocabulary
 from engine_worker.engines.vllm.deltas import Completion, PromptLogprobs, prompt_positions, token_delta
-from engine_worker.engines.vllm.environment import (
-    WORKER_PID_VARIABLE,
-    engine_environment,
-    installed_device,
-    set_missing,
-)
 from engine_worker.engines.vllm.hidden_states.stream import HiddenStateStream
-from engine_worker.engines.vllm.imports import kv_parameters
+from engine_worker.engines.vllm.host_tier import VllmHostTier
 from engine_worker.engines.vllm.kv_events import KvEventStream
 from engine_worker.engines.vllm.load import LoadAccount, StepStats
-from engine_worker.engines.vllm.migrations import Migrations, migration_obstacle
+from engine_worker.engines.vllm.migrations import NO_STORES, Migrations
+from engine_worker.engines.vllm.movable import MovableByConnector
+from engine_worker.engines.vllm.processes import VllmProcesses
 from engine_worker.engines.vllm.running import EngineRequestState
 from engine_worker.engines.vllm.sampling import refusal, sampling_arguments
 from engine_worker.engines.vllm.settings import VllmSettings
-from engine_worker.engines.vllm.step_buffer import StepBuffer
-from engine_worker.kv.service import AgentPort
-from mesh.errors import ConfigurationError, EngineFailed, QueueFull, RequestRefused
+from mesh.errors import AdapterUnavailable, EngineFailed, QueueFull, RequestRefused
 from mesh.tasks import TaskSet
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.inputs import EngineInput
 
     from engine_worker.engines.vllm.core import Core
 
 log = logging.getLogger(__name__)
 
 _LIVENESS_INTERVAL_S = 0.2
-_WARM_UP_TOKENS = 2
 
 
-class VllmEngine:
-    """Implements `MovableEngine` and `HiddenStateSource`. vLLM is imported by `start`, never before."""
+class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
+    """Implements `MovableEngine`, `PrefixEngine` and `HiddenStateSource`. vLLM is imported by `start`, never before."""
 
-    def __init__(self, settings: VllmSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    host_store, disk_store = NO_STORES
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        clock: Callable[[], float] = time.monotonic,
+        processes: VllmProcesses | None = None,
+        data_parallel_rank: int = 0,
+    ) -> None:
+        """With data parallelism this is the engine of one core, and `processes` are those of all."""
+        super().__init__(
+            "the engine has not been started", is_to_move=settings.movable and settings.runner != "pooling"
+        )
         self._settings = settings
+        self._processes = processes or VllmProcesses(settings, clock)
+        self._data_parallel_rank = data_parallel_rank
         self._clock = clock
         self._vocabulary = read_vocabulary(Path(settings.model_path))
         self.pooling_tasks: tuple[PoolingTask, ...] = ()
         """See `PoolingEngine`."""
-        self._requests: dict[str, EngineRequestState] = {}
+        self.media: Mapping[str, MediaFacts] = {}
+        """See `MediaEngine`."""
         self._tasks = TaskSet("vllm")
         self._buffer = StepBuffer()
         self._block_map = BlockMap(settings.block_size)
         self._load = LoadAccount(kv_blocks=0)
-        # The kernel ends the core when the thread that started it does (see `plugin`), so that thread must live.
-        self._launcher = ThreadPoolExecutor(1, thread_name_prefix="vllm-launcher")
-        self._socket_dir: Path | None = None
         self._core: Core | None = None
         self._kv_events: KvEventStream | None = None
         self._hidden_states: HiddenStateStream | None = None
-        self._moves: Migrations | None = None
-        """None where requests cannot move."""
+        self._loras = self._processes.loras
+        self.lora_modules, self.adapters = self._loras.modules, self._loras.cache
+        self.load_adapter, self.unload_adapter = self._loras.load, self._loras.unload
+        self._host = VllmHostTier(settings)
         self._limits: EngineLimits | None = None
         self._replay_obstacle: str | None = None
         """Why a request under a grammar cannot go on here after tokens that were emitted before; None if it can."""
@@ -86,45 +95,33 @@ class VllmEngine:
 
     async def start(self) -> EngineLimits:
         """See `Engine.start`. The event loop goes on meanwhile."""
-        device = installed_device()
-        set_missing(os.environ, engine_environment(self._settings, device))
-        os.environ[WORKER_PID_VARIABLE] = str(os.getpid())
-        self._socket_dir = Path(tempfile.mkdtemp(prefix="penstock-"))
-        events, replay, moves = (f"ipc://{self._socket_dir}/{name}" for name in ("events", "replay", "moves"))
-        self._kv_events = KvEventStream(self._block_map, events, replay)
-
-        reason = migration_obstacle(self._settings, device)
-        if reason is None:
-            self._moves = Migrations(moves, self._settings.kv_host, self._requests, go_on=self._go_on)
-        elif self._settings.movable:
-            log.warning("requests of this engine cannot move", extra={"reason": reason})
-
-        def launch() -> "Core":
-            from engine_worker.engines.vllm.arguments import KvEndpoints
-            from engine_worker.engines.vllm.core import Core
-
-            endpoints = KvEndpoints(events, replay, moves if reason is None else None)
-            return Core(self._settings, device, endpoints, self._on_step)
-
-        self._core = await asyncio.get_running_loop().run_in_executor(self._launcher, launch)
+        self._processes.prepare()
+        self._kv_events = KvEventStream(self._block_map, self._endpoint("events"), self._endpoint("replay"))
+        if self._processes.obstacle is None:
+            host = self._settings.kv_host
+            self._moves = Migrations(self._endpoint("moves"), host, self._requests, self._go_on, self._host)
+        else:
+            self._immovable = self._processes.obstacle
+        self._core = await self._processes.core(self._data_parallel_rank, self._on_step, self._host)
+        self.media = self._core.media()
         if self._settings.runner == "pooling":
             self.pooling_tasks = known_tasks(await self._core.tasks())
-        await self._warm_up(self._core)
+        await self._core.warm_up(self.pooling_tasks)
         self._limits = self._core.limits()
-        self._replay_obstacle = self._core.replay_obstacle()
+        self.adapters = self._loras.cache
+        if self._moves is not None:
+            starting = self._moves.start(self._core, self._limits, self._loras)
+            self.host_store, self.disk_store = await self._unless_immovable(self._moves, starting) or NO_STORES
+        self._replay_obstacle = self._core.replay_obstacle(is_movable=self._moves is not None)
         if self._settings.structured_outputs is not False and self._replay_obstacle is not None:
             log.warning("structured output cannot go on here", extra={"reason": self._replay_obstacle})
-        if self._moves is not None:
-            await self._moves.start(self._core, self._limits)
         self._load = LoadAccount(self._limits.kv_blocks)
         self._tasks.spawn(self._watch(self._core), name="liveness", on_error=lambda error: self._die(str(error)))
         return self._limits
 
     def submit(self, request: EngineRequest) -> None:
         """See `Engine.submit`. Raises EngineFailed if the engine is dead or was never started."""
-        core, limits = self._core, self._limits
-        if core is None or limits is None or self._failure or self._is_stopped:
-            raise EngineFailed(self._failure or "the engine is not running: start it first")
+        core, limits = self._running
         if self.pooling_tasks:
             raise RequestRefused("this engine serves a pooling model, which answers nothing; ask for embeddings")
         self._check(request, limits)
@@ -134,14 +131,16 @@ class VllmEngine:
         self, request_id: str, token_ids: Sequence[int], parameters: PoolingParameters, priority: int
     ) -> NDArray[np.float32]:
         """See `PoolingEngine`."""
-        core, limits = self._core, self._limits
-        if core is None or limits is None or self._failure or self._is_stopped:
-            raise EngineFailed(self._failure or "the engine is not running: start it first")
+        core, limits = self._running
         if len(token_ids) > limits.max_model_len_tokens:
             raise RequestRefused(f"{len(token_ids)} tokens, and the model's context is {limits.max_model_len_tokens}")
         if parameters.task not in self.pooling_tasks:
             raise RequestRefused(f"this model does not {parameters.task}; it does {', '.join(self.pooling_tasks)}")
         return await core.pool(request_id, token_ids, parameters, priority)
+
+    async def expand(self, media: PromptMedia) -> ExpandedPrompt:
+        """See `MediaEngine`."""
+        return await self._running[0].expand(media)
 
     def abort(self, request_id: str) -> None:
         running = self._requests.get(request_id)
@@ -160,7 +159,7 @@ class VllmEngine:
 
     def load(self) -> LoadReport:
         """See `Engine.load`, and `load.py` for how exact it is."""
-        return self._load.report()
+        return self._host.reported(self._load.report(self.adapters.load(self._clock())))
 
     def watch_steps(self, observe: Callable[[StepSample], None] | None) -> None:
         """See `StepSource`; a step lasts from the arrival of the one before to its own."""
@@ -173,10 +172,8 @@ class VllmEngine:
             yield change
 
     async def capture_hidden_states(self, every_steps: int) -> str:
-        core, directory = self._core, self._socket_dir
-        if core is None or directory is None:
-            raise EngineFailed("the engine is not running: start it first")
-        endpoint = f"ipc://{directory}/hidden-states"
+        core, _ = self._running
+        endpoint = self._endpoint("hidden-states")
         if self._hidden_states is None:
             self._hidden_states = HiddenStateStream(endpoint)
         return await core.capture_hidden_states(endpoint, every_steps)
@@ -188,89 +185,37 @@ class VllmEngine:
         async for states in self._hidden_states.states():
             yield states
 
-    @property
-    def kv_address(self) -> str:
-        """See `MovableEngine.kv_address`; empty where requests cannot move."""
-        return "" if self._moves is None else self._moves.kv_address
-
-    def kv_agent(self) -> AgentPort:
-        if self._moves is None:
-            raise ConfigurationError("this engine has no KV transfer agent: requests cannot move to or from it")
-        return self._moves.agent
-
-    @property
-    def kv_block_bytes(self) -> int:
-        """See `MovableEngine`; 0 where requests cannot move."""
-        return 0 if self._moves is None else self._moves.kv_block_bytes
-
-    def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
-        running = self._requests.get(request_id)
-        if running is None:
-            raise RequestRefused(f"no request {request_id!r} runs here; it may have ended")
-        self._movable.exports.export(running, migration_id, on_progress)
-
-    async def pause(self, request_id: str) -> PausedRequest | None:
-        running = self._requests.get(request_id)
-        return None if running is None else await self._movable.exports.pause(running)
-
-    def resume(self, request_id: str) -> None:
-        """See `MovableEngine.resume`. The request is submitted again; the prefix cache has its full blocks."""
-        running = self._requests.get(request_id)
-        if running is not None:
-            self._movable.exports.resume(running)
-
-    def withdraw(self, request_id: str, migration_id: str) -> None:
-        self._movable.exports.withdraw(migration_id)
-
-    def release(self, request_id: str, migration_id: str) -> None:
-        running = self._requests.get(request_id)
-        if running is None or not running.is_paused:
-            return
-        del self._requests[request_id]
-        self._load.left(request_id)
-        self._movable.exports.release(running)
-
     async def reserve(self, migration_id: str, request: EngineRequest) -> None:
-        moves, limits = self._movable, self._limits
-        if limits is None:
-            raise EngineFailed("the engine is not running: start it first")
+        moves, (_, limits) = self._movable, self._running
         self._check(request, limits)
         self._check_grammar_goes_on(request)
-        await moves.imports.reserve(migration_id, request, len(self._requests))
-
-    async def pull(
-        self,
-        migration_id: str,
-        peer: str,
-        first_block: int,
-        peer_block_ids: tuple[int, ...],
-        emitted_token_ids: tuple[int, ...],
-        deadline_s: float,
-    ) -> None:
-        imports = self._movable.imports
-        await imports.pull(migration_id, peer, first_block, peer_block_ids, emitted_token_ids, deadline_s)
+        if request.media is not None:  # now, and from memory when it has arrived and stands still
+            check_expanded(request.prompt_token_ids, request.media, await self.expand(request.media))
+        async with self._loras.reserved(migration_id, request.adapter) as adapter:
+            await moves.imports.reserve(migration_id, request, len(self._requests), adapter)
 
     def activate(self, migration_id: str, emitted_token_ids: tuple[int, ...], computed_tokens: int) -> None:
         """See `MovableEngine.activate`. Raises what `submit` raises."""
-        moves, core, limits = self._movable, self._core, self._limits
-        if core is None or limits is None or self._failure or self._is_stopped:
-            raise EngineFailed(self._failure or "the engine is not running: start it first")
+        moves, (core, limits) = self._movable, self._running
         request, transfer_params = moves.imports.arrived(migration_id, emitted_token_ids, computed_tokens)
         try:
             self._check(request, limits)
             # It ran before, so it goes before those of its priority which have not begun.
             self._begin(
                 core,
-                EngineRequestState(request, offset=len(emitted_token_ids)),
+                EngineRequestState(request, offset=len(emitted_token_ids), staged=migration_id),
                 transfer_params,
-                priority=request.priority - 1,
+                priority=engine_priority(request.priority - 1),
             )
         except RequestRefused:
             moves.unstage(migration_id)
             raise
+        finally:
+            self.adapters.end(migration_id)
 
     def discard(self, migration_id: str) -> None:
-        self._movable.imports.discard(migration_id)
+        self.adapters.end(migration_id)
+        super().discard(migration_id)
 
     async def stop(self) -> None:
         if self._is_stopped:
@@ -282,17 +227,23 @@ class VllmEngine:
         await self._tasks.cancel()
         if self._moves is not None:
             await self._moves.close()
-        if self._kv_events is not None:
-            self._kv_events.close()
-        if self._hidden_states is not None:
-            self._hidden_states.close()
-        if self._core is not None:
-            self._core.stop_reading()
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._launcher, self._core.shutdown, self._settings.stop_timeout_s)
-        self._launcher.shutdown(wait=False)
-        if self._socket_dir is not None:
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
+        for stream in (self._kv_events, self._hidden_states, self.host_store, self.disk_store):
+            if stream is not None:
+                stream.close()
+        if self._data_parallel_rank == 0:
+            await self._processes.stop()
+
+    def runs(self, request_id: str) -> bool:
+        """See `CoreEngine`."""
+        return request_id in self._requests
+
+    def cached_tokens(self, request: EngineRequest) -> int:
+        """See `CoreEngine`; by vLLM's KV events."""
+        context = request.prompt_token_ids + request.emitted_token_ids
+        return self._block_map.cached_tokens(context, request.cache_salt, request.media_spans, request.adapter_digest)
+
+    def _endpoint(self, name: str) -> str:
+        return self._processes.endpoint(name, self._data_parallel_rank)
 
     def _check(self, request: EngineRequest, limits: EngineLimits) -> None:
         if request.request_id in self._requests:
@@ -316,10 +267,15 @@ class VllmEngine:
             raise RequestRefused(f"structured output cannot go on at this instance: {self._replay_obstacle}")
 
     @property
-    def _movable(self) -> Migrations:
-        if self._moves is None:
-            raise RequestRefused("requests of this engine cannot move (its log says why)")
-        return self._moves
+    def _running(self) -> "tuple[Core, EngineLimits]":
+        core, limits = self._core, self._limits
+        if core is None or limits is None or self._failure or self._is_stopped:
+            raise EngineFailed(self._failure or "the engine is not running: start it first")
+        return core, limits
+
+    def _left(self, request_id: str) -> None:
+        self._load.left(request_id)
+        self.adapters.end(request_id)
 
     def _begin(
         self,
@@ -331,6 +287,7 @@ class VllmEngine:
     ) -> None:
         """Hand a request to vLLM, from where it stands. `transfer_params` is for the connector."""
         request = running.request
+        self._loras.begin(request.request_id, request.adapter)
         arguments = sampling_arguments(request, self._vocabulary)
         if self._moves is not None:
             told: dict[str, Any] = {"request_id": request.request_id} | (transfer_params or {})
@@ -339,12 +296,8 @@ class VllmEngine:
             arguments |= kv_parameters(told, arguments["extra_args"])
         params = core.sampling_params(arguments)
         context = request.prompt_token_ids + request.emitted_token_ids
-        cached_tokens = (
-            self._block_map.cached_tokens(context, request.cache_salt)
-            if transfer_params is None
-            else transfer_params["computed_tokens"]
-        )
-        priority = request.priority if priority is None else priority
+        cached_tokens = self.cached_tokens(request) if transfer_params is None else transfer_params["computed_tokens"]
+        priority = request.engine_priority if priority is None else priority
         self._load.submitted(request.request_id, len(context), cached_tokens, priority, self._clock())
         self._requests[request.request_id] = running
         running.serving = self._tasks.spawn(
@@ -359,37 +312,25 @@ class VllmEngine:
             running.serving.cancel()
         self._movable.exports.resumed(running)
         if running.is_aborted:
-            last = TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ABORT)
-            self._end(running, last)
+            self._end(running, TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ABORT))
         elif self._core is not None:
             self._load.left(running.request_id)
-            self._begin(self._core, running, priority=running.request.priority - 1)
-
-    async def _warm_up(self, core: "Core") -> None:
-        """The first step imports and allocates for seconds; better now than on somebody's request. Too short to
-        leave a block in the cache."""
-        if self.pooling_tasks:
-            await core.pool("warm-up", [0], PoolingParameters(self.pooling_tasks[0]), priority=0)
-            return
-        params = core.sampling_params({"max_tokens": _WARM_UP_TOKENS, "detokenize": False, "ignore_eos": True})
-        async for _ in core.generate("warm-up", [0], params, priority=0):
-            continue
+            self._begin(self._core, running, priority=engine_priority(running.request.priority - 1))
 
     async def _serve(
-        self,
-        core: "Core",
-        running: EngineRequestState,
-        context: tuple[int, ...],
-        params: "SamplingParams",
-        priority: int,
+        self, core: "Core", running: EngineRequestState, known: tuple[int, ...], params: "SamplingParams", priority: int
     ) -> None:
         try:
             request = running.request
-            steps = core.generate(
-                running.request_id, context, params, priority, request.cache_salt, request.traceparent
-            )
-            async for completion, cached_tokens, prompt_logprobs in steps:
-                self._deliver(running, completion, cached_tokens, prompt_logprobs)
+            adapter = await self._loras.ready(request.adapter)
+            prompt = await self._prompt(core, running, known)
+            if prompt is None:
+                return
+            steps = core.generate(running.request_id, prompt, params, priority, request.traceparent, adapter)
+            async for completion, cached_tokens, prompt_logprobs, queued_ms in steps:
+                self._deliver(running, completion, cached_tokens, prompt_logprobs, queued_ms)
+        except AdapterUnavailable as unavailable:
+            self._end_with_error(running, str(unavailable), may_go_elsewhere=True)
         except RequestRefused as refused:
             self._end_with_error(running, str(refused))
         except EngineFailed as failed:
@@ -398,12 +339,31 @@ class VllmEngine:
             else:
                 self._end_with_error(running, str(failed))
 
+    async def _prompt(
+        self, core: "Core", running: EngineRequestState, context: tuple[int, ...]
+    ) -> "EngineInput | None":
+        """Reads its images, if it has any; vLLM learns of the request only then. None if it was taken back meanwhile.
+        Raises RequestRefused."""
+        request, staged = running.request, running.staged
+        prompt: EngineInput | None = None
+        running.staged = ""
+        try:
+            prompt = await core.prompt(context, request.cache_salt, request.media)
+        finally:
+            if staged and (prompt is None or running.is_aborted):
+                self._movable.unstage(staged)
+        if not running.is_aborted:
+            return prompt
+        self._end(running, TokenDelta(request.request_id, running.offset, (), finish_reason=FinishReason.ABORT))
+        return None
+
     def _deliver(
         self,
         running: EngineRequestState,
         completion: Completion,
         cached_tokens: int | None,
         prompt_logprobs: PromptLogprobs,
+        queued_ms: float | None,
     ) -> None:
         if running.request_id not in self._requests:
             return
@@ -414,11 +374,13 @@ class VllmEngine:
             completion,
             logprobs=request.sampling.logprobs,
             cached_tokens=cached_tokens if running.tells_cached else None,
+            queued_ms=queued_ms if running.tells_cached else None,
             prompt_logprobs=prompt_positions(
                 request.prompt_token_ids, prompt_logprobs, request.sampling.prompt_logprobs or 0
             ),
         )
         if delta.token_ids:
+            self._host.cached(running.request_id, delta.cached_tokens)
             running.tells_cached = False
             running.offset += len(delta.token_ids)
             self._load.produced(running.request_id, len(delta.token_ids))
@@ -429,15 +391,14 @@ class VllmEngine:
         if self._moves is not None:
             self._moves.exports.delivered(running)
 
-    def _end_with_error(self, running: EngineRequestState, message: str) -> None:
-        self._end(
-            running,
-            TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ERROR, error=message),
-        )
+    def _end_with_error(self, running: EngineRequestState, message: str, *, may_go_elsewhere: bool = False) -> None:
+        last = TokenDelta(running.request_id, running.offset, (), finish_reason=FinishReason.ERROR, error=message)
+        self._end(running, replace(last, may_go_elsewhere=may_go_elsewhere))
 
     def _end(self, running: EngineRequestState, last: TokenDelta) -> None:
         if self._requests.pop(running.request_id, None) is not None:
             self._load.ended(running.request_id)
+            self.adapters.end(running.request_id)
             self._buffer.add(last)
             if self._moves is not None:
                 self._moves.exports.ended(running)

@@ -4,9 +4,9 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from engine_worker.engines.movable import ExportProgress, PausedRequest
+from engine_worker.engines.vllm.carriers import UnreadRequests
 from engine_worker.engines.vllm.connector.channel import CoreChannel
 from engine_worker.engines.vllm.connector.messages import (
     ExpectPause,
@@ -18,9 +18,6 @@ from engine_worker.engines.vllm.connector.messages import (
 )
 from engine_worker.engines.vllm.running import EngineRequestState, Pause
 from mesh.errors import EngineFailed
-
-if TYPE_CHECKING:
-    from engine_worker.engines.vllm.core import Core
 
 _ASK_AGAIN_S = 0.002
 
@@ -37,7 +34,11 @@ class Exports:
     """The source's half of `MovableEngine` for vLLM: requests that are about to leave."""
 
     def __init__(
-        self, channel: CoreChannel, core: "Core", block_tokens: int, go_on: Callable[[EngineRequestState], None]
+        self,
+        channel: CoreChannel,
+        core: UnreadRequests,
+        block_tokens: int,
+        go_on: Callable[[EngineRequestState], None],
     ) -> None:
         """`go_on` submits a paused request again."""
         self._go_on = go_on
@@ -47,10 +48,14 @@ class Exports:
         self._exports: dict[str, _Export] = {}
 
     def export(
-        self, running: EngineRequestState, migration_id: str, on_progress: Callable[[ExportProgress], None]
+        self,
+        running: EngineRequestState,
+        migration_id: str,
+        kv_token: str,
+        on_progress: Callable[[ExportProgress], None],
     ) -> None:
         export = self._exports[migration_id] = _Export(running, on_progress)
-        self._channel.send(Export(running.request_id, migration_id))
+        self._channel.send(Export(running.request_id, migration_id, kv_token))
         self._tell(export)
 
     def withdraw(self, migration_id: str) -> None:
@@ -65,7 +70,7 @@ class Exports:
             await asyncio.wait([pause.notice], timeout=_ASK_AGAIN_S)
             if pause.notice.done():
                 return None
-        await self._core.take_out(internal_id)
+        await self._core.take_out(running.request_id, internal_id)
         notice = await pause.notice
         if notice is None or pause.is_taken_back:
             return None

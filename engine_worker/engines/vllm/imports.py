@@ -1,25 +1,21 @@
 """Requests that arrive: room checked, blocks pulled. The target's half of `MovableEngine`.
 
-Full blocks come with a carrier: a request of vLLM's whose prompt is exactly their tokens, which pulls what the prefix
-cache lacks and leaves it there, under vLLM's own hashes. The last few blocks, which may not be full, are pulled into
-staging memory and copied when the request itself is admitted: so the pause takes one pull and one step.
+Full blocks come with a carrier (see `carriers`) and stay in the prefix cache. The last few, which may not be full, are
+pulled into staging memory and copied when the request itself is admitted: so the pause takes one pull and one step.
 """
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controlplane.model.request import EngineRequest
+from engine_worker.adapters import NumberedAdapter
 from engine_worker.engines.interface import EngineLimits
+from engine_worker.engines.vllm.carriers import UnreadRequests, carry
 from engine_worker.engines.vllm.connector.channel import CoreChannel
-from engine_worker.engines.vllm.connector.messages import FreeBlocks, LoadOutcome, Stage, Unstage
+from engine_worker.engines.vllm.connector.messages import FreeBlocks, Stage, Unstage
 from engine_worker.engines.vllm.connector.staging import BLOCKS_PER_MIGRATION, STAGING_BLOCKS
-from mesh.errors import DeadlineExceeded, EngineFailed, ProtocolViolation, RequestRefused
-
-if TYPE_CHECKING:
-    from engine_worker.engines.vllm.core import Core
-
-_CARRIER = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "detokenize": False, "skip_clone": True}
+from mesh.errors import DeadlineExceeded, ProtocolViolation, RequestRefused
 
 
 @dataclass(slots=True, eq=False)
@@ -34,19 +30,22 @@ class _Import:
     staged_blocks: int = 0
     """Blocks behind them that are in staging memory."""
     carriers: int = 0
+    adapter: NumberedAdapter | None = None
 
 
 class Imports:
     """The target's half of `MovableEngine` for vLLM: requests that are about to arrive."""
 
-    def __init__(self, channel: CoreChannel, core: "Core", limits: EngineLimits) -> None:
+    def __init__(self, channel: CoreChannel, core: UnreadRequests, limits: EngineLimits) -> None:
         self._channel = channel
         self._core = core
         self._limits = limits
         self._imports: dict[str, _Import] = {}
 
-    async def reserve(self, migration_id: str, request: EngineRequest, requests: int) -> None:
-        """See `MovableEngine.reserve`; `requests` are those in the engine now."""
+    async def reserve(
+        self, migration_id: str, request: EngineRequest, requests: int, adapter: NumberedAdapter | None = None
+    ) -> None:
+        """See `MovableEngine.reserve`; `requests` are those in the engine now, `adapter` the request's, loaded."""
         context = len(request.prompt_token_ids) + len(request.emitted_token_ids)
         blocks = context // self._limits.block_tokens + 1
         free = int(await self._channel.call(FreeBlocks()))
@@ -60,7 +59,7 @@ class Imports:
             raise RequestRefused(f"the batch of {self._limits.max_batch_requests} requests is full")
         if (len(self._imports) + 1) * BLOCKS_PER_MIGRATION > STAGING_BLOCKS:
             raise RequestRefused(f"{len(self._imports)} requests arrive at once, as many as there may")
-        self._imports[migration_id] = _Import(request, blocks)
+        self._imports[migration_id] = _Import(request, blocks, adapter=adapter)
 
     async def pull(
         self,
@@ -128,26 +127,15 @@ class Imports:
         self, migration_id: str, arriving: _Import, peer: str, tokens: tuple[int, ...], deadline_s: float
     ) -> None:
         arriving.carriers += 1
-        load_id = f"{migration_id}/carrier-{arriving.carriers}"
-        transfer_params = {
-            "load_id": load_id,
-            "migration_id": migration_id,
-            "peer": peer,
-            "peer_block_ids": arriving.peer_block_ids[: len(tokens) // self._limits.block_tokens],
-            "deadline_s": deadline_s,
-        }
-        params = self._core.sampling_params(_CARRIER | kv_parameters(transfer_params))
-        reason: str | None = None
-        # Its turn comes before that of requests which have not begun anywhere.
-        request = arriving.request
-        carrier = self._core.generate(load_id, tokens, params, request.priority - 1, request.cache_salt)
-        async for completion, _, _ in carrier:
-            reason = completion.finish_reason
-        await self._channel.call(LoadOutcome(load_id))
-        if reason not in ("length", "stop"):
-            raise EngineFailed(f"vLLM ended the carrier of migration {migration_id}: {reason}")
-
-
-def kv_parameters(transfer_params: dict[str, Any], others: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The sampling argument that brings this to the connector, and `others` to whom they are for."""
-    return {"extra_args": {**(others or {}), "kv_transfer_params": {"penstock": transfer_params}}}
+        await carry(
+            self._core,
+            self._channel,
+            f"{migration_id}/carrier-{arriving.carriers}",
+            migration_id,
+            arriving.request,
+            tokens,
+            peer,
+            tuple(arriving.peer_block_ids[: len(tokens) // self._limits.block_tokens]),
+            arriving.adapter,
+            deadline_s,
+        )

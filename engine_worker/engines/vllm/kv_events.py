@@ -25,14 +25,20 @@ class KvEventStream:
     Frames of a message: topic, sequence number (8 bytes, big endian, from 0), batch (MessagePack).
     """
 
-    def __init__(self, block_map: BlockMap, endpoint: str, replay_endpoint: str) -> None:
+    def __init__(self, block_map: BlockMap, endpoint: str, replay_endpoint: str, *, catches_up: bool = False) -> None:
+        """An endpoint with a * is listened on, for an engine that connects. Without `replay_endpoint` a gap has
+        everything forgotten. `catches_up`: the engine has been running, so ask first for what it said before."""
         self._block_map = block_map
         self._replay_endpoint = replay_endpoint
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(SocketType.SUB)
         self._socket.set_hwm(BUFFERED_BATCHES)
         self._socket.subscribe(b"")
-        self._socket.connect(endpoint)
+        if "*" in endpoint:
+            self._socket.bind(endpoint)
+        else:
+            self._socket.connect(endpoint)
+        self._catches_up = catches_up and bool(replay_endpoint)
         self._decoder = msgspec.msgpack.Decoder(KvEventBatch)
         self._next_sequence = 0
         self._is_closed = False
@@ -40,6 +46,11 @@ class KvEventStream:
 
     async def changes(self) -> AsyncIterator[KvBlocks]:
         """One message per batch that changed anything; ends when the stream is closed."""
+        if self._catches_up:
+            for number, payload in await self._replay(0, _END_OF_REPLAY):
+                change = self._apply(number, payload)
+                if change is not None:
+                    yield change
         while not self._is_closed:
             try:
                 sequence, payload = _message(await self._socket.recv_multipart())
@@ -84,6 +95,8 @@ class KvEventStream:
     async def _replay(self, first: int, end: int) -> list[tuple[int, bytes]]:
         """The batches from `first` up to `end` that the engine still has, in order; fewer in doubt."""
         batches: list[tuple[int, bytes]] = []
+        if not self._replay_endpoint:
+            return batches
         socket = self._context.socket(SocketType.DEALER)
         try:
             socket.connect(self._replay_endpoint)

@@ -20,6 +20,7 @@ How exact each field of the report is, as of the last step:
 
 from dataclasses import dataclass
 
+from controlplane.model.adapter import NO_ADAPTERS, AdapterLoad
 from controlplane.model.instance import LoadReport
 from controlplane.model.step_sample import StepSample
 from controlplane.model.token_intervals import TokenIntervals
@@ -107,13 +108,14 @@ class LoadAccount:
         self._step_since_s = now_s
         self._spread(stats.prefilled_tokens)
 
-    def report(self) -> LoadReport:
+    def report(self, adapters: AdapterLoad = NO_ADAPTERS) -> LoadReport:
         """The load by vLLM's last step and by what was submitted and delivered since."""
         requests = len(self._accounts)
         running = min(self._stats.running_requests, requests)
         usage = self._stats.kv_cache_usage if requests else 0.0
         decoding = requests - len(self._prefilling)
         return LoadReport(
+            adapters=adapters,
             running_requests=running,
             queued_requests=requests - running,
             queued_prefill_tokens=sum(account.prefill_tokens for account in self._prefilling.values()),

@@ -1,29 +1,30 @@
-"""How requests migrate to and from one vLLM engine: exports, imports and the control channel that they share."""
+"""Requests and prefixes that move to and from an engine core of our own, and why they cannot."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final, TypeAlias
 
 from engine_worker.engines.interface import EngineLimits
-from engine_worker.engines.vllm.agent_proxy import AgentProxy
-from engine_worker.engines.vllm.connector.channel import CoreChannel
-from engine_worker.engines.vllm.connector.messages import FreeBlocks, PausedNotice, Published, Unstage
+from engine_worker.engines.vllm.adapters import VllmAdapters
+from engine_worker.engines.vllm.carriers import UnreadRequests
+from engine_worker.engines.vllm.checkpoint import has_recurrent_layers
+from engine_worker.engines.vllm.connector.messages import HostLoaded, Notice
+from engine_worker.engines.vllm.connector_moves import ConnectorMoves
 from engine_worker.engines.vllm.environment import Device
-from engine_worker.engines.vllm.exports import Exports
-from engine_worker.engines.vllm.imports import Imports
+from engine_worker.engines.vllm.host_tier import VllmHostTier
 from engine_worker.engines.vllm.running import EngineRequestState
 from engine_worker.engines.vllm.settings import VllmSettings
+from engine_worker.host_tier.disk_store import DiskStore
+from engine_worker.host_tier.store import HostStore
 from engine_worker.kv.ucx_environment import UCX_PACKAGE
 
-if TYPE_CHECKING:
-    from engine_worker.engines.vllm.core import Core
+HostStores: TypeAlias = tuple[HostStore | None, DiskStore | None]
+NO_STORES: Final[HostStores] = (None, None)
 
 
-class Migrations:
-    """`exports` and `imports` exist once `start` has returned."""
-
-    exports: Exports
-    imports: Imports
+class Migrations(ConnectorMoves):
+    """Those of an engine core that this process starts."""
 
     def __init__(
         self,
@@ -31,55 +32,31 @@ class Migrations:
         host: str,
         requests: Mapping[str, EngineRequestState],
         go_on: Callable[[EngineRequestState], None],
+        host_tier: VllmHostTier,
     ) -> None:
-        """Before the engine core is started. `go_on` submits a paused request again."""
-        self._channel = CoreChannel(endpoint, self._notice)
-        self._host = host
-        self._requests = requests
-        self._go_on = go_on
-        self.agent = AgentProxy(self._channel)
-        self.kv_block_bytes = 0
+        """Before the engine core is started. `host_tier` is told of loads."""
+        super().__init__(endpoint, host, requests, go_on)
+        self._host_tier = host_tier
 
-    async def start(self, core: "Core", limits: EngineLimits) -> None:
-        """Ask the agent in the engine core for its layout. Call once the engine core runs; `exports` and `imports`
-        exist afterwards."""
-        self.exports = Exports(self._channel, core, limits.block_tokens, self._go_on)
-        self.imports = Imports(self._channel, core, limits)
+    async def start(self, core: UnreadRequests, limits: EngineLimits, adapters: VllmAdapters) -> HostStores:
+        """Ask the agent in the engine core for its layout. Call once the engine core runs. Returns its host's store of
+        such blocks, and that on disk, if it has them. Raises `ConfigurationError` where its blocks are none that could
+        move."""
         about = await self.agent.describe()
-        self.kv_block_bytes = about.layout.block_bytes
+        self._begin(core, limits, adapters, about)
+        store = self._host_tier.open(about.layout)
+        self.prefixes.loads_from_host = store is not None
+        return store, self._host_tier.open_disk(about.layout)
 
-    @property
-    def kv_address(self) -> str:
-        """host:port of the transfer agent in the engine core; known after `start`."""
-        return f"{self._host}:{self.agent.port}"
-
-    async def free_blocks(self) -> int:
-        """KV blocks that no request holds now."""
-        return int(await self._channel.call(FreeBlocks()))
-
-    def unstage(self, migration_id: str) -> None:
-        """Free the staging memory of a migration that came to nothing at the last moment."""
-        self._channel.send(Unstage(migration_id))
-
-    def fail(self, reason: str) -> None:
-        """The engine is dead: everything that waits for it fails with this reason."""
-        self._channel.fail(reason)
-        self.exports.fail(reason, tuple(self._requests.values()))
-
-    async def close(self) -> None:
-        """End everything that waits for the engine core."""
-        await self._channel.close()
-
-    def _notice(self, notice: Published | PausedNotice) -> None:
-        if isinstance(notice, Published):
-            self.exports.published(notice)
-            return
-        self.exports.noticed(notice, self._requests.get(notice.request_id))
+    def _notice(self, notice: Notice) -> None:
+        if isinstance(notice, HostLoaded):
+            if not self.prefixes.host_loaded(notice):
+                self._host_tier.loaded(notice)
+        else:
+            super()._notice(notice)
 
 
-CHANGE_KV: Final = frozenset(
-    "data_parallel_size decode_context_parallel_size prefill_context_parallel_size speculative_config".split()
-)
+CHANGE_KV: Final = frozenset("decode_context_parallel_size prefill_context_parallel_size speculative_config".split())
 """Arguments of vLLM that spread KV over processes, or have steps compute KV of tokens that are taken back."""
 
 
@@ -91,9 +68,9 @@ def migration_obstacle(settings: VllmSettings, device: Device) -> str | None:
         return "a pooling model's prompts are asked again elsewhere"
     if find_spec("ucxx") is None:
         return f"UCX is not installed: pip install {UCX_PACKAGE}"
-    if settings.tensor_parallel_size * settings.pipeline_parallel_size > 1:
-        return "its KV is spread over several processes (tensor or pipeline parallel is more than 1)"
+    if has_recurrent_layers(Path(settings.model_path)):
+        return "some of its layers keep a state instead of KV blocks, with which vLLM starts no KV connector"
     given = {argument.partition("=")[0].partition(".")[0] for argument in settings.others}
-    if unknown := sorted(given & CHANGE_KV):
+    if unknown := sorted(name for name in given if name in CHANGE_KV or name.startswith("data_parallel")):
         return f"it has not been tried with {' and '.join(unknown)}"
     return None

@@ -32,6 +32,8 @@ class EngineRequestState:
     tells_cached: bool = True
     """Whether the next delta is its first."""
     serving: "asyncio.Task[Any] | None" = None
+    staged: str = ""
+    """The migration that brought its last blocks here; empty once vLLM has the request, and with it the blocks."""
 
     @property
     def request_id(self) -> str:

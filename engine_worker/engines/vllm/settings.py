@@ -37,6 +37,9 @@ class VllmSettings:
     """GPUs (or CPU processes) that share the model."""
     pipeline_parallel_size: int = 1
     """Groups of GPUs that each hold a part of the layers."""
+    data_parallel_size: int = 1
+    """Engine cores that each have a copy of the model, and KV of their own; each on `tensor_parallel_size` times
+    `pipeline_parallel_size` GPUs."""
     enforce_eager: bool | None = None
     """Neither compile the model nor capture CUDA graphs. None: True on a CPU, where compiling takes minutes."""
     cpu_threads: int = 1
@@ -51,13 +54,22 @@ class VllmSettings:
     it the engine starts sooner and needs less memory. None: if the checkpoint has one."""
     reasoning_parser: str = ""
     """vLLM's name of how the model marks its reasoning, in which no structure is enforced; by default the worker's."""
+    lora_modules: str = ""
+    """LoRA adapters to begin with, NAME=PATH,NAME=PATH; takes enable_lora=true, one of vLLM's own arguments, as
+    max_loras, max_cpu_loras and max_lora_rank are."""
     movable: bool = True
-    """Let requests move to and from other workers. Without UCX, or with more than one GPU to an instance, the engine
+    """Let requests move to and from other workers. Without UCX, or with KV that cannot move block by block, the engine
     says so and runs without."""
     kv_host: str = "127.0.0.1"
-    """Where peers reach this machine's KV transfer agent."""
+    """Address that the KV transfer agent listens on; by default the worker's."""
     kv_port: int = 0
-    """The agent's port; 0 takes a free one."""
+    """The agent's port; by default the worker's."""
+    host_kv_bytes: int = 0
+    """Of the store of KV blocks in its host's memory; by default the worker's, `--host-kv`."""
+    host_kv_dir: str = ""
+    """Where that is; by default the worker's."""
+    disk_kv: str = ""
+    """The store on disk behind it; by default the worker's, `--disk-kv`."""
     stop_timeout_s: float = 5.0
     """How long the engine core may take to leave before it is killed."""
     others: tuple[str, ...] = ()

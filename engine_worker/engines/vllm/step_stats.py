@@ -8,8 +8,9 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from engine_worker.engines.vllm.load import StepStats
 
 
-def step_logger_class(on_step: Callable[[StepStats], None]) -> Callable[[Any, int], StatLoggerBase]:
-    """A stat logger factory whose loggers hand each step's numbers to `on_step`.
+def step_logger_class(on_step: Callable[[int, StepStats], None]) -> Callable[[Any, int], StatLoggerBase]:
+    """A stat logger factory whose loggers hand each step's numbers to `on_step`, with the number of
+    the engine core.
 
     vLLM records a step right after it has put the step's outputs into the requests' queues and before any of
     their readers runs. It says that what the statistics hold may change between versions.
@@ -17,7 +18,7 @@ def step_logger_class(on_step: Callable[[StepStats], None]) -> Callable[[Any, in
 
     class StepLogger(StatLoggerBase):
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            pass
+            self._core = engine_index
 
         def record(
             self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -26,13 +27,14 @@ def step_logger_class(on_step: Callable[[StepStats], None]) -> Callable[[Any, in
                 return
             details = scheduler_stats.iteration_details
             on_step(
+                self._core,
                 StepStats(
                     running_requests=scheduler_stats.num_running_reqs,
                     kv_cache_usage=scheduler_stats.kv_cache_usage,
                     prefilled_tokens=0 if details is None else details.num_ctx_tokens,
                     decoded_tokens=0 if details is None else details.num_generation_tokens,
                     preemptions=0 if iteration_stats is None else iteration_stats.num_preempted_reqs,
-                )
+                ),
             )
 
         def log_engine_initialized(self) -> None:

@@ -18,6 +18,9 @@ class JudgedAnswer:
     """The model that gave it."""
     token_logprobs: tuple[float, ...] = ()
     """Empty where nobody recorded them."""
+    reference: str | None = None
+    """The largest tier's answer, for judges that compare two; None: there is none. Only samples that are labelled have
+    one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class JudgeContext:
     """For this mesh's own frontends."""
     http: httpx.AsyncBaseTransport | None = None
     """Carries its requests; None: TCP."""
+    rubric: str = ""
+    """The cascade's own instructions to judges; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,5 +2,6 @@
 
 window     which requests of a window are taken, and how many there were (pure)
 tiers      asks the remaining tiers for their answers
+kept       the last samples, for whoever wants to plan with them or to label them (pure)
 sampler    one cascade's windows, one after the other, reported to the planner
 """

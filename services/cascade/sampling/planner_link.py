@@ -53,7 +53,7 @@ class PlannerLink:
         leader_id = await self._leader_id()
         planner = min(planners, key=lambda member: (member.member_id != leader_id, member.member_id))
         request = report_of(workload, self._router)
-        async with open_channel(self._transport, planner.address) as channel:
+        async with open_channel(self._transport, planner.address, planner.role) as channel:
             stub = planner_pb2_grpc.PlannerStub(channel)  # type: ignore[no-untyped-call]
             try:
                 answer = await stub.ReportWorkload(request, timeout=REPORT_DEADLINE_S)
@@ -78,7 +78,8 @@ class PlannerLink:
 def report_of(workload: SampledWorkload, router: str) -> planner_pb2.ReportWorkloadRequest:
     """As this router, of that name in the mesh, has seen it."""
     record = workload.record
-    lines = write_window(WorkloadWindow(record.tiers, workload.rate_per_s, workload.requests))
+    window = WorkloadWindow(record.tiers, workload.rate_per_s, workload.requests, workload.judge, record.label)
+    lines = write_window(window)
     return planner_pb2.ReportWorkloadRequest(
         cascade=record.name,
         lines=lines,

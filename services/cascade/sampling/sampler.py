@@ -2,17 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from controlplane.model.cascade_record import CascadeRecord
+from controlplane.model.cascade_record import MAX_SCORE, CascadeRecord
 from controlplane.planning.cascade.early_exit import ScoreBounds
 from controlplane.planning.cascade.workload import WorkloadRequest
 from controlplane.protocols.cascade.confidence import confidence_of
 from mesh.errors import JudgeUnavailable, NoInstance, RpcError
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.confidence import ConfidenceJudge
+from services.cascade.judges.exact import ExactJudge
+from services.cascade.judges.interface import JudgedAnswer, Judgement
 from services.cascade.metrics import CascadeMetrics
+from services.cascade.sampling.kept import KeptSamples
 from services.cascade.sampling.tiers import KnownAnswer, SampledRequest, TierClient
 from services.cascade.sampling.window import SampleWindow, Window
 
@@ -41,6 +45,13 @@ class SampledWorkload:
         return self.offered / self.window_s if self.window_s > 0 else 0.0
 
 
+class _Completed(NamedTuple):
+    request: WorkloadRequest
+    judge: str
+    """Of all its scores; empty if they are not of one."""
+    answers: tuple[str | None, ...]
+
+
 class WorkloadSampler:
     """Of one cascade. A cascade of one tier is not sampled: there is nothing to plan between tiers."""
 
@@ -52,6 +63,8 @@ class WorkloadSampler:
         report: Callable[[SampledWorkload], Awaitable[None]],
         window: SampleWindow[SampledRequest],
         metrics: CascadeMetrics,
+        labels: JudgeChain | None = None,
+        keeps_texts: bool = False,
     ) -> None:
         self._record = record
         self._chain = chain
@@ -59,6 +72,8 @@ class WorkloadSampler:
         self._report = report
         self._window = window
         self._metrics = metrics
+        self._labels = labels
+        self.kept = KeptSamples(keeps_texts)
 
     def is_for(self, record: CascadeRecord, chain: JudgeChain) -> bool:
         """Whether it samples what a sampler of this cascade would."""
@@ -81,7 +96,11 @@ class WorkloadSampler:
         turns = asyncio.Semaphore(CONCURRENT)
         completed = await asyncio.gather(*(self._on_every_tier(item, turns) for item in window.items))
         first = self._record.judges[0]
-        kept = [request for request, judge in filter(None, completed) if judge == first]
+        kept: list[WorkloadRequest] = []
+        for sampled, done in zip(window.items, completed, strict=True):
+            if done is not None and done.judge == first:
+                kept.append(done.request)
+                self.kept.add(done.request, sampled.prompt, done.answers)
         dropped = len(completed) - len(kept)
         incomplete = sum(not request.is_complete for request in kept)
         self._metrics.samples.labels(self._record.name, "kept").inc(len(kept) - incomplete)
@@ -91,12 +110,13 @@ class WorkloadSampler:
             log.warning(
                 "samples dropped", extra={"cascade": self._record.name, "dropped": dropped, "of": len(completed)}
             )
-        return SampledWorkload(self._record, window.offered, window.seconds, tuple(kept), first)
+        workload = SampledWorkload(self._record, window.offered, window.seconds, tuple(kept), first)
+        if window.offered:
+            self.kept.rate_per_s = workload.rate_per_s
+        return workload
 
-    async def _on_every_tier(
-        self, sampled: SampledRequest, turns: asyncio.Semaphore
-    ) -> tuple[WorkloadRequest, str] | None:
-        """And the judge of all its scores, "" if they are not of one; None if an answer or a score is missing, except
+    async def _on_every_tier(self, sampled: SampledRequest, turns: asyncio.Semaphore) -> _Completed | None:
+        """None if an answer or a score is missing, except
         those of tiers without an instance: a plan that gives a tier no GPUs must not be the last one."""
         answers: list[KnownAnswer | None] = []
         judges = set()
@@ -114,8 +134,11 @@ class WorkloadSampler:
                 except (RpcError, JudgeUnavailable) as error:
                     log.info("a sample is left out", extra={"cascade": self._record.name, "error": str(error)})
                     return None
-                answers.append(KnownAnswer(model, answer.output_tokens, judgement.score, answer.judged.token_logprobs))
+                judged = answer.judged
+                known = KnownAnswer(model, answer.output_tokens, judgement.score, judged.answer, judged.token_logprobs)
+                answers.append(known)
                 judges.add(judgement.judge)
+            quality = await self._labelled(sampled, answers)
         if sampled.known is not None:
             judges.add(self._record.judges[0])
         by_confidence = self._record.judges[0] == ConfidenceJudge.name
@@ -123,9 +146,40 @@ class WorkloadSampler:
             sampled.input_tokens,
             tuple(answer.output_tokens if answer else None for answer in answers),
             tuple(answer.score if answer else None for answer in answers),
+            quality=quality,
             score_bounds=tuple(map(_score_bounds_of, answers)) if by_confidence else None,
+            request_id=sampled.request_id,
         )
-        return request, judges.pop() if len(judges) == 1 else ""
+        texts = tuple(answer.text if answer else None for answer in answers)
+        return _Completed(request, judges.pop() if len(judges) == 1 else "", texts)
+
+    async def _labelled(
+        self, sampled: SampledRequest, answers: Sequence[KnownAnswer | None]
+    ) -> tuple[float | None, ...] | None:
+        """The labels of the answers; None for one that could not be labelled. None: nobody labels."""
+        if self._labels is None:
+            return None
+        quality: list[float | None] = []
+        reference = answers[-1].text if answers[-1] is not None else None
+        for answer in answers:
+            label: float | None = None
+            if answer is not None:
+                judged = JudgedAnswer(sampled.prompt, answer.text, answer.model, answer.token_logprobs, reference)
+                try:
+                    label = label_of(await self._labels.judge(judged))
+                except JudgeUnavailable as error:
+                    log.info("an answer is not labelled", extra={"cascade": self._record.name, "error": str(error)})
+            outcome = "missing" if label is None else "given"
+            self._metrics.labels.labels(self._record.name, self._record.label, outcome).inc()
+            quality.append(label)
+        return tuple(quality)
+
+
+def label_of(judgement: Judgement) -> float:
+    """What a judgement says as a label: an exact check knows right from wrong, and nothing between."""
+    if judgement.judge == ExactJudge.name:
+        return MAX_SCORE if judgement.score >= MAX_SCORE else 0.0
+    return judgement.score
 
 
 def _score_bounds_of(answer: KnownAnswer | None) -> ScoreBounds | None:

@@ -14,6 +14,7 @@ from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import Judgement
 from services.cascade.metrics import CascadeMetrics
+from services.cascade.sampling.kept import KeptSamples
 from services.cascade.sampling.sampler import SampledWorkload, WorkloadSampler
 from services.cascade.sampling.tiers import KnownAnswer, SampledRequest, TierClient
 from services.cascade.sampling.window import SampleWindow
@@ -28,6 +29,8 @@ class SamplingSettings:
     window_s: float
     requests: int
     """0: none."""
+    keeps_texts: bool = False
+    """Of the last samples, for `penstock cascade export --texts`."""
 
     def warning(self) -> str:
         """What makes all sampling useless, in words; empty if nothing does."""
@@ -62,18 +65,31 @@ class Samplers:
         if settings.warning():
             log.error(settings.warning())
 
-    def begin(self, record: CascadeRecord, chain: JudgeChain) -> None:
-        """A cascade came into force, or another came under its name. Other thresholds do not change what is sampled."""
+    def begin(self, record: CascadeRecord, chain: JudgeChain, labels: JudgeChain | None = None) -> None:
+        """A cascade came into force, or another came under its name. Other thresholds do not change what is sampled.
+        `labels` asks the judge that labels samples, if there is one."""
         former = self._samplers.get(record.name)
         if self._settings.requests and (former is None or not former.is_for(record, chain)):
             window = SampleWindow[SampledRequest](self._settings.requests, self._clock(), self._entropy.generator())
             self._samplers[record.name] = WorkloadSampler(
-                record, chain, self._tiers, self._report, window, self._metrics
+                record,
+                chain,
+                self._tiers,
+                self._report,
+                window,
+                self._metrics,
+                labels,
+                self._settings.keeps_texts,
             )
 
     def end(self, name: str) -> None:
         """Stop sampling a cascade that was removed."""
         self._samplers.pop(name, None)
+
+    def kept(self, name: str) -> KeptSamples:
+        """The last samples of a cascade; none of one that is not sampled."""
+        sampler = self._samplers.get(name)
+        return KeptSamples(self._settings.keeps_texts) if sampler is None else sampler.kept
 
     def offer(self, record: CascadeRecord, request: cascade_pb2.JudgeRequest, judgement: Judgement | None) -> None:
         """A client's request has got its first answer, whichever tier gave it; what else is judged of the request does
@@ -110,11 +126,14 @@ def _sampled(request: cascade_pb2.JudgeRequest, judgement: Judgement | None) -> 
         return None
     known = None
     if judgement is not None and request.completion_tokens and not request.given_up:  # that is no whole answer
-        known = KnownAnswer(request.tier, request.completion_tokens, judgement.score, tuple(request.token_logprobs))
+        known = KnownAnswer(
+            request.tier, request.completion_tokens, judgement.score, request.answer, tuple(request.token_logprobs)
+        )
     return SampledRequest(
         request=msgspec.json.decode(request.request_json, type=dict),
         chat=request.chat,
         prompt=request.prompt,
         input_tokens=request.prompt_tokens,
         known=known,
+        request_id=request.request_id,
     )

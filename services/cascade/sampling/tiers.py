@@ -21,6 +21,7 @@ class KnownAnswer:
     model: str
     output_tokens: int
     score: float
+    text: str = ""
     token_logprobs: tuple[float, ...] = ()
 
 
@@ -35,6 +36,7 @@ class SampledRequest:
     input_tokens: int
     known: KnownAnswer | None = None
     """The tier that need not be asked."""
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,11 @@ from services.cli.report_output import check_writable
 EXIT_FAILED = 1
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 _TOKENS = {"simulated": 300, "vllm": 96}
+_RATES = {"simulated": 4.0, "vllm": 0.5}
+"""What an instance on a few cores can answer besides the streams."""
+_HEAL_S = {"simulated": 60.0, "vllm": 300.0}
+"""A worker that was killed loads its model anew."""
+_SHORT_NAMES = {f"{kind}_parallel": f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "data")}
 _COUNT = click.IntRange(1, 63)
 _COPIES = click.IntRange(1, 8)
 
@@ -35,6 +40,16 @@ _COPIES = click.IntRange(1, 8)
     "--prefill", type=click.IntRange(0, 64), default=0, help="Workers of the temporary mesh for prefill only."
 )
 @click.option("--decode", type=click.IntRange(0, 64), default=0, help="Workers of the temporary mesh for decode only.")
+@click.option("--policy", help="Placement policy of the temporary mesh. Default: that of `penstock up`.")
+@click.option(
+    "--engine-arg",
+    "--engine-option",
+    "engine_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An engine argument of the temporary mesh's workers, such as tensor_parallel_size=2 (tensor_parallel=2 for "
+    "short); repeatable.",
+)
 @click.option("--frontends", type=_COPIES, help="Of the temporary mesh. Default: 1; 2 with --kill-frontend and --soak.")
 @click.option(
     "--schedulers", type=_COPIES, help="Of the temporary mesh. Default: 1; 2 with --kill-scheduler and --soak."
@@ -44,9 +59,7 @@ _COPIES = click.IntRange(1, 8)
 @click.option(
     "--rate",
     type=FiniteRange(min=0, max=1000),
-    default=4.0,
-    show_default=True,
-    help="New requests a second from the fault on, whether or not earlier ones are answered.",
+    help="New requests a second from the fault on, whether or not earlier ones are answered. Default: 4; vllm: 0.5.",
 )
 @click.option("--kill", type=_COUNT, help="Number of workers to kill (kill -9); may be all.")
 @click.option("--hang", type=_COUNT, help="Number of workers to stop (SIGSTOP).")
@@ -84,10 +97,23 @@ _COPIES = click.IntRange(1, 8)
 @click.option(
     "--tokens", type=click.IntRange(8, 100_000), help="Of each stream. Default: 300; vllm: 96, with --schema 300."
 )
+@click.option(
+    "--shared-prefix",
+    type=click.IntRange(0, 100_000),
+    default=0,
+    metavar="TOKENS",
+    help="Have all prompts begin with one of three prefixes of so many tokens, so that instances pull them from each "
+    "other while the mesh breaks.",
+)
 @click.option("--seed", default=0, show_default=True, help="Prompts follow from it, and the faults of a soak.")
 @click.option("--deadline-s", type=POSITIVE, default=300.0, show_default=True, help="For a single request.")
 @click.option(
     "--ready-timeout-s", type=POSITIVE, default=300.0, show_default=True, help="For the temporary mesh to come up."
+)
+@click.option(
+    "--heal-timeout-s",
+    type=POSITIVE,
+    help="For the mesh to be whole again after a fault. Default: 60; vllm: 300.",
 )
 @click.option(
     "--logs",
@@ -116,9 +142,16 @@ def command(json_path: Path | None, soak_s: float | None, **options: Any) -> Non
         check_writable(json_path)
     tokens = options["tokens"] or _TOKENS["simulated" if options["schema"] else options["engine"]]
     traffic = TrafficPlan(
-        options["streams"], tokens, options["rate"], options["seed"], options["deadline_s"], options["schema"]
+        options["streams"],
+        tokens,
+        _RATES[options["engine"]] if options["rate"] is None else options["rate"],
+        options["seed"],
+        options["deadline_s"],
+        options["schema"],
+        options["shared_prefix"],
     )
-    plan = ChaosPlan(fault, count, traffic) if soak_s is None else SoakPlan(soak_s, traffic)
+    heal_s = options["heal_timeout_s"] or _HEAL_S[options["engine"]]
+    plan = ChaosPlan(fault, count, traffic, heal_s) if soak_s is None else SoakPlan(soak_s, traffic, heal_s)
     report, failures = asyncio.run(_run(plan, options))
     for failure in failures:
         click.echo(failure, err=True)
@@ -149,10 +182,17 @@ async def _run(plan: ChaosPlan | SoakPlan, options: dict[str, Any]) -> tuple[Cha
     if isinstance(plan, ChaosPlan) and plan.fault == "kill-frontend" and plan.count >= copies["frontend"]:
         raise click.UsageError(f"of {copies['frontend']} frontends {plan.count} cannot be killed: one must go on")
     more += ["--schedulers", str(copies["scheduler"]), "--monitors", str(copies["monitor"])]
+    more += ["--policy", options["policy"]] if options["policy"] else []
+    more += [part for option in options["engine_args"] for part in ("--engine-arg", _full_name(option))]
     settings = TemporaryMesh(options["engine"], counts[0], copies["frontend"], tuple(more))
     mesh = temporary_mesh(settings, options["ready_timeout_s"], options["logs_dir"])
     async with mesh as running:
         return await _disturb(plan, running.http_url, running.store_url, "", running, say)
+
+
+def _full_name(option: str) -> str:
+    name, equals, value = option.partition("=")
+    return f"{_SHORT_NAMES.get(name, name)}{equals}{value}"
 
 
 def _usual_copies(plan: ChaosPlan | SoakPlan, role: str) -> int:

@@ -9,9 +9,11 @@ import msgspec
 
 from mesh.errors import PenstockError, RpcError
 from mesh.membership import Directory
+from mesh.tasks import TaskSet
 from services.cli.chaos.faults import TargetMesh, broken, healed
+from services.cli.chaos.pull_counts import PullCounts
 from services.cli.chaos.schema import most_tokens, records_schema
-from services.cli.chaos.streams import Client, Question, answered, completion_requests
+from services.cli.chaos.streams import PREFIXES, Client, Question, answered, completion_requests
 from services.cli.chaos.traffic import Load, Traffic, sum_of_chunks
 from services.cli.chaos.verdict import ChaosReport, Fault, failures_in, judge
 from services.cli.connection import mesh_directory, mesh_store
@@ -29,6 +31,9 @@ NEW_QUESTIONS = 24
 """Different new requests; they are asked in turn."""
 NEW_TOKENS = 60
 """Of each of them, or a fifth of a stream's."""
+FRESH_EVERY = 4 * PREFIXES
+"""Requests after which shared prefixes are in no cache again: instances that have them would have nothing to pull. Not
+seconds, in which a slow machine computes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class TrafficPlan:
     """Deadline of each request."""
     has_schema: bool = False
     """All answers are JSON of a schema, and about as long as said."""
+    shared_prefix: int = 0
+    """Tokens that prompts begin with alike, by one of a few prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,8 @@ class ChaosPlan:
     count: int
     """How many are broken; of what happens to the mesh as a whole, how often."""
     traffic: TrafficPlan
+    heal_s: float
+    """What the mesh is given to be whole again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,9 @@ async def prepared(
             async def questions(count: int, tokens: int, seed: int) -> tuple[Question, ...]:
                 schema = records_schema(tokens) if plan.has_schema else None
                 limit = tokens if schema is None else most_tokens(schema)
-                requests = completion_requests(pool.endpoint, model.name, vocabulary, count, limit, seed, schema)
+                requests = completion_requests(
+                    pool.endpoint, model.name, vocabulary, count, limit, seed, schema, plan.shared_prefix
+                )
                 return tuple(await answered(client, requests, plan.deadline_s, schema))
 
             target = TargetMesh(directory, opened, model.name, say)
@@ -103,7 +114,7 @@ async def prepared(
             new_tokens = max(1, min(NEW_TOKENS, plan.tokens // 5))
             # Other prompts: none of theirs may be in a cache because a stream has it.
             new = await questions(NEW_QUESTIONS if plan.rate else 0, new_tokens, plan.seed + 1)
-            load = Load(streams, new, plan.rate, plan.deadline_s)
+            load = Load(streams, new, plan.rate, plan.deadline_s, FRESH_EVERY if plan.shared_prefix else 0)
             yield Prepared(target, client, load)
         finally:
             client.close()
@@ -115,11 +126,16 @@ async def run_experiment(
     """The report, and a line for whatever went wrong. Raises PenstockError if the mesh cannot be used."""
     async with prepared(plan.traffic, url, store, mesh, say) as ready:
         recovered, before = await _recoveries(ready.client), await missing(ready.target.directory)
+        pulls = PullCounts(lambda: ready.target.workers)
+        await pulls.look()
         engine = ready.target.workers[0].attributes.get("engine", "")
-        traffic = Traffic(ready.client, ready.load)
+        traffic, watch = Traffic(ready.client, ready.load), TaskSet("pulls")
         try:
+            watch.spawn(pulls.keep_looking(), name="pulls")
             lacking = await _disturb(plan, ready, traffic, before)
+            await pulls.look()
         finally:
+            await watch.cancel()
             await traffic.cancel()
         report = judge(
             traffic.streams,
@@ -129,23 +145,29 @@ async def run_experiment(
             engine=engine,
             fault=plan.fault,
             seed=plan.traffic.seed,
+            pulled=pulls.pulled,
+            pulls_computed=pulls.computed,
         )
         return report, [*failures_in((traffic.streams, traffic.new)), *lacking]
 
 
 async def _disturb(plan: ChaosPlan, ready: Prepared, traffic: Traffic, before: frozenset[str]) -> list[str]:
     """Wait until the streams together have brought a quarter of their chunks, break the mesh, have streams and new
-    requests come until it is over. A chunk is no measure of tokens: those that spell half a character bring none."""
+    requests come until it is over; with shared prefixes new ones come before it, too. A chunk is no measure of
+    tokens: those that spell half a character bring none."""
     target, quarter = ready.target, sum_of_chunks(ready.load.streams) // 4
     traffic.start_streams()
+    if plan.traffic.shared_prefix:
+        traffic.start_new()  # long streams pull at their beginning only
     while traffic.chunks < quarter:  # noqa: ASYNC110  an event for each chunk would cost more
         await asyncio.sleep(POLL_S)
     if traffic.streams.requests == len(ready.load.streams):
         raise RpcError("all streams ended before anything was broken; ask for more --tokens")
-    traffic.start_new()
+    if not plan.traffic.shared_prefix:
+        traffic.start_new()
     async with broken(plan.fault, plan.count, target):
         await traffic.end_streams()
-    lacking = await healed(target.directory, before)
+    lacking = await healed(target.directory, before, plan.heal_s)
     await traffic.end_new()
     return lacking
 

@@ -18,7 +18,6 @@ from services.cli.restarting import ROLLING_ORDER, RestartTimeouts, in_rolling_o
 CUT_S = 8.0
 """How long monitors stay silent: longer than reports take to go stale (2 s) and leases to run out (5 s)."""
 POLL_S = 0.2
-HEAL_S = 60.0
 
 START_TIMEOUTS = RestartTimeouts(drain_s=None, start_s=120.0)
 PAUSE_BETWEEN_S = 1.0
@@ -64,7 +63,7 @@ async def broken(fault: Fault, count: int, target: TargetMesh) -> AsyncIterator[
                 send_signal(member, signal.SIGCONT)
 
 
-async def healed(directory: Directory, before: frozenset[str], timeout_s: float = HEAL_S) -> list[str]:
+async def healed(directory: Directory, before: frozenset[str], timeout_s: float) -> list[str]:
     """Wait until nothing is missing in the mesh that was not missing before; returns what still is in the end."""
     try:
         async with asyncio.timeout(timeout_s):

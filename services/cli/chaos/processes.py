@@ -12,7 +12,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def send_signal(member: Member, number: signal.Signals) -> None:
-    """To its process, as it announced it: a number that means another process on another machine.
+    """To its process, as it announced it: a number that means another process on another machine, or in a container.
 
     Raises PeerUnavailable if the process is not on this machine, or no more.
     """
@@ -21,8 +21,13 @@ def send_signal(member: Member, number: signal.Signals) -> None:
         raise PeerUnavailable(
             f"{member.role} {member.member_id} is at {host}, not on this machine: run penstock chaos there"
         )
+    pid = int(member.attributes["pid"])
+    if not {"serve", member.role} <= _arguments(pid):
+        raise PeerUnavailable(
+            f"process {pid} of this machine is not {member.role} {member.member_id}, which is gone or in a container"
+        )
     try:
-        os.kill(int(member.attributes["pid"]), number)
+        os.kill(pid, number)
     except ProcessLookupError as error:
         raise PeerUnavailable(f"the process of {member.role} {member.member_id} is gone") from error
 
@@ -39,6 +44,14 @@ def resident_bytes(pid: int, *, descendants: bool = True) -> int:
         except (OSError, IndexError):
             continue  # it ended meanwhile
     return total
+
+
+def _arguments(pid: int) -> set[str]:
+    """Of a process's command; none where there is no such process."""
+    try:
+        return set((Path("/proc") / str(pid) / "cmdline").read_text(errors="replace").split("\0"))
+    except OSError:
+        return set()
 
 
 def _is_here(host: str) -> bool:

@@ -33,6 +33,8 @@ class SoakPlan:
 
     duration_s: float
     traffic: TrafficPlan
+    heal_s: float
+    """What the mesh is given to be whole again after each fault."""
 
 
 class SoakReport(msgspec.Struct, frozen=True):
@@ -130,12 +132,12 @@ async def _inject_until(end_s: float, plan: SoakPlan, ready: Prepared, traffic: 
         if clock() >= end_s:
             return
         target.say(f"fault {number}: {scheduled.fault}")
-        await _inject(scheduled, ready, progress)
+        await _inject(scheduled, ready, progress, plan.heal_s)
         failed = traffic.streams.failed + traffic.new.failed
         target.say(f"{traffic.streams.requests} streams and {traffic.new.requests} new requests, {failed} failed")
 
 
-async def _inject(scheduled: ScheduledFault, ready: Prepared, progress: _Progress) -> None:
+async def _inject(scheduled: ScheduledFault, ready: Prepared, progress: _Progress, heal_s: float) -> None:
     """Inject one fault and wait until the mesh is whole again. A fault without a target is passed over."""
     progress.faults[scheduled.fault] += 1
     try:
@@ -144,9 +146,8 @@ async def _inject(scheduled: ScheduledFault, ready: Prepared, progress: _Progres
                 await asyncio.sleep(scheduled.hold_s)
     except PenstockError as error:
         progress.unhealed.append(f"{scheduled.fault}: {error}")
-    progress.unhealed += [
-        f"after {scheduled.fault}: {sentence}" for sentence in await healed(ready.target.directory, frozenset())
-    ]
+    lacking = await healed(ready.target.directory, frozenset(), heal_s)
+    progress.unhealed += [f"after {scheduled.fault}: {sentence}" for sentence in lacking]
 
 
 async def _watch_memory(ready: Prepared, running: RunFile | None, samples: MemorySamples) -> None:

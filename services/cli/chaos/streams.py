@@ -16,16 +16,34 @@ from services.cli.replay.completions import request_head
 from services.cli.replay.pool import ConnectionPool, Endpoint
 
 PROMPT_TOKENS = (16, 96)
+"""Of each prompt, behind the prefix that it may share."""
+PREFIXES = 3
+"""Different ones that prompts share."""
 RETRY_S = 0.1
 CONNECT_S = 10.0
 """So long a client tries to find a frontend that takes its request."""
 
 
 @dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A streaming completion request."""
+
+    endpoint: Endpoint
+    fields: dict[str, Any]
+
+    def encoded(self, cache_salt: str = "") -> bytes:
+        """As bytes of HTTP. The answer is the same under any salt, but its KV is looked for under that."""
+        salt = {"cache_salt": cache_salt} if cache_salt else {}
+        body = msgspec.json.encode(self.fields | salt)
+        head = request_head(self.endpoint, "POST", "/v1/completions", "", len(body)).removesuffix(b"\r\n")
+        return head + b"x-penstock-event-ids: true\r\n\r\n" + body
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """A request and the undisturbed answer to it."""
 
-    request: bytes
+    request: CompletionRequest
     expected: Answer
     schema: dict[str, Any] | None = None
     """That the answer has to fit."""
@@ -133,13 +151,15 @@ def completion_requests(
     tokens: int,
     seed: int,
     schema: dict[str, Any] | None = None,
-) -> list[bytes]:
-    """One streaming completion request for each stream, with a random prompt, as bytes of HTTP. `tokens`: that each
-    answer has or, with a `schema`, may have."""
+    shared_prefix: int = 0,
+) -> list[CompletionRequest]:
+    """One request for each stream, with a random prompt. `tokens`: that each answer has or, with a `schema`, may have.
+    `shared_prefix`: tokens that prompts begin with alike, by one of a few prefixes."""
     draw = random.Random(seed)
+    prefixes = [draw.choices(vocabulary, k=shared_prefix) for _ in range(PREFIXES)] if shared_prefix else [[]]
     requests = []
-    for _ in range(streams):
-        prompt = draw.choices(vocabulary, k=draw.randint(*PROMPT_TOKENS))
+    for number in range(streams):
+        prompt = prefixes[number % len(prefixes)] + draw.choices(vocabulary, k=draw.randint(*PROMPT_TOKENS))
         fields = {
             "model": model,
             "prompt": prompt,
@@ -149,21 +169,19 @@ def completion_requests(
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        body = msgspec.json.encode(fields)
-        head = request_head(endpoint, "POST", "/v1/completions", "", len(body)).removesuffix(b"\r\n")
-        requests.append(head + b"x-penstock-event-ids: true\r\n\r\n" + body)
+        requests.append(CompletionRequest(endpoint, fields))
     return requests
 
 
 async def answered(
-    client: Client, requests: Sequence[bytes], deadline_s: float, schema: dict[str, Any] | None = None
+    client: Client, requests: Sequence[CompletionRequest], deadline_s: float, schema: dict[str, Any] | None = None
 ) -> list[Question]:
     """The requests with their right answers. Raises RpcError if there is none, or one that does not fit the schema,
     even while nothing is broken."""
     clock = asyncio.get_running_loop().time
     streams = [Stream(clock) for _ in requests]
     await asyncio.gather(
-        *(client.ask(request, stream, deadline_s) for request, stream in zip(requests, streams, strict=True))
+        *(client.ask(request.encoded(), stream, deadline_s) for request, stream in zip(requests, streams, strict=True))
     )
     questions = [Question(request, stream.answer(), schema) for request, stream in zip(requests, streams, strict=True)]
     for question in questions:

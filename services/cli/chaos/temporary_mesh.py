@@ -41,9 +41,9 @@ async def temporary_mesh(
     """Yields what the mesh tells of itself. The logs of its processes go to the folder `keep_logs`, if any, and are
     deleted otherwise. Raises PeerUnavailable if it does not come up."""
     name, port = f"chaos-{os.getpid()}", _free_ports(kind.frontends)
-    command = [sys.executable, "-m", "services.cli.main", "up", "--name", name, "--port", str(port)]
+    command = [sys.executable, "-m", "services.cli.main", "up", "--mesh", name, "--port", str(port)]
     command += ["--engine", kind.engine, "--workers", str(kind.workers), "--model", CHAOS_MODEL]
-    command += ["--frontends", str(kind.frontends), *kind.options]
+    command += ["--frontends", str(kind.frontends), "--ready-timeout-s", str(ready_timeout_s), *kind.options]
     if kind.engine == "vllm":
         # Other types let the batch that a request happens to share decide between near-equal tokens.
         command += ["--engine-arg", "dtype=float32"]

@@ -25,6 +25,8 @@ class Load:
     """New ones a second; 0: none."""
     deadline_s: float
     """Deadline of each request."""
+    fresh_every: int = 0
+    """After so many requests prompts are asked under another cache salt, so that nobody has their KV; 0: never."""
 
 
 class Traffic:
@@ -37,7 +39,7 @@ class Traffic:
         self._clock = asyncio.get_running_loop().time
         self._stream_tasks: list[asyncio.Task[None]] = []
         self._running: dict[int, Stream] = {}
-        self._ended_chunks = 0
+        self._ended_chunks = self._asked = 0
         self._streams_close = self._new_close = False
         self._asking: set[asyncio.Task[None]] = set()
         """Arrivals and new requests."""
@@ -100,7 +102,10 @@ class Traffic:
 
     async def _ask(self, name: str, question: Question, tally: Tally, running: dict[int, Stream], number: int) -> None:
         stream = running[number] = Stream(self._clock)
-        await self._client.ask(question.request, stream, self._load.deadline_s)
+        fresh_every = self._load.fresh_every
+        salt = f"chaos {self._asked // fresh_every}" if fresh_every else ""
+        self._asked += 1
+        await self._client.ask(question.request.encoded(salt), stream, self._load.deadline_s)
         del running[number]
         if tally is self.streams:
             self._ended_chunks += stream.chunks

@@ -131,6 +131,10 @@ class ChaosReport(msgspec.Struct, frozen=True):
     engine: str
     fault: Fault
     seed: int
+    pulled: int = 0
+    """Prefixes that instances pulled from each other; one that was killed has taken its last count along."""
+    pulls_computed: int = 0
+    """Prefixes that were to be pulled, and were computed."""
 
     @property
     def passed(self) -> bool:
@@ -139,7 +143,16 @@ class ChaosReport(msgspec.Struct, frozen=True):
 
 
 def judge(
-    streams: Tally, new: Tally, *, recovered: int, healed: bool, engine: str, fault: Fault, seed: int
+    streams: Tally,
+    new: Tally,
+    *,
+    recovered: int,
+    healed: bool,
+    engine: str,
+    fault: Fault,
+    seed: int,
+    pulled: int = 0,
+    pulls_computed: int = 0,
 ) -> ChaosReport:
     """The report of a disturbed run."""
     outcomes = streams.outcomes + new.outcomes
@@ -161,6 +174,8 @@ def judge(
         engine=engine,
         fault=fault,
         seed=seed,
+        pulled=pulled,
+        pulls_computed=pulls_computed,
     )
 
 

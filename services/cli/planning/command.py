@@ -9,24 +9,27 @@ import click
 import msgspec
 from rich.console import Console
 
-from controlplane.model.cascade_goal import judgement_s
-from controlplane.planning.cascade.bilevel import PlanRequest, PlanResult, plan
+from controlplane.model.cascade_goal import judgement_s, quality_refusal
+from controlplane.planning.cascade.bilevel import PlanRequest, PlanResult
+from controlplane.planning.cascade.labels import with_labels
 from controlplane.planning.cascade.observed import summary_of_sample
 from controlplane.planning.cascade.plan import CascadePlan, cascade_plan, decode_plan, encode_plan
+from controlplane.planning.cascade.promise import plan_as_asked
 from controlplane.planning.cascade.sample import CascadeSample
 from controlplane.planning.cascade.search import pareto_front
-from controlplane.planning.cascade.workload import read_workload
+from controlplane.planning.cascade.workload import WorkloadWindow, read_window, sample_of_window
 from controlplane.planning.instance_profile import InstanceProfile
 from mesh.errors import ConfigurationError, TraceError
 from services.cli.finite_range import FiniteRange
 from services.cli.planning import live
 from services.cli.planning.export import compose_override, helm_values, judges_for
-from services.cli.planning.minimise_option import latency_options
+from services.cli.planning.goal_options import judge_gpu_option, latency_options, probability_option
 from services.cli.planning.pareto_plot import draw_pareto_front
 from services.cli.planning.plan_table import plan_table
 from services.cli.planning.tables_file import read_tables, write_tables
 from services.cli.profiling.profile_file import read_profile
 from services.cli.report_output import STDOUT, check_outputs, print_notices
+from services.cli.terminal_table import print_table
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.make_plan import parse_tier, profile_keys
 from simulator.cascade.tier import Tier
@@ -45,7 +48,8 @@ def command() -> None:
     help="Sampled requests with their judge scores on every tier (docs/cascade.md has the form).",
 )
 @click.option("--gpus", type=click.IntRange(1, 4096), required=True, help="Of all tiers together.")
-@click.option("--quality", type=FiniteRange(0, 100), help="Reach this mean score as fast as possible.")
+@click.option("--quality", type=FiniteRange(0, 100), help="Hold this mean quality as fast as possible.")
+@probability_option
 @latency_options
 @click.option(
     "--tier",
@@ -56,19 +60,28 @@ def command() -> None:
     help="One for each model of the workload, smallest first; MODEL and DEVICE as in the catalogue, NAME as clients "
     "and the workload call it; of several FILEs each is the profile of another shape of replica.",
 )
+@click.option(
+    "--labels",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What people, or anybody else, say of the workload's answers: lines of "
+    '{"request_id": "...", "quality": [0, 100]}, one quality for each tier, null where nobody says.',
+)
 @click.option("--rate", type=FiniteRange(min=0, min_open=True), help="Requests/s, instead of the workload's.")
 @click.option(
     "--judge",
     default="",
     help="Whose scores the workload has, as in `penstock cascade set`: the plan is applied to no cascade with another "
-    "judge, and the planner compares what comes with this workload.",
+    "judge, and the planner compares what comes with this workload.  [default: as the workload says]",
 )
 @click.option(
     "--judge-s",
     type=FiniteRange(min=0),
     help="One judgement takes.  [default: 0 with --judge confidence or exact, else 1]",
 )
-@click.option("--name", default="penstock-cascade", show_default=True, help="The virtual model.")
+@judge_gpu_option
+@click.option(
+    "--cascade", "name", default="penstock-cascade", show_default=True, help="The virtual model that it is a plan of."
+)
 @click.option(
     "--tables",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -90,6 +103,7 @@ def command() -> None:
 def cascade(
     workload: Path,
     tiers: tuple[str, ...],
+    labels: Path | None,
     tables: Path | None,
     json_path: str | None,
     plot_path: Path | None,
@@ -101,7 +115,10 @@ def cascade(
     0 planned, 1 no plan meets what was asked, 2 used wrongly.
     """
     check_outputs(json_path, plot_path)
-    names, sample = _workload(workload, options["rate"])
+    window, sample = _workload(workload, labels, options["rate"])
+    names, judge = window.models, options["judge"] or window.judge
+    if refusal := quality_refusal(judge, sample.quality is not None):
+        raise ConfigurationError(refusal)
     of_tiers = [_named_tier(text, options["gpus"]) for text in tiers]
     if tuple(name for name, _ in of_tiers) != names:
         raise click.UsageError(
@@ -112,8 +129,9 @@ def cascade(
         gpus=options["gpus"],
         quality=options["quality"],
         latency_s=options["latency_s"],
-        judge_s=judgement_s(options["judge"]) if options["judge_s"] is None else options["judge_s"],
+        judge_s=judgement_s(judge) if options["judge_s"] is None else options["judge_s"],
         minimise=options["minimise"],
+        judge_gpu_s=options["judge_gpu_s"],
     )
     known = read_tables(tables)
     console = Console(stderr=True)
@@ -123,10 +141,15 @@ def cascade(
             [model for _, model in of_tiers],
             seed=options["seed"],
             known=known,
-            heard=lambda key: status.update(f"simulating {key.rsplit('/', 2)[0].replace('/', ', ')}"),
+            # How many tables the search needs is known when it ends, so no estimate can be given.
+            heard=lambda key: status.update(
+                f"table {curves.simulated + 1}: simulating {key.rsplit('/', 2)[0].replace('/', ', ')}"
+            ),
         )
         started_s = time.perf_counter()
-        planned = plan(sample, curves, request)
+        planned, promise = plan_as_asked(
+            sample, curves, request, options["probability"], window.label or judge, options["seed"]
+        )
         seconds = time.perf_counter() - started_s
     write_tables(tables, curves.measured)
     made = cascade_plan(
@@ -137,11 +160,11 @@ def cascade(
         gpus=request.gpus,
         quality_target=request.quality,
         latency_target_s=request.latency_s,
+        promise=promise,
+        calibrations=sample.calibrations(),
     )
-    if options["judge"]:
-        made = msgspec.structs.replace(
-            made, judge=options["judge"], workload=summary_of_sample(sample, planned.thresholds)
-        )
+    if judge:
+        made = msgspec.structs.replace(made, judge=judge, workload=summary_of_sample(sample, planned.thresholds))
     print_notices([f"planned in {seconds:.1f} s, {curves.simulated} tables simulated, {len(planned.scores)} rounds"])
     _write(made, planned, json_path, plot_path)
 
@@ -170,15 +193,24 @@ for _live in (live.goal, live.show, live.apply):
     command.add_command(_live)
 
 
-def _workload(path: Path, rate_per_s: float | None) -> tuple[tuple[str, ...], CascadeSample]:
+def _workload(path: Path, labels: Path | None, rate_per_s: float | None) -> tuple[WorkloadWindow, CascadeSample]:
     try:
         with path.open("rb") as lines:
-            names, sample = read_workload(lines)
+            window = read_window(lines)
     except (TraceError, ConfigurationError) as error:
         raise click.BadParameter(str(error), param_hint="--workload") from error
+    if labels is not None:
+        try:
+            with labels.open("rb") as lines:
+                window = with_labels(window, lines, labels.name)
+        except TraceError as error:
+            raise click.BadParameter(str(error), param_hint="--labels") from error
     if rate_per_s is not None:
-        sample = replace(sample, rate_per_s=rate_per_s)
-    return names, sample
+        window = replace(window, rate_per_s=rate_per_s)
+    try:
+        return window, sample_of_window(window)
+    except (TraceError, ConfigurationError) as error:
+        raise click.BadParameter(str(error), param_hint="--workload") from error
 
 
 def _write(made: CascadePlan, planned: PlanResult, json_path: str | None, plot_path: Path | None) -> None:
@@ -189,7 +221,7 @@ def _write(made: CascadePlan, planned: PlanResult, json_path: str | None, plot_p
         return
     if json_path is not None:
         Path(json_path).write_bytes(encode_plan(made) + b"\n")
-    Console().print(plan_table(made))
+    print_table(plan_table(made))
 
 
 def _profiles_in(text: str) -> dict[str, InstanceProfile]:

@@ -21,14 +21,15 @@ async def read_deployments(store: StateStore) -> list[DeploymentStatus]:
         except msgspec.MsgspecError as error:
             log.warning("a deployment record cannot be read", extra={"key": entry.key, "error": str(error)})
             continue
-        if record.plans:
+        if record.plans or record.waiting:
             found.append(record)
     return found
 
 
 def deployment_status(record: DeploymentStatus) -> dict[str, Any]:
     """For `--json`: what runs against all plans that the supervisor follows."""
-    return {**msgspec.to_builtins(record), "is_reached": record.is_reached}
+    absent: dict[str, Any] = {"missing": [], "leaving": [], "gpu_kind": "", "waiting": {}}
+    return {**absent, **msgspec.to_builtins(record), "is_reached": record.is_reached}
 
 
 def deployments_of(
@@ -44,6 +45,7 @@ def deployments_of(
                 plans={cascade: followed},
                 missing=tuple(each for each in record.missing if each.model in models),
                 leaving=tuple(name for name in record.leaving if name.rpartition("-")[0] in models),  # MODEL-NUMBER
+                waiting={name: why for name, why in record.waiting.items() if name.rpartition("-")[0] in models},
             )
             status = deployment_status(of_models)
             found.append({**status, "is_reached": of_models.is_reached and followed in (0, revision)})
@@ -62,10 +64,10 @@ def lines_of_deployment(deployment: dict[str, Any]) -> list[str]:
     where = f"instances of penstock up {deployment['supervisor']}"
     if deployment["is_reached"]:
         return [f"{where}: as planned"]
-    lines = [f"{where}: NOT as planned"]
+    lines = [f"{where}: NOT as planned" if deployment["plans"] else f"{where}: NOT all run"]
     for missing in deployment["missing"]:
         pipeline = f", PP={missing['pp']}" if missing["pp"] > 1 else ""
         lines.append(f"  lacks {missing['count']} {missing['model']} (TP={missing['tp']}{pipeline}): {missing['why']}")
     if deployment["leaving"]:
         lines.append(f"  not planned and not yet gone: {', '.join(deployment['leaving'])}")
-    return lines
+    return lines + [f"  {name} waits: {why}" for name, why in sorted(deployment["waiting"].items())]

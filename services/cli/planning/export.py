@@ -20,15 +20,30 @@ MAX_NAME: Final = 40
 """Characters of a worker's name in the chart, which puts the release's name before it."""
 
 
-_STORE: Final = {"PENSTOCK_STORE": "${PENSTOCK_STORE:-etcd://etcd:2379}"}
+_LABELLING: Final = ("exact", "model", "endpoint", "preference")
+_MEMBER: Final = {
+    "PENSTOCK_STORE": "${PENSTOCK_STORE:-etcds://etcd:2379}",
+    "PENSTOCK_IDENTITY": "${PENSTOCK_IDENTITY:-/identity}",
+}
+_HARDENED: Final[dict[str, Any]] = {
+    "init": True,
+    "read_only": True,
+    "tmpfs": ["/tmp"],
+    "cap_drop": ["ALL"],
+    "security_opt": ["no-new-privileges:true"],
+    "logging": {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}},
+}
 _WORKER: Final[dict[str, Any]] = {
+    **_HARDENED,
     "restart": "unless-stopped",
+    "tmpfs": ["/tmp:exec", "/home/penstock:exec"],
+    "shm_size": "2gb",
     "depends_on": {"etcd": {"condition": "service_healthy"}},
     "stop_grace_period": "40s",
     "image": "penstock/worker-gpu",
     "build": {"context": "..", "dockerfile": "deploy/Dockerfile.worker-gpu"},
-    "environment": {**_STORE, "PENSTOCK_SERVE_WORKER_ENGINE": "${PENSTOCK_ENGINE:-vllm}"},
-    "volumes": ["${PENSTOCK_MODELS_DIR:-../demo/models}:/models:ro"],
+    "environment": {**_MEMBER, "PENSTOCK_SERVE_WORKER_ENGINE": "${PENSTOCK_ENGINE:-vllm}"},
+    "volumes": ["identity-worker:/identity:ro", "${PENSTOCK_MODELS_DIR:-../demo/models}:/models:ro"],
 }
 """The `worker-gpu` of deploy/compose.yaml, whose published port only one service can have, so none extends it."""
 
@@ -87,6 +102,7 @@ def helm_values(plan: CascadePlan, judges: Sequence[str] = ()) -> str:
         "tiers": [tier.model for tier in plan.tiers],
         "thresholds": list(plan.thresholds),
         **({"judges": list(judges)} if judges else {}),
+        **({"label": label} if (label := _label_of(plan)) else {}),
     }
     story = (
         "helm upgrade --install penstock deploy/helm/penstock -f THIS_FILE",
@@ -96,16 +112,25 @@ def helm_values(plan: CascadePlan, judges: Sequence[str] = ()) -> str:
     return _header(plan, *story) + yaml.safe_dump({"cascade": cascade, "workers": workers}, sort_keys=False, width=120)
 
 
+def _label_of(plan: CascadePlan) -> str:
+    """The judge that labelled the samples of the plan and can go on with it; empty: none did, or people did."""
+    label = "" if plan.promise is None else plan.promise.label
+    return label if label != plan.judge and label.partition(":")[0] in _LABELLING else ""
+
+
 def _setting_up(plan: CascadePlan, judges: Sequence[str]) -> dict[str, Any]:
     """What the chart's Job does: `penstock cascade set`, until the cascade router is there."""
     options = [f"--tier={tier.model}" for tier in plan.tiers]
     options += [f"--threshold={threshold}" for threshold in plan.thresholds]
     options += [f"--judge={judge}" for judge in judges]
+    options += [f"--label={label}"] if (label := _label_of(plan)) else []
     return {
+        **deepcopy(_HARDENED),
         "image": "penstock/controlplane",
         "command": [part.replace("$", "$$") for part in ("cascade", "set", *options, "--", plan.name)],
-        "environment": dict(_STORE),
-        "depends_on": {"cascade": {"condition": "service_started"}},
+        "environment": dict(_MEMBER),
+        "volumes": ["identity-operator:/identity:ro"],
+        "depends_on": {"cascade": {"condition": "service_healthy"}},
         "restart": "on-failure:30",
     }
 
@@ -123,9 +148,19 @@ def _service(tier: PlannedTier, replicas: PlannedReplicas, name: str, port: int,
             *("--model-path", f"/models/{tier.model}", *options),
         ],
         "ports": [f"127.0.0.1:{port}:{FIRST_PORT}"],
+        "healthcheck": _ready(FIRST_PORT + 1),
         "networks": {"default": {"aliases": [PLANNED_WORKERS]}},
         "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
     }
+
+
+def _ready(metrics_port: int) -> dict[str, Any]:
+    look = (
+        f"import socket; c = socket.create_connection(('127.0.0.1', {metrics_port}), 5); "
+        "c.send(b'GET /ready HTTP/1.0\\r\\n\\r\\n'); raise SystemExit(b' 200 ' not in c.recv(32))"
+    )
+    test = ["CMD", "python", "-ISc", look]
+    return {"interval": "5s", "timeout": "10s", "retries": 3, "start_period": "1800s", "test": test}
 
 
 def _plain(model: str) -> str:

@@ -7,6 +7,7 @@ from controlplane.planning.cascade.latency import IN_WORDS
 from controlplane.planning.cascade.plan import CascadePlan
 from controlplane.planning.cascade.search import Point
 from simulator.report.plot import require_matplotlib
+from simulator.report.plot_style import use_log_scale
 
 
 def draw_pareto_front(path: Path, points: Sequence[Point], front: Sequence[Point], plan: CascadePlan) -> None:
@@ -27,10 +28,10 @@ def draw_pareto_front(path: Path, points: Sequence[Point], front: Sequence[Point
     if plan.quality_target is not None:
         axes.axvline(plan.quality_target, linestyle="--", color="grey", label="quality asked for")
     if plan.latency_target_s is not None:
-        axes.axhline(plan.latency_target_s, linestyle="--", color="grey", label="latency asked for")
+        axes.axhline(plan.latency_target_s, linestyle=":", color="grey", label="latency asked for")
     axes.set_xlabel("quality (mean score of accepted answers)")
     axes.set_ylabel(f"latency, {IN_WORDS[plan.minimise]} (s)")
-    axes.set_yscale("log")
+    use_log_scale(axes, "y")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
     axes.set_title(f"{plan.name}: {plan.gpus} GPUs, {plan.rate_per_s:g} requests/s")

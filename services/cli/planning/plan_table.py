@@ -11,16 +11,17 @@ def plan_table(plan: CascadePlan) -> Table:
     """A row for each tier; targets and what is expected in the title."""
     table = Table(
         title=f"{plan.name}: {_asked(plan)} at {plan.rate_per_s:g} requests/s on {plan.gpus} GPUs",
-        caption=f"expected: quality {plan.quality:.1f}, {_latencies(plan)}; "
-        f"{plan.gpus - sum(tier.gpus for tier in plan.tiers)} GPUs stay free",
+        caption=f"{_promised(plan)}expected: quality {plan.quality:.1f}, {_latencies(plan)}; {_left(plan)}",
     )
-    for name in ("tier", "accepts from", "share", "GPUs", "replicas", "p95 (s)", "mean (s)"):
+    for name in ("tier", "accepts from", "right there", "share", "GPUs", "replicas", "p95 (s)", "mean (s)"):
         table.add_column(name, justify="left" if name in ("tier", "replicas") else "right")
-    accepts = [*map(accepted_from, plan.thresholds), "all"]
-    for tier, threshold in zip(plan.tiers, accepts, strict=True):
+    for tier, threshold in zip(plan.tiers, (*plan.thresholds, 0.0), strict=True):
         replicas = " + ".join(map(_replicas, tier.replicas)) or "-"
         seconds = (_seconds(tier, latency_s) for latency_s in (tier.p95_s, tier.mean_s))
-        table.add_row(tier.model, threshold, f"{tier.share:.1%}", str(tier.gpus), replicas, *seconds)
+        right = _right_at(tier, threshold)
+        table.add_row(
+            tier.model, accepted_from(threshold), right, f"{tier.share:.1%}", str(tier.gpus), replicas, *seconds
+        )
     return table
 
 
@@ -29,6 +30,30 @@ def accepted_from(threshold: float) -> str:
     if threshold > MAX_SCORE:
         return "skipped"
     return f"{threshold:.1f}" if threshold > 0 else "all"
+
+
+def _right_at(tier: PlannedTier, threshold: float) -> str:
+    """The chance that an answer at the threshold is right, and by how many labelled answers that is known."""
+    if tier.calibration is None or not 0 < threshold <= MAX_SCORE:
+        return "-"
+    return f"{tier.calibration.at(threshold):.0%} ({tier.calibration.samples})"
+
+
+def _promised(plan: CascadePlan) -> str:
+    promise = plan.promise
+    if promise is None:
+        return ""
+    by = f" by {promise.label}" if promise.label else ""
+    return (
+        f"promised: at least {promise.quality:g} with {promise.probability:g} % ({promise.tested:.1f} on "
+        f"{promise.samples} requests apart, labelled{by}); "
+    )
+
+
+def _left(plan: CascadePlan) -> str:
+    free = plan.gpus - plan.judge_gpus - sum(tier.gpus for tier in plan.tiers)
+    judging = f"{plan.judge_gpus} GPUs judge {plan.judged_per_s:.2g} answers/s, " if plan.judge_gpus else ""
+    return f"{judging}{free} GPUs stay free"
 
 
 def _asked(plan: CascadePlan) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
 from engine_worker.engine_args import engine_settings
@@ -19,6 +19,7 @@ from mesh.runtime import SystemClock
 from services.cli.predictor.collecting import Collector, CollectProgress
 from services.cli.predictor.prompts import prompt_source, tokenised_prompts
 from services.cli.supervisor.local_mesh import parse_model
+from services.cli.time_columns import time_columns
 from services.frontend.text.model_text import ModelText
 from services.predictor.dataset import DatasetDescription, DatasetFolder
 
@@ -155,8 +156,7 @@ async def _show(progress: CollectProgress) -> None:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("requests, {task.fields[samples]} samples"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        *time_columns(),
     )
     with Progress(*columns, console=console, auto_refresh=False) as drawn:
         bar = drawn.add_task("", total=progress.requests, samples=0)

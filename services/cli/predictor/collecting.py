@@ -37,10 +37,14 @@ class CollectProgress:
 class _Open:
     number: int
     prompt: tuple[int, ...]
-    generated: int = 0
+    token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
     ended_s: float = 0.0
     states: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+
+    @property
+    def generated(self) -> int:
+        return len(self.token_ids)
 
 
 class Collector:
@@ -119,7 +123,7 @@ class Collector:
             request = self._open.get(delta.request_id)
             if request is None:
                 continue
-            request.generated += len(delta.token_ids)
+            request.token_ids += delta.token_ids
             if delta.finish_reason is not None:
                 request.reason, request.ended_s = delta.finish_reason, self._clock()
                 self._close_if_complete(delta.request_id, request)
@@ -163,7 +167,7 @@ class Collector:
             generated = tuple(sorted(request.states))
             was_cut = request.reason is FinishReason.LENGTH
             states = np.stack([request.states[count] for count in generated])
-            kept = CollectedRequest(request.prompt, request.generated, was_cut, generated, states)
+            kept = CollectedRequest(request.prompt, tuple(request.token_ids), was_cut, generated, states)
             progress.samples += len(generated)
             progress.missing_samples += self._expected(request) - len(generated)
             progress.output_tokens += request.generated

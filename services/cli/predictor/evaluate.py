@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from mesh.errors import ConfigurationError
 from services.cli.predictor.options import check_fits, check_plots, data_option, output_options, read_dataset
+from services.cli.terminal_table import fitted, output_console
 from services.predictor.artefact import load_artefact
 from services.predictor.evaluation import EvaluationReport
 from services.predictor.report import evaluate
@@ -45,11 +45,11 @@ def print_report(report: EvaluationReport, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(report))
         return
-    console = Console()
+    console = output_console()
     table = Table("method", "MAE (tokens)", title=f"{report.artefact}, held-out requests", title_justify="left")
     for name, mae in sorted(report.mae_tokens.items(), key=lambda entry: entry[1]):
         table.add_row(name, f"{mae:.2f}")
-    console.print(table)
+    console.print(fitted(table, console.width))
     console.print(
         f"{report.change_percent:+.1f} % against the best baseline ({report.best_baseline}); {report.requests['test']} "
         f"requests and {report.samples['test']} samples held out, {report.mean_remaining_tokens:.1f} tokens to come on "

@@ -10,13 +10,14 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from controlplane.prediction.length_baselines import LengthBaseline
 from controlplane.prediction.length_features import INPUTS, Inputs, features
 from controlplane.prediction.length_samples import LengthSamples
 from services.cli.predictor.evaluate import print_report
 from services.cli.predictor.options import check_device, check_plots, data_option, output_options, read_dataset
+from services.cli.time_columns import time_columns
 from services.predictor.artefact import FORMAT, Artefact, ArtefactMetadata, TrainingRecord, load_artefact, save_artefact
 from services.predictor.dataset import Dataset
 from services.predictor.evaluation import EvaluationReport
@@ -225,7 +226,7 @@ def _progress(epochs: int, title: str = "training") -> Iterator[Any]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("epochs, validation MAE {task.fields[mae]:.2f} tokens"),
-        TimeElapsedColumn(),
+        *time_columns(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as drawn:
         bar = drawn.add_task("", total=epochs, mae=float("nan"))

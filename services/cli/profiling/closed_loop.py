@@ -1,7 +1,7 @@
 """Keep a number of requests in flight on one instance for a while, and note what became of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import msgspec
@@ -49,13 +49,30 @@ class ClosedLoop:
         while not any(delta.finish_reason for delta in await self._session.next_deltas()):
             continue
 
-    async def measure(self, configuration: Configuration) -> Measured:
-        """Run a configuration for its time, then take back what still runs. Raises what the session raises."""
+    async def measure_in_turns(self, configurations: Sequence[Configuration], turns: int) -> list[Measured]:
+        """What `measure` gives of each, its time cut into so many turns."""
+        parts: dict[Configuration, list[Measured]] = {each: [] for each in configurations}
+        for _ in range(turns):
+            for configuration, measured in parts.items():
+                measured.append(await self.measure(configuration, self._bounds.seconds / turns))
+        return [
+            Measured(
+                configuration,
+                tuple(step for part in measured for step in part.steps),
+                tuple(sample for part in measured for sample in part.qoe),
+                tuple(point for part in measured for point in part.ttft),
+            )
+            for configuration, measured in parts.items()
+        ]
+
+    async def measure(self, configuration: Configuration, seconds: float | None = None) -> Measured:
+        """Run a configuration for its time (None: that of the bounds), then take back what still runs. Raises what the
+        session raises."""
         rng = np.random.default_rng((self._bounds.seed, configuration.shortest_tokens, configuration.batch))
         steps: list[StepSample] = []
         watcher = asyncio.create_task(self._watch(steps))
         try:
-            finished = await self._run(configuration, rng)
+            finished = await self._run(configuration, rng, seconds or self._bounds.seconds)
             await asyncio.sleep(SETTLE_S)
         finally:
             watcher.cancel()
@@ -70,27 +87,38 @@ class ClosedLoop:
         async for sample in self._session.steps():
             steps.append(sample)
 
-    async def _run(self, configuration: Configuration, rng: np.random.Generator) -> list[FinishedRequest]:
+    async def _run(
+        self, configuration: Configuration, rng: np.random.Generator, seconds: float
+    ) -> list[FinishedRequest]:
         lifetimes, finished = Lifetimes(), list[FinishedRequest]()
-        ends_s = self._clock() + self._bounds.seconds
-        for _ in range(configuration.batch):
+        ends_s = self._clock() + seconds
+        # The first is the longest, where there is one, and so is who takes its place.
+        longest_id = await self._submit(configuration, rng, lifetimes, is_longest=configuration.longest_tokens > 0)
+        for _ in range(configuration.batch - 1):
             await self._submit(configuration, rng, lifetimes)
         while self._clock() < ends_s or not finished:
             for delta in await self._session.next_deltas():
                 ended = self._take(delta, lifetimes)
                 if delta.finish_reason:
                     finished += [ended] if ended is not None else []
-                    await self._submit(configuration, rng, lifetimes)
+                    if configuration.longest_tokens and delta.request_id == longest_id:
+                        longest_id = await self._submit(configuration, rng, lifetimes, is_longest=True)
+                    else:
+                        await self._submit(configuration, rng, lifetimes)
         await self._take_back(lifetimes)
         return finished
 
-    async def _submit(self, configuration: Configuration, rng: np.random.Generator, lifetimes: Lifetimes) -> None:
-        lengths = draw_lengths(configuration, self._bounds, rng)
+    async def _submit(
+        self, configuration: Configuration, rng: np.random.Generator, lifetimes: Lifetimes, *, is_longest: bool = False
+    ) -> str:
+        """Send one request and tell its id."""
+        lengths = draw_lengths(configuration, self._bounds, rng, is_longest=is_longest)
         request_id = f"profile-{next(self._names)}"
         # Drawn anew in every run: a prompt that the instance has cached would cost it nothing.
         prompt = self._prompts.integers(self._tokens.first, self._tokens.end, lengths.prompt_tokens).tolist()
         lifetimes.submitted(request_id, lengths.prompt_tokens, self._clock() * 1000)
         await self._session.generate(request_id, prompt, lengths.answer_tokens)
+        return request_id
 
     def _take(self, delta: request_pb2.TokenDelta, lifetimes: Lifetimes) -> FinishedRequest | None:
         now_ms = self._clock() * 1000

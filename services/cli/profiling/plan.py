@@ -38,6 +38,15 @@ class Configuration(msgspec.Struct, frozen=True):
     """Shortest total of prompt and answer."""
     below_tokens: int
     batch: int
+    longest_tokens: int = 0
+    """Of one request of the batch, whatever the bucket; 0: there is none like that."""
+
+
+class UnevenPair(msgspec.Struct, frozen=True):
+    """Two batches of the same size and total: one of equal lengths, one in which one request has half of the tokens."""
+
+    even: Configuration
+    uneven: Configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +80,30 @@ def configurations(bounds: ProfileBounds, sizes: InstanceSizes) -> tuple[Configu
     return tuple(planned)
 
 
-def draw_lengths(configuration: Configuration, bounds: ProfileBounds, rng: np.random.Generator) -> Lengths:
+def uneven_pairs(bounds: ProfileBounds, sizes: InstanceSizes) -> tuple[UnevenPair, ...]:
+    """For batches of 4, 16, 64... as far as the others of the batch are no shorter than the shortest bucket's half."""
+    longest = min(bounds.longest_tokens, sizes.max_model_len_tokens, sizes.kv_tokens // 2)
+    pairs: list[UnevenPair] = []
+    batch = 4
+    while batch <= min(bounds.largest_batch, sizes.max_batch_requests):
+        mean, short = 2 * longest // batch, longest // (batch - 1)
+        if 2 * short < bounds.shortest_tokens:
+            break
+        uneven = Configuration(short, short + 1, batch, longest_tokens=longest)
+        pairs.append(UnevenPair(Configuration(mean, mean + 1, batch), uneven))
+        batch *= 4
+    return tuple(pairs)
+
+
+def draw_lengths(
+    configuration: Configuration, bounds: ProfileBounds, rng: np.random.Generator, *, is_longest: bool = False
+) -> Lengths:
     """Draw a request of a configuration: its total length anywhere in the bucket, a tenth to a half of it the answer,
-    within the bounds."""
+    within the bounds. Where all are equally long, as in an `UnevenPair`, answers are as long as the bounds allow, so
+    that most steps decode the whole batch. `is_longest`: the one that has `longest_tokens`."""
     total = int(rng.integers(configuration.shortest_tokens, configuration.below_tokens))
-    answer = int(total * rng.uniform(0.1, 0.5))
+    total = configuration.longest_tokens if is_longest else total
+    is_pair = configuration.below_tokens == configuration.shortest_tokens + 1
+    answer = int(total * (0.5 if is_pair else rng.uniform(0.1, 0.5)))
     answer = min(max(2, answer), bounds.most_answer_tokens)
     return Lengths(total - answer, answer)

@@ -54,6 +54,16 @@ def profile_rows(profiles: Sequence[InstanceProfile]) -> list[tuple[str, ...]]:
             f"{profile.qoe.relative_error:.1%} (static {profile.qoe.static_relative_error:.1%})",
             f"{profile.ttft.prefill_ms(1000):,.1f}",
             f"{profile.decode_points[0].step_ms:,.2f}" if profile.decode_points else "-",
+            _unevenness(profile),
         )
         for profile in profiles
     ]
+
+
+def _unevenness(profile: InstanceProfile) -> str:
+    """Of the largest batch."""
+    if not profile.unevenness:
+        return "-"
+    point = profile.unevenness[-1]
+    more = point.uneven_ms / point.level_ms - 1
+    return f"{more:+.1%} +- {point.error_ms / point.level_ms:.1%} at {point.requests}"

@@ -11,13 +11,15 @@ from mesh.errors import ConfigurationError, PeerUnavailable
 from mesh.membership import Directory, Member
 from services.cli.profiling.closed_loop import ClosedLoop, Measured
 from services.cli.profiling.fitting import fit_profile
-from services.cli.profiling.plan import Configuration, ProfileBounds, configurations
+from services.cli.profiling.plan import Configuration, ProfileBounds, configurations, uneven_pairs
 from services.cli.profiling.samples_file import ProfiledInstance, SamplesFile
 from services.cli.profiling.worker_session import WorkerSession, worker_session
 from simulator.traces.prompt import TokenRange
 
 OnProgress = Callable[[Configuration | None, int, int], None]
 """The configuration that is about to run (None: all are done), how many are done, and how many there are."""
+PAIR_TURNS = 3
+"""What is compared is measured in turns: a machine that gets slower meanwhile slows both."""
 _FALLBACK_TOKENS = TokenRange(3, 500)
 
 
@@ -77,13 +79,20 @@ async def measure_instance(
         await _check_idle(session, in_use)
         profiled = ProfiledInstance(session.engine, session.model, session.device, session.sizes, bounds, shape)
         samples = SamplesFile(samples_path, profiled)
-        planned = configurations(bounds, session.sizes)
+        pairs = uneven_pairs(bounds, session.sizes)
+        alone = configurations(bounds, session.sizes)
+        planned = (*alone, *(each for pair in pairs for each in (pair.even, pair.uneven)))
         loop = ClosedLoop(session, bounds, _tokens(session), time.monotonic)
         await loop.warm_up()
-        for done, configuration in enumerate(planned):
+        for done, configuration in enumerate(alone):
             if configuration not in samples.measured:
                 on_progress(configuration, done, len(planned))
                 samples.add(await loop.measure(configuration))
+        for number, pair in enumerate(pairs):
+            if pair.even not in samples.measured or pair.uneven not in samples.measured:
+                on_progress(pair.even, len(alone) + 2 * number, len(planned))
+                for measured in await loop.measure_in_turns((pair.even, pair.uneven), PAIR_TURNS):
+                    samples.add(measured)
         on_progress(None, len(planned), len(planned))
     return profiled, [samples.measured[configuration] for configuration in planned]
 

@@ -13,8 +13,8 @@ from controlplane.planning.instance_profile import InstanceSizes
 from mesh.errors import PeerUnavailable, RequestRefused
 from mesh.membership import Member
 from mesh.rpc.client import open_channel, rpc_error
-from mesh.runtime import GrpcTransport
 from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
+from services.cli.connection import AS_OPERATOR
 
 CALL_DEADLINE_S = 5.0
 SILENCE_S = 120.0
@@ -110,7 +110,7 @@ class WorkerSession:
 async def worker_session(member: Member) -> AsyncIterator[WorkerSession]:
     """Connect to a worker. Raises RpcError."""
     name = f"worker {member.member_id} at {member.address}"
-    async with open_channel(GrpcTransport(), member.address) as channel:
+    async with open_channel(AS_OPERATOR, member.address, member.role) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         try:
             description = await stub.Describe(worker_pb2.DescribeRequest(), timeout=CALL_DEADLINE_S)

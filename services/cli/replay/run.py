@@ -1,18 +1,18 @@
 """One replay from start to end: look through the trace, ask the endpoint for its model, send, watch."""
 
 import asyncio
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from services.cli.replay.completions import CompletionForm, ServedModel, complete, served_model
 from services.cli.replay.open_loop import LoopClock, ReplayLog, replay
 from services.cli.replay.pool import ConnectionPool, Endpoint
+from services.cli.time_columns import time_columns
 from simulator.report.outcome import RequestOutcome
 from simulator.traces.prompt import TokenRange
 from simulator.traces.request import TraceRequest
@@ -26,7 +26,6 @@ FIRST_TOKEN_ID = 3
 MODELS_DEADLINE_S = 10.0
 REFRESH_S = 0.25
 """Of the progress bar."""
-SPARE_FILES = 64
 """Open files that are not connections of the replay."""
 
 
@@ -130,16 +129,6 @@ class Replay:
             await asyncio.wait([watcher])
 
 
-def allow_open_files(connections: int) -> int:
-    """Raise the process's limit of open files for so many connections; returns how many it really allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, soft - SPARE_FILES))
-
-
 def _runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
@@ -158,7 +147,7 @@ async def _show_progress(log: ReplayLog, requests_total: int) -> None:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("ended, {task.fields[in_flight]} in flight, {task.fields[errors]} errors"),
-        TimeElapsedColumn(),
+        *time_columns(),
     )
     with Progress(*columns, console=console, auto_refresh=False) as progress:
         bar = progress.add_task("", total=requests_total, in_flight=0, errors=0)

@@ -14,7 +14,7 @@ from services.cli.simulation.costs import cost_options, costs_of, instance_of
 from services.cli.simulation.plan import PolicyChoice, SimulationPlan, planned_requests
 from services.cli.simulation.rescheduling import ReschedulerChoice
 from services.cli.trace_options import no_requests, recipe_of
-from simulator.cluster.config import ClusterConfig, Failure, InstanceSpec, KvLinkConfig
+from simulator.cluster.config import ClusterConfig, Failure, InstanceSpec, KvLinkConfig, KvReuseConfig
 from simulator.instance.config import InstanceConfig
 from simulator.traces.request import TraceRequest
 
@@ -61,8 +61,8 @@ _OPTIONS = (
         default="off",
         show_default=True,
         metavar="MODE[:PARAMETER=VALUE,...]",
-        help="What running requests are moved by: off, current, predicted (with a model of prediction errors) or "
-        "oracle (with their true lengths).",
+        help="What running requests are moved by: off, current, predicted or trajectories (both with a model of "
+        "prediction errors), or oracle (predicted, with their true lengths).",
     ),
     click.option(
         "--prefill-instances",
@@ -100,6 +100,21 @@ _OPTIONS = (
         show_default=True,
         help="KV transfers of an instance at once.",
     ),
+    click.option("--prefix-pull", is_flag=True, help="Let instances pull cached prefixes from each other."),
+    click.option(
+        "--host-kv-factor",
+        type=FiniteRange(min=0, max=1000),
+        default=0.0,
+        show_default=True,
+        help="KV that a host's memory keeps, in multiples of what its instances' GPUs do.",
+    ),
+    click.option(
+        "--host-instances",
+        type=_COUNT,
+        default=KvReuseConfig().host_instances,
+        show_default=True,
+        help="Instances on a host.",
+    ),
     click.option(
         "--fail",
         "failures",
@@ -123,8 +138,10 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
     return ClusterConfig(
         instances=options["instances"],
         instance=instance,
+        profiled=None if (profile := costs_of(options).profile) is None else profile.step_costs,
         specs=_specs_of(options, instance),
         link=KvLinkConfig(options["kv_latency_ms"], options["kv_gib_per_s"], options["kv_parallel"]),
+        kv_reuse=KvReuseConfig(options["prefix_pull"], options["host_kv_factor"], options["host_instances"]),
         report_interval_ms=options["report_interval_ms"],
         report_delay_ms=options["report_delay_ms"],
         failures=tuple(_failure(text) for text in options["failures"]),

@@ -41,4 +41,5 @@ class ReschedulerChoice:
             return (ReschedulingController(ReschedulerMode.CURRENT, parameters),)
         lengths: RemainingLengths = Oracle() if self.mode == ORACLE else Figure7Errors(seed)
         lengths = Every(lengths, PREDICTED_EVERY_TOKENS)
-        return (ReschedulingController(ReschedulerMode.PREDICTED, parameters, lengths),)
+        mode = ReschedulerMode.PREDICTED if self.mode == ORACLE else ReschedulerMode(self.mode)
+        return (ReschedulingController(mode, parameters, lengths),)

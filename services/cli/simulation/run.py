@@ -1,5 +1,6 @@
 """The result of one simulation: its requests, its load and both as a report."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -37,6 +38,8 @@ class SimulationRun:
     outcomes: list[RequestOutcome]
     series: LoadSeries
     load: LoadReport
+    recorded: bytes | None = None
+    """The run for the console, as JSON, where that was asked for."""
 
     @property
     def curve(self) -> LoadCurve:
@@ -46,8 +49,10 @@ class SimulationRun:
         return LoadCurve(series.times_s, requests, series.imbalance)
 
 
-def run_of(simulation: ClusterSimulation, outcomes: list[RequestOutcome]) -> SimulationRun:
-    """After the end of a simulation that was recorded."""
+def run_of(
+    simulation: ClusterSimulation, outcomes: list[RequestOutcome], recorded: Callable[[LoadReport], bytes] | None = None
+) -> SimulationRun:
+    """After the end of a simulation that was recorded. `recorded` makes of its load what the console shows."""
     recording = simulation.recording
     assert recording is not None, "simulations of the command line are recorded"
     series = recording.series()
@@ -61,7 +66,7 @@ def run_of(simulation: ClusterSimulation, outcomes: list[RequestOutcome]) -> Sim
         transfers=simulation.migrations.transferred,
         kv_moved_gib=simulation.links.moved_bytes / (1 << 30),
     )
-    return SimulationRun(outcomes, series, load)
+    return SimulationRun(outcomes, series, load, None if recorded is None else recorded(load))
 
 
 def load_rows(load: LoadReport) -> dict[str, str]:

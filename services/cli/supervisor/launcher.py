@@ -33,11 +33,15 @@ class Launched(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Its process id; 0 for one that runs on another machine."""
 
     @property
     def returncode(self) -> int | None:
         """Its exit status, negative for the signal that ended it; None while it runs."""
+
+    @property
+    def waits_for(self) -> str:
+        """What it has no place without, in words for the user; "" once it runs."""
 
     async def wait(self) -> int:
         """Return its exit status once it has ended."""
@@ -102,6 +106,10 @@ class _ChildProcess:
     @property
     def returncode(self) -> int | None:
         return self._process.returncode
+
+    @property
+    def waits_for(self) -> str:
+        return ""
 
     async def wait(self) -> int:
         return await self._process.wait()

@@ -19,6 +19,7 @@ DEMO_ENGINE_ARGS = (
 MAX_WORKERS = CPU_PLACES
 MAX_OF_A_ROLE = 8
 LAST_PORT = 65535
+LOOPBACK = "127.0.0.1"
 DRAIN_S = 600.0
 """What a worker that is asked to end gives requests that cannot move to another: as long as frontends let a request
 run, so that none is cut. The supervisor waits as long for it."""
@@ -53,6 +54,19 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachedServer:
+    """A server that runs already, and what it does not say of itself."""
+
+    url: str
+    model: str = ""
+    """What clients call its model; empty: what the server calls it."""
+    model_path: str = ""
+    """Its tokenizer; empty: where the server has its model from."""
+    engine_args: tuple[str, ...] = ()
+    """NAME=VALUE of `AttachedSettings`, the URL among them."""
+
+
+@dataclass(frozen=True, slots=True)
 class LocalMesh:
     """What `penstock up` was asked for."""
 
@@ -65,10 +79,14 @@ class LocalMesh:
     http_port: int
     predictor_artefacts: tuple[Path, ...] = ()
     """Folders that the length predictor serves and watches."""
+    learnt_dir: Path | None = None
+    """Where the length predictor keeps what it has learnt; None: it forgets."""
     drain_s: float = DRAIN_S
     """What every worker and frontend is told."""
     frontends: int = 1
     """On consecutive ports from `http_port`."""
+    shares_port: bool = False
+    """All frontends serve `http_port` together; their own ports are those behind it."""
     schedulers: int = 1
     monitors: int = 1
     tool_call_parsers: tuple[str, ...] = ()
@@ -79,6 +97,16 @@ class LocalMesh:
     """Options of every worker, as its command line takes them."""
     traced_options: tuple[str, ...] = ()
     """Those of every process that records spans: frontends and workers."""
+    attached: tuple[AttachedServer, ...] = ()
+    """Servers that are none of this mesh's own."""
+    identity: str = ""
+    """Folder with a folder of each role's identity; empty: nobody has one."""
+    host: str = LOOPBACK
+    """Address of this machine on which its processes reach each other, and instances that run elsewhere reach them."""
+    insecure: bool = False
+    """Its processes listen there even if they have no identity."""
+    gateway_port: int = 0
+    """Where an Envoy has the endpoints of its requests picked; 0: nowhere."""
 
     def __post_init__(self) -> None:
         for option in ("frontends", "schedulers", "monitors"):
@@ -87,17 +115,17 @@ class LocalMesh:
                 raise ConfigurationError(f"--{option} {count}: 1 to {MAX_OF_A_ROLE} are possible here")
         for parser in (*self.tool_call_parsers, *self.reasoning_parsers):
             model = parser.rpartition("=")[0]
-            if model and model not in {each.name for each in self.models}:
+            if model and model not in {each.name for each in self.models} | {each.model for each in self.attached}:
                 raise ConfigurationError(f"a parser is given for {model!r}, which is no --model here")
-        if self.http_port + self.frontends - 1 > LAST_PORT:
+        if max(self.http_ports) > LAST_PORT:
             raise ConfigurationError(
                 f"--port {self.http_port} --frontends {self.frontends}: ports end at {LAST_PORT}; choose a lower --port"
             )
 
     @property
     def http_ports(self) -> tuple[int, ...]:
-        """Port of each frontend, the first one's first."""
-        return tuple(self.http_port + index for index in range(self.frontends))
+        """Port of each frontend's own, the first one's first."""
+        return tuple(self.http_port + self.shares_port + index for index in range(self.frontends))
 
 
 def parse_model(
@@ -138,6 +166,30 @@ def parse_model(
     return model
 
 
+def parse_attached(url: str, model: str = "", model_path: str = "", more: tuple[str, ...] = ()) -> AttachedServer:
+    """[MODEL=]URL[,NAME=VALUE...]. `more`: further NAME=VALUE. Raises ConfigurationError where there is no URL."""
+    first, *arguments = url.split(",")
+    head, equals, tail = first.partition("=")
+    name, address = (head, tail) if equals and "://" not in head else ("", first)
+    if not address.startswith(("http://", "https://")):
+        raise ConfigurationError(f"{url!r} is no URL of a server; give one such as http://gpu-1:8000")
+    paths = [argument.partition("=")[2] for argument in arguments if argument.startswith("tokenizer=")]
+    others = tuple(argument for argument in arguments if not argument.startswith("tokenizer="))
+    if wrong := [argument for argument in others if "=" not in argument]:
+        raise ConfigurationError(f"{url!r}: {wrong[0]!r} is no NAME=VALUE")
+    return AttachedServer(address, model or name, model_path or "".join(paths[:1]), (f"url={address}", *others, *more))
+
+
+def attached_process(
+    server: AttachedServer, name: str, store_url: str, drain_s: float, options: tuple[str, ...] = ()
+) -> ProcessSpec:
+    """The worker that is a server's client. `options`: further ones of `penstock serve worker`."""
+    engine_args = tuple(part for argument in server.engine_args for part in ("--engine-arg", argument))
+    model = ("--model", server.model, "--model-path", server.model_path, "--engine", "attached")
+    common = ("--store", store_url, "--member-id", name, "--drain-s", f"{drain_s:g}")
+    return ProcessSpec(name, "worker", (*common, *options, *model, *engine_args))
+
+
 def demo_predictors(models: tuple[ModelSpec, ...]) -> tuple[Path, ...]:
     """The artefacts that come with those of the models that are demo models."""
     folders = (DEMO_PREDICTORS / model.path.name for model in models if model.path.parent == DEMO_MODELS)
@@ -147,17 +199,39 @@ def demo_predictors(models: tuple[ModelSpec, ...]) -> tuple[Path, ...]:
 def processes(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
     """All processes, in the order in which they are started."""
     artefacts = tuple(part for folder in mesh.predictor_artefacts for part in ("--artefact", str(folder)))
+    learnt = ("--learnt-dir", str(mesh.learnt_dir)) if mesh.learnt_dir is not None else ()
     control_plane = (
         *(_process(mesh, "monitor", name) for name in _names("monitor", mesh.monitors)),
         *(_process(mesh, "scheduler", name) for name in _names("scheduler", mesh.schedulers)),
-        _process(mesh, "predictor", "predictor", *artefacts),
+        _process(mesh, "predictor", "predictor", *artefacts, *learnt),
         *(_process(mesh, role, role) for role in ("cascade", "planner")),
     )
+    shared = ("--shared-http-port", str(mesh.http_port)) if mesh.shares_port else ()
+    console = ("--console-identity", f"{mesh.identity}/operator") if mesh.identity else ()
     frontends = (
-        _drained_process(mesh, "frontend", name, "--http-host", mesh.http_host, "--http-port", str(port))
+        _drained_process(
+            mesh, "frontend", name, "--http-host", mesh.http_host, "--http-port", str(port), *shared, *console
+        )
         for name, port in zip(_names("frontend", mesh.frontends), mesh.http_ports, strict=True)
     )
-    return (*_workers(mesh), *frontends, *control_plane)
+    gateways = (
+        [_drained_process(mesh, "gateway", "gateway", "--bind-host", mesh.http_host, "--port", str(mesh.gateway_port))]
+        if mesh.gateway_port
+        else ()
+    )
+    identity = ("--identity", f"{mesh.identity}/worker") if mesh.identity else ()
+    common = (*_address_options(mesh), *identity, *mesh.traced_options, *mesh.worker_options)
+    attached = (
+        attached_process(
+            server,
+            f"attached-{index}",
+            mesh.store_url,
+            mesh.drain_s,
+            (*common, *_parser_options(mesh, server.model)),
+        )
+        for index, server in enumerate(mesh.attached)
+    )
+    return (*own_workers(mesh), *attached, *frontends, *gateways, *control_plane)
 
 
 def worker_process(mesh: LocalMesh, model: str, name: str, shape: Shape) -> ProcessSpec:
@@ -175,7 +249,8 @@ def _names(role: str, count: int) -> tuple[str, ...]:
     return (role,) if count == 1 else tuple(f"{role}-{index}" for index in range(count))
 
 
-def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
+def own_workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
+    """Those of `processes` that have an engine of their own; the others that are workers have an attached server."""
     specs: list[ProcessSpec] = []
     for model in mesh.models:
         engine_args = (part for option in _engine_args(mesh, model) for part in ("--engine-arg", option))
@@ -190,9 +265,13 @@ def _workers(mesh: LocalMesh) -> tuple[ProcessSpec, ...]:
 
 def _model_options(mesh: LocalMesh, model: ModelSpec) -> tuple[str, ...]:
     """What is the model's and not the engine's."""
-    options = ["--model", model.name, "--model-path", str(model.path)]
+    return ("--model", model.name, "--model-path", str(model.path), *_parser_options(mesh, model.name))
+
+
+def _parser_options(mesh: LocalMesh, model: str) -> tuple[str, ...]:
+    options: list[str] = []
     for option, given in (("tool-call-parser", mesh.tool_call_parsers), ("reasoning-parser", mesh.reasoning_parsers)):
-        for_model = [each.rpartition("=")[2] for each in given if each.rpartition("=")[0] in ("", model.name)]
+        for_model = [each.rpartition("=")[2] for each in given if each.rpartition("=")[0] in ("", model)]
         options += [f"--{option}", for_model[-1]] if for_model else []
     return tuple(options)
 
@@ -215,4 +294,11 @@ def _drained_process(mesh: LocalMesh, role: str, name: str, *options: str) -> Pr
 
 def _process(mesh: LocalMesh, role: str, name: str, *options: str) -> ProcessSpec:
     traced = mesh.traced_options if role in ("frontend", "worker") else ()
-    return ProcessSpec(name, role, ("--store", mesh.store_url, "--member-id", name, *traced, *options))
+    identity = ("--identity", f"{mesh.identity}/{role}") if mesh.identity else ()
+    common = (*_address_options(mesh), *identity, *traced)
+    return ProcessSpec(name, role, ("--store", mesh.store_url, "--member-id", name, *common, *options))
+
+
+def _address_options(mesh: LocalMesh) -> tuple[str, ...]:
+    elsewhere = ("--bind-host", mesh.host) if mesh.host != LOOPBACK else ()
+    return (*elsewhere, *(("--insecure",) if mesh.insecure and elsewhere else ()))

@@ -9,7 +9,7 @@ import msgspec
 
 from controlplane.deployment.gpus import GpuPool
 from controlplane.deployment.manager import DeploymentManager, StartInstance
-from controlplane.deployment.replicas import Shape, gpus_of, shape_of
+from controlplane.deployment.replicas import id_part, shape_of
 from controlplane.policies.rescheduling.record import RESCHEDULER_KEY, ReschedulerRecord
 from controlplane.policies.stages.placement import Stages
 from controlplane.policies.stages.record import STAGES_KEY, StagesSetting
@@ -18,7 +18,8 @@ from mesh.runtime import Clock
 from mesh.store.interface import StateStore
 from services.cli.supervisor.deployer import Deployer, Patience
 from services.cli.supervisor.launcher import ProcessSpec
-from services.cli.supervisor.local_mesh import LocalMesh, processes, worker_process
+from services.cli.supervisor.local_mesh import LocalMesh, own_workers, processes, worker_process
+from services.cli.supervisor.process_actuator import ProcessActuator
 from services.cli.supervisor.supervisor import Supervisor
 
 POLICY_KEY: Final = "/penstock/config/policy"
@@ -33,15 +34,23 @@ async def write_first_settings(store: StateStore, policy: str, rescheduler: str,
 
 async def start_processes(mesh: LocalMesh, supervisor: Supervisor, gpus: GpuPool) -> None:
     """All that the mesh begins with. Raises OSError, and `ConfigurationError` where there are too few GPUs."""
+    room, own = gpus.room_of(shape_of(mesh.engine_args)), {spec.name for spec in own_workers(mesh)}
     for spec in processes(mesh):
-        await supervisor.add(_on_gpus(spec, gpus, shape_of(mesh.engine_args)))
+        placed = replace(spec, environment=gpus.take(spec.name, room)) if spec.name in own else spec
+        await supervisor.add(placed)
 
 
-def deployment_of(name: str, mesh: LocalMesh, gpus: GpuPool, patience: Patience) -> DeploymentManager:
-    """The manager of a mesh whose processes are started, each on GPUs of this pool. `name`: the supervisor's."""
+def deployment_of(
+    name: str, mesh: LocalMesh, gpus: GpuPool, patience: Patience, gpu_kind: str = ""
+) -> DeploymentManager:
+    """The manager of a mesh whose processes are started, each on GPUs of this pool, which are of this kind. `name`: the
+    supervisor's."""
     shape = shape_of(mesh.engine_args)
-    running = {each.name: {f"{each.name}-{index}": shape for index in range(each.workers)} for each in mesh.models}
-    return DeploymentManager(name, gpus, patience.ready_s, running)
+    running = {
+        each.name: {f"{id_part(each.name)}-{index}": shape for index in range(each.workers)} for each in mesh.models
+    }
+    shapes = {each.name: shape for each in mesh.models}
+    return DeploymentManager(name, gpus, patience.ready_s, running, shapes, gpu_kind)
 
 
 async def run_as_planned(
@@ -62,7 +71,8 @@ async def run_as_planned(
 
     directory = Directory(store)
     await directory.start()
-    deployer = Deployer(manager, store, supervisor, directory, make_spec, patience.drain_s, clock.now_s, say)
+    actuator = ProcessActuator(supervisor, directory, make_spec)
+    deployer = Deployer(manager, store, actuator, patience.drain_s, clock.now_s, say)
     follow = asyncio.create_task(deployer.follow())
     stop = asyncio.create_task(stop_asked.wait())
     try:
@@ -74,10 +84,3 @@ async def run_as_planned(
         follow.cancel()
         await asyncio.wait((follow, stop))
         await directory.stop()
-
-
-def _on_gpus(spec: ProcessSpec, gpus: GpuPool, shape: Shape) -> ProcessSpec:
-    """An instance with GPUs of its own; other processes as they are. Raises `ConfigurationError`."""
-    if spec.role != "worker":
-        return spec
-    return replace(spec, environment=gpus.take(spec.name, gpus_of(shape)))

@@ -29,7 +29,8 @@ class StateServer:
         None: the machine's."""
         host = StoreHost(runtime.clock, runtime.entropy, path, disk=disk)
         server = RpcServer(runtime.transport, address)
-        server.add(state_pb2_grpc.add_StateServicer_to_server, StateService(host), "penstock.v1.State")
+        service = StateService(host, asks_who_writes=runtime.transport.identity is not None)
+        server.add(state_pb2_grpc.add_StateServicer_to_server, service, "penstock.v1.State")
         await server.start()
         await server.set_serving(True)
         return cls(host, server)

@@ -51,18 +51,24 @@ class Supervisor:
 
     async def add(self, spec: ProcessSpec) -> None:
         """Start a process and keep it running. Raises ValueError for a name that is in use, and OSError."""
-        if spec.name in self._kept:
-            raise ValueError(f"a process called {spec.name!r} is running already")
-        entry = _Kept(spec, RestartManager(spec.name, self._launcher.log_of(spec.name)))
-        self._kept[spec.name] = entry
+        entry = self._enter(spec)
         try:
             entry.process = await self._launcher.launch(spec)
         except OSError:
             del self._kept[spec.name]
             raise
-        # In the same turn of the loop: who removes it from now on has it drained.
-        instructions = entry.manager.handle(Started(), self._now_s())
-        self._tasks.spawn(self._keep(entry, instructions), name=spec.name)
+        self._begin(entry)
+
+    def adopt(self, spec: ProcessSpec, process: Launched) -> None:
+        """Keep a process running that was started before. Raises ValueError for a name that is in use."""
+        entry = self._enter(spec)
+        entry.process = process
+        self._begin(entry)
+
+    async def let_go(self) -> None:
+        """Keep nothing running any more, and end nothing either: somebody else adopts it."""
+        await self._tasks.cancel()
+        self._kept.clear()
 
     async def wait_given_up(self) -> None:
         """Return once a process has been given up: it ended too often, or said at its first start that its settings
@@ -109,6 +115,14 @@ class Supervisor:
         """Those that are not started again although nobody asked them to end, with the last reason, by name."""
         return {name: entry.manager.given_up for name, entry in self._kept.items() if entry.manager.given_up}
 
+    def waiting(self) -> dict[str, str]:
+        """Those that have no place to run at yet, with what each waits for, by name."""
+        return {
+            name: entry.process.waits_for
+            for name, entry in self._kept.items()
+            if entry.process is not None and entry.process.waits_for
+        }
+
     def validate(self) -> None:
         """Raises `InvariantBroken`, with all fields in the message, where the state contradicts itself."""
         for entry in self._kept.values():
@@ -121,6 +135,18 @@ class Supervisor:
             for name, entry in self._kept.items()
             if entry.process is not None and entry.process.returncode is None
         }
+
+    def _enter(self, spec: ProcessSpec) -> _Kept:
+        if spec.name in self._kept:
+            raise ValueError(f"a process called {spec.name!r} is running already")
+        entry = _Kept(spec, RestartManager(spec.name, self._launcher.log_of(spec.name)))
+        self._kept[spec.name] = entry
+        return entry
+
+    def _begin(self, entry: _Kept) -> None:
+        """In the same turn of the loop as it was launched: who removes it from now on has it drained."""
+        instructions = entry.manager.handle(Started(), self._now_s())
+        self._tasks.spawn(self._keep(entry, instructions), name=entry.spec.name)
 
     async def _keep(self, entry: _Kept, instructions: tuple[ProcessInstruction, ...]) -> None:
         """From its start to its last end."""

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from penstock.v1 import request_pb2
 from services.frontend.answers.message_text import tokens_shown
+from services.frontend.parsers.deltas import MessageDelta
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.schema import GenerationRequest
 from services.frontend.text.detokenizer import Detokenizer
@@ -44,6 +45,8 @@ class TextRules:
     """Stop strings among so many tokens do not end it."""
     keeps_token_ids: bool = False
     """The client wants them, too."""
+    tells_tokens: bool = False
+    """The parser process reads the answer, token by token."""
     is_empty: bool = False
     """Only the prompt was to be computed: what is generated is nothing of the client's."""
 
@@ -62,6 +65,10 @@ class ChoicePiece:
     """What `text` was made of, and what of it is held back; only where the client wants them."""
     prompt_logprobs: Sequence[request_pb2.PositionLogprobs] = ()
     """With the first piece, where they were asked for."""
+    parts: Sequence[tuple[str, Sequence[int]]] = ()
+    """`text` by token, where the parser process reads it; at the end one without a token is possible."""
+    message: MessageDelta | None = None
+    """What the parser process has made of it."""
 
 
 class ChoiceText:
@@ -71,6 +78,7 @@ class ChoiceText:
         "_detokenizer",
         "_held",
         "_index",
+        "_parts",
         "_prompt_logprobs",
         "_read",
         "_read_ids",
@@ -90,6 +98,7 @@ class ChoiceText:
         self._stops = StopStrings(rules.stop, is_shown=rules.shows_stop)
         self._token_ids: list[int] = []
         """Those of no piece yet, if the client wants them."""
+        self._parts: list[tuple[str, Sequence[int]]] = []
         self._prompt_logprobs: Sequence[request_pb2.PositionLogprobs] = ()
         self._seen = 0
         """Tokens read while stop strings are looked for."""
@@ -115,6 +124,8 @@ class ChoiceText:
         if finish == "stop" and token_ids and token_ids[-1] in rules.ending_token_ids and not rules.shows_stop:
             token_ids = token_ids[:-1]
         text = self._with_logprobs(token_ids, piece) if piece.logprobs else self._read_tokens(token_ids)
+        if rules.tells_tokens and len(token_ids) < len(piece.token_ids) and not self._stops.stopped:
+            self._parts.append(("", piece.token_ids[-1:]))
         said = piece.token_ids
         if self._stops.stopped:  # what came with the stop string, and behind it, is no part of the answer
             self.tokens += self._read_ids - len(piece.token_ids)
@@ -122,18 +133,22 @@ class ChoiceText:
         if rules.keeps_token_ids:
             self._token_ids += said
         if finish is not None and not self._stops.stopped:
-            text += self._stops.push(self._count(self._detokenizer.finish()))
-            text += self._stops.finish()
+            held = self._stops.push(self._count(self._detokenizer.finish())) + self._stops.finish()
+            text += held
+            if held and rules.tells_tokens:
+                before, ids = self._parts.pop() if self._parts else ("", ())
+                self._parts.append((before + held, ids))
         if self._stops.stopped:
             finish = "stop"
         self.finish = finish
         self._shown += len(text)
         positions = self._decided_positions()
-        if not text and not positions and finish is None:
+        if not text and not positions and finish is None and not self._parts:
             return None
         token_ids, self._token_ids = self._token_ids, []
+        parts, self._parts = self._parts, []
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
-        return ChoicePiece(self._index, text, positions, finish, self.tokens, token_ids, prompt_logprobs)
+        return ChoicePiece(self._index, text, positions, finish, self.tokens, token_ids, prompt_logprobs, parts)
 
     def forget(self) -> None:
         """The client has the token ids up to here, from a stream that it resumes."""
@@ -149,7 +164,7 @@ class ChoiceText:
         return self._stops.stopped
 
     def _read_tokens(self, token_ids: Sequence[int]) -> str:
-        if not self._stops.watches:
+        if not (self._stops.watches or self._rules.tells_tokens):
             return self._count(self._detokenizer.push(token_ids))
         text, self._read_ids = "", 0
         for token_id in token_ids:
@@ -171,7 +186,10 @@ class ChoiceText:
         self._read_ids += 1
         self._seen += 1
         may_stop = self._seen > self._rules.min_tokens
-        return self._stops.push(self._count(self._detokenizer.push((token_id,))), may_stop=may_stop)
+        text = self._stops.push(self._count(self._detokenizer.push((token_id,))), may_stop=may_stop)
+        if self._rules.tells_tokens:
+            self._parts.append((text, (token_id,)))
+        return text
 
     def _count(self, text: str) -> str:
         self._read += len(text)
@@ -202,8 +220,10 @@ def choice_text(request: GenerationRequest, plan: GenerationPlan, index: int) ->
         shows_stop=bool(request.include_stop_str_in_output),
         min_tokens=prompt.sampling.min_tokens,
         keeps_token_ids=bool(request.return_token_ids),
+        tells_tokens=plan.read_by is not None,
         is_empty=request.max_tokens == 0,
     )
-    skips = request.skip_special_tokens is not False
+    shows_all = plan.read_by is not None and plan.read_by.shows_special_tokens
+    skips = request.skip_special_tokens is not False and not shows_all
     shown = tokens_shown(request, plan.model)
     return ChoiceText(index, text.detokenizer(prompt.token_ids, skip_special_tokens=skips, shown=shown), rules)

@@ -34,7 +34,7 @@ from services.frontend.answers.schema import (
     Usage,
 )
 from services.frontend.answers.sse import ChunkEnvelope, encode, event
-from services.frontend.parsers.deltas import CallDelta
+from services.frontend.parsers.deltas import CallDelta, MessageDelta
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.schema import ChatCompletionRequest, GenerationRequest
 from services.frontend.text.model_text import ModelText
@@ -109,6 +109,8 @@ class WholeChoice:
     finish: Finish
     token_ids: Sequence[int] = ()
     prompt_logprobs: Sequence[request_pb2.PositionLogprobs] = ()
+    message: MessageDelta | None = None
+    """What the parser process has made of it."""
 
     @classmethod
     def of(cls, pieces: Sequence[ChoicePiece]) -> "WholeChoice":
@@ -122,6 +124,7 @@ class WholeChoice:
             last.finish,
             [token_id for piece in pieces for token_id in piece.token_ids],
             next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs), ()),
+            last.message,
         )
 
 
@@ -166,7 +169,7 @@ def answer_format(request: GenerationRequest, header: AnswerHeader, plan: Genera
     extras = AnswerExtras.of(request, plan)
     if not isinstance(request, ChatCompletionRequest):
         return CompletionFormat(header, extras)
-    return ChatFormat(header, extras, message_reading(request, plan.model, plan.prompts[0].token_ids))
+    return ChatFormat(header, extras, message_reading(request, plan))
 
 
 _NOTHING: Final = ChatDelta()
@@ -214,19 +217,17 @@ class ChatFormat:
         return self._envelope.choice_event(choice)
 
     def covered(self, piece: ChoicePiece) -> None:
-        """See `AnswerFormat`."""
         if self._messages is not None:
-            self._messages[piece.index].read(piece.text, piece.finish)
+            self._messages[piece.index].read(piece.text, piece.finish, piece.message)
 
     def go_on(self, before: AnswerFormat) -> None:
-        """See `AnswerFormat`."""
         assert isinstance(before, ChatFormat), "an answer keeps its form"
         self._messages = before._messages
 
     def _delta(self, piece: ChoicePiece) -> ChatDelta:
         if self._messages is None:
             return ChatDelta(content=piece.text or None)
-        read = self._messages[piece.index].read(piece.text, piece.finish)
+        read = self._messages[piece.index].read(piece.text, piece.finish, piece.message)
         calls = [self._call_delta(piece.index, call) for call in read.calls]
         return ChatDelta(content=read.content or None, reasoning=read.reasoning or None, tool_calls=calls or None)
 
@@ -272,7 +273,7 @@ class ChatFormat:
         echo = self._extras.echoes[choice.index]
         if self._messages is None:
             return ChatMessage(echo + choice.text)
-        read = self._messages[choice.index].read(choice.text, choice.finish)
+        read = self._messages[choice.index].read(choice.text, choice.finish, choice.message)
         message = ChatMessage((echo + read.content) or None)
         if read.reasoning:
             message.reasoning = read.reasoning

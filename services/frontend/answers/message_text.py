@@ -10,6 +10,7 @@ from services.frontend.parsers.forced import NamedParser, RequiredParser
 from services.frontend.parsers.reasoning import PlainText, ReasoningParser
 from services.frontend.parsers.registry import reasoning_tags, tags_read, tool_parser
 from services.frontend.requests.models import ServedModel
+from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.schema import ChatCompletionRequest, GenerationRequest
 from services.frontend.requests.tools import NamedToolChoice, argument_schemas, effective_choice
 
@@ -18,7 +19,8 @@ from services.frontend.requests.tools import NamedToolChoice, argument_schemas, 
 class MessageReading:
     """How all answers to one request are read."""
 
-    make: Callable[[], TextParser]
+    make: Callable[[], TextParser] | None
+    """None: the parser process has read them."""
     is_named: bool
     """The client has named the function: that it was called is no reason to stop, as OpenAI sees it."""
     has_reasoning: bool
@@ -31,11 +33,15 @@ class MessageText:
 
     def __init__(self, reading: MessageReading) -> None:
         self._reading = reading
-        self._parser = reading.make()
+        self._parser = None if reading.make is None else reading.make()
         self._has_calls = False
 
-    def read(self, text: str, finish: str | None) -> MessageDelta:
-        """What a piece of the answer adds to its message."""
+    def read(self, text: str, finish: str | None, message: MessageDelta | None) -> MessageDelta:
+        """What a piece of the answer adds to its message. `message`: what the parser process says of it."""
+        if self._parser is None:
+            delta = self._shown(message or MessageDelta())
+            self._has_calls = self._has_calls or bool(delta.calls)
+            return delta
         delta = self._shown(self._parser.push(text))
         if finish is not None:
             last = self._shown(self._parser.finish())
@@ -55,11 +61,17 @@ class MessageText:
         return MessageDelta(delta.reasoning if self._reading.has_reasoning else "", delta.content, calls)
 
 
-def message_reading(
-    request: ChatCompletionRequest, model: ServedModel, prompt_token_ids: list[int]
-) -> MessageReading | None:
-    """How answers to this prompt are read; None: what the model says is the content."""
+def message_reading(request: ChatCompletionRequest, plan: GenerationPlan) -> MessageReading | None:
+    """How answers to it are read; None: what the model says is the content."""
+    model, prompt_token_ids = plan.model, plan.prompts[0].token_ids
     choice = effective_choice(request.tools or (), request.tool_choice)
+    if plan.read_by is not None:
+        return MessageReading(
+            None,
+            is_named=isinstance(choice, NamedToolChoice),
+            has_reasoning=True,  # or it was left out there
+            max_calls=1 if request.parallel_tool_calls is False else None,
+        )
     make = _answer_parser(request, model)
     tags = reasoning_tags(model.reasoning_parser)
     if tags is not None and tags.is_open(prompt_token_ids, model.text.token_id):
@@ -77,7 +89,7 @@ def message_reading(
 
 def tokens_shown(request: GenerationRequest, model: ServedModel) -> frozenset[str]:
     """Special tokens that are part of the text of the answers, because their parsers look for them."""
-    if not isinstance(request, ChatCompletionRequest):
+    if not isinstance(request, ChatCompletionRequest) or model.outside is not None:
         return frozenset()
     is_auto = bool(request.tools) and effective_choice(request.tools or (), request.tool_choice) == "auto"
     return tags_read(model.tool_call_parser if is_auto else "", model.reasoning_parser)
@@ -99,4 +111,4 @@ def _answer_parser(request: ChatCompletionRequest, model: ServedModel) -> Callab
 
 def call_id(request_id: str, choice: int, call: CallDelta) -> str:
     """Of a call: the same at whichever frontend a stream is resumed."""
-    return f"call_{xxh3_128_hexdigest(f'{request_id}/{choice}/{call.index}'.encode())[:24]}"
+    return call.id or f"call_{xxh3_128_hexdigest(f'{request_id}/{choice}/{call.index}'.encode())[:24]}"

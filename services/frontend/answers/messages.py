@@ -29,7 +29,6 @@ class MessagesTranslator:
         self._usage: dict[str, Any] = {}
 
     def whole(self, completion: dict[str, Any]) -> bytes:
-        """See `Translator`."""
         choice = completion["choices"][0]
         message = choice["message"]
         content: list[dict[str, Any]] = []
@@ -50,7 +49,6 @@ class MessagesTranslator:
         )
 
     def event(self, chunk: dict[str, Any]) -> bytes:
-        """See `Translator`."""
         body = b"" if self._began else self._begin(chunk["model"])
         if chunk.get("usage"):
             self._usage = chunk["usage"]
@@ -66,7 +64,6 @@ class MessagesTranslator:
         return body
 
     def end(self) -> bytes:
-        """See `Translator`."""
         opened = b"" if self._blocks else self._open("text", {"type": "text", "text": ""})
         delta = {"stop_reason": _stop_reason(self._finish), "stop_sequence": None}
         return (
@@ -77,7 +74,6 @@ class MessagesTranslator:
         )
 
     def failed(self, error: dict[str, Any], *, streamed: bool) -> bytes:
-        """See `Translator`."""
         code = error.get("code")
         kind = {"model_not_found": "not_found_error", "invalid_api_key": "authentication_error"}.get(
             str(code), _ERROR_TYPES.get(error["type"], "api_error")

@@ -37,6 +37,8 @@ class AnswerReader:
         self._is_resumed = is_resumed
         self._covered = covered
         self._on_covered = on_covered
+        self.first_s: float | None = None
+        """When the first token came, on `clock`."""
         self._last_s: list[float | None] = [None] * len(texts)
         self._cached_tokens: dict[int, int] = {}
         self._has_prompt_logprobs: set[int] = set()
@@ -125,6 +127,8 @@ class AnswerReader:
         if last_s is not None:
             self._inter_token.observe(now_s - last_s)
             return
+        if self.first_s is None:
+            self.first_s = now_s
         if not self._is_resumed:
             self._ttft.observe(now_s - self._generation.started_s)
         if piece.cached_tokens is not None:

@@ -31,7 +31,6 @@ class ResponsesTranslator:
         self._model = ""
 
     def whole(self, completion: dict[str, Any]) -> bytes:
-        """See `Translator`."""
         choice = completion["choices"][0]
         message = choice["message"]
         self._model, self._usage, self._finish = completion["model"], completion["usage"], choice["finish_reason"]
@@ -48,7 +47,6 @@ class ResponsesTranslator:
         return self._finished()
 
     def event(self, chunk: dict[str, Any]) -> bytes:
-        """See `Translator`."""
         body = b"" if self._model else self._begin(chunk["model"])
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk["choices"]:
@@ -63,14 +61,12 @@ class ResponsesTranslator:
         return body
 
     def end(self) -> bytes:
-        """See `Translator`."""
         closed = self._close()
         response = self._finished()
         kind = b"response.incomplete" if self._finish == "length" else b"response.completed"
         return closed + self._event(kind.decode(), {"response": msgspec.Raw(response)})
 
     def failed(self, error: dict[str, Any], *, streamed: bool) -> bytes:
-        """See `Translator`."""
         if not streamed:
             return encode({"error": error})
         told = {"code": "server_error", "message": error["message"]}

@@ -124,6 +124,10 @@ class TierFacts(msgspec.Struct):
     """Its answer was not written to its end, because it could not score enough any more."""
     cut: bool = False
     """Its answer was not there by the request's deadline."""
+    begun_ahead: bool = False
+    """It was asked before the answer of the tier before was decided."""
+    abandoned: bool = False
+    """It was asked ahead and not needed: it was aborted, and its tokens count."""
 
 
 class CascadeFacts(msgspec.Struct):
@@ -271,6 +275,10 @@ class Model(msgspec.Struct):
     penstock: ModelFacts
     object: Literal["model"] = "model"
     owned_by: str = "penstock"
+    root: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a LoRA adapter: where it was loaded from."""
+    parent: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a LoRA adapter: the model that it changes."""
 
 
 class ModelList(msgspec.Struct):

@@ -21,6 +21,10 @@ class Attempt:
     cut_s: float | None = None
     """What it took until it was cut at the request's deadline."""
     failure: ApiError | None = None
+    begun_ahead: bool = False
+    """Before it was known whether it is needed."""
+    abandoned: bool = False
+    """It was begun ahead, and not needed."""
     score: float | None = None
     judge: str | None = None
     """Who gave the score, or why nobody did."""
@@ -47,6 +51,8 @@ class Attempt:
             failure=self.failure.message if self.failure is not None else None,
             given_up=self.answer is not None and self.answer.given_up,
             cut=self.cut_s is not None,
+            begun_ahead=self.begun_ahead,
+            abandoned=self.abandoned,
         )
 
 

@@ -2,20 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 import msgspec
 
 from controlplane.model.cascade_record import CascadeRecord
+from controlplane.protocols.cascade.escalation_odds import UNBEGUN, Progress, progress_of
 from controlplane.protocols.cascade.state_machine import (
+    Abandon,
     Accept,
     Answered,
     Begin,
     Broken,
     CascadeStateMachine,
+    Doubted,
     EndedEarly,
     Event,
     Fail,
@@ -25,18 +28,20 @@ from controlplane.protocols.cascade.state_machine import (
     Judged,
     NotJudged,
     Report,
+    Speculate,
     TierFailed,
 )
 from controlplane.protocols.cascade.terms import CascadeTerms
 from mesh.errors import JudgeUnavailable
 from services.frontend.answers.schema import CascadeFacts, Usage
 from services.frontend.cascade import response_metadata
+from services.frontend.cascade.ahead import AnswerAhead
 from services.frontend.cascade.attempt import Attempt, summed
 from services.frontend.cascade.judge_request import CONFIDENCE, JudgeRequests
 from services.frontend.cascade.live_stream import LiveAnswer, LiveStream
 from services.frontend.cascade.service import CascadeService
 from services.frontend.cascade.tier_answer import Read, TierAnswer, TierQuestion, TierReader, ask_tier, read_until
-from services.frontend.errors import DEADLINE_EXCEEDED, STOPPED, ApiError, model_not_found
+from services.frontend.errors import DEADLINE_EXCEEDED, STOPPED, ApiError
 from services.frontend.requests.generation import Client
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 
@@ -67,6 +72,7 @@ class CascadeExecutor:
         client: Client,
     ) -> None:
         self._service = service.frontend
+        self._cascades = service.cascades
         self._latencies = service.cascades.latencies
         self._judging = service.judging
         self._record = record
@@ -79,9 +85,17 @@ class CascadeExecutor:
         self._attempts: list[Attempt] = []
         """One for each `Generate`, in order."""
         self._judge_requests = JudgeRequests(record, request, request_id)
+        self._ahead: AnswerAhead | None = None
+        self._passed: set[Progress] = set()
+        """Groups that the answer under way has passed through."""
         self._live: LiveStream | None = None
         self.doing = ""
         """What the request waits for just now, in words that its client may read."""
+
+    @property
+    def usages(self) -> Sequence[tuple[str, Usage]]:
+        """By model, what each tier that was asked has used so far, whether or not its answer was sent."""
+        return [(attempt.model, attempt.usage) for attempt in self._attempts]
 
     async def run(self, live: LiveStream | None) -> Accepted:
         """The accepted answer. Raises the last tier's ApiError if no tier could answer.
@@ -90,12 +104,22 @@ class CascadeExecutor:
         answer has failed.
         """
         self._live = live
+        try:
+            return await self._carry_out()
+        finally:
+            await self._abandon()
+
+    async def _carry_out(self) -> Accepted:
         event: Event = Begin()
         while True:
-            *reports, instruction = self._machine.handle(event, self._service.clock())
+            *before, instruction = self._machine.handle(event, self._service.clock())
             self._machine.validate()
-            for report in reports:
-                self._report(report)
+            self._learn(event, instruction)
+            for each in before:
+                if isinstance(each, Abandon):
+                    await self._abandon()
+                else:
+                    self._report(each)
             match instruction:
                 case Generate():
                     event = await self._generate(instruction)
@@ -111,12 +135,20 @@ class CascadeExecutor:
     async def _generate(self, asking: Generate) -> Event:
         self._count_escalation(asking)
         tier = asking.tier
-        attempt = Attempt(tier, self._record.tiers[tier], self._service.clock())
+        ahead = self._taken_ahead(asking)
+        asking = replace(asking, begun_ahead=ahead is not None)
+        attempt = ahead.attempt if ahead is not None else self._attempt(tier)
         self.doing = f"{attempt.model} is answering"
         before, self._attempts = self._attempts, [*self._attempts, attempt]
+        self._passed = set()
+        self._doubt(tier, UNBEGUN)
         try:
             async with asyncio.timeout(asking.timeout_s):
-                attempt.answer = await self._ask(asking, attempt, before)
+                read = self._read(asking, attempt, before)
+                if ahead is not None:
+                    attempt.answer = await ahead.claimed(read, asking)
+                else:
+                    attempt.answer = await self._ask(asking, attempt, before, read, self._client)
         except TimeoutError:
             attempt.cut_s = self._service.clock() - attempt.began_s
             return Broken(tier, "cut at the request's deadline", may_accept_another=True)
@@ -137,12 +169,69 @@ class CascadeExecutor:
         log.warning("a tier could not answer", extra=story)
         if error.code in (DEADLINE_EXCEEDED, STOPPED):  # no other tier would fare better
             return Broken(attempt.tier, error.message, may_accept_another=True)
-        return TierFailed(attempt.tier, error.message)
+        return TierFailed(attempt.tier, error.message, self._reachable())
 
-    async def _ask(self, asking: Generate, attempt: Attempt, before: list[Attempt]) -> TierAnswer:
-        model = await self._service.catalogue.find(attempt.model)
-        if model is None:
-            raise model_not_found(attempt.model)
+    def _attempt(self, tier: int) -> Attempt:
+        return Attempt(tier, self._record.tiers[tier], self._service.clock())
+
+    def _doubt(self, tier: int, progress: Progress) -> None:
+        """An answer has come so far: the next tier may be begun ahead."""
+        if self._machine.terms.speculate_from <= 0 or progress in self._passed:
+            return
+        self._passed.add(progress)
+        p_escalates = self._cascades.odds(self._record.name, tier).p_escalates(progress)
+        room = self._record.speculate_room
+        tiers = enumerate(self._record.tiers)
+        with_room = frozenset(
+            each for each, model in tiers if any(link.requests < room for link in self._service.pool.connected(model))
+        )
+        for each in self._machine.handle(Doubted(tier, p_escalates, with_room), self._service.clock()):
+            assert isinstance(each, Speculate), "a doubt is answered by nothing else"
+            self._begin_ahead(each)
+        self._machine.validate()
+
+    def _begin_ahead(self, speculate: Speculate) -> None:
+        attempt = self._attempt(speculate.tier)
+        attempt.begun_ahead = True
+        asking = Generate(speculate.tier, may_be_judged=speculate.may_be_judged, begun_ahead=True)
+        ahead = self._ahead = AnswerAhead(attempt)
+        # At its deadline, an answer that nobody waits for is no reason to close the client's connection.
+        client = replace(self._client, may_return=False, cut=lambda: self._client.cut() if ahead.is_claimed else None)
+        answering = self._ask(asking, attempt, [], ahead.read, client)
+        ahead.task = asyncio.create_task(answering, name="answer ahead")
+
+    def _taken_ahead(self, asking: Generate) -> AnswerAhead | None:
+        """What was begun ahead of this, unless it has failed: then the tier is asked anew."""
+        if not asking.begun_ahead:
+            return None
+        ahead, self._ahead = self._ahead, None
+        assert ahead is not None, "the state machine had it begun"
+        outcome = "failed" if ahead.has_failed else "used"
+        self._service.metrics.cascade.speculations.labels(self._record.name, ahead.attempt.model, outcome).inc()
+        return None if ahead.has_failed else ahead
+
+    async def _abandon(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        await ahead.abandon()
+        self._attempts = [*self._attempts, ahead.attempt]
+        labels = (self._record.name, ahead.attempt.model)
+        metrics = self._service.metrics.cascade
+        metrics.speculations.labels(*labels, "abandoned").inc()
+        metrics.speculated_tokens_wasted.labels(*labels).inc(ahead.attempt.usage.completion_tokens)
+
+    def _learn(self, event: Event, instruction: Instruction) -> None:
+        """Whether an answer that came so far was escalated; what failed or was not judged says nothing."""
+        if isinstance(event, Judged | EndedEarly) and self._machine.terms.speculate_from > 0:
+            self._cascades.odds(self._record.name, event.tier).note(
+                self._passed, escalated=not isinstance(instruction, Accept)
+            )
+
+    async def _ask(
+        self, asking: Generate, attempt: Attempt, before: list[Attempt], read: Read, client: Client
+    ) -> TierAnswer:
+        model = await self._service.model(attempt.model)
         is_live = self._live is not None and asking.will_accept is not None
         metrics = self._service.metrics
         labels = (self._record.name, attempt.model)
@@ -153,12 +242,10 @@ class CascadeExecutor:
             attempt.began_s,
             ttft=metrics.cascade.tier_ttft.labels(*labels),
             inter_token=metrics.of(self._record.name if is_live else attempt.model).inter_token,
-            waits=self._must_wait_for(attempt.tier, before),
+            may_wait=lambda: not asking.begun_ahead and self._must_wait_for(attempt.tier, before),
             with_logprobs=CONFIDENCE in self._record.judges and asking.may_be_judged,
         )
-        answer = await self._timed(
-            attempt, ask_tier(self._service, question, self._client, self._read(asking, attempt, before))
-        )
+        answer = await self._timed(attempt, ask_tier(self._service, question, client, read))
         if not answer.given_up:
             metrics.cascade.tier_seconds.labels(*labels).observe(answer.seconds)
         return answer
@@ -166,14 +253,20 @@ class CascadeExecutor:
     def _must_wait_for(self, tier: int, before: list[Attempt]) -> bool:
         """Another tier's answer that is there, or that can be had now, is better than one of a tier that may be back in
         half a minute."""
-        others = self._record.tiers[:tier] + self._record.tiers[tier + 1 : self._machine.terms.last_tier + 1]
         has_answer = any(attempt.answer is not None for attempt in before)
-        return not has_answer and not any(map(self._service.pool.connected, others))
+        return not has_answer and not self._reachable() - {tier}
+
+    def _reachable(self) -> frozenset[int]:
+        """Tiers that may be asked and have an instance now."""
+        may_be_asked = self._record.tiers[: self._machine.terms.last_tier + 1]
+        return frozenset(tier for tier, model in enumerate(may_be_asked) if self._service.pool.connected(model))
 
     def _request_id_of(self, asking: Generate) -> str:
         """The first request to a tier has the client's request id, so that it is found by it everywhere."""
         is_first = asking.tier == self._first_tier
         request_id = self._request_id if is_first else f"{self._request_id}-tier{asking.tier}"
+        if asking.begun_ahead:
+            return f"{request_id}-ahead"
         return f"{request_id}-again" if asking.attempt > 1 else request_id
 
     async def _timed(self, attempt: Attempt, answering: Coroutine[Any, Any, TierAnswer]) -> TierAnswer:
@@ -192,9 +285,13 @@ class CascadeExecutor:
     def _read(self, asking: Generate, attempt: Attempt, before: list[Attempt]) -> Read:
         """How the tier's answer is read: shown as it comes, to its end, or until it exits early."""
         live = self._live
+
+        def progressed(reader: TierReader) -> None:
+            self._doubt(attempt.tier, progress_of(reader.tokens, reader.confidence))
+
         # The thresholds are for the scores of the judge that is asked first.
         is_first_judge = self._record.judges[:1] == (CONFIDENCE,)
-        read_on = read_until(asking.early_exit_below if is_first_judge else 0.0)
+        read_on = read_until(asking.early_exit_below if is_first_judge else 0.0, progressed)
 
         async def read(reader: TierReader) -> None:
             attempt.reader = reader
@@ -227,6 +324,7 @@ class CascadeExecutor:
     async def _judge(self, judge: Judge) -> Event:
         attempt, answer = self._answered(judge.tier)
         self.doing = f"the answer of {attempt.model} is being judged"
+        self._doubt(judge.tier, progress_of(0, answer.confidence, is_whole=True))
         began_s = self._service.clock()
         left_s = min(self._client.left_s(), inf if judge.timeout_s is None else judge.timeout_s)
         latency = self._latencies.judge_latency(self._record.name)

@@ -16,7 +16,9 @@ _OF_ONE_MODEL = ("return_token_ids", "prompt_logprobs", "allowed_token_ids", "us
 def terms_in_force(record: CascadeRecord) -> CascadeTerms:
     """What holds for a request without hints, from the record in the state store."""
     unknown_s = (0.0,) * len(record.tiers)
-    return CascadeTerms(record.thresholds, unknown_s, without_judge=WithoutJudge(record.without_judge))
+    return CascadeTerms(
+        record.thresholds, unknown_s, without_judge=WithoutJudge(record.without_judge), speculate_from=record.speculate
+    )
 
 
 def terms_of(
@@ -48,6 +50,8 @@ def terms_of(
             thresholds=thresholds_for(record.thresholds, hints.quality),
             deadline_s=None if hints.latency_s is None else arrived_s + hints.latency_s,
             max_tier=max_tier,
+            # What was learnt of answers is learnt under the record's thresholds.
+            speculate_from=record.speculate if hints.quality is None else 0.0,
         )
         return replace(terms, expected_s=latencies.expected_s(record, terms, arrived_s))
     except ConfigurationError as error:

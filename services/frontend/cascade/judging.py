@@ -124,7 +124,8 @@ class JudgeClient:
     def _channel(self, member: Member) -> grpc.aio.Channel:
         channel = self._channels.get(member.member_id)
         if channel is None:
-            channel = self._channels[member.member_id] = open_channel(self._transport, member.address)
+            channel = open_channel(self._transport, member.address, member.role)
+            self._channels[member.member_id] = channel
         return channel
 
     def _close(self, member_id: str) -> None:

@@ -73,14 +73,12 @@ class _LiveFormat:
         self._now.go_on(self._plain)
 
     def first_events(self) -> bytes:
-        """See `StreamFormat`."""
         events = self._now.first_events()
         if events:
             self._now = self._plain
         return events
 
     def event(self, piece: ChoicePiece) -> bytes:
-        """See `StreamFormat`."""
         if piece.finish is not None:
             self._now = self._form(self._complete())
             self._now.go_on(self._plain)
@@ -89,5 +87,4 @@ class _LiveFormat:
         return form.event(piece)
 
     def usage_event(self, usage: Usage) -> bytes:
-        """See `StreamFormat`."""
         return self._now.usage_event(usage)

@@ -12,6 +12,7 @@ from controlplane.protocols.cascade.confidence import RunningConfidence
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition, choice_text
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.schema import Usage
+from services.frontend.errors import bad_request
 from services.frontend.requests.generation import Client, Generation, generating
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import GenerationPlan, plan_request
@@ -58,8 +59,8 @@ class TierQuestion:
     ttft: Histogram
     """Gets the time from `began_s` to the first token."""
     inter_token: Histogram
-    waits: bool
-    """For an instance, if the tier has none just now."""
+    may_wait: Callable[[], bool]
+    """Whether it waits, or waits on, for an instance where the tier has none."""
     with_logprobs: bool
     """Record those of the chosen tokens although the client did not ask for any."""
 
@@ -90,11 +91,21 @@ class TierReader:
         """The model's, so far; 100 before anything was shown."""
         return self._confidence.score
 
+    @property
+    def tokens(self) -> int:
+        """Generated so far."""
+        return self._reader.usage().completion_tokens
+
     async def begin(self) -> None:
         """Wait until there is something to show, which `read` then brings. Raises ApiError if nothing ever is."""
         while not self._waiting:
             await self._reader.wait()
             self._waiting = self._read()
+
+    async def hold(self) -> None:
+        """Wait for more, and keep it for the next `read`. Raises ApiError if the generation failed."""
+        await self._reader.wait()
+        self._waiting += self._read()
 
     def wait(self) -> Awaitable[None]:
         """See `PieceSource`."""
@@ -139,12 +150,14 @@ class TierReader:
 Read: TypeAlias = Callable[[TierReader], Awaitable[None]]
 
 
-def read_until(give_up_below: float) -> Read:
-    """Reads the whole answer, or gives it up once the model's confidence in it falls below this score; 0: never."""
+def read_until(give_up_below: float, progressed: Callable[[TierReader], None] = lambda _: None) -> Read:
+    """Reads the whole answer, or gives it up once the model's confidence in it falls below this score; 0: never.
+    `progressed` is called with what has come."""
 
     async def read(reader: TierReader) -> None:
         await reader.begin()
         while not reader.done and reader.confidence >= give_up_below:
+            progressed(reader)
             await reader.wait()
             reader.read()
 
@@ -154,13 +167,24 @@ def read_until(give_up_below: float) -> Read:
 async def ask_tier(service: FrontendService, question: TierQuestion, client: Client, read: Read) -> TierAnswer:
     """Let a model answer, as far as `read` wants it. Raises ApiError, as any request to the model would."""
     request = _with_logprobs(question.request) if question.with_logprobs else question.request
-    plan = await plan_request(request, question.request_id, question.model, max_choices=1, threads=service.threads)
-    async with generating(service, plan, question.began_s, client, waits=question.waits) as run:
+    with service.media.held(service.clock() + client.left_s()) as media:
+        plan = await plan_request(request, question.request_id, question.model, 1, service.threads, media)
+        return await _ask_planned(service, question, client, read, plan)
+
+
+async def _ask_planned(
+    service: FrontendService, question: TierQuestion, client: Client, read: Read, plan: GenerationPlan
+) -> TierAnswer:
+    if plan.read_by is not None:
+        name = question.model.name
+        message = f"The answers of `{name}` are read by vLLM's parsers, which cascades do without; ask `{name}` itself."
+        raise bad_request(message, "model")
+    async with generating(service, plan, question.began_s, client, may_wait=question.may_wait) as run:
         reader = TierReader(service, run.generation, question)
         try:
             await read(reader)
         finally:
-            usage, metrics = reader.usage(), service.metrics.of(question.model.name)
+            usage, metrics = reader.usage(), service.metrics.of(question.model.engine_model)
             metrics.generated_tokens.inc(usage.completion_tokens)
             metrics.cached_tokens.inc(usage.cached_tokens)
         answer = reader.answer()

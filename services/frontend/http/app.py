@@ -20,11 +20,14 @@ from services.frontend.http.exchange import (
 )
 from services.frontend.http.openapi import document
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
+from services.frontend.http.routes_console import Console, console_routes
 from services.frontend.http.routes_generate import generation_routes
-from services.frontend.http.routes_info import info_routes
+from services.frontend.http.routes_info import info_routes, metrics_routes
+from services.frontend.http.routes_lora import lora_routes
 from services.frontend.http.routes_other_apis import other_api_routes
 from services.frontend.http.routes_pooling import pooling_routes
 from services.frontend.http.routes_text import text_routes
+from services.frontend.requests.adapter_loader import AdapterLoader
 from services.frontend.settings import FrontendSettings
 
 
@@ -42,18 +45,28 @@ def allow_cross_origin(app: FastAPI, settings: FrontendSettings) -> None:
         )
 
 
-def create_app(service: CascadeService, registry: CollectorRegistry) -> FastAPI:
-    """The ASGI application of a frontend; every error it answers has OpenAI's form."""
-    metrics = service.frontend.metrics
+def create_app(
+    service: CascadeService, registry: CollectorRegistry, loader: AdapterLoader, console: Console | None = None
+) -> FastAPI:
+    """The ASGI application of a frontend; every error it answers has OpenAI's form. `console` None: there is none."""
+    metrics, settings = service.frontend.metrics, service.frontend.settings
     app = FastAPI(
-        title="Penstock", version="1", description="One OpenAI-compatible endpoint in front of many instances."
+        title="Penstock",
+        version="1",
+        description="One OpenAI-compatible endpoint in front of many instances.",
+        openapi_url="/openapi.json" if settings.docs else None,
     )
     app.include_router(generation_routes(service))
     app.include_router(other_api_routes(service))
     app.include_router(pooling_routes(service.frontend))
     app.include_router(text_routes(service.frontend))
-    app.include_router(info_routes(service, registry))
-    allow_cross_origin(app, service.frontend.settings)
+    app.include_router(lora_routes(service.frontend, loader))
+    app.include_router(info_routes(service))
+    if settings.http_metrics:
+        app.include_router(metrics_routes(registry))
+    if console is not None:
+        app.include_router(console_routes(service.frontend, console))
+    allow_cross_origin(app, settings)
     app.openapi = partial(document, app)  # type: ignore[method-assign]
 
     def count(request: Request, status: int) -> None:

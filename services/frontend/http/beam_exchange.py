@@ -10,11 +10,13 @@ from starlette.types import Scope
 from penstock.v1 import request_pb2
 from services.frontend.answers.choice import ChoicePiece, choice_text
 from services.frontend.answers.formats import answer_format
+from services.frontend.answers.outside import OutsidePieces
 from services.frontend.answers.schema import PromptTokensDetails, Usage
-from services.frontend.answers.sender import AnswerSender
+from services.frontend.answers.sender import AnswerSender, PieceSource
 from services.frontend.errors import bad_request
 from services.frontend.http.exchange import INSTANCE_HEADER, POLICY_HEADER, ModelExchange
 from services.frontend.requests.beam_search import MAX_BEAMS, Beam, BeamSearch
+from services.frontend.requests.ended import Tokens
 from services.frontend.requests.generation import Client, generating
 from services.frontend.requests.plan import GenerationPlan, Prompt, plan_request
 from services.frontend.requests.schema import GenerationRequest
@@ -67,10 +69,13 @@ class BeamExchange(ModelExchange):
             step += 1
         beams = search.best()
         usage = _usage(len(prompt.token_ids), beams, cached_tokens)
-        metrics = service.metrics.of(self._model.name)
+        self._progress.tokens = Tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        metrics = service.metrics.of(self._model.engine_model)
         metrics.generated_tokens.inc(usage.completion_tokens)
         metrics.cached_tokens.inc(cached_tokens)
-        source = _Found([_piece(self._request, plan, index, beam) for index, beam in enumerate(beams)])
+        source: PieceSource = _Found([_piece(self._request, plan, index, beam) for index, beam in enumerate(beams)])
+        if plan.read_by is not None:
+            source = OutsidePieces(source, plan, self._left_s(), is_whole=not self._request.stream)
         form = answer_format(self._request, self._header(plan), plan)
         if self._request.stream:
             await sender.stream(source, form, (lambda: usage) if self._include_usage else None)
@@ -104,18 +109,21 @@ class _Found:
 
     def __init__(self, pieces: Sequence[ChoicePiece]) -> None:
         self._pieces = pieces
-        self.done = False
+        self._is_read = False
+
+    @property
+    def done(self) -> bool:
+        return self._is_read
 
     def wait(self) -> Awaitable[None]:
-        """See `PieceSource`."""
         ready = asyncio.get_running_loop().create_future()
         ready.set_result(None)
         return ready
 
     def read(self) -> Sequence[ChoicePiece]:
-        """See `PieceSource`."""
-        self.done = True
-        return self._pieces
+        pieces = () if self._is_read else self._pieces
+        self._is_read = True
+        return pieces
 
 
 def _step_plan(plan: GenerationPlan, beams: Sequence[Beam], step: int) -> GenerationPlan:

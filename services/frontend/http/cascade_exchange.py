@@ -5,7 +5,7 @@ from starlette.types import Scope
 
 from controlplane.model.cascade_record import CascadeRecord
 from services.frontend.answers.formats import AnswerFormat, AnswerHeader, WholeAnswer, answer_format
-from services.frontend.answers.schema import CascadeFacts
+from services.frontend.answers.schema import CascadeFacts, TierFacts
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.cascade import response_metadata
 from services.frontend.cascade.executor import Accepted, CascadeExecutor
@@ -15,8 +15,10 @@ from services.frontend.cascade.live_stream import LiveStream
 from services.frontend.cascade.service import CascadeService
 from services.frontend.http.exchange import INSTANCE_HEADER, POLICY_HEADER, Exchange
 from services.frontend.requests.api_keys import ApiKey
+from services.frontend.requests.ended import TierOutcome, Tokens
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.schema import ChatCompletionRequest, GenerationRequest
+from services.frontend.requests.usage import ModelUsage
 
 
 class CascadeExchange(Exchange):
@@ -48,8 +50,25 @@ class CascadeExchange(Exchange):
             self._terms,
             self._client(scope),
         )
+        try:
+            await self._answer(executor, sender)
+        finally:  # also where the client has left, or no tier could answer
+            usages = [
+                ModelUsage(model, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+                for model, usage in executor.usages
+            ]
+            self._progress.tier_usage = usages
+            self._progress.tokens = Tokens(
+                sum(usage.prompt_tokens for usage in usages),
+                sum(usage.cached_tokens for usage in usages),
+                sum(usage.output_tokens for usage in usages),
+            )
+
+    async def _answer(self, executor: CascadeExecutor, sender: AnswerSender) -> None:
         if not self._request.stream:
-            await self._send_at_once(sender, await executor.run(None))
+            accepted = await executor.run(None)
+            self._note(accepted)
+            await self._send_at_once(sender, accepted)
             return
 
         def announce(facts: CascadeFacts, instance_id: str, policy: str) -> None:
@@ -58,8 +77,16 @@ class CascadeExchange(Exchange):
         async with KeepAlives(sender, lambda: executor.doing) as keep_alives:
             live = LiveStream(sender, keep_alives, self._form, announce, self._include_usage)
             accepted = await executor.run(live)
+            self._note(accepted)
         if not live.began:
             await self._send_at_once(sender, accepted)
+
+    def _note(self, accepted: Accepted) -> None:
+        progress, answer, facts = self._progress, accepted.answer, accepted.facts
+        progress.choices = 1
+        progress.tier, progress.because = facts.tier, facts.because
+        progress.tiers = [_outcome(tier) for tier in facts.tiers]
+        progress.instance_id, progress.policy = answer.instance_id, answer.policy
 
     async def _send_at_once(self, sender: AnswerSender, accepted: Accepted) -> None:
         answer = accepted.answer
@@ -78,7 +105,8 @@ class CascadeExchange(Exchange):
         sender.headers |= response_metadata.headers(facts)
         sender.headers[INSTANCE_HEADER] = instance_id
         sender.headers[POLICY_HEADER] = policy
-        self._service.metrics.of(self._record.name).ttft.observe(self._service.clock() - self._arrived_s)
+        self._progress.first_token_s = self._service.clock()
+        self._service.metrics.of(self._record.name).ttft.observe(self._progress.first_token_s - self._arrived_s)
 
     def _form(self, plan: GenerationPlan, facts: CascadeFacts | msgspec.UnsetType) -> AnswerFormat:
         header = AnswerHeader(
@@ -97,3 +125,10 @@ class CascadeExchange(Exchange):
         if isinstance(self._request, ChatCompletionRequest):
             return bool(self._request.logprobs)
         return self._request.logprobs is not None
+
+
+def _outcome(tier: TierFacts) -> TierOutcome:
+    ended = "given up: it could not score enough" if tier.given_up else ""
+    if tier.abandoned:
+        ended = "abandoned: it was begun ahead and not needed"
+    return TierOutcome(tier.model, tier.score, tier.seconds, tier.failure or ended)

@@ -14,17 +14,20 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.answers.choice import choice_text
+from services.frontend.answers.choice import ChoicePiece, choice_text
 from services.frontend.answers.event_ids import Covered, EventIds
 from services.frontend.answers.formats import AnswerHeader, answer_format
+from services.frontend.answers.outside import OutsidePieces
 from services.frontend.answers.reader import AnswerReader
 from services.frontend.answers.schema import Usage
-from services.frontend.answers.sender import AnswerSender
+from services.frontend.answers.sender import AnswerSender, PieceSource
 from services.frontend.errors import ApiError, internal_error
 from services.frontend.http.errors import error_body, error_response
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
 from services.frontend.http.server import abort_connection
-from services.frontend.requests.api_keys import ApiKey
+from services.frontend.media.service import MediaLoader
+from services.frontend.requests.api_keys import ApiKey, tenant_of
+from services.frontend.requests.ended import Asked, Progress, Tokens
 from services.frontend.requests.generation import Client, Generation, generating
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import GenerationPlan, plan_request
@@ -70,6 +73,9 @@ class Exchange(Response, ABC):
         self._key = key
         self._arrived_s = arrived_s
         self._client_left = False
+        self._progress = Progress()
+        self._tokens_charged_before = 0
+        """Of a stream that is resumed: to its first connection."""
         self.wants_ids = False
         """The events of a stream are to have ids, by which it can be resumed."""
         self.may_return = False
@@ -127,8 +133,11 @@ class Exchange(Response, ABC):
         service = self._service
         try:
             with service.counted(self._key), service.tracer.child("queue", self.traceparent) as queue:
-                async with service.gate.admitted(self, self._request.priority or 0, self._left_s()):
+                async with service.gate.admitted(
+                    self, self._request.priority or 0, self._left_s(), tenant_of(self._key), lambda: self._tokens_taken
+                ):
                     queue.end()
+                    self._progress.admitted_s = service.clock()
                     await self._generate(sender, scope)
             return None
         except ApiError as error:
@@ -149,21 +158,37 @@ class Exchange(Response, ABC):
         return options is not None and bool(options.include_usage)
 
     def _client(self, scope: Scope) -> Client:
-        return Client(self._left_s, partial(abort_connection, scope), self.may_return, self.traceparent)
+        return Client(
+            self._left_s, partial(abort_connection, scope), self.may_return, self.traceparent, tenant_of(self._key)
+        )
 
     def _endpoint(self, scope: Scope) -> str:
         """The label of the requests metric: a path without ids, so that there are few."""
         path: str = scope["path"]
         return path
 
+    @property
+    def _owner(self) -> str:
+        return "" if self._key is None else self._key.name
+
+    @property
+    def _tokens_taken(self) -> int:
+        taken = self._progress.tokens.prompt + self._progress.tokens.generated
+        return max(0, taken - self._tokens_charged_before)
+
     def _left_s(self) -> float:
         return self._arrived_s + self._service.settings.request_deadline_s - self._service.clock()
 
     def _count(self, endpoint: str, status: int) -> None:
         service = self._service
+        service.spent(self._key, self._tokens_taken)
         service.requests_total += 1
         service.metrics.requests.labels(self._model_name, endpoint, str(status)).inc()
-        service.metrics.of(self._model_name).e2e.observe(service.clock() - self._arrived_s)
+        now_s = service.clock()
+        service.metrics.of(self._model_name).e2e.observe(now_s - self._arrived_s)
+        asked = Asked(self._request_id, self._model_name, endpoint, self._owner, self._arrived_s)
+        service.used(asked, self._progress, status)
+        service.ended.add(asked, self._progress, status, now_s, service.unix_time())
 
 
 class ModelExchange(Exchange):
@@ -178,14 +203,19 @@ class ModelExchange(Exchange):
         key: ApiKey | None,
         arrived_s: float,
     ) -> None:
-        super().__init__(service, request, request_id, model.name, key, arrived_s)
+        super().__init__(service, request, request_id, model.engine_model, key, arrived_s)
         self._model = model
         self._created_unix_s = int(service.unix_time())
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         service = self._service
+        with service.media.held(service.clock() + self._left_s()) as media:
+            await self._generate_with(media, sender, scope)
+
+    async def _generate_with(self, media: MediaLoader, sender: AnswerSender, scope: Scope) -> None:
+        service = self._service
         plan = await plan_request(
-            self._request, self._request_id, self._model, service.settings.max_choices, service.threads
+            self._request, self._request_id, self._model, service.settings.max_choices, service.threads, media
         )
         plan = replace(plan, ticket=encode_ticket(self._request, plan, self._key, self._created_unix_s))
         try:
@@ -206,8 +236,14 @@ class ModelExchange(Exchange):
     ) -> None:
         """`covered`: what the client has of a stream that it resumes."""
         texts = [choice_text(self._request, generation.plan, relay.index) for relay in generation.relays]
-        metrics, clock = self._service.metrics.of(self._model.name), self._service.clock
+        metrics, clock = self._service.metrics.of(self._model.engine_model), self._service.clock
+        self._progress.placed(generation.instance_ids, generation.policies, clock())
         form = answer_format(self._request, self._header(generation.plan), generation.plan)
+        outside: OutsidePieces | None = None
+
+        def on_covered(piece: ChoicePiece) -> None:
+            form.covered(piece) if outside is None else outside.covered(piece)
+
         reader = AnswerReader(
             generation,
             texts,
@@ -215,20 +251,27 @@ class ModelExchange(Exchange):
             metrics.inter_token,
             clock,
             covered,
-            form.covered,
+            on_covered,
             is_resumed=is_resumed,
         )
+        source: PieceSource = reader
+        if generation.plan.read_by is not None:
+            deadline_s = self._service.settings.request_deadline_s
+            source = outside = OutsidePieces(reader, generation.plan, deadline_s, is_whole=not self._request.stream)
         sender.headers[INSTANCE_HEADER] = ",".join(dict.fromkeys(generation.instance_ids))
         sender.headers[POLICY_HEADER] = ",".join(dict.fromkeys(generation.policies))
         try:
             if self._request.stream:
                 ids, usage = self._event_ids(generation.plan, covered), self._usage_wanted(reader, covered)
                 await sender.stream(
-                    reader, form, usage, ids, first_events_had=0 if covered is None else covered.first_events
+                    source, form, usage, ids, first_events_had=0 if covered is None else covered.first_events
                 )
             else:
-                await sender.whole(reader, form, len(texts), reader.usage)
+                await sender.whole(source, form, len(texts), reader.usage)
         finally:
+            if outside is not None:
+                outside.close()
+            self._progress.ended(generation.relays, _tokens(reader.usage()), reader.first_s)
             self._count_tokens(reader, 0 if covered is None else sum(covered.tokens))
 
     def _event_ids(self, plan: GenerationPlan, covered: Covered | None) -> EventIds | None:
@@ -256,10 +299,14 @@ class ModelExchange(Exchange):
         )
 
     def _count_tokens(self, reader: AnswerReader, sent_before: int) -> None:
-        usage, metrics = reader.usage(), self._service.metrics.of(self._model.name)
+        usage, metrics = reader.usage(), self._service.metrics.of(self._model.engine_model)
         metrics.generated_tokens.inc(max(0, usage.completion_tokens - sent_before))
         metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.request_prompt_tokens.observe(usage.prompt_tokens)
         metrics.request_generated_tokens.observe(usage.completion_tokens)
         for finish in reader.finishes:
-            self._service.metrics.finished.labels(self._model.name, finish).inc()
+            self._service.metrics.finished.labels(self._model.engine_model, finish).inc()
+
+
+def _tokens(usage: Usage) -> Tokens:
+    return Tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)

@@ -14,8 +14,11 @@ from services.frontend.answers.schema import (
     Model,
     ModelList,
 )
+from services.frontend.requests.adapter_schema import LoadAdapterBody, UnloadAdapterBody
 from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from services.frontend.requests.pooling_schema import (
+    ClassifiedList,
+    ClassifyRequest,
     EmbeddingList,
     EmbeddingRequest,
     PoolingList,
@@ -46,6 +49,8 @@ _DOCUMENTED: Final = (
     Detokenized,
     EmbeddingRequest,
     EmbeddingList,
+    ClassifyRequest,
+    ClassifiedList,
     PoolingRequestBody,
     PoolingList,
     ScoreRequest,
@@ -56,6 +61,8 @@ _DOCUMENTED: Final = (
     MessagesRequest,
     CountTokensRequest,
     TokenCount,
+    LoadAdapterBody,
+    UnloadAdapterBody,
 )
 _REFUSALS: Final = {
     400: "The request is wrong; `param` names the culprit",
@@ -93,6 +100,14 @@ def body_docs(request_schemas: tuple[str, ...], answer_schema: str, description:
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {**docs, "openapi_extra": {"requestBody": body, "security": [{"apiKey": []}, {}]}}
+
+
+def text_docs(request_schema: str, description: str) -> dict[str, Any]:
+    """Keyword arguments of a route that takes this body and answers in a sentence."""
+    docs = body_docs((request_schema,), "Error", description)
+    docs["responses"][200]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    docs["responses"][403] = {"description": "The key is not an operator's", "content": _json("Error")}
+    return docs
 
 
 def object_docs(description: str, *refusals: int) -> dict[str, Any]:

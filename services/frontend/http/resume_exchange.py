@@ -4,6 +4,7 @@ from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
+from controlplane.model.adapter import Adapter
 from services.frontend.answers.event_ids import Covered
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.errors import bad_request, stream_not_found
@@ -32,14 +33,22 @@ class ResumeExchange(ModelExchange):
     ) -> None:
         """`adoption` has all choices. Raises ApiError: 400 for an event id that is none of this stream, 404 if its
         model is not known here."""
-        model = service.catalogue.get(adoption.choices[0].message.request.model)
+        asked = adoption.choices[0].message.request
+        model = service.catalogue.get(asked.model)
         if model is None:
             raise stream_not_found(adoption.request_id)
+        if asked.HasField("adapter"):  # which may have been unloaded since
+            adapter = asked.adapter
+            model = model.adapted(Adapter(adapter.name, adapter.digest, adapter.path, adapter.is_3d_lora_weight))
         self._covered = _covered(last_event_id, adoption)
         super().__init__(service, ticket.request, adoption.request_id, model, key, arrived_s)
         self._created_unix_s = ticket.created_unix_s
         self._adoption = adoption
         self._ticket = ticket
+        prompts = (adoption.choices[number * ticket.n].message.request for number in range(len(ticket.echoes)))
+        seen = 0 if self._covered is None else sum(self._covered.tokens)
+        # What the client has not seen may have been generated while nobody read it, and is charged here.
+        self._tokens_charged_before = sum(len(each.prompt_token_ids) for each in prompts) + seen
         self.wants_ids = True
         self.may_return = True  # who has come back once may do so again
 
@@ -73,6 +82,7 @@ class ResumeExchange(ModelExchange):
             ticket.request.priority or 0,
             requests[0].cache_salt,
             requests[0].resume.ticket,
+            read_by=ticket.read_by,
         )
 
     def _endpoint(self, scope: Scope) -> str:

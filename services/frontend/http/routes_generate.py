@@ -21,6 +21,7 @@ from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
+from services.frontend.requests.service import allowed_priority, check_model
 from services.frontend.requests.unsupported import refuse_unsupported, without_effect
 
 EVENT_IDS_HEADER: Final = "x-penstock-event-ids"
@@ -51,7 +52,7 @@ def generation_routes(service: CascadeService) -> APIRouter:
     async def resume_stream(request: Request) -> Response:
         """The rest of a streamed answer, behind the event that `Last-Event-ID` names."""
         arrived_s = frontend.clock()
-        key = frontend.authenticate(request.headers.get("authorization"))
+        key = await frontend.authenticate(request.headers.get("authorization"))
         adoption = Adoption(frontend, request.path_params["request_id"])
         ticket = await adoption.gather("" if key is None else key.name)
         try:
@@ -83,12 +84,13 @@ async def accept_body(
     request_id = ""
     try:
         request_id = new_request_id(id_prefix, given, frontend.entropy)
-        key = frontend.authenticate(authorization)
+        key = await frontend.authenticate(authorization)
         request = decode_body(await timely_body(frontend, http) if body is None else body, kind)
         if given is None and request.request_id is not None:
             request_id = new_request_id(id_prefix, request.request_id, frontend.entropy, "request_id")
             given = request.request_id
         refuse_unsupported(request)
+        request.priority = allowed_priority(key, request.priority)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
         exchange.without_effect = without_effect(request)
@@ -117,9 +119,10 @@ async def _exchange(
         request.model = service.frontend.catalogue.only()
     record = service.cascades.records.get(request.model)
     if record is not None:
+        check_model(key, request.model)
         return CascadeExchange(service, request, request_id, record, key, arrived_s)
     frontend = service.frontend
-    model = await frontend.catalogue.asked_for(request.model)
+    model = await frontend.model(request.model, key)
     if GENERATE not in model.tasks:
         raise bad_request(
             f"`{request.model}` is a pooling model: it does {', '.join(model.tasks)}. Ask /v1/embeddings or /pooling.",

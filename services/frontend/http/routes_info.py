@@ -16,23 +16,24 @@ from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import model_not_found, unavailable
 from services.frontend.http.openapi import answer_docs
 from services.frontend.requests.models import ServedModel
+from services.frontend.requests.service import check_model
 
 
-def info_routes(service: CascadeService, registry: CollectorRegistry) -> APIRouter:
-    """The endpoints that generate nothing. /health and /metrics need no key."""
+def info_routes(service: CascadeService) -> APIRouter:
+    """The endpoints that generate nothing. /health, /ping and /version need no key."""
     frontend = service.frontend
     router = APIRouter(tags=["information"])
 
     @router.get("/v1/models", **answer_docs("ModelList", "The models that have a worker now", 401))
     async def list_models(request: Request) -> Response:
         """Models and cascades that can be asked for now."""
-        frontend.authenticate(request.headers.get("authorization"))
-        return _json(encode(ModelList(_models(service))))
+        key = await frontend.authenticate(request.headers.get("authorization"))
+        return _json(encode(ModelList([each for each in _models(service) if key is None or key.may_ask(each.id)])))
 
     @router.get("/v1/models/{model:path}", **answer_docs("Model", "The model", 401, 404))
     async def retrieve_model(model: str, request: Request) -> Response:
         """One model, by its id; 404 if no worker serves it now."""
-        frontend.authenticate(request.headers.get("authorization"))
+        check_model(await frontend.authenticate(request.headers.get("authorization")), model)
         for served in _models(service):
             if served.id == model:
                 return _json(encode(served))
@@ -55,6 +56,13 @@ def info_routes(service: CascadeService, registry: CollectorRegistry) -> APIRout
     async def show_version() -> Response:
         """The version of Penstock; each instance knows that of its engine."""
         return _json(encode({"version": version("penstock")}))
+
+    return router
+
+
+def metrics_routes(registry: CollectorRegistry) -> APIRouter:
+    """/metrics, which needs no key."""
+    router = APIRouter(tags=["information"])
 
     @router.get("/metrics")
     async def metrics() -> Response:
@@ -82,7 +90,10 @@ def _model(model: ServedModel) -> Model:
     defaults = dict(model.sampling_defaults) or msgspec.UNSET
     tasks = msgspec.UNSET if GENERATE in model.tasks else list(model.tasks)
     facts = ModelFacts(model.text.vocabulary_size, tasks=tasks, sampling_defaults=defaults)
-    return Model(model.name, model.created_unix_s, model.max_model_len_tokens, facts)
+    listed = Model(model.name, model.created_unix_s, model.max_model_len_tokens, facts)
+    if model.adapter is not None:
+        listed.root, listed.parent = model.adapter.path, model.base_model
+    return listed
 
 
 def _json(body: bytes) -> Response:

@@ -20,10 +20,11 @@ from services.frontend.http.translated_exchange import TranslatedExchange, Trans
 from services.frontend.requests import messages_schema, responses_schema
 from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from services.frontend.requests.plan import plan_chat
-from services.frontend.requests.response_store import ResponseStore, StoredResponse
+from services.frontend.requests.response_store import StoredResponse
 from services.frontend.requests.responses_schema import ResponsesRequest
 from services.frontend.requests.schema import ChatCompletionRequest
 from services.frontend.requests.service import FrontendService
+from services.frontend.requests.shared_responses import SharedResponses
 
 RESPONSES_PATH: Final = "/v1/responses"
 STORED_PATH: Final = "/v1/responses/{response_id}"
@@ -32,22 +33,21 @@ STORED_PATH: Final = "/v1/responses/{response_id}"
 def other_api_routes(service: CascadeService) -> APIRouter:
     """The endpoints of both."""
     router = APIRouter(tags=["generation"], route_class=RawRoute)
-    store = ResponseStore(service.frontend.settings.max_stored_response_bytes)
     frontend = service.frontend
+    responses = frontend.responses
 
     @router.post(RESPONSES_PATH, **translated_docs("ResponsesRequest", "The response"))
     async def create_response(request: Request) -> Response:
         """Answer an input, or go on with an earlier response."""
-        owner = _owner(frontend, request)
+        owner = await _owner(frontend, request)
         body = decode_body(await timely_body(frontend, request), ResponsesRequest)
         response_id = f"resp_{frontend.entropy.token_hex(16)}"
-        messages = (*_earlier(store, body.previous_response_id, owner), *responses_schema.new_messages(body))
+        earlier = await _earlier(responses, body.previous_response_id, owner)
+        messages = (*earlier, *responses_schema.new_messages(body))
 
         def keep(whole: bytes, turn: dict[str, Any]) -> None:
             if body.store is not False:
-                conversation = (*messages, turn)
-                size_bytes = len(whole) + len(encode(conversation))
-                store.keep(response_id, StoredResponse(whole, conversation, owner, size_bytes))
+                responses.keep(response_id, StoredResponse.of(whole, (*messages, turn), owner))
 
         chat = responses_schema.chat_body(body, list(messages))
         translator = ResponsesTranslator(response_id, _facts(body, int(frontend.unix_time())), keep)
@@ -55,9 +55,9 @@ def other_api_routes(service: CascadeService) -> APIRouter:
 
     @router.get(STORED_PATH, **object_docs("The response", 401, 404))
     async def retrieve_response(request: Request) -> Response:
-        """A response that this frontend keeps."""
-        owner = _owner(frontend, request)
-        found = store.find(request.path_params["response_id"], owner)
+        """A response that a frontend of this mesh keeps."""
+        owner = await _owner(frontend, request)
+        found = await responses.find(request.path_params["response_id"], owner)
         if found is None:
             raise _response_not_found(request.path_params["response_id"])
         return Response(found.response, media_type="application/json")
@@ -66,7 +66,7 @@ def other_api_routes(service: CascadeService) -> APIRouter:
     async def delete_response(request: Request) -> Response:
         """Forget a response."""
         response_id = request.path_params["response_id"]
-        if not store.drop(response_id, _owner(frontend, request)):
+        if not await responses.drop(response_id, await _owner(frontend, request)):
             raise _response_not_found(response_id)
         return Response(
             encode({"id": response_id, "object": "response", "deleted": True}), media_type="application/json"
@@ -90,8 +90,9 @@ def other_api_routes(service: CascadeService) -> APIRouter:
         async def answer() -> Response:
             body = decode_body(await timely_body(frontend, request), CountTokensRequest)
             chat = decode_body(encode(messages_schema.chat_body(body)), ChatCompletionRequest)
-            model = await frontend.catalogue.asked_for(chat.model)
-            plan = await plan_chat(chat, "count", model, frontend.threads)
+            model = await frontend.model(chat.model, await frontend.authenticate(_authorization(request)))
+            with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
+                plan = await plan_chat(chat, "count", model, frontend.threads, media)
             return Response(encode(TokenCount(plan.prompt_tokens)), media_type="application/json")
 
         return await _as_anthropic(frontend, request, answer)
@@ -113,7 +114,7 @@ async def _as_anthropic(
 ) -> Response:
     """With errors in Anthropic's form."""
     try:
-        frontend.authenticate(_authorization(request))
+        await frontend.authenticate(_authorization(request))
         return await answer()
     except ApiError as error:
         frontend.metrics.requests.labels("", request.url.path, str(error.status)).inc()
@@ -128,18 +129,18 @@ def _authorization(request: Request) -> str | None:
     return request.headers.get("authorization") or (f"Bearer {key}" if key else None)
 
 
-def _owner(frontend: FrontendService, request: Request) -> str:
-    key = frontend.authenticate(_authorization(request))
+async def _owner(frontend: FrontendService, request: Request) -> str:
+    key = await frontend.authenticate(_authorization(request))
     return "" if key is None else key.name
 
 
-def _earlier(store: ResponseStore, response_id: str | None, owner: str) -> tuple[dict[str, Any], ...]:
+async def _earlier(responses: SharedResponses, response_id: str | None, owner: str) -> tuple[dict[str, Any], ...]:
     if response_id is None:
         return ()
-    found = store.find(response_id, owner)
+    found = await responses.find(response_id, owner)
     if found is None:
         raise bad_request(
-            f"Previous response `{response_id}` not found: it was not stored, is too old, or another frontend has it.",
+            f"Previous response `{response_id}` not found: it was not stored, or is too old.",
             "previous_response_id",
             "previous_response_not_found",
         )

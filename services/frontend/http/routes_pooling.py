@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /pooling, /score and /rerank: what pooling models serve."""
+"""POST /v1/embeddings, /classify, /pooling, /score and /rerank: what pooling models serve."""
 
 import asyncio
 import base64
@@ -18,8 +18,13 @@ from services.frontend.http.openapi import body_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, new_request_id
 from services.frontend.placement.pooler import Vectors
+from services.frontend.requests.api_keys import tenant_of
+from services.frontend.requests.ended import NO_TOKENS, Asked, Progress, Tokens
 from services.frontend.requests.pooling import PoolingCall, input_prompts, text_pairs
 from services.frontend.requests.pooling_schema import (
+    ClassifiedInput,
+    ClassifiedList,
+    ClassifyRequest,
     DocumentText,
     EmbeddingData,
     EmbeddingList,
@@ -36,10 +41,11 @@ from services.frontend.requests.pooling_schema import (
     ScoreList,
     ScoreRequest,
 )
-from services.frontend.requests.service import FrontendService
+from services.frontend.requests.service import FrontendService, allowed_priority
 
 Body = TypeVar("Body", bound=PoolingFields)
 Result = TypeVar("Result")
+PoolingAnswer = EmbeddingList | ClassifiedList | PoolingList | ScoreList | RankedList
 
 
 def pooling_routes(frontend: FrontendService) -> APIRouter:
@@ -50,6 +56,11 @@ def pooling_routes(frontend: FrontendService) -> APIRouter:
     async def create_embeddings(request: Request) -> Response:
         """A vector of each input."""
         return await _answer(frontend, request, EmbeddingRequest, "embd", _embeddings)
+
+    @router.post("/classify", **body_docs(("ClassifyRequest",), "ClassifiedList", "The classes"))
+    async def classify(request: Request) -> Response:
+        """The likeliest class of each input, and the probability of every class."""
+        return await _answer(frontend, request, ClassifyRequest, "classify", _classes)
 
     @router.post("/pooling", **body_docs(("PoolingRequestBody",), "PoolingList", "Vectors or scores"))
     async def pool(request: Request) -> Response:
@@ -72,7 +83,7 @@ def pooling_routes(frontend: FrontendService) -> APIRouter:
     return router
 
 
-async def _embeddings(call: PoolingCall, body: EmbeddingRequest) -> msgspec.Struct:
+async def _embeddings(call: PoolingCall, body: EmbeddingRequest) -> PoolingAnswer:
     prompts = await input_prompts(call, body)
     pooled = await call.pool(prompts, call.task("embed"), "input", body.dimensions)
     data = [
@@ -82,7 +93,19 @@ async def _embeddings(call: PoolingCall, body: EmbeddingRequest) -> msgspec.Stru
     return EmbeddingList(call.model.name, data, _usage(pooled.prompt_tokens))
 
 
-async def _pooling(call: PoolingCall, body: PoolingRequestBody) -> msgspec.Struct:
+async def _classes(call: PoolingCall, body: ClassifyRequest) -> PoolingAnswer:
+    prompts, task = await input_prompts(call, body), call.task("classify", "model")
+    pooled = await call.pool(prompts, task, "input")
+    labels = call.model.text.labels
+    data = [
+        ClassifiedInput(index, labels.get(int(rows[0].argmax())), rows[0].tolist(), rows[0].size)
+        for index, rows in enumerate(pooled.rows)
+    ]
+    created = int(call.service.unix_time())
+    return ClassifiedList(call.request_id, created, call.model.name, data, _usage(pooled.prompt_tokens))
+
+
+async def _pooling(call: PoolingCall, body: PoolingRequestBody) -> PoolingAnswer:
     prompts, task = await input_prompts(call, body), call.task(body.task)
     pooled = await call.pool(prompts, task, "input", body.dimensions)
 
@@ -97,7 +120,7 @@ async def _pooling(call: PoolingCall, body: PoolingRequestBody) -> msgspec.Struc
     return PoolingList(call.request_id, created, call.model.name, data, _usage(pooled.prompt_tokens))
 
 
-async def _score(call: PoolingCall, body: ScoreRequest) -> msgspec.Struct:
+async def _score(call: PoolingCall, body: ScoreRequest) -> PoolingAnswer:
     first = body.text_1 if body.text_1 is not None else body.queries
     second = body.text_2 if body.text_2 is not None else body.documents
     scores, tokens = await call.scores(text_pairs(first, second))
@@ -105,7 +128,7 @@ async def _score(call: PoolingCall, body: ScoreRequest) -> msgspec.Struct:
     return ScoreList(call.request_id, int(call.service.unix_time()), call.model.name, data, _usage(tokens))
 
 
-async def _rerank(call: PoolingCall, body: RerankRequest) -> msgspec.Struct:
+async def _rerank(call: PoolingCall, body: RerankRequest) -> PoolingAnswer:
     documents = [each if isinstance(each, str) else each.text for each in body.documents]
     scores, tokens = await call.scores([(body.query, document) for document in documents])
     order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))
@@ -125,7 +148,7 @@ async def _answer(
     http: Request,
     kind: type[Body],
     id_prefix: str,
-    work: Callable[[PoolingCall, Body], Awaitable[msgspec.Struct]],
+    work: Callable[[PoolingCall, Body], Awaitable[PoolingAnswer]],
 ) -> Response:
     """One answer, whole; a client that leaves cancels the work for it. Raises ApiError."""
     arrived_s = frontend.clock()
@@ -134,19 +157,26 @@ async def _answer(
     request_id = ""
     try:
         request_id = new_request_id(id_prefix, given, frontend.entropy)
-        key = frontend.authenticate(http.headers.get("authorization"))
+        key = await frontend.authenticate(http.headers.get("authorization"))
         body = decode_body(await timely_body(frontend, http), kind)
-        model = await frontend.catalogue.asked_for(body.model)
+        model = await frontend.model(body.model, key)
+        body.priority = allowed_priority(key, body.priority)
         call = PoolingCall(frontend, model, body, request_id, ends_s)
         with frontend.counted(key):
-            async with frontend.gate.admitted(call.request_id, body.priority or 0, ends_s - frontend.clock()):
+            left_s = ends_s - frontend.clock()
+            async with frontend.gate.admitted(call.request_id, body.priority or 0, left_s, tenant_of(key)):
                 answer = await _unless_gone(http, work(call, body))
+        if answer is not None:
+            frontend.spent(key, answer.usage.prompt_tokens)
     except ApiError as error:
         request_id = request_id or new_request_id(id_prefix, None, frontend.entropy)
         told_id = request_id if error.param == REQUEST_ID_HEADER else given or request_id
         error.headers = {**error.headers, REQUEST_ID_HEADER: told_id, MESH_ID_HEADER: request_id}
         raise
     status = CLIENT_CLOSED_REQUEST if answer is None else 200
+    asked = Asked(request_id, model.name, http.url.path, "" if key is None else key.name, arrived_s)
+    tokens = NO_TOKENS if answer is None else Tokens(answer.usage.prompt_tokens)
+    frontend.used(asked, Progress(tokens=tokens), status)
     frontend.requests_total += 1
     frontend.metrics.requests.labels(model.name, http.url.path, str(status)).inc()
     frontend.metrics.of(model.name).e2e.observe(frontend.clock() - arrived_s)

@@ -10,6 +10,7 @@ from services.frontend.errors import bad_request
 from services.frontend.http.body import decode_body, timely_body
 from services.frontend.http.openapi import body_docs
 from services.frontend.http.raw_route import RawRoute
+from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.plan import plan_chat
 from services.frontend.requests.schema import ChatCompletionRequest
@@ -39,16 +40,16 @@ def text_routes(frontend: FrontendService) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         """Token ids of a text, or of a conversation as the model's chat template writes it."""
-        frontend.authenticate(request.headers.get("authorization"))
+        key = await frontend.authenticate(request.headers.get("authorization"))
         body = await timely_body(frontend, request)
         if decode_body(body, _Probe).messages is not msgspec.UNSET:
-            asked, (model, token_ids) = decode_body(body, TokenizeChatRequest), await _chat(frontend, body)
+            asked, (model, token_ids) = decode_body(body, TokenizeChatRequest), await _chat(frontend, body, key)
             if asked.add_special_tokens:
                 token_ids = model.text.with_added_tokens(token_ids)
             wants_text = asked.return_token_strs
         else:
             text = decode_body(body, TokenizeTextRequest)
-            model = await frontend.catalogue.asked_for(text.model)
+            model = await frontend.model(text.model, key)
             token_ids = await model.text.chunked.encode_in(frontend.threads, text.prompt)
             if text.add_special_tokens:
                 token_ids = model.text.with_added_tokens(token_ids)
@@ -59,9 +60,9 @@ def text_routes(frontend: FrontendService) -> APIRouter:
     @router.post("/detokenize", **body_docs(("DetokenizeRequest",), "Detokenized", "The text"))
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens left out."""
-        frontend.authenticate(request.headers.get("authorization"))
+        key = await frontend.authenticate(request.headers.get("authorization"))
         asked = decode_body(await timely_body(frontend, request), DetokenizeRequest)
-        model = await frontend.catalogue.asked_for(asked.model)
+        model = await frontend.model(asked.model, key)
         if asked.tokens and max(asked.tokens) >= model.text.vocabulary_size:
             raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", "tokens")
         return _json(Detokenized(model.text.decode(asked.tokens)))
@@ -69,15 +70,16 @@ def text_routes(frontend: FrontendService) -> APIRouter:
     return router
 
 
-async def _chat(frontend: FrontendService, body: bytes) -> tuple[ServedModel, list[int]]:
+async def _chat(frontend: FrontendService, body: bytes, key: ApiKey | None) -> tuple[ServedModel, list[int]]:
     """The prompt of a chat completion with this body."""
     fields = msgspec.json.decode(body)
     for name in ("add_special_tokens", "return_token_strs"):
         fields.pop(name, None)
     request = decode_body(msgspec.json.encode(fields), ChatCompletionRequest)
     refuse_unsupported(request)
-    model = await frontend.catalogue.asked_for(request.model)
-    plan = await plan_chat(request, "tokenize", model, frontend.threads)
+    model = await frontend.model(request.model, key)
+    with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
+        plan = await plan_chat(request, "tokenize", model, frontend.threads, media)
     return model, list(plan.prompts[0].token_ids)
 
 

@@ -15,6 +15,8 @@ class CallDelta:
     """On the first delta of a call, whole; None on all others."""
     arguments: str = ""
     """What follows of its arguments, which are JSON in the end."""
+    id: str = ""
+    """Where the format says it, with the name; empty: any will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +58,19 @@ class DeltaBuilder:
     def say(self, text: str) -> None:
         self._content += text
 
-    def call(self, index: int, name: str | None = None, arguments: str = "") -> None:
+    def call(self, index: int, name: str | None = None, arguments: str = "", call_id: str = "") -> None:
         """Adds to a call; what is added to the same call in a row becomes one delta."""
         if self._calls and self._calls[-1].index == index and name is None:
             before = self._calls.pop()
-            self._calls.append(CallDelta(index, before.name, before.arguments + arguments))
+            self._calls.append(CallDelta(index, before.name, before.arguments + arguments, before.id))
         elif name is not None or arguments:
-            self._calls.append(CallDelta(index, name, arguments))
+            self._calls.append(CallDelta(index, name, arguments, call_id))
 
     def add(self, delta: MessageDelta) -> None:
         self._reasoning += delta.reasoning
         self._content += delta.content
         for call in delta.calls:
-            self.call(call.index, call.name, call.arguments)
+            self.call(call.index, call.name, call.arguments, call.id)
 
     def built(self) -> MessageDelta:
         return MessageDelta(self._reasoning, self._content, tuple(self._calls))

@@ -13,7 +13,6 @@ class NamedParser:
         self._name: str | None = name
 
     def push(self, text: str) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         if text:
             to.call(0, self._name, text)
@@ -21,7 +20,6 @@ class NamedParser:
         return to.built()
 
     def finish(self) -> MessageDelta:
-        """See `TextParser`."""
         return MessageDelta()
 
 
@@ -44,7 +42,6 @@ class RequiredParser:
         self._calls = 0
 
     def push(self, text: str) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         while text:
             if self._at is _At.IN_CALL:
@@ -57,7 +54,6 @@ class RequiredParser:
         return to.built()
 
     def finish(self) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         if self._at is _At.IN_CALL and not self._call.has_begun:
             to.say(self._call.taken_back())

@@ -23,14 +23,12 @@ class HermesParser:
         """What follows the tag is no call."""
 
     def push(self, text: str) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         while text:
             text = self._read_content(text, to) if self._call is None else self._read_call(self._call, text, to)
         return to.built()
 
     def finish(self) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         rest = self._tags.rest()
         if self._call is None or self._is_text:

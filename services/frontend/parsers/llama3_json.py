@@ -39,7 +39,6 @@ class Llama3JsonParser:
         self._calls = 0
 
     def push(self, text: str) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         text = self._held + text
         self._held = ""
@@ -57,7 +56,6 @@ class Llama3JsonParser:
         return to.built()
 
     def finish(self) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         if self._at is _At.IN_CALL and not self._call.has_begun:
             self._content.say(self._call.taken_back(), to)

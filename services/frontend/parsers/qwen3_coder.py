@@ -68,7 +68,6 @@ class Qwen3CoderParser:
         """The value's last line end is held back: the one before the closing tag is no part of it."""
 
     def push(self, text: str) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         while text:
             text = self._read(text, to)

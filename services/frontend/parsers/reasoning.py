@@ -37,7 +37,6 @@ class ReasoningParser:
         self._is_open = True
 
     def push(self, text: str) -> MessageDelta:
-        """See `TextParser`."""
         if not self._is_open:
             return self._answer.push(text)
         to = DeltaBuilder()
@@ -52,7 +51,6 @@ class ReasoningParser:
         return to.built()
 
     def finish(self) -> MessageDelta:
-        """See `TextParser`."""
         to = DeltaBuilder()
         to.reason(self._tags.rest())
         to.add(self._answer.finish())
@@ -63,9 +61,7 @@ class PlainText:
     """A `TextParser` for an answer without calls."""
 
     def push(self, text: str) -> MessageDelta:
-        """See `TextParser`."""
         return MessageDelta(content=text)
 
     def finish(self) -> MessageDelta:
-        """See `TextParser`."""
         return MessageDelta()

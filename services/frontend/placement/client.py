@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from controlplane.model.incarnation import Incarnation
+from controlplane.model.queue_belief import QueueBelief
+from controlplane.model.request import PrefixSource
 from controlplane.protocols.placing import (
     Ask,
     Candidate,
@@ -23,7 +25,7 @@ from mesh.membership import ChangeKind, MemberChange
 from mesh.runtime import Transport
 from mesh.tasks import TaskSet
 from penstock.v1 import scheduler_pb2
-from services.frontend.metrics import FrontendMetrics
+from services.frontend.metrics import PlacementMetrics
 from services.frontend.placement.scheduler_link import AnswerHandlers, LinkHandlers, SchedulerLink, link_key
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,10 @@ class Placement:
     """Who decodes it after its first token; empty: the same instance."""
     is_decode_open: bool = False
     """The instance is to ask the scheduler who decodes, after the first token."""
+    prefix: PrefixSource | None = None
+    """Whose cached prefix the instance pulls before it computes the rest; None: nobody's."""
+    belief: QueueBelief | None = None
+    """What the instance was believed to have to do; None: nobody looked, or the scheduler is of a former release."""
 
 
 class PlacementClient:
@@ -55,15 +61,15 @@ class PlacementClient:
 
     def __init__(
         self,
-        candidates: Callable[[str], Sequence[str]],
+        candidates: Callable[[scheduler_pb2.PlaceRequest], Sequence[str]],
         deadline_s: float,
         transport: Transport,
-        metrics: FrontendMetrics,
+        metrics: PlacementMetrics,
         on_failed: Callable[[BaseException], None],
         clock: Callable[[], float],
         frontend_id: str = "",
     ) -> None:
-        """`candidates` gives the instances of a model that the fallback may choose from; `frontend_id` is who this
+        """`candidates` gives the instances for a request that the fallback may choose from; `frontend_id` is who this
         frontend is to workers."""
         self._frontend_id = frontend_id
         self._candidates = candidates
@@ -85,6 +91,8 @@ class PlacementClient:
         self._tasks = TaskSet("placement")
         self.fallback = ""
         """Name of the fallback while it is in force, otherwise empty."""
+        self._overruled: set[str] = set()
+        """Models for which the schedulers found no instance for too long, and have found none since."""
 
     def on_change(self, change: MemberChange) -> None:
         """Follow the directory. A scheduler whose lease ran out may still answer: its link stays while its stream is
@@ -133,8 +141,14 @@ class PlacementClient:
             return self.place_here(request)
         match response.outcome:
             case scheduler_pb2.PLACE_OUTCOME_PLACED:
+                self._overruled.discard(request.model)
                 return Placement(
-                    response.instance_id, response.policy, response.decode_instance_id, response.is_decode_open
+                    response.instance_id,
+                    response.policy,
+                    response.decode_instance_id,
+                    response.is_decode_open,
+                    _prefix(response),
+                    _belief(response),
                 )
             case scheduler_pb2.PLACE_OUTCOME_UNKNOWN_MODEL:
                 raise UnknownModel(response.message or f"no instance serves {request.model}")
@@ -185,9 +199,22 @@ class PlacementClient:
         self._scheduler_turn += 1
         return least_outstanding([Candidate(link.key, link.outstanding) for link in among], self._scheduler_turn)
 
+    def is_overruled(self, model: str) -> bool:
+        """Whether the schedulers were overruled for this model and have placed nothing of it since: who comes next need
+        not wait for them again."""
+        return model in self._overruled
+
+    def overrule(self, request: scheduler_pb2.PlaceRequest) -> Placement:
+        """By the fallback, although a scheduler has answered that there is no instance. Raises NoInstance."""
+        if request.model not in self._overruled:
+            extra = {"model": request.model, "policy": FALLBACK_POLICY}
+            log.error("the schedulers find no instance of a model, and some are connected", extra=extra)
+            self._overruled.add(request.model)
+        return self.place_here(request)
+
     def place_here(self, request: scheduler_pb2.PlaceRequest) -> Placement:
         """By the fallback, whatever the scheduler says. Raises NoInstance."""
-        candidates = [one for one in self._candidates(request.model) if one not in request.excluded_instance_ids]
+        candidates = [one for one in self._candidates(request) if one not in request.excluded_instance_ids]
         if not candidates:
             raise NoInstance(f"no instance of {request.model} is connected to this frontend")
         self._metrics.fallback_placements.inc()
@@ -230,6 +257,20 @@ class PlacementClient:
                 self._runs.pop(link.key).cancel()
                 if not is_replaced:
                     self._metrics.scheduler_usable.remove(link.member.member_id)
+
+
+def _prefix(response: scheduler_pb2.PlaceResponse) -> PrefixSource | None:
+    prefix = response.prefix
+    return PrefixSource(prefix.instance_id, prefix.tokens, prefix.comes_ms) if response.HasField("prefix") else None
+
+
+def _belief(response: scheduler_pb2.PlaceResponse) -> QueueBelief | None:
+    belief = response.belief
+    return (
+        QueueBelief(belief.queued_prefill_tokens, belief.new_prefill_tokens, belief.may_bounce)
+        if response.HasField("belief")
+        else None
+    )
 
 
 class _Asking:

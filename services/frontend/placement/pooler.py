@@ -205,7 +205,8 @@ class Pooler:
         """Raises grpc.aio.AioRpcError."""
         connection = self._connections.get(link.sender)
         if connection is None:
-            connection = self._connections[link.sender] = _Connection(open_channel(self.transport, link.member.address))
+            channel = open_channel(self.transport, link.member.address, link.member.role)
+            connection = self._connections[link.sender] = _Connection(channel)
         stub = worker_pb2_grpc.WorkerStub(connection.channel)  # type: ignore[no-untyped-call]
         connection.calls += 1
         try:

@@ -16,7 +16,7 @@ from mesh.membership import Member
 from mesh.rpc.peer_stream import PeerStream, StreamHandlers
 from mesh.runtime import Transport
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.frontend.metrics import FrontendMetrics
+from services.frontend.metrics import PlacementMetrics
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class SchedulerLink:
         self,
         member: Member,
         deadline_s: float,
-        metrics: FrontendMetrics,
+        metrics: PlacementMetrics,
         clock: Callable[[], float],
         transport: Transport,
         handlers: LinkHandlers,
@@ -98,6 +98,7 @@ class SchedulerLink:
             transport,
             lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).PlaceStream,  # type: ignore[no-untyped-call]
             StreamHandlers(self._opened, self._answered, self._lost),
+            member.role,
         )
 
     @property
@@ -109,6 +110,11 @@ class SchedulerLink:
     def is_open(self) -> bool:
         """Whether the stream is open."""
         return self._stream.is_open
+
+    @property
+    def transport_name(self) -> str:
+        """See `PeerStream.transport_name`."""
+        return self._stream.transport_name
 
     @property
     def is_usable(self) -> bool:

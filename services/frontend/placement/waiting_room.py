@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from services.frontend.errors import ApiError, stopped, too_many_requests
-from services.frontend.metrics import FrontendMetrics
+from services.frontend.metrics import PlacementMetrics
 
 log = logging.getLogger(__name__)
 
@@ -16,18 +16,29 @@ RETRY_AFTER_S: Final = 5.0
 
 
 class WaitingRoom:
-    """Counts those who wait, by model, and says so in the log when the first comes and when the last has gone."""
+    """Counts who comes and who waits, by model, and says in the log when the first waits and when none does."""
 
-    def __init__(self, max_waiting: int, metrics: FrontendMetrics) -> None:
+    def __init__(self, max_waiting: int, metrics: PlacementMetrics) -> None:
         self._max_waiting = max_waiting
         self._metrics = metrics
         self._waiting: Counter[str] = Counter()
+        self._arrivals: Counter[str] = Counter()
         self.is_closed = False
         """The process stops: nobody is to wait any longer."""
         metrics.waiting.set_function(lambda: len(self))
 
     def __len__(self) -> int:
         return self._waiting.total()
+
+    def came(self, model: str) -> None:
+        """A new request for the model, whether it has to wait or not."""
+        self._arrivals[model] += 1
+
+    def demand(self) -> Iterator[tuple[str, int, int]]:
+        """Model, how many requests came for it in all, and how many wait now: also such that are not counted as come,
+        because no instance has ever told this frontend of the model."""
+        models = sorted(self._arrivals.keys() | self._waiting.keys())
+        return ((model, self._arrivals[model], self._waiting[model]) for model in models)
 
     @contextmanager
     def entered(self, model: str, reason: ApiError) -> Iterator[None]:

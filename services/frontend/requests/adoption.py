@@ -51,7 +51,9 @@ class Adoption:
         self.request_id = request_id
         self.choices: dict[int, AdoptedChoice] = {}
         self.on_overflow: Callable[[], None] = lambda: None
-        self.on_lost: Callable[[Relay, Loss[ApiError]], None] = self._fail
+        self.on_lost: Callable[[Relay, Loss[ApiError]], None] = self._keep
+        self._losses: dict[int, Loss[ApiError]] = {}
+        """Of choices whose worker was lost before anybody looked after them."""
         self.mailbox = TokenMailbox(0, lambda: self.on_overflow())
         self._ticket: ResumeTicket | None = None
 
@@ -85,9 +87,13 @@ class Adoption:
         return self._ticket
 
     def look_after(self, on_overflow: Callable[[], None], on_lost: Callable[[Relay, Loss[ApiError]], None]) -> None:
-        """The caller has the choices from now on, and drops or releases them."""
+        """The caller has the choices from now on, and drops or releases them; `on_lost` hears at once of those that
+        have lost their worker meanwhile."""
         self._handle(LookedAfter())
         self.on_overflow, self.on_lost = on_overflow, on_lost
+        while self._losses:
+            index, loss = self._losses.popitem()
+            on_lost(self.choices[index].relay, loss)
 
     def close(self) -> None:
         """Give back to the workers what nobody looks after, to be resumed once more."""
@@ -111,6 +117,7 @@ class Adoption:
             if instruction.is_newer:
                 self._service.pool.relays.drop(self.choices[index].relay)
                 self.mailbox.discard(index)
+                self._losses.pop(index, None)
             self._ticket = ticket
             self._take(index, sender, message)
 
@@ -131,6 +138,7 @@ class Adoption:
         for index in indexes:
             self._service.pool.relays.release(self.choices.pop(index).relay)
             self.mailbox.discard(index)
+            self._losses.pop(index, None)
 
     def _relay(self, index: int, message: worker_pb2.AdoptedRequest) -> Relay:
         request, deadline_s = message.request, self._service.settings.request_deadline_s
@@ -149,11 +157,14 @@ class Adoption:
             resume=request.resume,
             cache_salt=request.cache_salt,
             traceparent=request.traceparent,
+            media=request.media if request.HasField("media") else None,
             emitted_token_ids=list(request.emitted_token_ids),
+            adapter=request.adapter if request.HasField("adapter") else None,
+            tenant=request.tenant if request.HasField("tenant") else None,
         )
 
-    def _fail(self, relay: Relay, loss: Loss[ApiError]) -> None:
-        self._service.pool.relays.fail(relay, loss.error)
+    def _keep(self, relay: Relay, loss: Loss[ApiError]) -> None:
+        self._losses[relay.index] = loss
 
 
 def _choice_of(engine_request_id: str, client_request_id: str) -> int:

@@ -1,12 +1,14 @@
 """A client's request in the mesh: placed, fanned out over its choices, recovered, taken back as a whole."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from controlplane.model.request import NO_TENANT, Tenant
 from controlplane.protocols.recovery import RecoveryLimits
 from penstock.v1 import request_pb2
 from services.frontend.errors import ADOPTED, STOPPED, ApiError, deadline_exceeded
@@ -14,13 +16,15 @@ from services.frontend.placement.placer import Placer
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.service import FrontendService
-from services.frontend.workers.relay import Relay
+from services.frontend.workers.relay import Relay, adapter_message, tenant_message
 from services.frontend.workers.token_mailbox import TokenMailbox
 
 log = logging.getLogger(__name__)
 
 RESUMED: Final = "resumed"
 """In place of a policy, for a stream that was placed by another frontend."""
+ABORTED: Final = "aborted"
+"""How a request ends whose client has gone."""
 
 
 class Generation:
@@ -34,11 +38,13 @@ class Generation:
         on_overflow: Callable[[], None],
         mailbox: TokenMailbox | None = None,
         traceparent: str = "",
+        tenant: Tenant = NO_TENANT,
     ) -> None:
         """`started_s`: when the client's request arrived, or a cascade asked its tier; `on_overflow`: the client
         does not read; `mailbox`: of choices that are adopted."""
         settings = service.settings
         self.plan = plan
+        self.tenant = tenant
         self.started_s = started_s
         choices = len(plan.prompts) * plan.n
         self.mailbox = mailbox or TokenMailbox(settings.max_pending_tokens * choices, on_overflow)
@@ -59,10 +65,11 @@ class Generation:
             service.metrics,
             service.clock,
             service.tracer,
+            service.left_recoveries,
         )
 
-    async def start(self, *, waits: bool = True) -> None:
-        """Place every prompt and send its choices. Raises ApiError if that is impossible: at once unless it `waits`
+    async def start(self, may_wait: Callable[[], bool]) -> None:
+        """Place every prompt and send its choices. Raises ApiError if that is impossible: at once unless it `may_wait`
         for an instance, which it does within the request's deadline."""
         plan, clock, settings = self.plan, self._service.clock, self._service.settings
         ends_s = self.started_s + settings.request_deadline_s
@@ -70,7 +77,7 @@ class Generation:
         for index in range(len(plan.prompts)):
             relays = [self._relay(choice) for choice in range(index * plan.n, (index + 1) * plan.n)]
             try:
-                placed = await self._placer.put_new(relays, give_up_s - clock() if waits else 0.0)
+                placed = await self._placer.put_new(relays, give_up_s - clock(), may_wait)
             except ApiError:
                 if clock() >= ends_s:
                     raise deadline_exceeded(settings.request_deadline_s) from None
@@ -78,7 +85,7 @@ class Generation:
             self.relays += relays
             self.instance_ids.append(placed.instance_id)
             self.policies.append(placed.policy)
-        self._service.metrics.of(plan.model.name).prompt_tokens.inc(plan.prompt_tokens)
+        self._service.metrics.of(plan.model.engine_model).prompt_tokens.inc(plan.prompt_tokens)
 
     def go_on(self, adoption: Adoption, on_overflow: Callable[[], None]) -> None:
         """Look after the choices of another frontend, instead of `start`."""
@@ -96,13 +103,14 @@ class Generation:
 
     def close(self, ok: bool, reason: str, *, keeps: bool = False) -> None:
         """Take back what still runs and tell the scheduler how it ended; `keeps`: what can be resumed is left to its
-        worker instead."""
+        worker instead, or to the next one if it has just lost it."""
+        recovered = [relay for relay in self.relays if reason == ABORTED and self._placer.is_recovering(relay)]
         for relay in self.relays:
-            if keeps and relay.resume is not None:
-                self._service.pool.relays.release(relay)
-            else:
+            if not keeps or relay.resume is None:
                 self._service.pool.relays.drop(relay)
-        self._placer.close(ok, reason)
+            elif relay not in recovered:
+                self._service.pool.relays.release(relay)
+        self._placer.close(ok, reason, [relay for relay in recovered if keeps and relay.resume is not None])
 
     def validate(self) -> None:
         """Raises `InvariantBroken` where what is kept of a choice contradicts itself."""
@@ -113,7 +121,7 @@ class Generation:
         return Relay(
             request_id=plan.engine_request_id(choice),
             index=choice,
-            model=plan.model.name,
+            model=plan.model.engine_model,
             prompt_token_ids=plan.prompts[choice // plan.n].token_ids,
             sampling=plan.sampling_of(choice),
             priority=plan.priority,
@@ -122,9 +130,20 @@ class Generation:
             mailbox=self.mailbox,
             on_lost=self._placer.recover,
             resume=request_pb2.Resume(client_request_id=plan.request_id, ticket=plan.ticket) if plan.ticket else None,
-            cache_salt=plan.cache_salt,
+            cache_salt=self._cache_salt(),
             traceparent=self._traceparent,
+            media=plan.prompts[choice // plan.n].media,
+            adapter=adapter_message(plan.model.adapter),
+            tenant=tenant_message(self.tenant),
         )
+
+    def _cache_salt(self) -> str:
+        """The client's; with --separate-tenant-caches a digest of it and the tenant, which nobody can give as a salt of
+        his own."""
+        if not self._service.settings.separate_tenant_caches:
+            return self.plan.cache_salt
+        named = f"{self.tenant.name}\0{self.plan.cache_salt}".encode()
+        return hashlib.blake2b(named, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +158,7 @@ class Client:
     """It has said that it comes back, to this frontend or another one, if its connection ends."""
     traceparent: str = ""
     """What the spans of its request are a part of."""
+    tenant: Tenant = NO_TENANT
 
 
 @dataclass(slots=True)
@@ -157,11 +177,11 @@ async def generating(
     started_s: float,
     client: Client,
     *,
-    waits: bool = True,
+    may_wait: Callable[[], bool] = lambda: True,
     adoption: Adoption | None = None,
 ) -> AsyncIterator[Run]:
     """Place the request, or go on with an adopted one, and let it be read. Raises ApiError if it cannot be placed, at
-    once unless it `waits` for an instance. At its deadline the reader gets an ApiError, or is cut off if it is busy
+    once unless it `may_wait` for an instance. At its deadline the reader gets an ApiError, or is cut off if it is busy
     sending."""
 
     def on_overflow() -> None:
@@ -170,13 +190,13 @@ async def generating(
         client.cut()
 
     mailbox = adoption.mailbox if adoption is not None else None
-    generation = Generation(service, plan, started_s, on_overflow, mailbox, client.traceparent)
+    generation = Generation(service, plan, started_s, on_overflow, mailbox, client.traceparent, client.tenant)
     run = Run(generation)
     service.running[plan.request_id] = generation
-    outcome = "aborted"
+    outcome = ABORTED
     try:
         if adoption is None:
-            await generation.start(waits=waits)
+            await generation.start(may_wait)
         else:
             generation.go_on(adoption, on_overflow)
         deadline = asyncio.get_running_loop().call_later(client.left_s(), _expire, service, generation, client)
@@ -189,7 +209,7 @@ async def generating(
         outcome = error.code or error.type
         raise
     finally:
-        keeps = outcome in (STOPPED, ADOPTED) or (outcome == "aborted" and client.may_return)
+        keeps = outcome in (STOPPED, ADOPTED) or (outcome == ABORTED and client.may_return)
         generation.close(outcome == "finished", outcome, keeps=keeps)
         if service.running.get(plan.request_id) is generation:  # and not that of the same stream, resumed
             del service.running[plan.request_id]

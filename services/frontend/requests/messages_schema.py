@@ -17,7 +17,7 @@ class AnthropicMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     role: Literal["user", "assistant", "system"]
     content: Content
-    """A text, or blocks: text, tool_use, tool_result, thinking."""
+    """A text, or blocks: text, image, tool_use, tool_result, thinking."""
 
 
 class AnthropicTool(msgspec.Struct, kw_only=True):
@@ -131,14 +131,16 @@ def _turns(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
     """Results of tools are messages of their own, before what the user says beside them."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for index, block in enumerate(message.content):
         here = f"{where}[{index}]"
         match block.get("type"):
             case "text":
-                texts.append(_string(block, "text", here))
+                parts.append({"type": "text", "text": _string(block, "text", here)})
+            case "image":
+                parts.append(_image(block.get("source"), f"{here}.source"))
             case "tool_use":
                 function = {"name": _string(block, "name", here), "arguments": _json(block.get("input") or {})}
                 calls.append({"id": _string(block, "id", here), "type": "function", "function": function})
@@ -149,14 +151,30 @@ def _turns(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
             case "thinking" | "redacted_thinking":
                 continue
             case other:
-                raise bad_request(f"Blocks of type `{other}` cannot be served; send text.", here)
+                raise bad_request(f"Blocks of type `{other}` cannot be served; send text or images.", here)
     turns = list(results)
-    if texts or calls or not results:
-        turn: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    if parts or calls or not results:
+        said: Content = (
+            parts if any(part["type"] != "text" for part in parts) else "\n".join(each["text"] for each in parts)
+        )
+        turn: dict[str, Any] = {"role": message.role, "content": said}
         if calls:
             turn["tool_calls"] = calls
         turns.append(turn)
     return turns
+
+
+def _image(source: Any, where: str) -> dict[str, Any]:
+    if not isinstance(source, dict):
+        raise bad_request(f"`{where}` must be an object.", where, "invalid_value")
+    match source.get("type"):
+        case "url":
+            url = _string(source, "url", where)
+        case "base64":
+            url = f"data:{_string(source, 'media_type', where)};base64,{_string(source, 'data', where)}"
+        case other:
+            raise bad_request(f"Images of source `{other}` cannot be served; send `base64` or `url`.", f"{where}.type")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _text(content: Any, where: str) -> str:

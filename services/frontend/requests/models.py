@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from controlplane.model.adapter import Adapter
+from controlplane.model.media_facts import MediaFacts, facts_of
 from controlplane.model.pooling import GENERATE
 from controlplane.model.request import SamplingParams
 from controlplane.model.sampling import parameters
@@ -18,8 +20,12 @@ from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.runtime import Clock, Threads, Transport
 from mesh.tasks import TaskSet
 from mesh.text_files import TextFiles, read_text_files, text_hash
-from services.frontend.errors import bad_request, model_not_found
+from penstock.v1 import parser_pb2
+from services.frontend.errors import ApiError, bad_request, model_not_found, unavailable
+from services.frontend.parser_process.answer import OutsideParsers
+from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+from services.frontend.requests.adapters import AdapterDirectory
 from services.frontend.text.model_text import ModelText
 from services.frontend.workers.pool import WORKER_ROLE
 from services.frontend.workers.text_files import fetch_text_files
@@ -31,6 +37,7 @@ FACTS = (
     "model_path",
     "text_hash",
     "tasks",
+    "media",
     "block_tokens",
     "max_model_len_tokens",
     "sampling_defaults",
@@ -58,17 +65,52 @@ class ServedModel:
     """vLLM's name of how it marks its reasoning; empty: it does not."""
     tasks: tuple[str, ...] = (GENERATE,)
     """What it can do: generate, or tasks of a pooling model."""
+    outside: OutsideParsers | None = None
+    """Where one of the two parsers is not our own."""
+    media: Mapping[str, MediaFacts] = field(default_factory=dict)
+    """What it takes besides text, by modality."""
+    adapter: Adapter | None = None
+    """The LoRA adapter that makes it another model than the one it is based on; None: it is no adapter."""
+    base_model: str = ""
+    """Of an adapter."""
+
+    @property
+    def engine_model(self) -> str:
+        """The model whose instances serve it; metrics go by it, because adapters may be many."""
+        return self.base_model or self.name
+
+    def adapted(self, adapter: Adapter, created_unix_s: int = 0) -> "ServedModel":
+        """The same under a LoRA adapter."""
+        created = created_unix_s or self.created_unix_s
+        return replace(self, name=adapter.name, adapter=adapter, base_model=self.name, created_unix_s=created)
 
 
 class ModelCatalogue:
     """Follows the directory. A model stays known when its last worker goes: asking for it is then answered 503
     (come back), not 404 (give up). It is learnt anew when none of its workers is any more as it was learnt."""
 
-    def __init__(self, cache_characters: int, clock: Clock, threads: Threads, transport: Transport) -> None:
+    def __init__(
+        self,
+        cache_bytes: int,
+        clock: Clock,
+        threads: Threads,
+        transport: Transport,
+        adapters: AdapterDirectory,
+        parser_process: ParserProcess | None = None,
+        *,
+        reads_answers: bool = True,
+    ) -> None:
+        """`parser_process`: for models whose answers are in other formats than those that we have parsers for.
+        `reads_answers`: False where somebody else reads them, so that models are served whatever their parsers are."""
+        self.adapters = adapters
         self._transport = transport
+        self._parser_process = parser_process
+        self._reads_answers = reads_answers
+        self._refused: dict[str, str] = {}
+        """Why a model that there are workers of is not served."""
         self._texts: WeakValueDictionary[str, ModelText] = WeakValueDictionary()
         """By the hash of what they were made from."""
-        self._cache_characters = cache_characters
+        self._cache_bytes = cache_bytes
         self._clock = clock
         self._threads = threads
         self._models: dict[str, ServedModel] = {}
@@ -87,30 +129,62 @@ class ModelCatalogue:
             self._workers[member.member_id] = member
         elif self._workers.get(member.member_id) == member:
             del self._workers[member.member_id]
+        self.adapters.on_change(change)
         self._learn(member.attributes.get("model", ""))
 
     def get(self, name: str) -> ServedModel | None:
         """The model, if it is or was served."""
         return self._models.get(name)
 
+    def is_model(self, name: str) -> bool:
+        """Whether a worker announces this model, or did so; adapters are none."""
+        return name in self._models or bool(self._workers_of(name))
+
     async def find(self, name: str) -> ServedModel | None:
-        """The same, waiting for a tokenizer that is being loaded."""
+        """The same, waiting for a tokenizer that is being loaded, and LoRA adapters. Raises ApiError (409) for one of
+        which nobody knows which it is."""
+        known = None if self.is_model(name) else self.adapters.find(name)
+        if known is not None:
+            if known.conflict:
+                raise ApiError(409, f"{known.conflict}.", param="model", code="adapter_conflict")
+            base = await self.find(known.base_model)
+            return None if base is None else base.adapted(known.adapter, known.created_unix_s)
         model = self._models.get(name)
         if model is None and name in self._loading:
             await asyncio.wait((self._loading[name],))
             model = self._models.get(name)
         return model
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no worker has come yet, or all that had have gone again before anything was learnt of a model."""
+        return not self._models and not self._workers and not self._loading
+
     def served(self) -> tuple[ServedModel, ...]:
-        """Models that have a worker now, by name."""
+        """Models that have a worker now, by name, and then their adapters."""
         names = {member.attributes.get("model", "") for member in self._workers.values()}
-        return tuple(self._models[name] for name in sorted(names) if name in self._models)
+        models = [self._models[name] for name in sorted(names) if name in self._models]
+        return (*models, *self._served_adapters())
+
+    def _served_adapters(self) -> Iterator[ServedModel]:
+        bases = {member.attributes.get("model", "") for member in self.adapters.workers()}
+        for name in self.adapters.names():
+            known = None if self.is_model(name) else self.adapters.find(name)
+            if known is not None and not known.conflict and known.base_model in bases & self._models.keys():
+                yield self._models[known.base_model].adapted(known.adapter, known.created_unix_s)
 
     async def asked_for(self, name: str) -> ServedModel:
-        """The model that a request names, or the only one where it names none. Raises ApiError (404, 400)."""
+        """The model that a request names, or the only one where it names none. Raises ApiError: 404, 400, or 503 from a
+        frontend to which no worker has come yet, which cannot say what the mesh serves."""
+        if self.is_empty:
+            raise unavailable("No worker has come to this frontend yet; try again.", "no_instance")
         name = name or self.only()
         model = await self.find(name)
+        if model is None and not self.adapters.is_heard:
+            raise unavailable("The state store has not said yet which LoRA adapters there are; try again.")
         if model is None:
+            if name in self._refused and self._workers_of(name):
+                raise unavailable(f"`{name}` cannot be served: {self._refused[name]}.", "model_not_ready")
             raise model_not_found(name)
         return model
 
@@ -130,7 +204,7 @@ class ModelCatalogue:
         await self._tasks.cancel()
 
     def _learn(self, name: str) -> None:
-        workers = self._workers_of(name)
+        workers = self._teachers_of(name)
         if not name or not workers or name in self._loading:
             return
         if any(_facts(member) == self._learnt.get(name) for member in workers):
@@ -150,19 +224,22 @@ class ModelCatalogue:
                 block_tokens = int(member.attributes["block_tokens"])
                 max_model_len_tokens = int(member.attributes["max_model_len_tokens"])
                 defaults = read_defaults(member.attributes.get("sampling_defaults", ""))
+                media = facts_of(member.attributes.get("media", ""))
                 text = await self._text(member)
+                outside = await self._outside(member)
                 break
             except (ConfigurationError, KeyError, ValueError) as error:
                 log.error(
                     "a model cannot be served", extra={"model": name, "worker": member.member_id, "error": str(error)}
                 )
+                self._refused[name] = str(error)
                 return
             except RpcError as error:
                 log.warning(
-                    "no tokenizer from a worker", extra={"model": name, "worker": member.member_id, "error": str(error)}
+                    "a model is not ready", extra={"model": name, "worker": member.member_id, "error": str(error)}
                 )
             await asyncio.sleep(pause_s)
-            workers = self._workers_of(name)
+            workers = self._teachers_of(name)
             if not workers:
                 return
             member = workers[(workers.index(member) + 1) % len(workers)] if member in workers else workers[-1]
@@ -172,27 +249,65 @@ class ModelCatalogue:
         known = self._models.get(name)
         created = int(self._clock.unix_s()) if known is None else known.created_unix_s
         self._models[name] = ServedModel(
-            name, text, block_tokens, max_model_len_tokens, created, defaults, *_parsers(member), _tasks(member)
+            name,
+            text,
+            block_tokens,
+            max_model_len_tokens,
+            created,
+            defaults,
+            *_parsers(member),
+            _tasks(member),
+            outside,
+            media,
         )
+        self._refused.pop(name, None)
         self._learnt[name] = _facts(member)
         log.info("model known", extra={"model": name, "chunked_tokenisation": text.chunked.chunked})
 
     async def _text(self, member: Member) -> ModelText:
         """From this machine's own disk where that holds the same, else from the worker. Raises ConfigurationError and
         RpcError."""
-        path, wanted_hash = Path(member.attributes.get("model_path", "")), member.attributes.get("text_hash", "")
+        wanted_hash = member.attributes.get("text_hash", "")
         if wanted_hash in self._texts:
             return self._texts[wanted_hash]
-        files: TextFiles | None = await self._threads.run(_own_files, path, wanted_hash)
-        origin = str(path)
-        if files is None:
-            files, origin = await fetch_text_files(member, self._transport, wanted_hash), member.member_id
-            extra = {"worker": member.member_id, "bytes": sum(len(content) for content in files.values())}
-            log.info("a tokenizer came from a worker", extra=extra)
-        text = await self._threads.run(ModelText.from_files, files, origin, self._clock.unix_s, self._cache_characters)
+        files, origin = await self._files(member)
+        text = await self._threads.run(
+            ModelText.from_files, files, origin, self._clock.unix_s, self._cache_bytes, self._clock.now_s
+        )
         if wanted_hash:
             self._texts[wanted_hash] = text
         return text
+
+    async def _files(self, member: Member) -> tuple[TextFiles, str]:
+        """The contents, and where they are from. Raises ConfigurationError and RpcError."""
+        path, wanted_hash = Path(member.attributes.get("model_path", "")), member.attributes.get("text_hash", "")
+        files: TextFiles | None = await self._threads.run(_own_files, path, wanted_hash)
+        if files is not None:
+            return files, str(path)
+        files = await fetch_text_files(member, self._transport, wanted_hash)
+        extra = {"worker": member.member_id, "bytes": sum(len(content) for content in files.values())}
+        log.info("a tokenizer came from a worker", extra=extra)
+        return files, member.member_id
+
+    async def _outside(self, member: Member) -> OutsideParsers | None:
+        """Where the parsers are not all our own. Raises ConfigurationError and RpcError."""
+        tools, reasoning = _parsers(member)
+        if not self._reads_answers:
+            return None
+        if (not tools or tools in TOOL_PARSERS) and (not reasoning or reasoning in REASONING_PARSERS):
+            return None
+        if self._parser_process is None:
+            raise ConfigurationError(f"there is no process here for vLLM's parsers {tools} {reasoning}")
+        files, _ = await self._files(member)
+        directory = await self._parser_process.folder_of(text_hash(files), files)
+        model = parser_pb2.ParserModel(directory=str(directory), tool_parser=tools, reasoning_parser=reasoning)
+        await self._parser_process.load(model)
+        return OutsideParsers(self._parser_process, model)
+
+    def _teachers_of(self, name: str) -> list[Member]:
+        """Workers that the model is learnt from: those that take images, if only some do."""
+        workers = self._workers_of(name)
+        return [member for member in workers if member.attributes.get("media")] or workers
 
     def _workers_of(self, name: str) -> list[Member]:
         return [member for member in self._workers.values() if member.attributes.get("model", "") == name]
@@ -221,12 +336,7 @@ def read_defaults(announced: str) -> Mapping[str, Any]:
 
 
 def _parsers(member: Member) -> tuple[str, str]:
-    """Those that this frontend has, which may be older than the worker."""
-    named = member.attributes.get("tool_call_parser", ""), member.attributes.get("reasoning_parser", "")
-    for name, known in zip(named, (TOOL_PARSERS, REASONING_PARSERS), strict=True):
-        if name and name not in known:
-            log.error("this frontend has no such parser", extra={"worker": member.member_id, "parser": name})
-    return named[0] if named[0] in TOOL_PARSERS else "", named[1] if named[1] in REASONING_PARSERS else ""
+    return member.attributes.get("tool_call_parser", ""), member.attributes.get("reasoning_parser", "")
 
 
 def _tasks(member: Member) -> tuple[str, ...]:

@@ -12,6 +12,10 @@ from controlplane.sampling_message import sampling_message
 from mesh.runtime import Threads
 from penstock.v1 import request_pb2
 from services.frontend.errors import bad_request, context_too_long
+from services.frontend.media.parts import check_taken, media_parts
+from services.frontend.media.service import ExpandedMedia, MediaLoader
+from services.frontend.parser_process.answer import ParserRequest
+from services.frontend.requests.content import ContentWriter, TextOrParts, text_of
 from services.frontend.requests.models import ServedModel
 from services.frontend.requests.sampling import values_in
 from services.frontend.requests.schema import (
@@ -20,13 +24,16 @@ from services.frontend.requests.schema import (
     GenerationRequest,
     SamplingFields,
 )
+from services.frontend.requests.strict_tools import strict_structure
 from services.frontend.requests.structure import check_large_schemas, structure_of
 from services.frontend.requests.tools import (
     calls_for_template,
     calls_structure,
     check_tools,
+    earlier_calls,
     effective_choice,
     for_template,
+    parser_body,
 )
 from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefused
 
@@ -44,6 +51,8 @@ class Prompt:
     """Without the seed, which differs by choice."""
     echo: str = ""
     """Text that every answer begins with."""
+    media: request_pb2.PromptMedia | None = None
+    """Images and the like, of which some of `token_ids` are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class GenerationPlan:
     """For another frontend to go on with the stream; empty: it ends with this one."""
     structure_param: str = ""
     """The parameter that the text has to fit something by, if it has."""
+    read_by: ParserRequest | None = None
+    """What the parser process reads the answers by; None: this frontend does."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -92,37 +103,64 @@ async def plan_request(
     model: ServedModel,
     max_choices: int,
     threads: Threads,
+    media: MediaLoader | None = None,
 ) -> GenerationPlan:
-    """Render, tokenise and check. Raises ApiError (400, `param` set) for what this model cannot serve."""
+    """Render, tokenise and check. `media` loads images and the like; None: they are refused. Raises ApiError (400,
+    `param` set) for what this model cannot serve."""
     await check_large_schemas(request.schemas(), threads)
     if isinstance(request, ChatCompletionRequest):
-        return await plan_chat(request, request_id, model, threads)
+        return await plan_chat(request, request_id, model, threads, media)
     return await plan_completion(request, request_id, model, max_choices, threads)
 
 
+async def prompt_ids(request: GenerationRequest, model: ServedModel, threads: Threads) -> list[list[int]]:
+    """The prompts of a request that somebody else serves, as tokens: those of a conversation with its images as the
+    placeholders that stand for them. Nothing else is checked. Raises ApiError (400) where there is no such prompt."""
+    if isinstance(request, ChatCompletionRequest):
+        media_parts(request.messages)
+        token_ids = await _chat_ids(request, model, _template_of(model), threads)
+        max_tokens = request.max_completion_tokens or request.max_tokens
+        return [_truncated(token_ids, request, model, max_tokens)]
+    wholes = [await _prompt_ids(each, request, model, threads) for each in _prompts(request.prompt)]
+    return [_truncated(whole, request, model, request.max_tokens) for whole in wholes]
+
+
 async def plan_chat(
-    request: ChatCompletionRequest, request_id: str, model: ServedModel, threads: Threads
+    request: ChatCompletionRequest,
+    request_id: str,
+    model: ServedModel,
+    threads: Threads,
+    media: MediaLoader | None = None,
 ) -> GenerationPlan:
     """Raises ApiError (400) for what this model cannot serve."""
-    template = model.text.template
-    if template is None:
-        raise bad_request(f"`{model.name}` has no chat template; use /v1/completions.", "messages")
-    structure, structure_param = _chat_structure(request)
-    try:
-        text = _rendered(request, model, template)
-    except ChatTemplateRefused as error:
-        raise bad_request(f"{error}.", "messages") from error
+    template = _template_of(model)
+    parts = media_parts(request.messages)
+    check_taken(parts, model.name, model.media)
+    structure, structure_param = _chat_structure(request, model)
+    read_by: ParserRequest | None = None
+    if model.outside is not None and (request.tools or model.outside.reads_reasoning):
+        read_by, structure = await model.outside.prepare(parser_body(request), earlier_calls(request.messages))
+    if request.tools:
+        _check_tools(request, model, template)
     logprobs = _chat_logprobs(request)
-    token_ids = await model.text.chunked.encode_in(threads, text)
-    if request.add_special_tokens:
-        token_ids = model.text.with_added_tokens(token_ids)
+    token_ids = await _chat_ids(request, model, template, threads)
+    expanded: ExpandedMedia | None = None
+    if parts:
+        if media is None:
+            raise bad_request("A beam search takes text only.", "use_beam_search", "unsupported_parameter")
+        if request.truncate_prompt_tokens is not None:
+            message = "A prompt with images, recordings or films cannot be truncated."
+            raise bad_request(message, "truncate_prompt_tokens", "unsupported_parameter")
+        expanded = await media.expand(model.engine_model, parts, token_ids, request.n or 1)
+        token_ids = expanded.token_ids
     max_tokens = request.max_completion_tokens or request.max_tokens
     if max_tokens is None and (default := model.sampling_defaults.get("max_tokens")) is not None:
         max_tokens = max(1, min(default, model.max_model_len_tokens - len(token_ids)))
     token_ids = _truncated(token_ids, request, model, max_tokens)
     sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, structure, "messages")
-    prompt = Prompt(token_ids, sampling, _echoed_message(request))
-    return _plan(request, request_id, model, (prompt,), structure_param)
+    prompt = Prompt(token_ids, sampling, _echoed_message(request), None if expanded is None else expanded.media)
+    plan = _plan(request, request_id, model, (prompt,), structure_param)
+    return plan if read_by is None else replace(plan, read_by=read_by)
 
 
 async def plan_completion(
@@ -137,7 +175,7 @@ async def plan_completion(
     max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens or 1
     prompts = []
     for source in sources:
-        whole = await _prompt_ids(source, model, threads, adds_tokens=request.add_special_tokens is not False)
+        whole = await _prompt_ids(source, request, model, threads)
         token_ids = _truncated(whole, request, model, max_tokens)
         echo = ""
         if request.echo:
@@ -163,12 +201,35 @@ def _plan(
     )
 
 
+def _template_of(model: ServedModel) -> ChatTemplate:
+    """Raises ApiError (400) where there is none."""
+    if model.text.template is None:
+        raise bad_request(f"`{model.name}` has no chat template; use /v1/completions.", "messages")
+    return model.text.template
+
+
+async def _chat_ids(
+    request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate, threads: Threads
+) -> list[int]:
+    """A conversation as tokens. Raises ApiError (400) where the template refuses it."""
+    try:
+        text = _rendered(request, model, template)
+    except ChatTemplateRefused as error:
+        raise bad_request(f"{error}.", "messages") from error
+    _check_length(text, request, model, "messages")
+    token_ids = await model.text.chunked.encode_in(threads, text)
+    return model.text.with_added_tokens(token_ids) if request.add_special_tokens else token_ids
+
+
 def _rendered(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> str:
     """Raises ChatTemplateRefused, and ApiError (400) for parameters that contradict each other."""
-    messages = [_template_message(fields, f"messages[{index}]") for index, fields in enumerate(request.messages)]
+    writer = ContentWriter(takes_parts=template.takes_parts, takes=model.media)
+    messages = [
+        _template_message(fields, f"messages[{index}]", writer.content(fields))
+        for index, fields in enumerate(request.messages)
+    ]
     variables = dict(request.chat_template_kwargs or {})
     if request.tools:
-        _check_tools(request, model, template)
         variables["tools"] = for_template(request.tools)
     if request.documents is not None:
         variables["documents"] = request.documents
@@ -194,7 +255,7 @@ def _check_tools(request: ChatCompletionRequest, model: ServedModel, template: C
         raise bad_request(message, "tool_choice")
 
 
-def _chat_structure(request: ChatCompletionRequest) -> tuple[str, str]:
+def _chat_structure(request: ChatCompletionRequest, model: ServedModel) -> tuple[str, str]:
     """What the text has to fit, and by which parameter."""
     structure, param = structure_of(request.response_format, request.structured_outputs)
     tools = request.tools or []
@@ -202,11 +263,13 @@ def _chat_structure(request: ChatCompletionRequest) -> tuple[str, str]:
     choice = effective_choice(tools, request.tool_choice)
     if calls := calls_structure(tools, choice, is_parallel=request.parallel_tool_calls is not False):
         return calls, "tool_choice"
+    if choice == "auto" and not structure and (strict := strict_structure(tools, model.tool_call_parser)):
+        return strict, "tools"
     return structure, param
 
 
-def _template_message(message: Mapping[str, Any], param: str) -> Mapping[str, Any]:
-    """Parts are joined, and OpenAI's newer name for the system's role is given the one that templates know. What is
+def _template_message(message: Mapping[str, Any], param: str, content: TextOrParts) -> Mapping[str, Any]:
+    """OpenAI's newer name for the system's role is given the one that templates know. What is
     null is left out, because templates ask whether a field is there."""
     fields = {name: value for name, value in message.items() if value is not None}
     if fields["role"] == "developer":
@@ -215,20 +278,13 @@ def _template_message(message: Mapping[str, Any], param: str) -> Mapping[str, An
         fields["tool_calls"] = calls_for_template(fields["tool_calls"], f"{param}.tool_calls")
     if "reasoning" in fields:  # the name that templates know
         fields.setdefault("reasoning_content", fields["reasoning"])
-    return {**fields, "content": _text_of(message)}
-
-
-def _text_of(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(part.get("text") or "" for part in content)
-    return content or ""
+    return {**fields, "content": content}
 
 
 def _echoed_message(request: ChatCompletionRequest) -> str:
     """vLLM's reading: the last message belongs to the answer if it is of the same role."""
     last = request.messages[-1]
-    return _text_of(last) if request.echo and last["role"] == "assistant" else ""
+    return text_of(last) if request.echo and last["role"] == "assistant" else ""
 
 
 def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
@@ -254,6 +310,14 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[i
     raise bad_request("`prompt` must hold only texts, only token ids, or only lists of token ids.", "prompt")
 
 
+def _check_length(text: str, request: SamplingFields, model: ServedModel, param: str) -> None:
+    """Refuse, before it is tokenised, what is too long whatever its tokens are: 8 MB without a blank cost 600 MB of
+    memory. Raises ApiError (400)."""
+    fewest_tokens = model.text.fewest_tokens(text)
+    if request.truncate_prompt_tokens is None and fewest_tokens >= model.max_model_len_tokens:
+        raise context_too_long(fewest_tokens, 1, model.max_model_len_tokens, param, is_least=True)
+
+
 def _truncated(token_ids: list[int], request: SamplingFields, model: ServedModel, max_tokens: int | None) -> list[int]:
     """What `truncate_prompt_tokens` leaves of a prompt."""
     limit = request.truncate_prompt_tokens
@@ -268,10 +332,14 @@ def _truncated(token_ids: list[int], request: SamplingFields, model: ServedModel
     return token_ids[:limit] if request.truncation_side == "right" else token_ids[-limit:]
 
 
-async def _prompt_ids(source: str | list[int], model: ServedModel, threads: Threads, *, adds_tokens: bool) -> list[int]:
+async def _prompt_ids(
+    source: str | list[int], request: CompletionRequest, model: ServedModel, threads: Threads
+) -> list[int]:
     if isinstance(source, str):
+        _check_length(source, request, model, "prompt")
         token_ids = await model.text.chunked.encode_in(threads, source)
-        token_ids = model.text.with_added_tokens(token_ids) if adds_tokens else token_ids
+        if request.add_special_tokens is not False:
+            token_ids = model.text.with_added_tokens(token_ids)
     else:
         token_ids = source
         if token_ids and max(token_ids) >= model.text.vocabulary_size:

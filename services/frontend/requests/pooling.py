@@ -53,13 +53,13 @@ class PoolingCall:
         self.service.metrics.of(self.model.name).prompt_tokens.inc(prompt_tokens)
         return Pooled(rows, prompt_tokens)
 
-    def task(self, wanted: PoolingTask | None) -> PoolingTask:
-        """The one that is asked for, or the model's first. Raises ApiError (400)."""
+    def task(self, wanted: PoolingTask | None, param: str = "task") -> PoolingTask:
+        """The one that is asked for, by a parameter, or the model's first. Raises ApiError (400)."""
         does = pooling_tasks(self.model)
         if wanted is None:
             return does[0]
         if wanted not in does:
-            raise bad_request(f"`{self.model.name}` does not {wanted}; it does {', '.join(does)}.", "task")
+            raise bad_request(f"`{self.model.name}` does not {wanted}; it does {', '.join(does)}.", param)
         return wanted
 
     async def scores(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[float], int]:
@@ -73,12 +73,15 @@ class PoolingCall:
             return [float(rows[0, 0]) for rows in pooled.rows], pooled.prompt_tokens
         task: PoolingTask = "embed" if "embed" in does else self.task("token_embed")
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        pooled = await self.pool([await self.tokens(text) for text in texts], task, "documents")
+        pooled = await self.pool([await self.tokens(text, "documents") for text in texts], task, "documents")
         rows = dict(zip(texts, pooled.rows, strict=True))
         return [similarity(rows[first], rows[second]) for first, second in pairs], pooled.prompt_tokens
 
-    async def tokens(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Of one input."""
+    async def tokens(self, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Of one input. Raises ApiError (400) for one that is too long whatever its tokens are."""
+        limit, fewest_tokens = self.model.max_model_len_tokens, self.model.text.fewest_tokens(text)
+        if self.body.truncate_prompt_tokens is None and fewest_tokens > limit:
+            raise context_too_long(fewest_tokens, 0, limit, param, is_least=True)
         token_ids = await self.model.text.chunked.encode_in(self.service.threads, text)
         return self.model.text.with_added_tokens(token_ids) if add_special_tokens else token_ids
 
@@ -108,6 +111,8 @@ class PoolingCall:
 def pooling_tasks(model: ServedModel) -> tuple[PoolingTask, ...]:
     """Raises ApiError (400) for a model that generates."""
     known: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
+    if model.adapter is not None:
+        raise bad_request(f"`{model.name}` is a LoRA adapter; those of pooling models are not served.", "model")
     does = tuple(task for task in known if task in model.tasks)
     if not does:
         raise bad_request(
@@ -128,7 +133,9 @@ async def input_prompts(call: PoolingCall, body: InputFields) -> list[list[int]]
     if numbers:
         raise bad_request("`input` must hold texts and lists of token ids, or the token ids of one input.", "input")
     return [
-        await call.tokens(item, add_special_tokens=body.add_special_tokens) if isinstance(item, str) else list(item)
+        await call.tokens(item, "input", add_special_tokens=body.add_special_tokens)
+        if isinstance(item, str)
+        else list(item)
         for item in given
         if not isinstance(item, int)
     ]

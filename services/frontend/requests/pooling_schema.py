@@ -37,19 +37,28 @@ class InputFields(PoolingFields, kw_only=True, forbid_unknown_fields=True):
     """Of those that take inputs of any form."""
 
     input: Inputs
-    encoding_format: Literal["float", "base64"] | None = None
-    """base64: the little-endian 32-bit floats."""
-    dimensions: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
-    """Cut vectors to so many, where the model was trained for it."""
     add_special_tokens: bool = True
     """Put around each text what the model wants there."""
 
 
-class EmbeddingRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+class VectorFields(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """Of those that are answered with vectors."""
+
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64: the little-endian 32-bit floats."""
+    dimensions: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
+    """Cut vectors to so many, where the model was trained for it."""
+
+
+class EmbeddingRequest(VectorFields, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/embeddings"""
 
 
-class PoolingRequestBody(InputFields, kw_only=True, forbid_unknown_fields=True):
+class ClassifyRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /classify"""
+
+
+class PoolingRequestBody(VectorFields, kw_only=True, forbid_unknown_fields=True):
     """POST /pooling"""
 
     task: PoolingTask | None = None
@@ -123,6 +132,26 @@ class PoolingList(msgspec.Struct):
     created: int
     model: str
     data: list[PoolingData]
+    usage: PoolingUsage
+    object: Literal["list"] = "list"
+
+
+class ClassifiedInput(msgspec.Struct):
+    """Of one input: the likeliest class, and the probability of each."""
+
+    index: int
+    label: str | None
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifiedList(msgspec.Struct):
+    """POST /classify"""
+
+    id: str
+    created: int
+    model: str
+    data: list[ClassifiedInput]
     usage: PoolingUsage
     object: Literal["list"] = "list"
 

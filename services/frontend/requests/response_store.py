@@ -4,6 +4,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from penstock.v1 import frontend_pb2
+
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
@@ -16,6 +20,28 @@ class StoredResponse:
     owner: str
     """Name of the API key; only its bearer sees the response."""
     size_bytes: int
+
+    @classmethod
+    def of(cls, response: bytes, messages: tuple[dict[str, Any], ...], owner: str) -> "StoredResponse":
+        """With the size that it has."""
+        return cls(response, messages, owner, len(response) + len(msgspec.json.encode(messages)))
+
+    @classmethod
+    def from_message(cls, message: frontend_pb2.StoredResponse) -> "StoredResponse":
+        """From another frontend. Raises ValueError for what none sends."""
+        try:
+            messages = msgspec.json.decode(message.messages, type=list[dict[str, Any]])
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"its messages cannot be read: {error}") from error
+        size_bytes = len(message.response) + len(message.messages)
+        return cls(message.response, tuple(messages), message.owner, size_bytes)
+
+    def to_message(self, response_id: str) -> frontend_pb2.StoredResponse:
+        """For another frontend."""
+        messages = msgspec.json.encode(self.messages)
+        return frontend_pb2.StoredResponse(
+            response_id=response_id, owner=self.owner, response=self.response, messages=messages
+        )
 
 
 class ResponseStore:

@@ -1,6 +1,6 @@
 """Bodies of OpenAI's Responses API, and the chat completion that each of them is."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -59,6 +59,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt_cache_retention: str | None = None
 
 
+_MEDIA_PARTS: Final = ("input_image", "input_audio")
+
+
 def new_messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     """What this request adds to its conversation, as chat messages. Raises ApiError (400) for items that cannot be
     served."""
@@ -114,7 +117,7 @@ def _message(item: Item, where: str) -> dict[str, Any]:
         raise bad_request(
             f"`{where}.role` must be one of {', '.join(sorted(_ROLES))}.", f"{where}.role", "invalid_value"
         )
-    return {"role": role, "content": _text(item.get("content"), f"{where}.content")}
+    return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
 
 
 def _add_call(messages: list[dict[str, Any]], item: Item, where: str) -> None:
@@ -147,6 +150,26 @@ def _format(form: dict[str, Any]) -> dict[str, Any]:
         return {"type": form.get("type")}
     schema = {name: form[name] for name in ("name", "description", "schema", "strict") if form.get(name) is not None}
     return {"type": "json_schema", "json_schema": schema}
+
+
+def _content(content: Any, where: str) -> Any:
+    """A text, or parts as a chat message has them where an image is among them."""
+    parts: list[Any] = content if isinstance(content, list) else []
+    if not any(isinstance(part, dict) and part.get("type") in _MEDIA_PARTS for part in parts):
+        return _text(content, where)
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(parts)]
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    match part.get("type") if isinstance(part, dict) else None:
+        case "input_image":
+            if part.get("file_id"):
+                raise bad_request("Files cannot be named by an id here; send `image_url`.", f"{where}.file_id")
+            return {"type": "image_url", "image_url": {"url": _string(part, "image_url", where)}}
+        case "input_audio":
+            return {"type": "input_audio", "input_audio": part.get("input_audio")}
+        case _:
+            return {"type": "text", "text": _text([part], where)}
 
 
 def _text(content: Any, where: str) -> str:

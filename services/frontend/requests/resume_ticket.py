@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from services.frontend.parser_process.answer import ParserRequest
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.plan import GenerationPlan
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, GenerationRequest
@@ -25,6 +26,8 @@ class ResumeTicket(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body without its messages."""
     completion: CompletionRequest | None = None
     """The body without its prompt."""
+    read_by: ParserRequest | None = None
+    """See `GenerationPlan`."""
 
     @property
     def choices(self) -> int:
@@ -66,6 +69,7 @@ def encode_ticket(request: GenerationRequest, plan: GenerationPlan, key: ApiKey 
         completion=msgspec.structs.replace(request, prompt="", **_without(request))
         if isinstance(request, CompletionRequest)
         else None,
+        read_by=plan.read_by,
     )
     encoded = _ENCODER.encode(ticket)
     return encoded if len(encoded) <= MAX_TICKET_BYTES else b""

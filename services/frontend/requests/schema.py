@@ -53,7 +53,8 @@ _ROLES_THAT_SPEAK = frozenset({"system", "developer", "user"})
 
 
 class TextPart(msgspec.Struct, kw_only=True):
-    """One part of a message; only text can be served."""
+    """One part of a message: a text, or `image_url`, `input_audio`, `audio_url` or `video_url` with a field of its
+    type's name (see `media.parts`)."""
 
     type: str
     text: str | None = None
@@ -243,7 +244,6 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
             raise ValueError(str(error).replace("- at `$[", "- at `$.messages[")) from error
 
     def schemas(self) -> Iterator[dict[str, Any] | str]:
-        """See `SamplingFields`."""
         yield from super().schemas()
         for tool in self.tools or ():
             if tool.function.parameters is not None:

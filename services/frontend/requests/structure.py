@@ -98,7 +98,7 @@ async def check_large_schemas(schemas: Iterable[Any], threads: Threads) -> None:
 def json_structure(schema: dict[str, Any], param: str) -> str:
     """What engines are told of JSON that fits a schema, which was looked at before. Raises ApiError (400) if it is too
     long."""
-    return _encoded({"json": schema}, param)
+    return encoded_structure({"json": schema}, param)
 
 
 def refused_structure(error: ApiError, param: str) -> ApiError:
@@ -116,9 +116,9 @@ def _response_format(response_format: ResponseFormat) -> str:
             return json_structure(response_format.json_schema.schema, f"{param}.schema")
         case "structural_tag":
             tag = msgspec.json.encode(response_format).decode()
-            return _encoded({"structural_tag": tag}, "response_format")
+            return encoded_structure({"structural_tag": tag}, "response_format")
         case _:
-            return _encoded({"json_object": True}, "response_format")
+            return encoded_structure({"json_object": True}, "response_format")
 
 
 def _structured_outputs(asked: StructuredOutputs) -> str:
@@ -135,7 +135,7 @@ def _structured_outputs(asked: StructuredOutputs) -> str:
         check_schema(asked.json, param)
     elif not getattr(asked, named[0]):
         raise bad_request(f"`{param}` must not be empty or false; leave it out instead.", param)
-    return _encoded({named[0]: getattr(asked, named[0])}, param)
+    return encoded_structure({named[0]: getattr(asked, named[0])}, param)
 
 
 def check_schema(schema: dict[str, Any] | str, param: str) -> None:
@@ -168,7 +168,8 @@ def _schema_error(encoded: str) -> str | None:
     return None
 
 
-def _encoded(fields: dict[str, Any], param: str) -> str:
+def encoded_structure(fields: dict[str, Any], param: str) -> str:
+    """Fields of vLLM's `StructuredOutputsParams`, as engines are told them. Raises ApiError (400) if it is too long."""
     encoded = msgspec.json.encode(fields).decode()
     if len(encoded) > MAX_STRUCTURE_CHARACTERS:
         raise _too_long(param)

@@ -22,7 +22,8 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     parameters: dict[str, Any] | None = None
     """JSON schema of an object; left out: there are none."""
     strict: bool | None = None
-    """Enforced where `tool_choice` makes a call sure; otherwise the model is trusted."""
+    """Its arguments fit `parameters` although the model decides whether to call it. Where `tool_choice` makes a call
+    sure, they do so either way."""
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -99,6 +100,25 @@ def argument_schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
     """Of the parameters of each tool, by the tool's name and the parameter's."""
     schemas = ((tool.function.name, (tool.function.parameters or {}).get("properties")) for tool in tools)
     return {name: properties if isinstance(properties, dict) else {} for name, properties in schemas}
+
+
+_TOLD_TO_PARSERS: Final = (
+    *("tools", "tool_choice", "parallel_tool_calls", "response_format", "structured_outputs", "include_reasoning"),
+    *("skip_special_tokens", "chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "stream"),
+    *("continue_final_message", "documents", "n", "stop"),
+)
+"""Parameters that vLLM's parsers look at, or may pass on to their own templates."""
+
+
+def parser_body(request: msgspec.Struct) -> str:
+    """The body of a chat as vLLM's parsers are told of it."""
+    given = {name: getattr(request, name) for name in _TOLD_TO_PARSERS if getattr(request, name) is not None}
+    return msgspec.json.encode({"model": "", **given}).decode()
+
+
+def earlier_calls(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Calls of tools in a conversation."""
+    return sum(len(message.get("tool_calls") or ()) for message in messages)
 
 
 def for_template(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:

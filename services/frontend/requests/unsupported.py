@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from services.frontend.errors import ApiError
+from services.frontend.media.parts import MODALITY_OF, is_media
 from services.frontend.requests.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -77,7 +78,7 @@ def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str
         yield from _unsupported_message(index, message)
         content = request.messages[index].get("content")
         for part_index, part in enumerate(content if isinstance(content, list) else ()):
-            for name in part.keys() - _PART_FIELDS:
+            for name in () if is_media(part) else part.keys() - _PART_FIELDS:
                 yield f"messages[{index}].content[{part_index}].{name}", "the parts of a text are joined without it."
 
 
@@ -88,8 +89,9 @@ def _unsupported_message(index: int, message: Message) -> Iterator[tuple[str, st
     if message.role == "function":
         yield f"{where}.role", "it is the former name of the role `tool`."
     for part_index, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part.type != "text" or part.text is None:
-            yield f"{where}.content[{part_index}]", f"content of type `{part.type}`; send text."
+        if part.type not in MODALITY_OF and (part.type != "text" or part.text is None):
+            served = ", ".join(("text", *MODALITY_OF))
+            yield f"{where}.content[{part_index}]", f"content of type `{part.type}`; there are {served}."
 
 
 def _unsupported_completion(request: CompletionRequest) -> Iterator[tuple[str, str]]:

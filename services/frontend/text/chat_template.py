@@ -10,7 +10,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateError, meta
+from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -48,7 +48,10 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.fromtimestamp(unix_time()).strftime(form)
         try:
             self._template = environment.from_string(source)
-            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            tree = environment.parse(source)
+            self.takes_parts = _goes_through_parts(tree)
+            """Whether it goes through the parts of a message by itself; if not, it wants their text."""
+            self.knows_tools = "tools" in meta.find_undeclared_variables(tree)
             """Whether a prompt tells the model of the tools that it may call."""
         except TemplateSyntaxError as error:
             raise ConfigurationError(f"the chat template is no valid Jinja (line {error.lineno}): {error}") from error
@@ -94,12 +97,45 @@ class ChatTemplate:
         """The prompt up to the end of the last message's text, for the model to go on with it. Raises
         ChatTemplateRefused, also where that text does not appear."""
         final = messages[-1]
-        marked = {**final, "content": f"{final['content']}{_END_OF_FINAL_MESSAGE}"}
+        marked = {**final, "content": _marked(final["content"])}
         text = self.render([*messages[:-1], marked], add_generation_prompt=False, variables=variables)
         before, mark, _ = text.partition(_END_OF_FINAL_MESSAGE)
         if not mark:
             raise ChatTemplateRefused("the model's chat template does not show the final message, so none can go on")
         return before
+
+
+def _marked(content: Any) -> Any:
+    """A message's text, or its parts, with the mark at its end."""
+    if not isinstance(content, list):
+        return f"{content}{_END_OF_FINAL_MESSAGE}"
+    if content and content[-1].get("type") == "text":
+        return [*content[:-1], {**content[-1], "text": f"{content[-1]['text']}{_END_OF_FINAL_MESSAGE}"}]
+    return [*content, {"type": "text", "text": _END_OF_FINAL_MESSAGE}]
+
+
+def _goes_through_parts(tree: nodes.Template) -> bool:
+    """Whether a template loops over a message's content, by itself or in a macro that it gives it to. vLLM looks the
+    same up in a roundabout way (`_detect_content_format`)."""
+    macros = {macro.name: [argument.name for argument in macro.args] for macro in tree.find_all(nodes.Macro)}
+    given: set[str] = set()
+    for call in tree.find_all(nodes.Call):
+        names = macros.get(call.node.name, []) if isinstance(call.node, nodes.Name) else []
+        given.update(name for name, value in zip(names, call.args, strict=False) if _is_content(value))
+    loops = [loop.iter for loop in tree.find_all(nodes.For)]
+    return any(_is_content(each) or (isinstance(each, nodes.Name) and each.name in given) for each in loops)
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """`message.content`, `message["content"]`, or what a template has put into `content`."""
+    while isinstance(node, nodes.Filter) and node.node is not None:
+        node = node.node
+    match node:
+        case nodes.Getattr(attr="content") | nodes.Name(name="content"):
+            return True
+        case nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+    return False
 
 
 def _refuse(message: str) -> NoReturn:

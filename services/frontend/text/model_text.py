@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.chunked import ChunkedTokenizer
 from services.frontend.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, token_bytes
 
-DEFAULT_CACHE_CHARACTERS: Final = 16 * 1024 * 1024
+DEFAULT_CACHE_BYTES: Final = 64 * 1024 * 1024
 _DECODE_SAMPLE: Final = "Hello, wörld! 你好 🙂\n\n  x = 1"
 
 # One process of many on its machine: handing a short text to a thread pool costs more than tokenising it.
@@ -30,29 +30,34 @@ class ModelText:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         eos_token_ids: frozenset[int],
-        cache_characters: int = DEFAULT_CACHE_CHARACTERS,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        now_s: Callable[[], float] | None = None,
     ) -> None:
+        """`now_s`: a monotonic clock, by which it is found out what may be tokenised on the event loop."""
         self._tokenizer = tokenizer
-        self._chunked = ChunkedTokenizer(tokenizer, cache_characters)
+        self._chunked = ChunkedTokenizer(tokenizer, cache_bytes, now_s)
         self._prefix_ids, self._suffix_ids = _added_around(tokenizer)
         self._anchor_ids: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
         self._bytes_of_token = _byte_level_table(tokenizer)
+        self._longest_characters = _longest_characters(tokenizer)
         self._bytes_showing: dict[frozenset[str], list[bytes]] = {}
         self.template = template
         """None: the model takes prompts only."""
         self.eos_token_ids = eos_token_ids
+        self.labels: Mapping[int, str] = {}
+        """Names of a classifier's classes, by their numbers."""
         self.has_segments = False
         """The model is told by segment ids which text of a pair a token belongs to (BERT's kind)."""
         self.vocabulary_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
     def load(
-        cls, directory: Path, unix_time: Callable[[], float], cache_characters: int = DEFAULT_CACHE_CHARACTERS
+        cls, directory: Path, unix_time: Callable[[], float], cache_bytes: int = DEFAULT_CACHE_BYTES
     ) -> "ModelText":
         """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json; only the
         first must be there. `unix_time`: for templates that tell the date. Raises ConfigurationError for what cannot be
         read."""
-        return cls.from_files(read_text_files(directory), str(directory), unix_time, cache_characters)
+        return cls.from_files(read_text_files(directory), str(directory), unix_time, cache_bytes)
 
     @classmethod
     def from_files(
@@ -60,9 +65,11 @@ class ModelText:
         files: TextFiles,
         origin: str,
         unix_time: Callable[[], float],
-        cache_characters: int = DEFAULT_CACHE_CHARACTERS,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        now_s: Callable[[], float] | None = None,
     ) -> "ModelText":
-        """The same from contents. `origin`: where they are from, for errors. Raises ConfigurationError."""
+        """The same from contents. `origin`: where they are from, for errors; `now_s`: see the constructor. Raises
+        ConfigurationError."""
         if "tokenizer.json" not in files:
             raise ConfigurationError(f"{origin} holds no tokenizer.json; point the worker at a full checkpoint")
         try:
@@ -78,10 +85,13 @@ class ModelText:
             tokenizer,
             ChatTemplate(template, special, unix_time) if template is not None else None,
             _eos_token_ids(tokenizer, special, files, origin),
-            cache_characters,
+            cache_bytes,
+            now_s,
         )
-        segments = _json(files, "config.json", origin).get("type_vocab_size", 0)
+        model_config = _json(files, "config.json", origin)
+        segments = model_config.get("type_vocab_size", 0)
         text.has_segments = isinstance(segments, int) and segments > 1
+        text.labels = _labels(model_config)
         return text
 
     @property
@@ -93,6 +103,10 @@ class ModelText:
         """A bare prompt's ids with those that the model wants around it (often a first one). Not for a rendered
         chat template, which brings them itself."""
         return [*self._prefix_ids, *token_ids, *self._suffix_ids]
+
+    def fewest_tokens(self, text: str) -> int:
+        """That it can have, told by its length: so a text that cannot fit need not be tokenised. 0: nobody knows."""
+        return -(-len(text) // self._longest_characters) if self._longest_characters else 0
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a short text by itself; `chunked` is for prompts."""
@@ -194,6 +208,23 @@ def _byte_level_table(tokenizer: Tokenizer) -> list[bytes] | None:
     return table if spelled == tokenizer.decode(ids, skip_special_tokens=True) else None
 
 
+_MOST_COMPOSED: Final = 4
+"""Characters that NFC may put together into one: a letter and its marks."""
+
+
+def _longest_characters(tokenizer: Tokenizer) -> int:
+    """How many characters of a text one token stands for, at most; 0 where that is not known."""
+    description: dict[str, Any] = json.loads(tokenizer.to_str())
+    normalizer, decoder = (part and part["type"] for part in (description["normalizer"], description["decoder"]))
+    added = tokenizer.get_added_tokens_decoder().values()
+    if normalizer not in (None, "NFC") or decoder != "ByteLevel" or description.get("truncation"):
+        return 0
+    if any(token.lstrip or token.rstrip for token in added):  # they swallow any number of blanks
+        return 0
+    longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=0)  # in bytes, a character each
+    return longest * (_MOST_COMPOSED if normalizer == "NFC" else 1)
+
+
 def _json(files: TextFiles, name: str, origin: str) -> dict[str, Any]:
     if name not in files:
         return {}
@@ -231,3 +262,12 @@ def _eos_token_ids(tokenizer: Tokenizer, special: dict[str, str], files: TextFil
         configured = _json(files, name, origin).get("eos_token_id")
         ids.update([configured] if isinstance(configured, int) else configured or [])
     return frozenset(ids)
+
+
+def _labels(config: Mapping[str, Any]) -> dict[int, str]:
+    """As transformers names classes: by `id2label`, else by their numbers, of which there are two by default."""
+    named = config.get("id2label")
+    if isinstance(named, dict):
+        return {int(number): str(name) for number, name in named.items() if str(number).isdecimal()}
+    classes = config.get("num_labels", 2)
+    return {number: f"LABEL_{number}" for number in range(classes if isinstance(classes, int) else 0)}

@@ -78,7 +78,7 @@ class HangWatch:
 
 
 async def _answers(transport: Transport, address: str, deadline_s: float) -> bool:
-    async with open_channel(transport, address) as channel:
+    async with open_channel(transport, address, "worker") as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         try:
             await stub.GetLoad(worker_pb2.GetLoadRequest(), timeout=deadline_s)

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 
 from controlplane.model.incarnation import Incarnation
+from controlplane.model.queue_belief import QueueBelief
+from controlplane.model.request import PrefixSource
 from controlplane.protocols.relay.events import LossReason
 from mesh.errors import PeerUnavailable, PenstockError
 from mesh.membership import Member
@@ -74,6 +76,7 @@ class WorkerLink:
             transport,
             lambda channel: worker_pb2_grpc.WorkerStub(channel).Stream,  # type: ignore[no-untyped-call]
             StreamHandlers(self._opened, self._received, self._lost),
+            member.role,
         )
 
     async def run(self) -> None:
@@ -93,6 +96,11 @@ class WorkerLink:
     def model(self) -> str:
         """The name of the model that the worker serves; empty if it did not announce one."""
         return self.member.attributes.get("model", "")
+
+    @property
+    def transport_name(self) -> str:
+        """See `PeerStream.transport_name`."""
+        return self._stream.transport_name
 
     @property
     def requests(self) -> int:
@@ -120,15 +128,30 @@ class WorkerLink:
             self.hung, self._heard_when_hung = hang, self.heard_messages
         self._on_unusable()
 
-    def submit(self, relay: Relay, decode_instance_id: str, *, is_decode_open: bool) -> None:
+    def submit(
+        self,
+        relay: Relay,
+        decode_instance_id: str,
+        *,
+        is_decode_open: bool,
+        prefix: PrefixSource | None = None,
+        belief: QueueBelief | None = None,
+    ) -> None:
         """Send a request. `decode_instance_id`: who decodes it after its first token, empty for this worker;
-        `is_decode_open`: the worker is to ask the scheduler for one then. Raises PeerUnavailable while the worker is
-        not connected."""
+        `is_decode_open`: the worker is to ask the scheduler for one then; `prefix`: what it is to pull first;
+        `belief`: what it was believed to have to do. Raises PeerUnavailable while the worker is not connected."""
         if not self.connected.is_set():
             raise PeerUnavailable(f"worker {self.instance_id} at {self.member.address} is not connected")
         generate = relay.generate_request(self._clock())
         generate.decode_instance_id = decode_instance_id
         generate.is_decode_open = is_decode_open
+        if prefix is not None:
+            generate.prefix.instance_id, generate.prefix.tokens = prefix.instance_id, prefix.tokens
+            generate.prefix.comes_ms = prefix.comes_ms
+        if belief is not None:
+            generate.belief.queued_prefill_tokens = belief.queued_prefill_tokens
+            generate.belief.new_prefill_tokens = belief.new_prefill_tokens
+            generate.belief.may_bounce = belief.may_bounce
         self._send(worker_pb2.FrontendMessage(generate=generate))
         self._relays.submitted(relay, self.sender)
 
@@ -137,9 +160,9 @@ class WorkerLink:
         abort = worker_pb2.AbortRequest(request_id=request_id, epoch=epoch, is_done=is_done)
         self._tell_if_open(worker_pb2.FrontendMessage(abort=abort), request_id)
 
-    def release(self, request_id: str) -> None:
-        """Tell the worker that the client of a request may come back to another frontend."""
-        release = worker_pb2.ReleaseRequest(request_id=request_id)
+    def release(self, request_id: str, epoch: int) -> None:
+        """Tell the worker that the client of a request may come back to any frontend, in the life of this epoch."""
+        release = worker_pb2.ReleaseRequest(request_id=request_id, epoch=epoch)
         self._tell_if_open(worker_pb2.FrontendMessage(release=release), request_id)
 
     def adopt(self, client_request_id: str, question: int) -> bool:

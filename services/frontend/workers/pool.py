@@ -170,7 +170,7 @@ class WorkerPool:
         if adopting is None or adopting.question != adopted.question:  # too late: give them back
             if (link := self._all_links.get(sender)) is not None:
                 for late in adopted.requests:
-                    link.release(late.request.request_id)
+                    link.release(late.request.request_id, late.request.epoch)
             return
         for request in adopted.requests:
             adopting.take(sender, request)

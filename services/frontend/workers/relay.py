@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
+from controlplane.model.adapter import Adapter
 from controlplane.model.incarnation import Incarnation
+from controlplane.model.queue_belief import PresentLoad
+from controlplane.model.request import Tenant
 from controlplane.protocols.ownership import Filled
 from controlplane.protocols.relay.events import (
     Abort,
@@ -63,6 +66,7 @@ _RECOVERABLE: Final[dict[int, LossReason]] = {
     request_pb2.ERROR_CODE_UNSPECIFIED: LossReason.UNAVAILABLE,
     request_pb2.ERROR_CODE_UNAVAILABLE: LossReason.UNAVAILABLE,
     request_pb2.ERROR_CODE_LOST: LossReason.HANDOFF,
+    request_pb2.ERROR_CODE_BOUNCED: LossReason.BOUNCED,
 }
 
 _GIVEN_UP: Final = frozenset((request_pb2.FINISH_REASON_ERROR, request_pb2.FINISH_REASON_ABORT))
@@ -72,10 +76,12 @@ class Relay:
     """One choice: what another worker needs to go on with it at any moment, and its client's mailbox."""
 
     __slots__ = (
+        "adapter",
         "cache_salt",
         "deadline_s",
         "index",
         "mailbox",
+        "media",
         "model",
         "on_lost",
         "priority",
@@ -85,6 +91,7 @@ class Relay:
         "resume",
         "sampling",
         "started_s",
+        "tenant",
         "traceparent",
     )
 
@@ -104,7 +111,10 @@ class Relay:
         resume: request_pb2.Resume | None = None,
         cache_salt: str = "",
         traceparent: str = "",
+        media: request_pb2.PromptMedia | None = None,
         emitted_token_ids: list[int] | None = None,
+        adapter: request_pb2.Adapter | None = None,
+        tenant: request_pb2.Tenant | None = None,
     ) -> None:
         """`started_s` is when the client's request arrived, on the clock that `generate_request` is given; `on_lost`
         is to place the relay again or to fail it."""
@@ -119,10 +129,19 @@ class Relay:
         self.resume = resume
         """What lets another frontend go on with it; None: it ends with this one."""
         self.cache_salt = cache_salt
+        self.adapter = adapter
+        self.tenant = tenant
         self.traceparent = traceparent
+        self.media = media
+        """Images and the like of the prompt, kept as long as it may have to be placed again."""
         self.mailbox = mailbox
         self.on_lost = on_lost
         self.request = RelayedRequest[_Delta](request_id, sampling.max_tokens, emitted_token_ids)
+
+    @property
+    def adapter_digest(self) -> str:
+        """Of the LoRA adapter that answers it; empty without one."""
+        return "" if self.adapter is None else self.adapter.digest
 
     @property
     def finished(self) -> bool:
@@ -154,6 +173,9 @@ class Relay:
             resume=self.resume,
             cache_salt=self.cache_salt,
             traceparent=self.traceparent,
+            media=self.media,
+            adapter=self.adapter,
+            tenant=self.tenant,
         )
 
     def put(self, delta: _Delta) -> None:
@@ -179,8 +201,8 @@ class Link(Protocol):
     def abort(self, request_id: str, epoch: int, *, is_done: bool = False) -> None:
         """Tell it to drop a request in the life of this epoch; `is_done`: its client has all that it wanted."""
 
-    def release(self, request_id: str) -> None:
-        """Tell it that the client of a request may come back to another frontend."""
+    def release(self, request_id: str, epoch: int) -> None:
+        """Tell it that the client of a request, in the life of this epoch, may come back to another frontend."""
 
 
 class RelayRegistry:
@@ -245,7 +267,8 @@ class RelayRegistry:
             relay.put(delta)
         elif relay is not None and delta.finish_reason in _GIVEN_UP:
             error, reason = _error_of(delta.error, relay.deadline_s), _RECOVERABLE.get(delta.error.code)
-            self._handle(WorkerGaveUp(delta.request_id, sender, delta.epoch, error, reason))
+            present = _present_of(delta.error)
+            self._handle(WorkerGaveUp(delta.request_id, sender, delta.epoch, error, reason, present))
         else:
             self._carry_out(self._manager.handle(DeltaCame(sender, delta), now_s))
 
@@ -288,9 +311,9 @@ class RelayRegistry:
                     self._pass(self._relays[request_id], passed)
                 case Abort(worker, request_id, epoch, why):
                     self._abort(worker, request_id, epoch, why)
-                case Release(worker, request_id):
+                case Release(worker, request_id, epoch):
                     if (link := self._links.get(worker)) is not None:
-                        link.release(request_id)
+                        link.release(request_id, epoch)
                 case Recover(request_id, loss):
                     relay = self._relays[request_id]
                     relay.on_lost(relay, loss)
@@ -332,6 +355,28 @@ class RelayRegistry:
             log.error("requests lost with their worker", extra={"instance_id": instance_id, "lost": requests})
             if reason is LossReason.WORKER_LOST:
                 self._metrics.dead_workers.inc()
+
+
+def tenant_message(tenant: Tenant) -> request_pb2.Tenant | None:
+    """As a request bears it."""
+    return request_pb2.Tenant(name=tenant.name, share=tenant.share) if tenant.name else None
+
+
+def adapter_message(adapter: Adapter | None) -> request_pb2.Adapter | None:
+    """As a request bears it."""
+    if adapter is None:
+        return None
+    return request_pb2.Adapter(
+        name=adapter.name,
+        digest=adapter.digest,
+        path=adapter.path,
+        is_3d_lora_weight=adapter.is_3d_lora_weight,
+    )
+
+
+def _present_of(error: request_pb2.RequestError) -> PresentLoad | None:
+    present = error.present
+    return PresentLoad(present.queued_prefill_tokens, present.requests) if error.HasField("present") else None
 
 
 def _error_of(error: request_pb2.RequestError, deadline_s: float) -> ApiError:

@@ -19,7 +19,7 @@ async def fetch_text_files(worker: Member, transport: Transport, wanted_hash: st
     files: dict[str, bytearray] = {}
     received_bytes = 0
     peer = f"worker {worker.member_id} at {worker.address}"
-    async with open_channel(transport, worker.address) as channel:
+    async with open_channel(transport, worker.address, worker.role) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         request = worker_pb2.GetTextFilesRequest(text_hash=wanted_hash)
         try:

@@ -191,6 +191,8 @@ class SimulatedCoordinator:
 
     def is_decoding(self, request_id: str) -> bool:
         """Whether the prompt of a request that runs here is computed."""
+        if self.worker.instance.state_of(request_id) is SequenceState.ENDED:
+            return False  # it waits for its prefix, and the instance has not heard of it
         entry = self._cluster.ledger.open[request_id]
         return bool(entry.came_from) or self.worker.instance.generated_tokens(request_id) > entry.brought_tokens
 

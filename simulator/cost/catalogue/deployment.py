@@ -7,6 +7,8 @@ from typing import TypeVar
 from mesh.errors import ConfigurationError
 from simulator.cost.catalogue.devices import DEVICES
 from simulator.cost.catalogue.models import MODELS
+from simulator.cost.catalogue.unevenness import measured_unevenness
+from simulator.cost.fitted.unevenness import UnevennessTable
 from simulator.cost.model import CostModel
 from simulator.cost.roofline.cost import RooflineCost
 from simulator.cost.roofline.efficiency import Efficiency
@@ -76,6 +78,7 @@ def instance_for(
     *,
     weight_dtype: str = "",
     heterogeneity: bool = True,
+    unevenness: UnevennessTable | None = None,
     memory_utilisation: float = MEMORY_UTILISATION,
     block_tokens: int = 16,
     max_batch_requests: int = 256,
@@ -89,7 +92,8 @@ def instance_for(
 
     `kv_blocks` is what memory leaves after the weights (docs/cost_models.md); the context is the model's longest,
     or what fits. `block_bytes` is the size of a block's KV on all devices together. `heterogeneity` off: decode
-    attention costs what equal lengths of the same total would. Raises `ConfigurationError`.
+    attention costs what equal lengths of the same total would. `unevenness`: what unequal ones cost more, as it was
+    measured somewhere; None: as measured on the device, or else by the tile model. Raises `ConfigurationError`.
     """
     deployment = Deployment(
         model if isinstance(model, ModelSpec) else _named(MODELS, model, "model"),
@@ -118,6 +122,7 @@ def instance_for(
         deployment.dtype,
         kv_element_bytes=kv_element_bytes,
         heterogeneity=heterogeneity,
+        unevenness=measured_unevenness(spec, deployment.device, tp, unevenness),
         efficiency=efficiency or Efficiency(),
     )
     return config, cost

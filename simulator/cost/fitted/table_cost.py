@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from simulator.cost.fitted.interpolation import Curve
 from simulator.cost.fitted.operators import OperatorTables
+from simulator.cost.fitted.unevenness import Unevenness
 from simulator.cost.model import BatchShape, CostModel, PrefillChunk
-from simulator.cost.roofline.attention import DecodeAttention
 from simulator.cost.roofline.lengths import DecodeLengths, Numbers
 
 _ELEMENT_BYTES = 2.0
@@ -17,16 +17,13 @@ _REMEMBERED = 1 << 14
 
 
 class TableCost(CostModel):
-    """Tables are measured on batches of equal lengths; `unevenness` says how much more a real batch takes.
-
-    It is the ratio of what a tile model of the same kernel gives for the batch to what it gives for equal lengths
-    of the same total. None: no such term.
-    """
+    """Tables are measured on batches of equal lengths; `unevenness` says how much more a real batch takes: as measured
+    on the card, or else by a tile model of the kernel. None: no more."""
 
     def __init__(
         self,
         tables: OperatorTables,
-        unevenness: DecodeAttention | None = None,
+        unevenness: Unevenness | None = None,
         *,
         step_ms: float = 0.0,
         graph_tokens: int = 0,
@@ -64,7 +61,7 @@ class TableCost(CostModel):
         lengths = DecodeLengths.of_step(batch.decode_context_tokens, batch.decode_context_tokens_sum).run(steps)
         decode_ms = self._decode_row(requests).at_all(lengths.total / requests)
         rest_ms = self._rest_ms(requests, requests)
-        run_ms: NDArray[np.float64] = rest_ms + self.tables.layers * (decode_ms * self._unevenness_of(lengths))
+        run_ms: NDArray[np.float64] = rest_ms + self.tables.layers * (decode_ms * self._stretch(lengths))
         return run_ms
 
     def _attention_ms(self, batch: BatchShape) -> float:
@@ -74,10 +71,9 @@ class TableCost(CostModel):
         mean = batch.decode_context_tokens_sum / requests
         decode_ms = self._decode_row(requests).at(mean)
         lengths = DecodeLengths.of_step(batch.decode_context_tokens, batch.decode_context_tokens_sum)
-        uneven = self._unevenness_of(lengths)
         if not batch.prefill:
-            return float(layers * (decode_ms * uneven))
-        extra_ms = decode_ms * (uneven - 1.0)
+            return float(layers * (decode_ms * self._stretch(lengths)))
+        extra_ms = self._unevenness.beside_prompt_ms(lengths, decode_ms) if self._unevenness else 0.0
         return float(layers * (self._mixed_ms(batch.prefill, requests, mean, decode_ms) + extra_ms))
 
     def _prefill_ms(self, chunks: Sequence[PrefillChunk]) -> float:
@@ -101,10 +97,8 @@ class TableCost(CostModel):
             row = self._decode_rows[requests] = self.tables.attention.decode.row(requests)
         return row
 
-    def _unevenness_of(self, lengths: DecodeLengths) -> Numbers:
-        if self._unevenness is None:
-            return 1.0
-        return self._unevenness.layer_ms(lengths) / self._unevenness.layer_ms(lengths.levelled())
+    def _stretch(self, lengths: DecodeLengths) -> Numbers:
+        return 1.0 if self._unevenness is None else self._unevenness.stretch(lengths)
 
     def _rest_ms(self, tokens: int, sequences: int) -> float:
         found = self._rest.get((tokens, sequences))

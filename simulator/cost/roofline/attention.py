@@ -107,6 +107,14 @@ class DecodeAttention:
         reduction_ms = is_split * (self.kernel_ms + tiles * (self.partial_bytes / self.bytes_per_ms))
         return self.kernel_ms + work_ms + tail_ms * (self.lone_token_ms / shared_token_ms) + reduction_ms
 
+    def stretch(self, lengths: DecodeLengths) -> Numbers:
+        """How many times as long it takes as over equal contexts; a number for a step, an array for a run."""
+        return self.layer_ms(lengths) / self.layer_ms(lengths.levelled())
+
+    def beside_prompt_ms(self, lengths: DecodeLengths, level_ms: float) -> float:
+        """How much `level_ms`, the time over equal contexts, grows: the rule knows of no difference beside a prompt."""
+        return float(level_ms * (self.stretch(lengths) - 1.0))
+
 
 # Prefill attention of one chunk: arithmetic, or the longest tile where a short chunk makes few of them.
 

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.cost.fitted.unevenness import Unevenness
 from simulator.cost.model import BatchShape, CostModel
 from simulator.cost.roofline.attention import decode_attention, prefill_attention
 from simulator.cost.roofline.efficiency import Efficiency
@@ -26,8 +27,10 @@ class RooflineCost(CostModel):
         *,
         kv_element_bytes: float = 2.0,
         heterogeneity: bool = True,
+        unevenness: Unevenness | None = None,
         efficiency: Efficiency | None = None,
     ) -> None:
+        """`unevenness`: of decode attention, as measured; None: by its tile model, unless `heterogeneity` is off."""
         self.efficiency = efficiency = efficiency or Efficiency()
         self._layers = model.layers
         self._matrices = Matrices(model, device, tensor_parallel, weight_dtype, efficiency)
@@ -37,9 +40,10 @@ class RooflineCost(CostModel):
             device,
             tensor_parallel,
             element_bytes=kv_element_bytes,
-            heterogeneity=heterogeneity,
+            heterogeneity=heterogeneity and unevenness is None,
             efficiency=efficiency,
         )
+        self._unevenness = unevenness if heterogeneity else None
         self._prefill = prefill_attention(model, device, tensor_parallel, efficiency)
 
     def step_ms(self, batch: BatchShape) -> float:
@@ -54,13 +58,22 @@ class RooflineCost(CostModel):
         if not decodes:
             return rest_ms + self._layers * prefill_ms
         lengths = DecodeLengths.of_step(batch.decode_context_tokens, batch.decode_context_tokens_sum)
-        return float(rest_ms + self._layers * (prefill_ms + self._decode.layer_ms(lengths)))
+        decode_ms = self._decode.layer_ms(lengths)
+        if self._unevenness is not None:
+            if batch.prefill:
+                decode_ms += self._unevenness.beside_prompt_ms(lengths, decode_ms)
+            else:
+                decode_ms *= self._unevenness.stretch(lengths)
+        return float(rest_ms + self._layers * (prefill_ms + decode_ms))
 
     def decode_run_ms(self, batch: BatchShape, steps: int) -> NDArray[np.float64]:
         """Durations of consecutive decode steps; O(requests + steps)."""
         rest_ms = self._rest_ms(batch.decode_requests, batch.decode_requests)
         lengths = DecodeLengths.of_step(batch.decode_context_tokens, batch.decode_context_tokens_sum).run(steps)
-        run_ms: NDArray[np.float64] = rest_ms + self._layers * (0.0 + self._decode.layer_ms(lengths))
+        decode_ms = self._decode.layer_ms(lengths)
+        if self._unevenness is not None:
+            decode_ms = decode_ms * self._unevenness.stretch(lengths)
+        run_ms: NDArray[np.float64] = rest_ms + self._layers * (0.0 + decode_ms)
         return run_ms
 
     def _rest_ms(self, tokens: int, sequences: int) -> float:

@@ -34,7 +34,7 @@ class DecodeLengths:
     @staticmethod
     def of_step(contexts: NDArray[np.int64], total: int) -> "DecodeLengths":
         """The lengths of one step's decodes, at least one; `total` is the sum of `contexts`."""
-        return DecodeLengths(len(contexts), total, int(contexts.max()), int(contexts @ contexts), False)
+        return DecodeLengths(len(contexts), total, int(np.maximum.reduce(contexts)), int(contexts @ contexts), False)
 
     def run(self, steps: int) -> "DecodeLengths":
         """Of a run of steps that starts with this one; each adds a token to every context."""

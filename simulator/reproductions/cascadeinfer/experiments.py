@@ -10,6 +10,7 @@ from controlplane.planning.qoe import QoeModel
 from controlplane.planning.stage_partition import PartitionMethod
 from controlplane.policies.stages.agent import RoutingMode
 from controlplane.policies.stages.refinement import Refinement
+from simulator.cost.catalogue.unevenness import UNEVENNESS
 from simulator.reproductions.cascadeinfer.profiling import ProfileBounds, ProfileResult
 from simulator.reproductions.cascadeinfer.systems import (
     RunResult,
@@ -98,6 +99,7 @@ def settings(data: Path, seed: int) -> dict[str, Setting]:
         "small": small,
         "moderate": replace(small, model=MODERATE),
         "level": replace(small, heterogeneity=False),
+        "measured": replace(small, unevenness=UNEVENNESS["RTX-PRO-6000"]),
         "long": replace(small, lengths="mooncake"),
     }
 
@@ -128,6 +130,8 @@ def run_jobs(made: dict[str, Setting], scale: Scale) -> Jobs:
     jobs[job_name("idle", "idle", IDLE_RATE)] = idle
     add("moderate", "moderate", systems, scale.moderate_rates)
     add("level", "level", rivals, scale.heavy_rates)
+    without_llumnix = {name: variant for name, variant in rivals.items() if variant.kind is not SystemKind.LLUMNIX}
+    add("measured", "measured", without_llumnix, scale.heavy_rates)
     add("long", "long", rivals, scale.long_rates)
     add("layout", "small", LAYOUTS, scale.heavy_rates)
     add("refinement", "small", REFINEMENTS, scale.heavy_rates)

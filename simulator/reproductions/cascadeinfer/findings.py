@@ -260,6 +260,19 @@ def ablation_rows(results: Results, scale: Scale, diagnosis: Diagnosis) -> tuple
                 ),
             )
         )
+        measured = percent(ratio(results, "measured", scale.heavy_rates, rival, figure))
+        rows.append(
+            ReportRow(
+                claim=f"Gain in {name} over vLLM that remains where unevenness costs what was measured",
+                paper=None,
+                ours=100 * measured / mixed if mixed else None,
+                unit="%",
+                why=(
+                    f"{measured:+.1f} % with the table of an RTX PRO 6000 (docs/cost_models.md) in place of the H20's "
+                    f"tile model, {mixed:+.1f} % with the tile model. Nobody has measured an H20."
+                ),
+            )
+        )
     long_rate = scale.long_rates[-1]
     rows.append(
         ReportRow(

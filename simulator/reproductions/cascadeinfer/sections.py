@@ -88,7 +88,7 @@ def _setup(made: Mapping[str, Setting], profiles: Mapping[str, ProfileResult], s
                 name,
                 setting.model,
                 setting.lengths,
-                "on" if setting.heterogeneity else "off",
+                ("measured" if setting.unevenness else "tile model") if setting.heterogeneity else "off",
                 f"{config.kv_blocks * config.block_tokens:,}",
                 ", ".join(show(float(value)) for value in model.coefficients),
                 f"{profiles[name].fit.relative_error:.1%}",

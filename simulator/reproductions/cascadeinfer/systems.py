@@ -1,7 +1,7 @@
 """The systems that are compared, and one run of one of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -21,23 +21,28 @@ from controlplane.planning.stage_partition import (
 )
 from controlplane.planning.stage_plan import StagePlan
 from controlplane.policies.interface import Policy
+from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
 from controlplane.policies.round_robin import RoundRobin
 from controlplane.policies.stages.agent import RoutingMode, StageParameters
 from controlplane.policies.stages.layout import StageLayout, assign
 from controlplane.policies.stages.placement import Stages
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters
 from mesh.errors import ConfigurationError
-from simulator.cluster.config import ClusterConfig, KvLinkConfig
+from simulator.cluster.config import ClusterConfig, InstanceSpec, KvLinkConfig
 from simulator.cluster.control import Cluster, ClusterEvent, Controller
 from simulator.cluster.simulation import ClusterSimulation
 from simulator.cluster.stages import StageController
 from simulator.cost.catalogue import DEVICES, instance_for
+from simulator.cost.fitted.unevenness import UnevennessTable
 from simulator.cost.model import CostModel
 from simulator.instance.config import InstanceConfig
 from simulator.report.outcome import RequestOutcome
 from simulator.reproductions.cascadeinfer.llumnix import FreenessDispatch, LoadMigration
 from simulator.reproductions.cascadeinfer.profiling import ProfileBounds, ProfileResult, fit_on_halves
 from simulator.reproductions.cascadeinfer.workload import Lengths, poisson_requests, read_mooncake, read_sharegpt
+from simulator.reproductions.placement_costs import fitted_costs
+from simulator.rescheduling.controller import ReschedulingController
+from simulator.rescheduling.remaining_lengths import Oracle
 
 INSTANCES = 16
 CONTEXT_TOKENS = 131_072
@@ -70,6 +75,8 @@ class Setting:
     lengths: str = "sharegpt"
     heterogeneity: bool = True
     """Of the cost model's decode attention; off, only totals count."""
+    unevenness: UnevennessTable | None = None
+    """As measured on some card, in place of the tile model."""
     quality: QoeModel | None = None
     """As profiled; only CascadeInfer needs it."""
     seed: int = 0
@@ -80,6 +87,7 @@ class Setting:
             self.model,
             H20_141GB,
             heterogeneity=self.heterogeneity,
+            unevenness=self.unevenness,
             max_batch_requests=BATCH,
             max_step_tokens=chunk,
             max_model_len_tokens=CONTEXT_TOKENS,
@@ -99,6 +107,8 @@ class Variant:
     rebalance: bool = True
     sizes: tuple[int, ...] = ()
     """Instances of each stage; empty: the partition finds them."""
+    reschedules: bool = False
+    """By trajectories, of lengths and costs of steps that are known; within the stages, where there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,8 @@ class RunResult:
     ttfts_ms: tuple[float, ...]
     tpots_ms: tuple[float, ...]
     moved: int = 0
+    """By stages."""
+    rescheduled: int = 0
     kept: dict[str, int] = field(default_factory=dict)
     stages: tuple[int, ...] = ()
     boundaries_tokens: tuple[int, ...] = ()
@@ -207,7 +219,9 @@ def plan_for(setting: Setting, variant: Variant, rate_req_s: float) -> StagePlan
 def run_system(setting: Setting, variant: Variant, rate_req_s: float, duration_s: float) -> RunResult:
     """Requests arrive for `duration_s`; the run ends when all have ended."""
     config, cost = setting.instance(variant.kind)
-    cluster = ClusterConfig(INSTANCES, config, model=MODEL_NAME, seed=setting.seed, link=LINK)
+    profiled = fitted_costs(cost) if variant.reschedules else None
+    specs = (InstanceSpec(config, profiled=profiled),) * INSTANCES
+    cluster = ClusterConfig(INSTANCES, config, model=MODEL_NAME, seed=setting.seed, link=LINK, specs=specs)
     requests = poisson_requests(
         lengths_of(setting), rate_req_s, duration_s, np.random.default_rng((setting.seed, round(1000 * rate_req_s)))
     )
@@ -215,6 +229,9 @@ def run_system(setting: Setting, variant: Variant, rate_req_s: float, duration_s
     counter = OutputTokens(duration_s)
     outcomes = ClusterSimulation(requests, cluster, cost, policy, controllers=(*controllers, counter)).run()
     result = _result(rate_req_s, duration_s, outcomes)
+    rescheduler = next((each for each in controllers if isinstance(each, ReschedulingController)), None)
+    if rescheduler is not None:
+        result = replace(result, rescheduled=rescheduler.manager.migrations.moved_total)
     staged = next((each for each in controllers if isinstance(each, StageController)), None)
     if staged is None:
         return result
@@ -232,7 +249,7 @@ def run_system(setting: Setting, variant: Variant, rate_req_s: float, duration_s
 def _made(setting: Setting, variant: Variant, rate_req_s: float) -> tuple[Policy, tuple[Controller, ...]]:
     match variant.kind:
         case SystemKind.VLLM | SystemKind.SGLANG:
-            return RoundRobin(), ()
+            return RoundRobin(), (_rescheduler(),) if variant.reschedules else ()
         case SystemKind.LLUMNIX:
             return FreenessDispatch(), (LoadMigration(),)
         case SystemKind.CASCADE:
@@ -241,11 +258,19 @@ def _made(setting: Setting, variant: Variant, rate_req_s: float) -> tuple[Policy
                 plan, [f"instance-{number}" for number in range(INSTANCES)], model=MODEL_NAME, revision=1
             )
             parameters = StageParameters(
-                RefinementParameters(policy=variant.refinement), variant.routing_mode, variant.rebalance
+                RefinementParameters(policy=variant.refinement),
+                variant.routing_mode,
+                # Workers leave it to the rescheduler (`StageManager.is_rescheduled`).
+                variant.rebalance and not variant.reschedules,
             )
             policy = Stages(round_robin=variant.routing_mode is RoutingMode.ROUND_ROBIN)
             model = _quality(setting)
-            return policy, (StageController(layout, model, policy, parameters),)
+            staged = StageController(layout, model, policy, parameters)
+            return policy, (staged, _rescheduler(layout.stage_with)) if variant.reschedules else (staged,)
+
+
+def _rescheduler(stage_of: Callable[[str], int | None] = lambda instance_id: None) -> ReschedulingController:
+    return ReschedulingController(ReschedulerMode.TRAJECTORIES, ReschedulerParameters(), Oracle(), stage_of=stage_of)
 
 
 def _last_boundaries(staged: StageController) -> dict[str, float]:

@@ -42,8 +42,8 @@ class Throughput:
     model: str
     strategy: Strategy
     output_tokens: int
-    per_s: float | None
-    """All replicas together; None: the model does not fit."""
+    per_s: float
+    """All replicas together."""
 
 
 def table_1() -> tuple[Throughput, ...]:
@@ -64,9 +64,8 @@ def figure_2() -> tuple[Throughput, ...]:
 def _throughput(model: str, strategy: Strategy, input_tokens: int, output_tokens: int) -> Throughput:
     copies, tp, pp = strategy
     fitting = {replica.shape: replica for replica in TierModel(model, "H100").replicas()}
-    replica = fitting.get(ReplicaShape(tp, pp))
-    per_s = None if replica is None else copies * _burst_per_s(replica, input_tokens, output_tokens)
-    return Throughput(model, strategy, output_tokens, per_s)
+    replica = fitting[ReplicaShape(tp, pp)]
+    return Throughput(model, strategy, output_tokens, copies * _burst_per_s(replica, input_tokens, output_tokens))
 
 
 def _burst_per_s(replica: ReplicaModel, input_tokens: int, output_tokens: int) -> float:

@@ -127,7 +127,6 @@ def _measure(workload: Workload, problem: PlanningProblem, quality: float) -> Ca
     size = workload.size
     arriving = Arriving(size.seconds, workload.max_requests, workload.seed)
     searched = replace(arriving, max_requests=size.throughput_requests)
-    saturating = (*COMPARED, *(ABLATIONS if size.ablation_throughput else ()))
     for name, system in SYSTEMS.items():
         try:
             deployed = system(problem, quality)
@@ -139,7 +138,7 @@ def _measure(workload: Workload, problem: PlanningProblem, quality: float) -> Ca
         if name in COMPARED:
             limit_s = setup.FIXED_SLO_SCALE * alone
             sustained[name] = in_time_per_s(system, problem, quality, searched, limit_s, size.tolerance)
-        if name in saturating:
+        if name in (*COMPARED, *ABLATIONS):
             full = replace(arriving, seconds=size.seconds / 2)
             saturated[name] = saturated_per_s(system, problem, quality, full, size.saturated_at)
     by_itself = float(problem.sample.scores[:, tier].mean())

@@ -50,7 +50,7 @@ def _bars(path: Path, cases: list[Case]) -> None:
         axes.bar(np.arange(len(cases)) + number * width, heights, width, label=system)
     labels = [f"{case.trace}\n{case.quality:g}" for case in cases]
     axes.set_xticks(np.arange(len(cases)) + 0.4 - width / 2, labels, fontsize="small")
-    axes.set_ylabel("requests/s, saturated")
+    axes.set(title="Throughput under saturation", xlabel="trace and quality target", ylabel="requests/s")
     axes.grid(visible=True, axis="y", alpha=0.3)
     if shown:
         axes.legend(fontsize="small")

@@ -67,8 +67,6 @@ class Size:
     """In a run of the searches for it, at most."""
     saturated_at: tuple[float, ...]
     """Parts of the highest rate that a system holds by its tables: it is saturated with its deployment for each."""
-    ablation_throughput: bool
-    """Saturate the ablations too."""
     other_targets: tuple[float, ...]
     """Quality targets of the workloads with two tiers."""
     other_requests: int
@@ -90,7 +88,6 @@ FULL = Size(
     throughput_targets=TARGETS,
     throughput_requests=8000,
     saturated_at=(1.0, 0.8, 0.6),
-    ablation_throughput=True,
     other_targets=TARGETS,
     other_requests=12_000,
     tolerance=0.08,
@@ -105,7 +102,6 @@ QUICK = Size(
     throughput_targets=(85.0,),
     throughput_requests=8000,
     saturated_at=(0.8,),
-    ablation_throughput=False,
     other_targets=(85.0,),
     other_requests=1000,
     tolerance=0.25,

@@ -1,7 +1,6 @@
 """LMetric (section 6): placement by new prefill tokens x batch size, against its rivals as published.
 
 setup        testbed, traces, rivals and the settings that they are tuned over
-load         the highest rate that the testbed serves, which all experiments take a half of
 experiment   what is run
 hotspot      a synthetic load under which the product fails, and the detector that saves it
 rows         the paper's claims beside what was measured

@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from controlplane.model.instance import InstancePhase
+from controlplane.policies.interface import Policy
 from controlplane.policies.registry import create_policy
+from controlplane.policies.rescheduling.decode_choice import DecodesByWorth
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
+from controlplane.policies.rescheduling.trajectory_planner import TrajectoryPlanner
 from simulator.cluster.config import ClusterConfig, InstanceSpec, KvLinkConfig
 from simulator.cluster.recording import LoadSeries, RecordingConfig
 from simulator.cluster.simulation import ClusterSimulation
@@ -18,6 +22,8 @@ from simulator.cost.catalogue.deployment import instance_for
 from simulator.cost.model import BatchShape, CostModel
 from simulator.report.outcome import RequestOutcome
 from simulator.report.report import Slo
+from simulator.reproductions.placement_costs import fitted_costs
+from simulator.reproductions.run import EngineEra
 from simulator.reproductions.star.lengths import LONGEST_TOKENS, Workload, poisson_trace
 from simulator.rescheduling.controller import ReschedulingController
 from simulator.rescheduling.remaining_lengths import Binned, Every, Figure7Errors, Oracle, RemainingLengths
@@ -35,6 +41,14 @@ class Reschedules(StrEnum):
     CURRENT = "STAR w/o prediction"
     PREDICTED = "STAR w/ prediction"
     ORACLE = "STAR Oracle"
+
+
+class Rival(StrEnum):
+    """Systems of ours beside them."""
+
+    TRAJECTORIES = "trajectories"
+    TRAJECTORIES_ORACLE = "trajectories Oracle"
+    TRAJECTORIES_FROM_START = "trajectories, decode instances chosen by them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ class Experiment:
 
     hardware: Hardware
     workload: Workload
-    system: Reschedules
+    system: Reschedules | Rival
     rate_per_s: float
     seconds: float
     slo: Slo
@@ -69,6 +83,9 @@ class Experiment:
     predict_every: int = 20
     """Steps (table 4)."""
     parameters: ReschedulerParameters = field(default_factory=ReschedulerParameters)
+    engine_era: EngineEra = EngineEra.CURRENT
+    independent_lengths: bool = False
+    """See `poisson_trace`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,14 +132,25 @@ class PredictingCost(CostModel):
 def run(experiment: Experiment) -> Result:
     """Simulate one experiment to its end."""
     started_s = time.process_time()
-    config, cost = _cluster(experiment)
+    config, cost = cluster_of(experiment)
     controller = _controller(experiment)
-    trace = poisson_trace(experiment.workload, experiment.rate_per_s, experiment.seconds, experiment.seed)
+    trace = poisson_trace(
+        experiment.workload,
+        experiment.rate_per_s,
+        experiment.seconds,
+        experiment.seed,
+        independent=experiment.independent_lengths,
+    )
+    policy = create_policy(PLACEMENT)
+    if experiment.system is Rival.TRAJECTORIES_FROM_START:
+        assert controller is not None
+        by_worth = DecodesByWorth(policy, controller.running, TrajectoryPlanner(experiment.parameters))
+        policy = cast(Policy, by_worth)
     simulation = ClusterSimulation(
         trace,
         config,
         cost,
-        create_policy(PLACEMENT),
+        policy,
         () if controller is None else (controller,),
         RecordingConfig(interval_ms=1000.0, max_samples=4096),
     )
@@ -148,7 +176,8 @@ def run(experiment: Experiment) -> Result:
     )
 
 
-def _cluster(experiment: Experiment) -> tuple[ClusterConfig, CostModel]:
+def cluster_of(experiment: Experiment) -> tuple[ClusterConfig, CostModel]:
+    """The cluster that the experiment runs on, and what its steps cost."""
     hardware = experiment.hardware
     instance, cost = instance_for(
         hardware.model,
@@ -157,10 +186,13 @@ def _cluster(experiment: Experiment) -> tuple[ClusterConfig, CostModel]:
         max_model_len_tokens=LONGEST_TOKENS,
         memory_utilisation=hardware.memory_utilisation,
     )
-    if experiment.system is Reschedules.PREDICTED:
+    instance = replace(instance, whole_prompt_must_fit=experiment.engine_era is EngineEra.CURRENT)
+    # The paper's systems know of no profile, and move whatever lowers the variance.
+    profiled = None if isinstance(experiment.system, Reschedules) else fitted_costs(cost)
+    if experiment.system in (Reschedules.PREDICTED, Rival.TRAJECTORIES, Rival.TRAJECTORIES_FROM_START):
         cost = PredictingCost(cost, PREDICTION_MS / experiment.predict_every)
     prefill = InstanceSpec(instance, phase=InstancePhase.PREFILL)
-    decode = InstanceSpec(instance, phase=InstancePhase.DECODE)
+    decode = InstanceSpec(instance, phase=InstancePhase.DECODE, profiled=profiled)
     config = ClusterConfig(
         instances=hardware.prefills + hardware.decodes,
         instance=instance,
@@ -180,12 +212,16 @@ def _controller(experiment: Experiment) -> ReschedulingController | None:
             return ReschedulingController(ReschedulerMode.CURRENT, experiment.parameters)
         case Reschedules.ORACLE:
             return ReschedulingController(ReschedulerMode.PREDICTED, experiment.parameters, Oracle())
-        case Reschedules.PREDICTED:
+        case Rival.TRAJECTORIES_ORACLE:
+            return ReschedulingController(ReschedulerMode.TRAJECTORIES, experiment.parameters, Oracle())
+        case Reschedules.PREDICTED | Rival.TRAJECTORIES | Rival.TRAJECTORIES_FROM_START:
             lengths: RemainingLengths = Figure7Errors(experiment.seed)
             if experiment.bins:
                 lengths = Binned(lengths, experiment.bins)
             lengths = Every(lengths, experiment.predict_every)
-            return ReschedulingController(ReschedulerMode.PREDICTED, experiment.parameters, lengths)
+            is_rival = isinstance(experiment.system, Rival)
+            mode = ReschedulerMode.TRAJECTORIES if is_rival else ReschedulerMode.PREDICTED
+            return ReschedulingController(mode, experiment.parameters, lengths)
 
 
 def _rates(outcomes: Sequence[RequestOutcome], experiment: Experiment) -> dict[str, float]:

@@ -1,8 +1,10 @@
 """`penstock reproduce star`: section 6 of STAR on modelled clusters, with an error model in the predictor's place."""
 
+from dataclasses import replace
+
 from simulator.reproductions.lines_plot import Panel, draw_lines
 from simulator.reproductions.report import Findings, Section
-from simulator.reproductions.run import ReproductionRun
+from simulator.reproductions.run import EngineEra, ReproductionRun
 from simulator.reproductions.star.experiment import Reschedules
 from simulator.reproductions.star.jobs import Results, as_calls, experiments, scale_key, small_key, with_seeds
 from simulator.reproductions.star.lengths import servegen_workload
@@ -29,6 +31,10 @@ SETUP = """
 - The rescheduler is the live one (`controlplane/policies/rescheduling`) with its defaults: theta 0.1, 32 points of 256
   tokens, decay 0.95, one migration at a time, decided every second. The paper gives none of these.
 """
+ERAS = {
+    EngineEra.CURRENT: "- Engines admit a request where its whole prompt fits, as vLLM does by default now.\n",
+    EngineEra.VLLM_0_9: "- Engines admit a request where its first chunk fits, as vLLM 0.9 does.\n",
+}
 READINGS = """
 - Algorithm 1 compares w_i (line 14) and N_i (line 15) with one mean: beta is normalised to sum 1, so that both are
   tokens.
@@ -44,13 +50,17 @@ def reproduce(run: ReproductionRun) -> Findings:
     """All runs, rows and plots. Raises `ConfigurationError` without the data, `TraceError` for data of another form."""
     plan = QUICK if run.quick else FULL
     servegen = servegen_workload(run.data_file(SERVEGEN_FILE))
-    jobs = with_seeds(experiments(plan, servegen, run.seed), plan.seeds)
+    of_era = {
+        name: replace(experiment, engine_era=run.engine_era)
+        for name, experiment in experiments(plan, servegen, run.seed).items()
+    }
+    jobs = with_seeds(of_era, plan.seeds)
     results = Results(run.run_jobs(as_calls(jobs)))
     _plot(run, results, plan)
     return Findings(
         rows=all_rows(results, plan),
         sections=(
-            Section(title="Setup", markdown=SETUP + _seeds(plan)),
+            Section(title="Setup", markdown=SETUP + _seeds(plan) + ERAS[run.engine_era]),
             Section(title="Readings of Algorithm 1", markdown=READINGS),
         ),
         plots=(SWEEP_PLOT, TRACES_PLOT, SCALE_PLOT),

@@ -15,7 +15,8 @@ from mesh.store.host import StoreHost
 from mesh.store.remote import RemoteStore
 from mesh.store.service import StateService
 from penstock.v1 import state_pb2_grpc
-from tests.mesh.store.etcd_process import EtcdProcess, free_port
+from tests.mesh.running_mesh import free_port
+from tests.mesh.store.etcd_process import EtcdProcess
 from tests.mesh.store.manual_clock import ManualClock
 
 

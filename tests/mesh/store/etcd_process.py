@@ -3,10 +3,11 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.mesh.running_mesh import free_port
 
 
 def find_etcd() -> str | None:
@@ -61,9 +62,3 @@ class EtcdProcess:
     def thaw(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from tests.mesh.store.etcd_process import free_port
+from tests.mesh.running_mesh import free_port
 
 
 class Proxy:

@@ -33,6 +33,17 @@ def test_prefill_ends_with_the_first_token_and_decode_with_the_last() -> None:
     assert len(spans) == 0
 
 
+def test_where_the_engine_tells_of_its_queue_that_is_a_span_of_its_own() -> None:
+    recorded, clock = Recorded(), SetClock()
+    spans = RequestSpans(Tracer(recorded, clock, Chance()), "worker-0")
+    spans.begin(asked())
+    clock.s += 5.0
+    spans.step(StepOutput((TokenDelta("r", 0, (7,), queued_ms=3500.0),)))
+    queue, prefill = recorded.spans
+    assert (queue.name, queue.start_unix_s, queue.end_unix_s) == ("engine_queue", 1000.0, 1003.5)
+    assert (prefill.name, prefill.start_unix_s, prefill.end_unix_s) == ("prefill", 1003.5, 1005.0)
+
+
 def test_a_request_that_moves_is_decoded_twice() -> None:
     recorded = Recorded()
     source, target = spans_into(recorded), spans_into(recorded)

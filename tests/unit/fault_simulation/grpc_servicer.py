@@ -14,6 +14,8 @@ class Servicer:
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
+        self.hung = 0
+        """Calls of `hang` that have begun."""
         self.go_on = asyncio.Event()
         self.tells_half_close = False
 
@@ -56,6 +58,7 @@ class Servicer:
         await context.abort(Code.NOT_FOUND, "no such thing", (("reason", "gone"),))
 
     async def hang(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        self.hung += 1
         return await self._watch_end(asyncio.sleep(1000, b""))  # type: ignore[no-any-return]
 
     async def cancel_itself(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:

@@ -146,7 +146,7 @@ def test_the_rescheduler_evens_out_the_load(mode: Any) -> None:
 
 
 def test_stages_hand_requests_over_as_they_grow() -> None:
-    mesh = small_mesh(6)
+    mesh = small_mesh(7)
     mesh.add_planner("planner")
 
     async def work(scene: TargetMesh) -> None:

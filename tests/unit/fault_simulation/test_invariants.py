@@ -118,7 +118,7 @@ def speak_twice(mesh: SimulatedMesh) -> None:
 
 
 def keep_export(mesh: SimulatedMesh) -> None:
-    role(mesh, "worker-0").engine.kv_agent().export("kept", [1])
+    role(mesh, "worker-0").engine.kv_agent().export("kept", [1], "0" * 32)
 
 
 def forget_admissions(mesh: SimulatedMesh) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+import warnings
 import weakref
 from pathlib import Path
 
@@ -200,3 +201,33 @@ def test_a_loop_that_is_closed_goes_with_all_that_ran_there() -> None:
         was_there = closed()
         gc.collect()
     assert was_there() is None
+
+
+def test_what_clean_up_starts_at_the_end_is_ended_too() -> None:
+    loop = VirtualLoop()
+    begun = []
+
+    async def waits() -> None:
+        begun.append(0)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            kept.append(asyncio.get_running_loop().create_task(more(), name="clean-up"))
+
+    async def more() -> None:
+        raise AssertionError("nothing runs any more")
+
+    async def main() -> None:
+        kept.append(loop.spawn(loop.world, waits(), "waits"))
+        await asyncio.sleep(1)
+
+    kept: list[asyncio.Task[None]] = []
+    loop.run(main())
+    loop.close()
+    assert begun == [0]
+    assert len(kept) == 2
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        kept.clear()
+        gc.collect()
+    assert not complaints

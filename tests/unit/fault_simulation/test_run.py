@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from fault_simulation.actions import Migrate, OperatorAction
 from fault_simulation.draws import draw
+from fault_simulation.network import Endpoint
+from fault_simulation.node import Node
 from fault_simulation.oracle import CHAT_PATH, COMPLETIONS_PATH
 from fault_simulation.run import build, run_seed, run_timeline
 from fault_simulation.timeline import (
@@ -23,10 +25,12 @@ from fault_simulation.timeline import (
     Topology,
     read_timeline,
 )
+from mesh.rpc.framed.frames import FrameKind, FrameReader
 
 ROOT = Path(__file__).resolve().parents[3]
-PLAIN, OPERATED = 6, 11
-"""Seeds: the other one is of a supervised mesh in which operators migrate, drain, restart and switch."""
+PLAIN, OPERATED, FRAMED = 6, 11, 9
+"""Seeds: the second is of a supervised mesh in which operators migrate, drain, restart and switch, in the third streams
+go in frames."""
 
 
 def test_a_timeline_survives_being_written_down() -> None:
@@ -36,7 +40,7 @@ def test_a_timeline_survives_being_written_down() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("seed", [PLAIN, OPERATED])
+@pytest.mark.parametrize("seed", [PLAIN, OPERATED, FRAMED])
 def test_the_same_seed_does_the_same_in_any_process(seed: int) -> None:
     first = run_seed(seed)
     assert run_seed(seed).digest == first.digest
@@ -47,6 +51,28 @@ def test_the_same_seed_does_the_same_in_any_process(seed: int) -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == first.digest
+
+
+def test_frames_break_off_anywhere_and_nothing_is_lost() -> None:
+    drawn = draw(FRAMED)
+    assert drawn.topology.framed
+    mesh = build(timeline := Timeline(FRAMED, drawn.topology, drawn.requests[:4], ()))
+    pieces: dict[Endpoint, list[bytes]] = {}
+
+    def heard(sender: Node, receiver: Node, frame: Any, endpoint: Endpoint) -> None:
+        if isinstance(frame, tuple) and frame[0] == "bytes":
+            pieces.setdefault(endpoint, []).append(frame[1])
+
+    mesh.network.on_frame = heard
+    assert run_timeline(timeline, mesh).violations == ()
+    messages = broken = 0
+    for arrived in pieces.values():
+        reader = FrameReader()
+        for piece in arrived:
+            messages += sum(kind is FrameKind.MESSAGE for kind, _ in reader.feed(piece))
+            broken += reader.has_begun
+    assert messages > 100
+    assert broken > 10
 
 
 # Of a supervisor killed while it wrote what it runs; of a worker to which nothing got through; of a client that was cut
@@ -68,6 +94,8 @@ def test_some_seeds_are_of_meshes_with_all_roles_and_operators() -> None:
     actions = {type(operation.action) for timeline in operated for operation in timeline.operations}
     assert actions == set(get_args(OperatorAction))
     assert {timeline.topology.supervised for timeline in operated} == {True, False}
+    for by in ({one.topology.rescheduler for one in operated}, {one.topology.rescheduler for one in timelines}):
+        assert by == {"off", "current", "predicted", "trajectories"}
     assert any(request.body["model"] == CASCADE for timeline in operated for request in timeline.requests)
 
 

@@ -24,6 +24,7 @@ from mesh.store.interface import WatchEvent
 from mesh.store.journal import Journal
 from mesh.tasks import TaskSet
 from services.frontend.http.server import abort_connection
+from tests.kv.peer import TOKEN
 
 
 class Machines:
@@ -141,6 +142,7 @@ def _agent(machines: Machines, node: Node, seed: int) -> tuple[KvTransferAgent, 
         memory,
         KvTransferSettings(),
         runtime.clock,
+        runtime.entropy,
         agent_id=node.name,
         make_fabric=lambda _: SimulatedKvFabric(machines.network, node, node.name),
     )
@@ -155,13 +157,13 @@ def test_kv_blocks_move_between_real_agents(fault: str) -> None:
     async def serve() -> int:
         agent, _ = source
         port = await agent.start()
-        agent.export("move", range(64))
+        agent.export("move", range(64), TOKEN)
         return port
 
     async def pull(port: int) -> None:
         agent, regions = target
         await agent.start()
-        peer = PeerAddress("a", port)
+        peer = PeerAddress("a", port, (), TOKEN)
         await agent.pull(peer, "move", range(32), range(8, 40), 5.0)
         for ours, theirs in zip(regions, source[1], strict=True):
             assert (ours[8:40] == theirs[:32]).all()

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from mesh import membership
 from mesh.announcement import Announcement
 from mesh.errors import DeadlineExceeded
-from mesh.membership import MEMBERS_PREFIX, ChangeKind, Directory, Member, MemberChange
+from mesh.membership import MEMBERS_PREFIX, WITHDRAWN, ChangeKind, Directory, Member, MemberChange
 from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
@@ -98,6 +99,32 @@ async def test_members_have_time_to_announce_themselves_to_a_store_that_forgot_t
     assert changes.queue.empty()
     await directory.stop()
     host.close()
+
+
+async def test_members_of_a_role_are_followed_once_somebody_needs_them(host: StoreHost) -> None:
+    store = EmbeddedStore(host)
+    directory = Directory(store, ("monitor", "scheduler"))
+    changes, monitor = Changes(directory), replace(worker("m0"), role="monitor")
+    for member in (worker("w0"), monitor):
+        await store.put(member.key, msgspec.json.encode(member))
+    await directory.start()
+    await store.put(worker("w1").key, msgspec.json.encode(worker("w1")))
+    await store.put(replace(monitor, member_id="m1").key, msgspec.json.encode(replace(monitor, member_id="m1")))
+    assert [(await changes.next())[1] for _ in range(2)] == ["m0", "m1"], "the workers are not heard of"
+    assert (directory.members("worker"), directory.knows("worker"), directory.knows("monitor")) == ((), False, True)
+    await directory.follow("worker")
+    assert [member.member_id for member in directory.members("worker")] == ["w0", "w1"]
+    assert directory.knows("worker")
+    await directory.follow("worker")
+    await store.put(worker("w1").key, WITHDRAWN)
+    assert [await changes.next() for _ in range(3)] == [
+        (ChangeKind.JOINED, "w0", "1"),
+        (ChangeKind.JOINED, "w1", "1"),
+        (ChangeKind.LEFT, "w1", "1"),
+    ]
+    assert [member.member_id for member in directory.members("monitor")] == ["m0", "m1"], "listing workers misses none"
+    assert directory.missing == 0
+    await directory.stop()
 
 
 async def test_an_unreadable_record_is_left_out(host: StoreHost, directory: Directory) -> None:

@@ -27,6 +27,7 @@ class Idle:
 
     async def start(self, context: RoleContext) -> Mapping[str, str]:
         self.calls.append("start")
+        context.on_new_address.append(self.calls.append)
         return {"http_address": f"{context.address.rpartition(':')[0]}:80", "model": "m"}
 
     async def failed(self) -> None:
@@ -96,7 +97,8 @@ async def test_another_address_of_the_machine_is_announced_for_all_that_is_reach
     await directory.start()
     changes: asyncio.Queue[MemberChange] = asyncio.Queue()
     directory.subscribe(changes.put_nowait)
-    life = asyncio.create_task(run_role_in(Idle(), RoleSettings("embedded:", "one", bind_host="0.0.0.0"), around))
+    role = Idle()
+    life = asyncio.create_task(run_role_in(role, RoleSettings("embedded:", "one", bind_host="0.0.0.0"), around))
     async with asyncio.timeout(10):
         before, after = await changes.get(), await changes.get()
         around.shutdown.on_signal()
@@ -105,6 +107,7 @@ async def test_another_address_of_the_machine_is_announced_for_all_that_is_reach
     assert (before.kind, after.kind) == (ChangeKind.JOINED, ChangeKind.CHANGED)
     port = before.member.address.rpartition(":")[2]
     assert before.member.address == f"10.0.0.1:{port}"
+    assert role.calls == ["start", f"10.0.0.2:{port}", "drain", "stop"]
     assert before.member.attributes["http_address"] == "10.0.0.1:80"
     assert after.member == replace(
         before.member,

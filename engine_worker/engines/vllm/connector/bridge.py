@@ -5,131 +5,191 @@ except before it overwrites blocks that a peer may be reading (`withdraw_now`).
 """
 
 import asyncio
+import hmac
 import logging
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
-import msgspec
-import zmq.asyncio
-from zmq.constants import SocketOption, SocketType
-
+from engine_worker.engines.vllm.connector.control import BEAT_S, Control, OwnControl, ServedControl
+from engine_worker.engines.vllm.connector.endpoint import TOKEN_VARIABLE
+from engine_worker.engines.vllm.connector.host_copies import HostCopies, open_host_store
+from engine_worker.engines.vllm.connector.inbox import (
+    Exported,
+    Hurried,
+    InboxEvent,
+    Received,
+    Sent,
+    Unexported,
+    Unheld,
+)
 from engine_worker.engines.vllm.connector.messages import (
     Answer,
     AskStatus,
     Call,
+    Capture,
     Command,
     Describe,
     Described,
+    EndedInstead,
     ExpectPause,
     Export,
     FreeBlocks,
     FromCore,
+    Held,
+    Hold,
+    HoldNow,
+    HostLoaded,
+    LetGo,
     LoadOutcome,
+    Notice,
     OrderPull,
     PausedNotice,
     Published,
     Pulled,
     Release,
     Stage,
+    States,
     Status,
     Unstage,
     Value,
     Withdraw,
 )
-from engine_worker.engines.vllm.connector.staging import StagingTable
+from engine_worker.engines.vllm.connector.orders import HeldPrefix
+from engine_worker.engines.vllm.connector.rank_messages import HoldReady, LoadReady, RankEvent, Unstaged
+from engine_worker.engines.vllm.connector.ranks import RankAgents
+from engine_worker.engines.vllm.connector.staging import StagingTable, staging_ids
+from engine_worker.host_tier.disk_tier import DiskTier
+from engine_worker.host_tier.settings import HostTierSettings, open_disk
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.settings import KvTransferSettings
-from mesh.errors import EngineFailed, KvTransferRefused, PenstockError
-from mesh.runtime import SystemClock
+from mesh.errors import ConfigurationError, EngineFailed, KvTransferRefused, PenstockError
+from mesh.runtime import SystemClock, SystemEntropy, SystemThreads
 
 log = logging.getLogger(__name__)
 
 _START_S = 30.0
 _WITHDRAW_S = 5.0
 """Far more than an agent's own bound."""
+_HOST_LOOK_S = 0.05
+"""Between two looks at what other instances did to the host's store."""
+_SECRET_BYTES = 16
 _MAX_OUTCOMES = 256
-"""Failed loads that nobody has asked about."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """To the scheduler side: publish the request's blocks."""
-
-    migration_id: str
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unexported:
-    """To the scheduler side: publish no more of them."""
-
-    migration_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """To the scheduler side: nobody reads the request's blocks any more."""
-
-    internal_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """To the scheduler side: a carrier's load is over."""
-
-    carrier_id: str
-    failed_blocks: tuple[int, ...]
-
-
-InboxEvent: TypeAlias = Exported | Unexported | Sent | Received
+"""Loads that nobody has asked about."""
 
 
 class CoreBridge:
     """One for each engine core. Methods without `async` are called from vLLM's engine loop, those with it run on the
     bridge's own."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, listens: bool = False) -> None:
+        """`listens`: workers come to the endpoint, instead of the one worker that has it."""
         self.inbox: deque[InboxEvent] = deque()
         """For the scheduler side, which empties it with every step."""
         self.pauses: set[str] = set()
         """Requests whose next abort is a pause."""
+        self.holds: dict[str, str] = {}
+        """Tokens of prefixes that are to be held, until they are let go; vLLM's engine loop looks who has one."""
+        self.host: HostCopies | None = None
+        """To and from the host's store, if there is one."""
+        self.has_ranks = False
+        """Whether the KV is in other processes, each with a `RankBridge`."""
+        self.obstacle = ""
+        """Why no request can move here."""
         self.internal_id: Callable[[str], str] = lambda request_id: ""
         self.free_blocks: Callable[[], int] = lambda: 0
+        self._mark_engine: Callable[[], None] = lambda: None
+        """See `EngineMemory.mark_engine`."""
+        self.capture: Callable[[int], str] = lambda every_steps: "this process has no model"
+        """See `WorkerSide.capture`."""
+        self._secret = SystemEntropy().token_hex(_SECRET_BYTES) if listens else ""
+        self._listens = listens
         self._endpoint = endpoint
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
-        self._agent: KvTransferAgent | None = None
-        self._socket: Any = None
+        self._agent: KvTransferAgent | RankAgents | None = None
+        self._share: Callable[[str, tuple[int, ...], str], Awaitable[None]] = self._share_own
+        self._telling = asyncio.Lock()
+        """What the worker hears about blocks keeps its order; the lock is given by turns."""
+        self._control: Control | None = None
         self._staging: StagingTable | None = None
-        self._exports: set[str] = set()
+        self._exports: dict[str, str] = {}  # to the token of each
         self._held: dict[str, list[str]] = {}
         """Exports of each paused request, by vLLM's id."""
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._stagings: dict[str, asyncio.Task[Any]] = {}
-        self._outcomes: dict[str, PenstockError] = {}
+        self._outcomes: dict[str, PenstockError | int] = {}
+        self._cancelled_loads: dict[str, None] = {}
+        """Carriers that ended before all ranks were ready to load."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # vLLM's engine loop.
 
-    def start(self, memory: Any, *, port: int, device: Any) -> None:
+    def start(self, memory: Any, settings: KvTransferSettings) -> None:
         """Serve this memory. Raises what the agent's start raises."""
         self._staging = StagingTable(range(memory.first_staging, memory.blocks))
+        self._mark_engine = memory.mark_engine
         self._thread = threading.Thread(target=self._loop.run_forever, name="kv-agent", daemon=True)
         self._thread.start()
-        settings = KvTransferSettings(port=port, device=device)
         asyncio.run_coroutine_threadsafe(self._start(memory, settings), self._loop).result(_START_S)
+
+    def start_ranks(self, *, blocks: int, staging_blocks: int, ranks: int) -> None:
+        """Instead of `start`, in the engine core of a model that is spread over processes. Raises `EngineFailed` where
+        one of them does not come."""
+        self.has_ranks = True
+        self._staging = StagingTable(staging_ids(blocks, staging_blocks))
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kv-ranks", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start_ranks(ranks), self._loop).result(2 * _START_S)
+
+    def serve_host(self, memory: Any, key: str, settings: HostTierSettings) -> None:
+        """Keep blocks of this memory in the host's store, too, if it can be opened. After `start`."""
+        store = open_host_store(key, memory.layout, memory.layout.block_bytes, settings)
+        if store is not None:
+            layout, clock = memory.layout, SystemClock()
+            disk_store = open_disk(f"{key}/{layout}", layout.block_bytes, settings)
+            disk = None if disk_store is None else DiskTier(store, disk_store, clock, SystemThreads())
+            self.host = HostCopies(memory, store, self._loop, self.inbox.append, self._note_loaded, clock, disk)
+            if disk is not None:
+                self._loop.call_soon_threadsafe(self._spawn, disk.save())
+            self._loop.call_soon_threadsafe(self._spawn, self.host.follow(_HOST_LOOK_S))
+
+    def is_ours(self, parameters: Any) -> bool:
+        """Whether a request's parameters come from the worker. A server that runs by itself has other clients, who must
+        not have it pull blocks from anywhere."""
+        if not self._listens:
+            return True
+        secret = parameters.get("secret", "") if isinstance(parameters, dict) else ""
+        return isinstance(secret, str) and hmac.compare_digest(secret.encode(), self._secret.encode())
 
     def publish(self, migration_id: str, internal_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
         """Let peers read more blocks of an exported request."""
+        self._mark_engine()
         self._loop.call_soon_threadsafe(self._publish, migration_id, first_block, block_ids)
+
+    def publish_hold(self, held: HeldPrefix) -> None:
+        """Let peers read the blocks of a held prefix, and tell the worker."""
+        self._mark_engine()
+        self._loop.call_soon_threadsafe(self._publish_hold, held.hold_id, held.block_ids)
 
     def hold(self, internal_id: str, migration_ids: list[str], notice: PausedNotice) -> None:
         """The request is paused; tell the worker, and keep the blocks until it says `Release`."""
         self._loop.call_soon_threadsafe(self._hold, internal_id, migration_ids, notice)
+
+    def tell_ended(self, request_id: str) -> None:
+        """A request that was to be paused has ended."""
+        self._loop.call_soon_threadsafe(self._send, EndedInstead(request_id))
+
+    def tell_nothing_loaded(self, request_id: str) -> None:
+        """The host's store has nothing that the request lacks."""
+        self._loop.call_soon_threadsafe(self._note_loaded, request_id, 0, 0, 0.0)
+
+    def tell_states(self, content: bytes) -> None:
+        """Hidden states of a step; from any thread."""
+        self._loop.call_soon_threadsafe(self._send, States(content))
 
     def end_exports(self, internal_id: str, migration_ids: list[str]) -> None:
         """The request ended by itself: have its blocks freed once no peer reads them."""
@@ -142,6 +202,7 @@ class CoreBridge:
 
     def load(self, order: Any) -> None:
         """Begin a carrier's load; `Received` follows."""
+        self._mark_engine()
         self._loop.call_soon_threadsafe(self._begin_load, order)
 
     def cancel_load(self, carrier_id: str) -> None:
@@ -171,29 +232,64 @@ class CoreBridge:
     # The bridge's loop.
 
     async def _start(self, memory: Any, settings: KvTransferSettings) -> None:
+        memory.use_in_this_thread()
         self._agent = KvTransferAgent(
-            memory, settings, SystemClock(), agent_id=f"vllm-{self._endpoint.rsplit('/', 1)[-1]}"
+            memory, settings, SystemClock(), SystemEntropy(), agent_id=f"vllm-{self._endpoint.rsplit('/', 1)[-1]}"
         )
         await self._agent.start()
-        self._socket = zmq.asyncio.Context.instance().socket(SocketType.DEALER)
-        self._socket.setsockopt(SocketOption.LINGER, 0)
-        self._socket.connect(self._endpoint)
-        self._spawn(self._listen())
+        self._open_control()
+
+    async def _start_ranks(self, ranks: int) -> None:
+        self._agent = agents = RankAgents(
+            self._endpoint, ranks, self._all_said, lambda content: self._send(States(content))
+        )
+        self._share = agents.share
+        await agents.start(_START_S)
+        self._open_control()
+
+    def _open_control(self) -> None:
+        if self._listens:
+            token = os.environ.get(TOKEN_VARIABLE, "")
+            self._control = ServedControl(self._endpoint, token, self._secret, SystemClock(), self._let_all_go)
+            self._spawn(self._watch(self._control))
+        else:
+            self._control = OwnControl(self._endpoint)
+        self._spawn(self._listen(self._control))
 
     async def _stop(self) -> None:
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self.host is not None:
+            await self.host.stop()
         if self._agent is not None:
             await self._agent.stop()
-        self._socket.close()
+        if self._control is not None:
+            self._control.close()
 
-    async def _listen(self) -> None:
-        decoder = msgspec.msgpack.Decoder(Call)
+    async def _listen(self, control: Control) -> None:
         while True:
-            call = decoder.decode(await self._socket.recv())
-            self._spawn(self._answer(call))
+            self._spawn(self._answer(await control.receive()))
+
+    async def _watch(self, control: Control) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if control.has_fallen_silent():
+                self._let_all_go()
+
+    def _let_all_go(self) -> None:
+        """The attached worker is gone: nobody will take back what it has asked for."""
+        self.pauses.clear()
+        for internal_id in tuple(self._held):
+            self._spawn(self._free(internal_id, self._held.pop(internal_id)))
+        for migration_id in tuple(self._exports):
+            self._spawn(self._carry_out(Withdraw(migration_id)))
+        for hold_id in tuple(self.holds):
+            self._spawn(self._carry_out(LetGo(hold_id)))
+        for migration_id in () if self._staging is None else self._staging.holders:
+            self._spawn(self._unstage(migration_id))
+        self._spawn(self._carry_out(Capture(0)))
 
     async def _answer(self, call: Call) -> None:
         try:
@@ -211,21 +307,28 @@ class CoreBridge:
     async def _carry_out(self, command: Command) -> Value:
         match command:
             case Describe():
+                if self.obstacle:
+                    raise ConfigurationError(self.obstacle)
                 return Described(await self._running_agent.describe())
             case AskStatus():
                 return Status(await self._running_agent.status())
-            case OrderPull(host, port, transfer_id, source, target, deadline_s):
-                peer = PeerAddress(host, port)
+            case OrderPull(address, transfer_id, source, target, deadline_s):
+                peer = PeerAddress.parse(address)
                 return Pulled(await self._running_agent.pull_reserved(peer, transfer_id, source, target, deadline_s))
             case FreeBlocks():
                 return self.free_blocks()
+            case Capture(every_steps):
+                ranks = self._agent if isinstance(self._agent, RankAgents) else None
+                return self.capture(every_steps) if ranks is None else await ranks.capture(every_steps)
             case ExpectPause(request_id):
+                # First, so that one which is here when it is looked for ends as a pause, or says that it has ended.
+                self.pauses.add(request_id)
                 internal_id = self.internal_id(request_id)
-                if internal_id:
-                    self.pauses.add(request_id)
+                if not internal_id:
+                    self.pauses.discard(request_id)
                 return internal_id
-            case Export(request_id, migration_id):
-                self._exports.add(migration_id)
+            case Export(request_id, migration_id, kv_token):
+                self._exports[migration_id] = kv_token
                 self.inbox.append(Exported(migration_id, request_id))
             case Withdraw(migration_id):
                 self.inbox.append(Unexported(migration_id))
@@ -239,27 +342,69 @@ class CoreBridge:
             case Unstage(migration_id):
                 await self._unstage(migration_id)
             case LoadOutcome(carrier_id):
-                error = self._outcomes.pop(carrier_id, None)
-                if error is not None:
-                    raise error
+                outcome = self._outcomes.pop(carrier_id, 0)
+                if isinstance(outcome, PenstockError):
+                    raise outcome
+                return outcome
+            case Hold(hold_id, kv_token):
+                self.holds[hold_id] = kv_token
+            case HoldNow(hold_id):
+                self.inbox.append(Hurried(hold_id))
+            case LetGo(hold_id):
+                self.holds.pop(hold_id, None)
+                await self._running_agent.withdraw(hold_id)
+                self.inbox.append(Unheld(hold_id))
         return 0
+
+    def _all_said(self, event: RankEvent) -> None:
+        match event:
+            case LoadReady(_, order):
+                if order.carrier_id in self._cancelled_loads:
+                    del self._cancelled_loads[order.carrier_id]
+                    self.inbox.append(Received(order.carrier_id, ()))
+                else:
+                    self._begin_load(order)
+            case HoldReady(_, hold_id, block_ids):
+                self._publish_hold(hold_id, block_ids)
+            case Unstaged(_, migration_id):
+                self._spawn(self._unstage(migration_id))
+
+    def _publish_hold(self, hold_id: str, block_ids: tuple[int, ...]) -> None:
+        if hold_id in self.holds:
+            self._spawn(self._publish_in_turn(self.holds, hold_id, block_ids, Held(hold_id, block_ids)))
 
     def _publish(self, migration_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
         if migration_id in self._exports:
-            self._running_agent.export(migration_id, block_ids)
-            self._send(Published(migration_id, first_block, block_ids))
+            published = Published(migration_id, first_block, block_ids)
+            self._spawn(self._publish_in_turn(self._exports, migration_id, block_ids, published))
+
+    async def _publish_in_turn(
+        self, wanted: Mapping[str, str], export_id: str, block_ids: tuple[int, ...], notice: Notice
+    ) -> None:
+        async with self._telling:
+            if (token := wanted.get(export_id)) is not None:  # still
+                await self._share(export_id, block_ids, token)
+                self._send(notice)
+
+    async def _share_own(self, export_id: str, block_ids: tuple[int, ...], kv_token: str) -> None:
+        assert isinstance(self._agent, KvTransferAgent), "it was started with memory"
+        self._agent.export(export_id, block_ids, kv_token)
 
     def _hold(self, internal_id: str, migration_ids: list[str], notice: PausedNotice) -> None:
         self._held[internal_id] = migration_ids
-        self._send(notice)
+        self._spawn(self._tell_in_turn(notice))
+
+    async def _tell_in_turn(self, notice: Notice) -> None:
+        async with self._telling:
+            self._send(notice)
 
     async def _free(self, internal_id: str, migration_ids: list[str]) -> None:
         await self._withdraw_all(migration_ids)
         self.inbox.append(Sent(internal_id))
 
     async def _withdraw_all(self, migration_ids: Sequence[str]) -> None:
-        self._exports.difference_update(migration_ids)
-        for migration_id in migration_ids:
+        withdrawn = [(self._exports.pop(each, None), each)[1] for each in migration_ids]
+        for migration_id in withdrawn:
             await self._running_agent.withdraw(migration_id)
 
     def _begin_load(self, order: Any) -> None:
@@ -272,21 +417,27 @@ class CoreBridge:
         task = self._loads.get(carrier_id)
         if task is not None:
             task.cancel()
+        elif self.has_ranks:
+            self._cancelled_loads[carrier_id] = None
+            while len(self._cancelled_loads) > _MAX_OUTCOMES:
+                del self._cancelled_loads[next(iter(self._cancelled_loads))]
 
     async def _load(self, order: Any) -> None:
         await self._running_agent.pull(
-            _address(order.peer), order.migration_id, order.peer_block_ids, order.block_ids, order.deadline_s
+            PeerAddress.parse(order.peer), order.migration_id, order.peer_block_ids, order.block_ids, order.deadline_s
         )
 
     def _load_ended(self, order: Any, task: "asyncio.Task[None]") -> None:
         del self._loads[order.carrier_id]
         failed: tuple[int, ...] = ()
+        outcome: PenstockError | int = len(order.block_ids)
         if not task.cancelled() and (error := task.exception()) is not None:
             failed = order.block_ids
+            outcome = error if isinstance(error, PenstockError) else EngineFailed(repr(error))
+        if not task.cancelled():
             while len(self._outcomes) >= _MAX_OUTCOMES:
                 del self._outcomes[next(iter(self._outcomes))]
-            known = isinstance(error, PenstockError)
-            self._outcomes[order.load_id] = error if known else EngineFailed(repr(error))  # type: ignore[assignment]
+            self._outcomes[order.load_id] = outcome
         self.inbox.append(Received(order.carrier_id, failed))
 
     async def _stage(self, order: Stage) -> None:
@@ -303,7 +454,7 @@ class CoreBridge:
     async def _pull_staged(self, order: Stage, staging: StagingTable) -> None:
         targets = staging.take(order.migration_id, order.keep, len(order.peer_block_ids))
         await self._running_agent.pull(
-            _address(order.peer), order.migration_id, order.peer_block_ids, targets, order.deadline_s
+            PeerAddress.parse(order.peer), order.migration_id, order.peer_block_ids, targets, order.deadline_s
         )
         staging.filled(order.migration_id)
 
@@ -316,12 +467,16 @@ class CoreBridge:
             self._staging.free(migration_id)
 
     @property
-    def _running_agent(self) -> KvTransferAgent:
+    def _running_agent(self) -> KvTransferAgent | RankAgents:
         assert self._agent is not None, "started before it is asked"
         return self._agent
 
+    def _note_loaded(self, request_id: str, blocks: int, of_disk: int, duration_ms: float) -> None:
+        self._send(HostLoaded(request_id, blocks, duration_ms, of_disk))
+
     def _send(self, message: FromCore) -> None:
-        self._spawn(self._socket.send(msgspec.msgpack.encode(message)))
+        if self._control is not None:
+            self._spawn(self._control.send(message))
 
     def _spawn(self, work: Any) -> "asyncio.Task[Any]":
         task: asyncio.Task[Any] = self._loop.create_task(_awaited(work))
@@ -337,16 +492,9 @@ async def _awaited(work: Any) -> Any:
 _bridges: dict[str, CoreBridge] = {}
 
 
-def bridge_of(endpoint: str) -> CoreBridge:
+def bridge_of(endpoint: str, *, listens: bool) -> CoreBridge:
     """The bridge that both sides of the connector share; vLLM makes them one after the other, in one process."""
     bridge = _bridges.get(endpoint)
     if bridge is None:
-        bridge = _bridges[endpoint] = CoreBridge(endpoint)
+        bridge = _bridges[endpoint] = CoreBridge(endpoint, listens=listens)
     return bridge
-
-
-def _address(peer: str) -> PeerAddress:
-    host, _, port = peer.rpartition(":")
-    if not host or not port.isdigit():
-        raise KvTransferRefused(f"{peer!r} is no host:port of a KV transfer agent")
-    return PeerAddress(host, int(port))

@@ -1,4 +1,4 @@
-"""The worker process's end of the control channel to the bridge in the engine core."""
+"""The worker process's end of the control channel to the bridge in the engine core (see `control` for the other)."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,8 +15,7 @@ from engine_worker.engines.vllm.connector.messages import (
     Call,
     Command,
     FromCore,
-    PausedNotice,
-    Published,
+    Notice,
     Value,
 )
 from mesh.errors import EngineFailed
@@ -26,11 +25,11 @@ from mesh.tasks import TaskSet
 class CoreChannel:
     """Calls with answers, and notices; on one event loop."""
 
-    def __init__(self, endpoint: str, on_notice: Callable[[Published | PausedNotice], None]) -> None:
-        """Binds the endpoint, before the engine core connects."""
+    def __init__(self, endpoint: str, on_notice: Callable[[Notice], None], *, connects: bool = False) -> None:
+        """Binds the endpoint, before the engine core connects; or `connects` to that of a server that runs already."""
         self._socket: Any = zmq.asyncio.Context.instance().socket(SocketType.DEALER)
         self._socket.setsockopt(SocketOption.LINGER, 0)
-        self._socket.bind(endpoint)
+        (self._socket.connect if connects else self._socket.bind)(endpoint)
         self._on_notice = on_notice
         self._numbers = count()
         self._calls: dict[int, asyncio.Future[Value]] = {}

@@ -44,14 +44,33 @@ def continue_grammar(request: Any, emitted_tokens: int) -> None:
 
 
 def tokens_behind_reasoning(
-    has_ended: Callable[[list[int]], bool], prompt_token_ids: Sequence[int], emitted_token_ids: Sequence[int]
+    has_ended: Callable[[list[int]], bool],
+    prompt_token_ids: Sequence[int],
+    emitted_token_ids: Sequence[int],
+    is_content: Callable[[list[int]], bool] = lambda _: False,
 ) -> int:
     """How many of the emitted tokens stand behind the reasoning, which no grammar sees. `has_ended`: whether it has,
-    at the end of such tokens, by vLLM's parser of it."""
+    at the end of such tokens, by vLLM's parser of it; `is_content`: whether the token that ends it, the first one of
+    these, is itself what follows, such as the beginning of a call."""
     prompt, emitted = list(prompt_token_ids), list(emitted_token_ids)
     # It ends once; each look at it may read all tokens, and there may be thousands.
     ended_at = bisect_left(range(len(emitted)), True, key=lambda tokens: has_ended(prompt + emitted[:tokens]))
+    if 0 < ended_at <= len(emitted) and is_content(emitted[ended_at - 1 :]):
+        ended_at -= 1
     return len(emitted) - ended_at
+
+
+def ends_by_content(reasoner: Any) -> Callable[[list[int]], bool]:
+    """See `tokens_behind_reasoning`, by vLLM's parser of the reasoning (its structured output manager asks so)."""
+    find = getattr(reasoner, "find_reasoning_end", None)
+    if find is None or not getattr(reasoner, "reasoning_end_token_ids", None):
+        return lambda _: False
+
+    def is_content(tokens: list[int]) -> bool:
+        end = find(tokens[:1])
+        return end is not None and bool(end.implicit)
+
+    return is_content
 
 
 def chained(compiling: Any, then: Callable[[Any], Any]) -> "Future[Any]":

@@ -23,8 +23,7 @@ class AskStatus(_Message, frozen=True):
 class OrderPull(_Message, frozen=True):
     """See `PullOrders.pull`. Answered with `Pulled`."""
 
-    host: str
-    port: int
+    peer: str
     transfer_id: str
     source_block_ids: tuple[int, ...]
     target_block_ids: tuple[int, ...]
@@ -40,6 +39,7 @@ class Export(_Message, frozen=True):
 
     request_id: str
     migration_id: str
+    kv_token: str
 
 
 class Withdraw(_Message, frozen=True):
@@ -79,13 +79,58 @@ class Unstage(_Message, frozen=True):
 
 
 class LoadOutcome(_Message, frozen=True):
-    """Why a carrier failed: answered with that error, or 0 if it did not."""
+    """How a carrier's load went: answered with the number of blocks that it pulled, or with what went wrong."""
 
     carrier_id: str
 
 
+class Hold(_Message, frozen=True):
+    """A holder of this name is about to come. `Held` follows."""
+
+    hold_id: str
+    kv_token: str
+
+
+class HoldNow(_Message, frozen=True):
+    """Wait no longer for blocks that are being computed."""
+
+    hold_id: str
+
+
+class LetGo(_Message, frozen=True):
+    """Let no peer read the blocks of a hold any more, then free them. Answered when nobody reads them."""
+
+    hold_id: str
+
+
+class Attach(_Message, frozen=True):
+    """To a server that runs by itself: have this worker. Answered with the secret that its requests have to bear, with
+    `KvTransferRefused` where it has one, and with `ConfigurationError` for another token."""
+
+    token: str
+
+
+class Beat(_Message, frozen=True):
+    """The attached worker lives."""
+
+
+class Detach(_Message, frozen=True):
+    """The attached worker goes; what it has asked for is let go."""
+
+
+class Capture(_Message, frozen=True):
+    """Send every `every_steps`-th step's hidden states, 0: none. Answered with why that cannot be done, empty if it
+    can; `States` follow."""
+
+    every_steps: int
+
+
 Command: TypeAlias = (
-    Describe
+    Attach
+    | Beat
+    | Detach
+    | Capture
+    | Describe
     | AskStatus
     | OrderPull
     | FreeBlocks
@@ -96,6 +141,9 @@ Command: TypeAlias = (
     | Stage
     | Unstage
     | LoadOutcome
+    | Hold
+    | HoldNow
+    | LetGo
 )
 
 
@@ -154,4 +202,34 @@ class PausedNotice(_Message, frozen=True):
     block_ids: tuple[int, ...]
 
 
-FromCore: TypeAlias = Answer | Published | PausedNotice
+class EndedInstead(_Message, frozen=True):
+    """A request that was to be paused has ended by itself."""
+
+    request_id: str
+
+
+class States(_Message, frozen=True):
+    """Hidden states of a step, as `hidden_states.message` has them."""
+
+    content: bytes
+
+
+class Held(_Message, frozen=True):
+    """Leading blocks of a holder's prompt are pinned, and peers may read them."""
+
+    hold_id: str
+    block_ids: tuple[int, ...]
+
+
+class HostLoaded(_Message, frozen=True):
+    """So many blocks were loaded from the host's store for a request."""
+
+    request_id: str
+    blocks: int
+    duration_ms: float
+    of_disk: int = 0
+    """Those of them that came from the disk into the host's memory first."""
+
+
+Notice: TypeAlias = Published | PausedNotice | EndedInstead | Held | HostLoaded | States
+FromCore: TypeAlias = Answer | Published | PausedNotice | EndedInstead | Held | HostLoaded | States

@@ -4,28 +4,8 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Pull a carrier's blocks from a peer, beside the steps to come."""
-
-    carrier_id: str
-    """vLLM's id of the carrier."""
-    load_id: str
-    """The worker process's id of the load."""
-    migration_id: str
-    peer: str
-    peer_block_ids: tuple[int, ...]
-    block_ids: tuple[int, ...]
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StagingCopy:
-    """Copy staged blocks into a request's blocks, before the step."""
-
-    staging_ids: tuple[int, ...]
-    block_ids: tuple[int, ...]
+from engine_worker.engines.vllm.connector.host_copies import HostLoad
+from engine_worker.engines.vllm.connector.orders import HeldPrefix, Load, StagingCopy
 
 
 @dataclass
@@ -36,6 +16,8 @@ class ConnectorMetadata(KVConnectorMetadata):
     fills: list[StagingCopy] = field(default_factory=list)
     unstaged: list[str] = field(default_factory=list)
     """Migrations whose staging memory is not needed after this step."""
+    held: list[HeldPrefix] = field(default_factory=list)
+    """Prefixes to be published by the ranks, where there are several."""
     broken: list[str] = field(default_factory=list)
     """Exports whose blocks this step overwrites, because the request was preempted."""
     sent: set[str] = field(default_factory=set)
@@ -43,6 +25,17 @@ class ConnectorMetadata(KVConnectorMetadata):
     received: set[str] = field(default_factory=set)
     """Carriers whose load is over."""
     failed_blocks: set[int] = field(default_factory=set)
+    host_loads: list[HostLoad] = field(default_factory=list)
+    """Blocks that come from the host's store, beside the steps to come."""
 
     def __bool__(self) -> bool:
-        return bool(self.loads or self.fills or self.unstaged or self.broken or self.sent or self.received)
+        return bool(
+            self.loads
+            or self.fills
+            or self.unstaged
+            or self.held
+            or self.broken
+            or self.sent
+            or self.received
+            or self.host_loads
+        )

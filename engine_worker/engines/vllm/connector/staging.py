@@ -8,6 +8,12 @@ activated. One more than a round of the migration protocol leaves to the final m
 STAGING_BLOCKS = 8 * BLOCKS_PER_MIGRATION
 
 
+def staging_ids(engine_blocks: int, staging_blocks: int) -> range:
+    """Ids of the staging blocks behind the engine's. One id between the two belongs to nobody, so that no run of
+    consecutive ids spans both."""
+    return range(engine_blocks + 1, engine_blocks + 1 + staging_blocks)
+
+
 class StagingTable:
     """Changed on one thread only; `of` may be called from any."""
 
@@ -15,6 +21,11 @@ class StagingTable:
         self._free = list(block_ids)
         self._held: dict[str, list[int]] = {}
         self._filled: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Migrations that hold blocks."""
+        return tuple(self._held)
 
     def of(self, migration_id: str) -> tuple[int, ...]:
         """The blocks that are filled, in order."""

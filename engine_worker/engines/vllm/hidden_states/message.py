@@ -2,6 +2,8 @@
 
 import msgspec
 
+EXTENSION_CLASS = "engine_worker.engines.vllm.hidden_states.extension.HiddenStateExtension"
+"""What vLLM is told as `worker_extension_cls`."""
 INTERNAL_SUFFIX = "-"
 """vLLM's own id of a request is the mesh's, this and eight random characters."""
 

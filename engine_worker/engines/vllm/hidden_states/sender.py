@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -23,8 +24,9 @@ _WAITING_MESSAGES = 64
 class HiddenStateSender:
     """A thread with a socket. `put` never waits; on a GPU the copy to the host is waited for in the thread."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, open_send: Callable[[], Callable[[bytes], None]]) -> None:
+        """`open_send`: called in the thread; see `push_to`."""
+        self._open_send = open_send
         self._rows: queue.Queue[Rows] = queue.Queue(_WAITING_STEPS)
         self.dropped_steps_total = 0
         threading.Thread(target=self._run, name="hidden-states", daemon=True).start()
@@ -37,14 +39,11 @@ class HiddenStateSender:
             self._count_drop()
 
     def _run(self) -> None:
-        socket = Context.instance().socket(SocketType.PUSH)
-        socket.setsockopt(SocketOption.LINGER, 0)
-        socket.setsockopt(SocketOption.SNDHWM, _WAITING_MESSAGES)
-        socket.connect(self._endpoint)
+        send = self._open_send()
         while True:
             message = message_bytes(self._rows.get())
             try:
-                socket.send(message, Flag.DONTWAIT)
+                send(message)
             except Again:
                 self._count_drop()
 
@@ -52,6 +51,16 @@ class HiddenStateSender:
         self.dropped_steps_total += 1
         if self.dropped_steps_total == 1:
             log.warning("captured hidden states are dropped: they come faster than they are taken")
+
+
+def push_to(endpoint: str) -> Callable[[bytes], None]:
+    """A socket to the worker's process, for the thread that calls this. What is returned raises `Again` for a message
+    that there is no room for."""
+    socket = Context.instance().socket(SocketType.PUSH)
+    socket.setsockopt(SocketOption.LINGER, 0)
+    socket.setsockopt(SocketOption.SNDHWM, _WAITING_MESSAGES)
+    socket.connect(endpoint)
+    return lambda message: socket.send(message, Flag.DONTWAIT)
 
 
 def message_bytes(rows: Rows) -> bytes:

@@ -313,7 +313,7 @@ def test_what_waits_for_others_to_make_room_says_for_how_much() -> None:
 def test_what_fits_and_is_not_begun_waits_for_its_turn() -> None:
     now = Situation((), {"small": {ONE: 2}}, 1, gpus_of)
     missing = (MissingReplicas("small", 2, 1, 1, "it waits for its turn"),)
-    assert deployment_status("here", {}, now, {}, {}, "GPUs") == DeploymentStatus("here", {}, missing)
+    assert deployment_status("here", {}, now, {}, {}, "GPUs", {}) == DeploymentStatus("here", {}, missing)
 
 
 @pytest.mark.parametrize("free", [0, 1])
@@ -321,7 +321,7 @@ def test_what_has_failed_too_often_is_tried_again_where_it_fits_beside_the_other
     key = ("small", ONE)
     failures = {key: Failure(3, 0.0, "no such model")}
     now = Situation((), {"small": {ONE: 1}}, free, gpus_of, spent=frozenset({key}))
-    (missing,) = deployment_status("here", {}, now, failures, {}, "GPUs").missing
+    (missing,) = deployment_status("here", {}, now, failures, {}, "GPUs", {}).missing
     assert ("it is tried again" in missing.why) == (free == 1)
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from controlplane.deployment.gpus import GpuPool
-from controlplane.deployment.replicas import new_name, shape_of, shaped, wanted_by
+from controlplane.deployment.replicas import cores_of, new_name, shape_of, shaped, wanted_by
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from mesh.errors import ConfigurationError
 
@@ -38,6 +38,7 @@ def test_shapes_are_read_from_and_written_into_engine_settings() -> None:
     assert shape_of(("tensor_parallel_size=all", "pipeline_parallel_size=2")) == (1, 2), (
         "what is no number the engine refuses"
     )
+    assert [cores_of(each) for each in ((), ("data_parallel_size=2", "dtype=float32"))] == [1, 2]
     assert shaped((), (1, 2)) == ("pipeline_parallel_size=2",)
     assert shaped(("tensor_parallel_size=2", "pipeline_parallel_size=4"), (1, 1)) == ()
     assert shaped(("tensor_parallel_size=2=3", "served_name=a=b"), (1, 1)) == ("served_name=a=b",)
@@ -48,11 +49,16 @@ def test_shapes_are_read_from_and_written_into_engine_settings() -> None:
     )
 
 
+def test_each_engine_core_has_gpus_of_its_own() -> None:
+    assert GpuPool(8, cores=2).room_of((2, 1)) == 4
+    assert GpuPool(0, cores=2).room_of((2, 1)) == 1, "a place on the CPU"
+
+
 def test_instances_get_gpus_of_their_own_and_give_them_back() -> None:
     pool = GpuPool(4)
     assert pool.take("a", 2) == {"CUDA_VISIBLE_DEVICES": "0,1"}
     assert pool.take("b", 1) == {"CUDA_VISIBLE_DEVICES": "2"}
-    with pytest.raises(ConfigurationError, match="c needs 2 of this machine's 4 GPUs, of which 1 are free"):
+    with pytest.raises(ConfigurationError, match="c needs 2 of 4 GPUs here, of which 1 are free"):
         pool.take("c", 2)
     pool.give_back("a")
     pool.give_back("a")

@@ -29,6 +29,9 @@ RECORD = CascadeRecord("both", ("small", "large"), (80.0,))
         ({"expected_s": (1.0, inf)}, "times from 0 s on"),
         ({"expected_s": (-1.0, 1.0)}, "times from 0 s on"),
         ({"judges": ()}, "at least one judge"),
+        ({"speculate": 1.1}, "a probability from 0"),
+        ({"speculate": nan}, "a probability from 0"),
+        ({"speculate_room": 0}, "speculate_room 1 to"),
     ],
 )
 def test_what_cannot_be_served_is_refused(wrong: dict[str, object], words: str) -> None:

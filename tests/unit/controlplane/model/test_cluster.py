@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from controlplane.model.cluster import ClusterLimits, ClusterTable
+from controlplane.model.expected_blocks import marks_of
 from controlplane.model.instance import InstanceState, KvBlocks, LoadReport
+from controlplane.model.kv_costs import KvCostRow, datasheet_kv_costs
 from controlplane.model.snapshot import Snapshot
 from mesh.errors import IllegalTransition
 from tests.examples import examples
-from tests.unit.controlplane.builders import cache, cluster, instance, report
+from tests.unit.controlplane.builders import BLOCK_TOKENS, cache, cluster, instance, report
 
 
 def snapshot(table: ClusterTable, model: str = "m") -> Snapshot:
@@ -253,3 +255,35 @@ class CorrectionsMachine(RuleBasedStateMachine):
 
 CorrectionsMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 TestCorrections = CorrectionsMachine.TestCase
+
+
+def test_kv_can_be_brought_where_somebody_has_said_so() -> None:
+    table = cluster("a", "b")
+    before = snapshot(table)
+    assert not before.brings_kv
+    assert np.isinf(before.kv_costs[[KvCostRow.PULL_TOKEN, KvCostRow.LOAD_TOKEN]]).all()
+    guess = datasheet_kv_costs(50_000, pulls=True, loads=False)
+    table.kv_costed("b", "1", guess)
+    after = snapshot(table)
+    assert after.brings_kv
+    assert after.uniform_kv_costs is None
+    assert after.kv_costs[KvCostRow.PULL_TOKEN].tolist() == [np.inf, 0.01]
+    assert np.isinf(after.kv_costs[KvCostRow.LOAD_TOKEN]).all()
+    table.kv_costed("a", "1", guess)
+    assert snapshot(table).uniform_kv_costs == (2.0, 0.01, 0.5, np.inf)
+    table.lost("b", "1")
+    assert snapshot(table).brings_kv
+    heir = cluster()
+    heir.adopt(table, "a")
+    assert snapshot(heir).uniform_kv_costs == (2.0, 0.01, 0.5, np.inf)
+
+
+def test_what_is_only_expected_is_not_held() -> None:
+    table, chain = cluster("a", "b"), list(range(1, 17))
+    cache(table, "b", *chain[:8])
+    table.placed("r", "a", 256, 0.0, marks_of(chain, BLOCK_TOKENS))
+    view = snapshot(table)
+    held = table.held_tokens(view, chain)
+    assert held.tolist() == [0, 128]
+    assert table.with_expected(view, chain, held).tolist() == [256, 128]
+    assert table.with_expected(view, chain[:8], held) is held

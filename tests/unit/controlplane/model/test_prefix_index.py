@@ -1,19 +1,28 @@
 """The prefix index against a naive model of it: for each instance a set of blocks."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from controlplane.model.block_table import BlockTable
 from controlplane.model.prefix_index import PrefixIndex
 from mesh.errors import IllegalTransition
+from simulator.cluster.block_dict import BlockDict
 from tests.examples import examples
 
 SMALL_HASHES = list(range(12))
 """All in bucket 0, and 0 is the key of an unused place: they overflow the bucket."""
 HASHES = SMALL_HASHES + [number << 58 | 7 for number in range(1, 40)]
 BLOCKS = st.lists(st.sampled_from(HASHES), max_size=20)
+
+
+def together(max_blocks: int) -> BlockTable:
+    """One that rewrites any number of blocks as a batch."""
+    return BlockTable(max_blocks, batch_blocks=1)
 
 
 def leading_blocks(held: set[int], chain: list[int]) -> int:
@@ -24,11 +33,12 @@ def leading_blocks(held: set[int], chain: list[int]) -> int:
 
 
 class PrefixIndexMachine(RuleBasedStateMachine):
-    """Random stores, removals, deaths, slices of sweeping and slot reuse; lookups must agree with the sets."""
+    """Random stores, removals, deaths, slices of sweeping and slot reuse; lookups must agree with the sets, whichever
+    table is behind them."""
 
-    @initialize(max_blocks=st.sampled_from([5, 30, 1000]))
-    def start(self, max_blocks: int) -> None:
-        self.index = PrefixIndex(max_blocks)
+    @initialize(max_blocks=st.sampled_from([5, 30, 1000]), table=st.sampled_from([BlockTable, together, BlockDict]))
+    def start(self, max_blocks: int, table: Callable[[int], BlockTable | BlockDict]) -> None:
+        self.index = PrefixIndex(max_blocks, table(max_blocks))
         self.held: dict[int, set[int]] = {}
         self.unswept: dict[int, set[int]] = {}
 
@@ -100,15 +110,18 @@ TestPrefixIndex = PrefixIndexMachine.TestCase
 @settings(deadline=None, max_examples=examples(50))
 @given(st.data())
 def test_lookup_among_many_instances(data: st.DataObject) -> None:
-    """More instances than bits of a word, random subsets of a random chain."""
+    """More instances than bits of a word, random subsets of a random chain, or a few prefixes of it that many have."""
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     chain = random.integers(0, 2**64, 60, np.uint64).tolist()
     index = PrefixIndex(1000)
     held = []
+    prefixes = data.draw(st.none() | st.lists(st.integers(0, 60), min_size=1, max_size=9))
     for _ in range(130):
         slot = index.add_instance()
         blocks = set(random.permutation(len(chain))[: random.integers(len(chain) + 1)].tolist())
         blocks |= set(range(random.integers(len(chain) + 1)))
+        if prefixes is not None:
+            blocks = set(range(random.choice(prefixes)))
         held.append({chain[block] for block in blocks})
         index.store(slot, held[slot])
     counts = index.lookup(chain, (1 << 130) - 1)
@@ -169,3 +182,19 @@ def test_empty_chain_and_empty_index() -> None:
     index.add_instance()
     assert index.lookup([], 1).tolist() == [0]
     assert index.lookup([5, 6], 1).tolist() == [0]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([3, 4, 5, 6]), st.lists(st.sampled_from(HASHES), unique=True)), max_size=12),
+    st.sampled_from([5, 30, 1000]),
+)
+@settings(max_examples=examples(200))
+def test_a_batch_does_what_its_blocks_do_one_by_one(steps: list[tuple[int, list[int]]], max_blocks: int) -> None:
+    """Values 1 and 2 come and go: 3 and 4 store them, 5 changes one into the other, 6 removes both."""
+    after_of = {3: {0: 1, 1: 1, 2: 2}, 4: {0: 2, 1: 1, 2: 2}, 5: {0: 0, 1: 2, 2: 1}, 6: {0: 0, 1: 0, 2: 0}}
+    batched, single = together(max_blocks), BlockTable(max_blocks, batch_blocks=10**9)
+    for step, blocks in steps:
+        assert batched.rewrite(blocks, after_of[step]) == single.rewrite(blocks, after_of[step])
+        assert [batched.get(block) for block in HASHES] == [single.get(block) for block in HASHES]
+        assert batched.blocks_by_value() == single.blocks_by_value()
+        batched.validate()

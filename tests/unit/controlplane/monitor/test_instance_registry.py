@@ -157,3 +157,24 @@ def test_who_follows_the_changes_knows_who_is_there_and_who_is_stale(events: lis
         registry.validate()
         found = {each.instance_id: (each.description.incarnation_id, each.stale) for each in registry.instances()}
         assert known == found
+
+
+def test_blocks_of_the_host_are_told_apart_from_the_engines() -> None:
+    registry = InstanceRegistry(STALE_S)
+    instance = joined(registry)
+    registry.cached(instance, monitor_pb2.KvUpdate(stored=[1, 2]))
+    registry.cached(instance, monitor_pb2.KvUpdate(stored=[2, 3], tier=monitor_pb2.KV_TIER_HOST))
+    registry.cached(instance, monitor_pb2.KvUpdate(cleared=True))
+    assert (instance.blocks, instance.host_blocks) == (set(), {2, 3})
+    told = [update.kv for update in registry.describe(instance) if update.WhichOneof("change") == "kv"]
+    assert [(set(kv.stored), kv.tier) for kv in told] == [({2, 3}, monitor_pb2.KV_TIER_HOST)]
+
+
+def test_many_instances_are_asked_to_report_less_often() -> None:
+    registry = InstanceRegistry(stale_s=0.4, max_reports_per_s=100)
+    asked = []
+    for number in range(12):
+        joined(registry, f"i{number}")
+        asked.append(registry.report_interval_ms)
+    assert asked == [0] * 5 + [60, 70, 80, 90, 100, 100, 100], "their part, and never a quarter of what is stale"
+    assert InstanceRegistry(stale_s=0.4).report_interval_ms == 0

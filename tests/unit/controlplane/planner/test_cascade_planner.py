@@ -174,7 +174,7 @@ async def test_a_goal_has_as_many_tiers_as_the_cascade() -> None:
 @pytest.mark.parametrize(("judge", "seconds"), [("exact", 0.0), ("confidence", 0.0), ("model:b", 1.0)])
 async def test_what_a_judgement_takes_depends_on_the_judge_unless_it_is_said(judge: str, seconds: float) -> None:
     unsaid = msgspec.structs.replace(GOAL, judge_s=None)
-    async with desk_with(unsaid, msgspec.structs.replace(RECORD, judges=(judge,))) as at:
+    async with desk_with(unsaid, msgspec.structs.replace(RECORD, judges=(judge,), label="exact")) as at:
         await at.report(window())
         await at.planned()
         assert at.maker.asked[0][0].judge_s == seconds

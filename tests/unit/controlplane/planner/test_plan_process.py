@@ -36,21 +36,21 @@ async def test_a_plan_that_takes_too_long_ends_its_process_and_the_next_gets_ano
     process = PlanProcess(0, deadline_s=60.0)
     with pytest.raises(ConfigurationError, match="names 1 tiers, the workload has 2"):
         await process.make(_goal_of_one(), lines(window()), {})
-    pid = process._pid
+    pid = process._process._pid
     assert is_running(pid)
     monkeypatch.setattr(make_plan_module, "make_plan", hang)
-    process._deadline_s = 0.3
+    process._process._deadline_s = 0.3
     with pytest.raises(DeadlineExceeded, match=r"within 0\.3 s.*--plan-deadline-s"):
         await process.make(GOAL, lines(window()), {})
     assert not _runs_on(pid)
     monkeypatch.setattr(make_plan_module, "make_plan", die)
-    process._deadline_s = 60.0
+    process._process._deadline_s = 60.0
     with pytest.raises(PeerUnavailable, match="has died"):
         await process.make(GOAL, lines(window()), {})
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match="names 1 tiers"):
         await process.make(_goal_of_one(), lines(window()), {})
-    pid = process._pid
+    pid = process._process._pid
     process.stop()
     process.stop()
     assert not _runs_on(pid)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from controlplane.planning.population import Population
 from controlplane.planning.qoe import QoeModel
 from controlplane.planning.stage_partition import (
+    PROMPT_SLACK,
     PartitionMethod,
     PartitionProblem,
     chain_plan,
@@ -176,3 +177,33 @@ def test_a_length_belongs_to_the_earliest_stage_that_covers_it() -> None:
 def test_plans_that_cannot_be_are_refused(instances: tuple[int, ...], boundaries: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError):
         StagePlan(instances, boundaries)
+
+
+def every_plan_within(asked: PartitionProblem, instances: int) -> list[float]:
+    """Qualities of all plans in which no stage has more than its share of the prompt tokens, and the slack."""
+    found = []
+    for stages in range(1, min(instances, len(asked.cuts_tokens) - 1) + 1):
+        for cuts in combinations(range(1, len(asked.cuts_tokens) - 1), stages - 1):
+            edges = (0, *cuts, len(asked.cuts_tokens) - 1)
+            shares = [asked.prompt_share[first, last] for first, last in pairwise(edges)]
+            for sizes in compositions(instances, stages):
+                most = (1 + PROMPT_SLACK) / instances
+                if all(share <= most * size for share, size in zip(shares, sizes, strict=True)):
+                    found.append(asked.quality(sizes, cuts))
+    return found
+
+
+@settings(deadline=None, max_examples=examples(20))
+@given(seed=st.integers(0, 10_000), instances=st.integers(1, 6))
+def test_by_prefill_is_the_best_plan_of_those_that_share_the_prompts(seed: int, instances: int) -> None:
+    asked = problem(seed, cuts=6)
+    plan = find_plan(asked, instances, PartitionMethod.PREFILL)
+    assert plan.quality == pytest.approx(min(every_plan_within(asked, instances)))
+    assert find_plan(asked, instances, PartitionMethod.EXACT).quality <= plan.quality * (1 + 1e-9)
+
+
+def test_the_shares_of_the_prompts_are_those_of_the_requests_that_enter() -> None:
+    people = Population.of(np.array([10, 30, 60]), np.array([500, 5, 5]), 3.0)
+    asked = PartitionProblem.of(people, MODEL, np.array([0, 16, 32, 64, 1024]), 1e-3)
+    assert asked.prompt_share[0].tolist() == pytest.approx([0.0, 0.1, 0.4, 1.0, 1.0])
+    assert asked.prompt_share[2, 3] == pytest.approx(0.6)

@@ -10,6 +10,8 @@ from controlplane.model.placement import PlacementProblem, PlacementRequest
 from tests.unit.controlplane.builders import cache, cluster, report, request
 
 CHAIN = (1, 2, 3, 4, 5, 6)
+LONG = tuple(range(100, 164))
+"""The chain of a prompt of 1024 tokens."""
 
 LOADS = st.lists(
     st.builds(

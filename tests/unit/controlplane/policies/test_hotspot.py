@@ -92,6 +92,19 @@ def test_memory_is_bounded_and_the_frequent_class_stays() -> None:
     assert frequent.requests.total(10.0) == 1000
 
 
+def test_the_classes_that_are_tracked_are_those_with_the_most_cached_tokens() -> None:
+    """A long document that one request in ten asks about, beside short system prompts that many share."""
+    detector = HotspotDetector(60.0, 4, 60.0)
+    document = ClassSighting(class_hash=1, holders=1, others=3, lower_on_holders=True, hit_tokens=12_000)
+    for number in range(1000):
+        short = ClassSighting(class_hash=10 + number % 100, holders=1, others=3, lower_on_holders=True, hit_tokens=64)
+        detector.seen(number / 100, short)
+        if number % 100 == 0:
+            tracked, _ = detector.seen(number / 100, document)
+    assert tracked.requests.total(10.0) == 10
+    detector.validate()
+
+
 HOT_PREFIX = tuple(range(1, 51))
 
 
@@ -136,6 +149,15 @@ def test_a_benign_class_is_left_to_lmetric() -> None:
     assert served(create_policy("lmetric_hotspot"), hot_of_ten=2) == alone
 
 
+def test_a_class_goes_on_to_holders_that_are_not_busier_than_the_others() -> None:
+    table, policy = cluster("a", "b"), create_policy("lmetric_hotspot")
+    cache(table, "a", *HOT_PREFIX)
+    report(table, "b", LoadReport(running_requests=5))
+    for number in range(20):
+        assert place(table, policy, request(f"r{number}", 816, HOT_PREFIX)).instance.instance_id == "a"
+        report(table, "a", LoadReport(running_requests=4), admitted=(f"r{number}",))
+
+
 def test_a_single_instance_keeps_its_hotspot() -> None:
     table, policy = cluster("a"), create_policy("lmetric_hotspot")
     cache(table, "a", *HOT_PREFIX)
@@ -147,8 +169,8 @@ def test_where_only_filtered_instances_are_left_they_serve() -> None:
     table, policy = cluster("a", "b"), create_policy("lmetric_hotspot")
     cache(table, "a", *HOT_PREFIX)
     report(table, "b", LoadReport(running_requests=1))
-    chosen = [place(table, policy, request(f"r{n}", 816, HOT_PREFIX)).instance.instance_id for n in range(3)]
-    assert chosen == ["a", "a", "b"]
+    chosen = [place(table, policy, request(f"r{n}", 816, HOT_PREFIX)).instance.instance_id for n in range(5)]
+    assert chosen == ["a", "a", "a", "a", "b"], "three in a row once it is busier than the other"
     last = place(table, policy, request("r", 816, HOT_PREFIX, excluded=frozenset({"b"})))
     assert last.instance.instance_id == "a"
 

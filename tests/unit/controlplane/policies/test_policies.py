@@ -126,6 +126,8 @@ MILLISECOND_TOKENS = {"prefill_fixed_ms": 0.0, "prefill_token_ms": 1.0, "prefill
 P_TOKEN, BS, CACHED = {"p_token": [130, 68]}, {"bs": [3, 0]}, {"cached_tokens": [0, 32]}
 TOTAL, DELAY, RUNNING = {"total_tokens": [530, 0]}, {"prefill_delay_ms": [30, 0]}, {"running_tokens": [500, 0]}
 
+ADDED_MS = {"wait_ms": [3, 0], "prefill_ms": [10, 7], "decode_ms": [2567, 2541], "others_ms": [53, 0]}
+
 
 @pytest.mark.parametrize(
     ("name", "indicators"),
@@ -134,6 +136,7 @@ TOTAL, DELAY, RUNNING = {"total_tokens": [530, 0]}, {"prefill_delay_ms": [30, 0]
         ("least_loaded", {"queued_requests": [1, 0], "running_requests": [2, 0]}),
         ("lmetric", P_TOKEN | BS | CACHED),
         ("lmetric_plus", P_TOKEN | BS | CACHED),
+        ("penstock", ADDED_MS | CACHED),
         ("lmetric_hotspot", P_TOKEN | BS | CACHED),
         ("linear", BS | CACHED),
         ("dynamo", P_TOKEN | TOTAL | CACHED),
@@ -173,7 +176,7 @@ def test_of_idle_instances_the_one_with_the_longest_prefix_is_taken(name: str) -
 
 
 def test_policies_say_what_else_they_can_do() -> None:
-    late, watch = {"arrow", "static_pd", "static_pd_round_robin"}, {"arrow"}
+    late, watch = {"arrow", "penstock", "static_pd", "static_pd_round_robin"}, {"arrow"}
     made = {name: create_policy(name) for name in OWN_POLICIES}
     assert {name for name, policy in made.items() if decides_late(policy)} == late
     assert {name for name, policy in made.items() if is_observer(policy)} == watch

@@ -224,10 +224,10 @@ def test_dropped_and_released_requests_are_told_to_their_owner() -> None:
     manager, _ = running()
     assert manager.handle(Dropped("r", is_done=True), 0.0) == (Abort(A, "r", 0, Why.DONE), Forget("r"))
     manager, _ = running()
-    assert manager.handle(Released("r"), 0.0) == (Release(A, "r"), Forget("r"))
+    assert manager.handle(Released("r"), 0.0) == (Release(A, "r", 0), Forget("r"))
     assert manager.handle(Released("r"), 0.0) == ()
-    assert manager.handle(DeltaCame(B, step(1, 2, 3, first=True)), 0.0) == (Release(B, "r"),)
-    assert manager.handle(Moved("r", A, B, 1), 0.0) == (Release(B, "r"),)
+    assert manager.handle(DeltaCame(B, step(1, 2, 3, first=True)), 0.0) == (Release(B, "r", 1),)
+    assert manager.handle(Moved("r", A, B, 1), 0.0) == (Release(B, "r", 1),)
     assert manager.handle(DeltaCame(B, step(1, 3, 4)), 0.0) == (), "it was told"
 
 
@@ -244,9 +244,9 @@ def test_few_requests_that_were_left_to_their_workers_are_remembered() -> None:
         manager.handle(Submitted(RelayedRequest[Step](f"r{number}", MAX_TOKENS), A), 0.0)
         manager.handle(Released(f"r{number}"), 0.0)
         if number == MAX_RELEASED - 1:
-            assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Release(B, "r0"),)
+            assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Release(B, "r0", 1),)
     assert manager.handle(Moved("r0", A, B, 1), 0.0) == (Abort(B, "r0", 1, Why.UNWANTED),)
-    assert manager.handle(Moved("r1", A, B, 1), 0.0) == (Release(B, "r1"),)
+    assert manager.handle(Moved("r1", A, B, 1), 0.0) == (Release(B, "r1", 1),)
     manager.validate()
 
 

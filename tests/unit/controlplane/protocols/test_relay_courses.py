@@ -333,7 +333,11 @@ class AnyCourse(RuleBasedStateMachine):
                 return orders, None, {}
             case Released(request_id):
                 self.released.add(request_id)
-                return [Release(each.worker, request_id) for each in self._to_owner(request_id, Why.DONE)], None, {}
+                return (
+                    [Release(each.worker, request_id, each.epoch) for each in self._to_owner(request_id, Why.DONE)],
+                    None,
+                    {},
+                )
         return [], None, {}
 
     def _to_owner(self, request_id: str, why: Why) -> list[Abort | Release]:
@@ -342,7 +346,7 @@ class AnyCourse(RuleBasedStateMachine):
 
     def _refusal(self, worker: Incarnation, request_id: str, epoch: int) -> Abort | Release:
         is_released = request_id in self.released
-        return Release(worker, request_id) if is_released else Abort(worker, request_id, epoch, Why.UNWANTED)
+        return Release(worker, request_id, epoch) if is_released else Abort(worker, request_id, epoch, Why.UNWANTED)
 
     def _adopt(self, event: Adopted[Step]) -> None:
         request_id = event.request.request_id

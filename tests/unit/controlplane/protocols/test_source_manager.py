@@ -12,6 +12,7 @@ from controlplane.protocols.migration.limits import ManagerLimits
 from controlplane.protocols.migration.source_events import (
     Abort,
     AbortAsked,
+    AdoptionAsked,
     AskDecode,
     ConnectionLost,
     DecodeChosen,
@@ -75,8 +76,7 @@ def begun(manager: SourceManager, event: SourceManagerEvent, now_ms: float = 0.0
 
 
 def end_of(instructions: tuple[SourceManagerInstruction, ...]) -> MigrationEnded:
-    (ended,) = [each for each in instructions if isinstance(each, MigrationEnded)]
-    return ended
+    return next(each for each in instructions if isinstance(each, MigrationEnded))
 
 
 def migration_of(manager: SourceManager, event: SourceManagerEvent, now_ms: float = 0.0) -> str:
@@ -245,6 +245,19 @@ def test_an_abort_waits_while_the_request_may_be_the_targets(target_commits: boo
     assert (Abort("r0") in instructions) is not target_commits
     assert end_of(instructions).outcome.blocks == (11 if target_commits else 10), "what it has, or what was copied"
     assert not manager.is_paused("r0")
+
+
+def test_a_client_that_comes_back_ends_a_move_that_was_offered_for_another_frontend() -> None:
+    """Found by seed 3652: the target would own the request under an epoch before that of the adoption."""
+    manager = new_manager()
+    migration_id = migration_of(manager, order(0))
+    instructions = manager.handle(AdoptionAsked("r0"), 2.0)
+    aborted = messages.Abort(migration_id, "its client has come back to a frontend")
+    assert Do(migration_id, source.Send(aborted)) in instructions
+    assert end_of(instructions).outcome.state is source.SourceState.KEPT
+    migration_id = paused(later := new_manager())
+    assert later.handle(AdoptionAsked("r0"), 21.0) == (), "it may be the target's already"
+    assert end_of(later.handle(messages.Committed(migration_id), 22.0)).outcome.moved
 
 
 def test_a_target_that_does_not_answer_is_asked_to_drop_it_and_gets_its_time_to_answer() -> None:
@@ -438,8 +451,8 @@ class Orders(RuleBasedStateMachine):
     def transfer(self, request: int, goal: str) -> None:
         self.feed(TransferOrdered(f"r{request}", goal))
 
-    @rule(request=st.integers(0, 9), event=st.sampled_from([RequestBegan, RequestGone, AbortAsked]))
-    def request(self, request: int, event: type[RequestBegan | RequestGone | AbortAsked]) -> None:
+    @rule(request=st.integers(0, 9), event=st.sampled_from([RequestBegan, RequestGone, AbortAsked, AdoptionAsked]))
+    def request(self, request: int, event: type[RequestBegan | RequestGone | AbortAsked | AdoptionAsked]) -> None:
         self.feed(event(f"r{request}"))
 
     @precondition(lambda self: self.exports)

@@ -14,6 +14,7 @@ from controlplane.protocols.migration.target_manager import (
     ConnectionEnded,
     Do,
     Received,
+    Superseded,
     TargetManager,
 )
 
@@ -138,3 +139,20 @@ def test_an_instance_that_ends_lets_requests_stay_where_they_are() -> None:
     assert not take(manager, 2), "nor does another one come"
     late = manager.handle(Received("source", messages.FinalMessage("m0", (7,), 2, 0, 1)), 3.0)
     assert late == (Answer("source", messages.Failed("m0", "the worker ends")),)
+
+
+@pytest.mark.parametrize(("epoch", "is_discarded"), [(0, False), (1, True), (2, True)])
+def test_a_request_that_its_frontend_gives_to_the_target_itself_does_not_arrive_besides(
+    epoch: int, is_discarded: bool
+) -> None:
+    """Found by seed 9821: its source was frozen in mid-transfer, and its id was taken here for as long as that was."""
+    manager = TargetManager()
+    assert take(manager, 0)
+    assert take(manager, 1)
+    told = manager.handle(Superseded("r0", epoch), 5.0)
+    assert (Do("m0", target.Discard()) in told) == is_discarded
+    assert any(isinstance(each, ArrivalEnded) for each in told) == is_discarded
+    assert manager.is_running("m0") != is_discarded
+    assert manager.is_running("m1")
+    assert manager.handle(Superseded("r0", epoch), 6.0) == ()
+    manager.validate()

@@ -1,7 +1,9 @@
 """What a live scheduler decided is what the same policies decide outside of it, over equal snapshots."""
 
+import json
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,10 @@ from controlplane.scheduler.recorder import Recorder
 from controlplane.scheduler.settings import SchedulerSettings
 from mesh.errors import ConfigurationError
 from penstock.v1 import monitor_pb2, scheduler_pb2, worker_pb2
+from services.cli.console.command import command as replay_command
 from services.cli.decisions import command
 from tests.still_clock import StillClock
+from tests.unit.services.cli.console.recorded_page import recorded
 
 PHASES = {
     "a": worker_pb2.INSTANCE_PHASE_UNSPECIFIED,
@@ -311,3 +315,26 @@ def test_stages_and_their_changes_are_part_of_a_recording(tmp_path: Path) -> Non
     assert outcome.equal == outcome.decisions
     without = [line for line in path.open("rb") if b'"type":"LayoutSet"' not in line]
     assert replay(without).different, "the stages did matter"
+
+
+@pytest.mark.parametrize("policy", ["penstock", "arrow"])
+def test_it_opens_in_the_console(tmp_path: Path, policy: str) -> None:
+    path, page = tmp_path / "decisions.jsonl", tmp_path / "decisions.html"
+    live = LiveScheduler(path, policy, seed=3)
+    for _ in range(400):
+        live.happen()
+    live.end()
+    told = CliRunner().invoke(command, [str(path), "--console", str(page), "--json"])
+    assert told.exit_code == 0, told.output
+    (run,) = recorded(page)["runs"]
+    assert run["facts"]["decisions that come out as recorded"].startswith(f"{json.loads(told.stdout)['equal']} of")
+    bodies = [update["body"] for update in run["updates"]]
+    assert [later["at_unix_ms"] > earlier["at_unix_ms"] for earlier, later in pairwise(bodies)].count(False) == 0
+    assert {body["policy"]["name"] for body in bodies} == {policy}
+    placements = [placement for body in bodies for placement in body["placements"]]
+    assert {placement["chosen"] for placement in placements} <= PHASES.keys()
+    assert all(any(option["is_chosen"] for option in placement["options"]) for placement in placements)
+    assert run["requests"] == len(run["stories"]) > 0
+    again = tmp_path / "again.html"
+    assert CliRunner().invoke(replay_command, [str(path), str(page), "--console", str(again)]).exit_code == 0
+    assert [each["updates"] for each in recorded(again)["runs"]] == [run["updates"]] * 2

@@ -7,6 +7,7 @@ from controlplane.model.cluster import ClusterLimits
 from controlplane.model.frontend_links import FrontendLinks
 from controlplane.model.instance import InstanceState
 from controlplane.model.running_request import RunningRequest
+from controlplane.model.step_costs import DATASHEET_COSTS
 from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.parameters import ReschedulerParameters
 from controlplane.scheduler.feed import UNLINKED_S, ClusterFeed
@@ -218,6 +219,26 @@ def test_a_monitor_that_comes_back_without_an_instance_does_not_take_it_away() -
     assert feed.by_last_load == frozenset()
 
 
+@pytest.mark.parametrize("told_before", [True, False])
+def test_a_monitor_that_knows_only_a_former_life_of_an_instance_does_not_bring_it_back(told_before: bool) -> None:
+    """Found by seed 2734: the monitor was cut off from the worker's host before the worker was started again."""
+    feed, links = linked_feed("a")
+    feed.apply(update(2, joined("a", "2"), change("a", "2", load=worker_pb2.LoadReport(running_requests=4))), 11.0)
+    feed.announced("a", "2") if told_before else None
+    links.report([("a", "2")])
+    feed.end()
+    feed.begin()
+    feed.apply(update(1, joined("a", "1"), change("a", "1", stale=True)), 20.0)
+    feed.announced("a", "2")
+    feed.apply(update(2, synced=True), 20.0)
+    assert feed.table.incarnation_id("a") == "2"
+    assert feed.by_last_load == {"a"}
+    feed.apply(update(3, change("a", "1", stale=False), change("a", "1", lost=LOST)), 21.0)
+    assert feed.table.incarnation_id("a") == "2"
+    feed.apply(update(4, joined("a", "2")), 22.0)
+    assert feed.by_last_load == frozenset()
+
+
 def test_stale_instances_are_placed_on_only_where_their_model_has_no_other() -> None:
     feed, links = linked_feed("a", "b")
     feed.apply(update(2, change("a", stale=True)), 11.0)
@@ -231,3 +252,24 @@ def test_stale_instances_are_placed_on_only_where_their_model_has_no_other() -> 
     feed.apply(update(4, change("b", stale=False), ready("b")), 13.0)
     assert placeable(feed) == ["b"]
     assert feed.by_last_load == frozenset()
+
+
+def test_what_a_pulled_token_costs_is_a_guess_until_the_instance_has_measured_it() -> None:
+    feed = ClusterFeed(ClusterLimits(max_indexed_blocks=100))
+    feed.begin()
+    able, unable = joined("a"), joined("b")
+    able.joined.pulls_prefixes, able.joined.kv_token_bytes, able.joined.max_step_tokens = True, 5_000, 1000
+    feed.apply(update(1, able, unable, ready("a"), ready("b"), synced=True), 0.0)
+    assert feed.table.kv_costs("a").pull_token_ms == pytest.approx(0.001)
+    assert feed.table.kv_costs("b").pull_token_ms is None
+    measured = ready("a")
+    measured.load.pulls.token_ms = 0.5
+    feed.apply(update(2, measured, ready("b")), 1.0)
+    assert feed.table.kv_costs("a").pull_token_ms == pytest.approx(0.001), "what computing takes there is not known"
+    measured.load.pulls.compute_token_ms = 5.0
+    feed.apply(update(3, measured), 2.0)
+    guessed = DATASHEET_COSTS.prefill_token_ms + DATASHEET_COSTS.fixed_ms / 1000
+    pull_token_ms = feed.table.kv_costs("a").pull_token_ms
+    assert pull_token_ms == pytest.approx(guessed / 10), "a tenth of what computing takes"
+    feed.apply(update(4, ready("a")), 3.0)
+    assert feed.table.kv_costs("a").pull_token_ms == pull_token_ms, "a report without pulls says nothing of them"

@@ -30,6 +30,8 @@ async def test_two_schedulers_do_not_fill_the_same_instance() -> None:
                 await snapshot_until(other, lambda s, n=number: unreported(s) == n + 1)
             assert set(placed.values()) == {2}, "each instance got as many as the others"
             assert (first.metric("penstock_scheduler_shared_events_total", way="sent") or 0) >= 4
+            unseen_s = first.metric("penstock_scheduler_unseen_placement_seconds_total") or 0
+            assert 0 < unseen_s < 4 * 60, "the other's four, each seen after some milliseconds"
 
 
 @pytest.mark.slow

@@ -88,10 +88,10 @@ def test_a_policy_with_pools_places_in_the_scheduler_that_leads_them_only() -> N
     pools = Pools()
     switch = PolicySwitch("arrow", 2.0, pools)
     assert switch.refresh(0.0, 1.0), "from nobody heard to nobody leading"
-    assert (switch.in_force.name, switch.is_standby) == ("lmetric", False)
+    assert (switch.in_force.name, switch.is_standby) == ("penstock", False)
     assert switch.fallback_reason == "no scheduler leads the pools of arrow yet"
     pools.leader = LeaderRecord("pools", "other", "1", epoch=5)
-    assert (switch.in_force.name, switch.is_standby, switch.leader_id) == ("lmetric", True, "other")
+    assert (switch.in_force.name, switch.is_standby, switch.leader_id) == ("penstock", True, "other")
     assert "other leads the pools of arrow" in switch.fallback_reason
     pools.is_leading, pools.leader = True, LeaderRecord("pools", "this", "1", epoch=6)
     assert switch.refresh(0.0, 1.0)
@@ -105,4 +105,4 @@ def test_a_policy_without_pools_places_in_every_scheduler() -> None:
     switch.refresh(0.0, 1.0)
     assert (switch.in_force.name, switch.leader_id, switch.is_standby) == ("lmetric", "", False)
     assert switch.configure("arrow")
-    assert (switch.in_force.name, switch.leader_id) == ("lmetric", "other")
+    assert (switch.in_force.name, switch.leader_id) == ("penstock", "other")

@@ -42,24 +42,51 @@ async def test_place_explain_and_end() -> None:
             await snapshot_until(stub, lambda s: all_ready("a", "b")(s) and s.instances[0].cached_blocks == 3)
             placed = await stub.Place(place_request("r1", block_hashes=[1, 2, 9]))
             assert placed.outcome == scheduler_pb2.PLACE_OUTCOME_PLACED
-            assert (placed.instance_id, placed.address, placed.policy) == ("a", "a:1", "lmetric")
+            assert (placed.instance_id, placed.address, placed.policy) == ("a", "a:1", "penstock")
             assert placed.cached_tokens == 32
             explained = await stub.Explain(scheduler_pb2.ExplainRequest(request_id="r1"))
             assert explained.chosen_instance_id == "a"
-            assert "p_token x bs" in explained.rule
+            assert "ms added to everybody" in explained.rule
             scores = {score.instance_id: score for score in explained.scores}
-            assert scores["a"].indicators["p_token"] == 68
-            assert scores["b"].score == 100
+            assert scores["a"].indicators["cached_tokens"] == 32
+            assert 0 < scores["a"].indicators["prefill_ms"] < scores["b"].indicators["prefill_ms"]
+            assert 0 < scores["a"].score < scores["b"].score
             snapshot = await snapshot_until(stub, lambda s: True)
             assert [i.unreported_requests for i in snapshot.instances] == [1, 0]
             await a.load(running_requests=1, admitted=["r1"])
             snapshot = await snapshot_until(stub, lambda s: s.instances[0].load.running_requests == 1)
             assert snapshot.instances[0].unreported_requests == 0
-        labels = {"policy": "lmetric", "instance": "a"}
+        labels = {"policy": "penstock", "instance": "a"}
         assert scheduler.metric("penstock_scheduler_placements_total", **labels) == 1
         assert scheduler.metric("penstock_scheduler_decision_seconds_count") == 1
         assert scheduler.metric("penstock_scheduler_indexed_blocks") == 3
         assert scheduler.metric("penstock_scheduler_fallback") == 0
+
+
+async def test_a_request_that_came_back_corrects_what_is_believed_of_its_instance() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        a, b = await ready_workers(mesh, monitor, "a", "b")
+        await a.load(queued_prefill_tokens=70)
+        await b.load(queued_prefill_tokens=900)
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, lambda s: [i.load.queued_prefill_tokens for i in s.instances] == [70, 900])
+            placed = await stub.Place(place_request("r", prompt_tokens=40))
+            assert (placed.instance_id, placed.belief.queued_prefill_tokens) == ("a", 70)
+            assert (placed.belief.new_prefill_tokens, placed.belief.may_bounce) == (40, True)
+            again = place_request("r", prompt_tokens=40)
+            again.bounced_by.instance_id = "a"
+            again.bounced_by.present.queued_prefill_tokens, again.bounced_by.present.requests = 8000, 3
+            stream = stub.PlaceStream()
+            ended = scheduler_pb2.RequestEnded(request_id="r")
+            await stream.write(scheduler_pb2.SchedulerMessage(place=again, ended=[ended]))
+            placed = await stream.read()
+            assert (placed.instance_id, placed.belief.queued_prefill_tokens) == ("b", 900)
+            snapshot = await snapshot_until(stub, lambda s: True)
+            assert [i.unreported_requests for i in snapshot.instances] == [3, 1]
+            await a.load(queued_prefill_tokens=8000)
+            await snapshot_until(stub, lambda s: s.instances[0].unreported_requests == 0)
+        assert scheduler.metric("penstock_scheduler_bounces_total", instance="a") == 1
 
 
 async def test_the_stream_places_many_and_takes_in_their_ends() -> None:
@@ -249,6 +276,25 @@ async def test_instances_that_the_policy_left_out_are_explained_without_infiniti
             assert {score.score for score in explanation.scores} == {0.0}
 
 
+async def test_the_last_placements_are_listed_with_their_best_options() -> None:
+    async with local_mesh() as mesh:
+        monitor, scheduler = await mesh.monitor(), await mesh.scheduler()
+        a, *_ = await ready_workers(mesh, monitor, "a", "b", "c", "d")
+        await a.load(running_requests=3)
+        async with scheduler_stub(scheduler) as stub:
+            await snapshot_until(stub, lambda s: s.instances and s.instances[0].load.running_requests == 3)
+            for number in range(3):
+                await stub.Place(place_request(f"r{number}", excluded_instance_ids=["d"]))
+            answer = await stub.ListPlacements(scheduler_pb2.ListPlacementsRequest(limit=2, options=2))
+            assert [each.explanation.request_id for each in answer.placements] == ["r2", "r1"], "latest first"
+            for each in answer.placements:
+                assert (each.instances, each.excluded) == (4, 1)
+                options = [score.instance_id for score in each.explanation.scores]
+                assert options[0] == each.explanation.chosen_instance_id
+                assert len(options) == 2
+                assert "d" not in options
+
+
 async def test_a_record_without_parameters_takes_the_defaults() -> None:
     async with local_mesh() as mesh:
         await mesh.store.put(POLICY_KEY, b'{"name":"linear"}')
@@ -287,10 +333,10 @@ async def test_without_a_monitor_the_fallback_places_on_the_last_known_instances
             await until(lambda: stub.GetPolicy(get), lambda policy: not policy.fallback)
             await mesh.kill(monitor)
             await snapshot_until(stub, lambda s: not s.synced)
-            assert (await stub.Place(place_request("r1"))).policy == "lmetric", "not at once"
+            assert (await stub.Place(place_request("r1"))).policy == "penstock", "not at once"
             clock.at_s += 2.1
             policy = await until(lambda: stub.GetPolicy(get), lambda policy: policy.fallback == "round_robin")
-            assert policy.policy == "lmetric"
+            assert policy.policy == "penstock"
             assert "silent" in policy.fallback_reason
             placed = [await stub.Place(place_request(f"r{number}")) for number in range(4)]
             assert {answer.policy for answer in placed} == {"round_robin"}
@@ -304,7 +350,7 @@ async def test_without_a_monitor_the_fallback_places_on_the_last_known_instances
             await ready_workers(mesh, successor, "a", "b")
             await snapshot_until(stub, all_ready("a", "b"))
             await until(lambda: stub.GetPolicy(get), lambda policy: not policy.fallback)
-            assert (await stub.Place(place_request("r9"))).policy == "lmetric"
+            assert (await stub.Place(place_request("r9"))).policy == "penstock"
 
 
 @pytest.mark.slow

@@ -70,6 +70,7 @@ async def scripted_target(source: Worker) -> AsyncIterator[ScriptedTarget]:
     target, server = ScriptedTarget(), RpcServer(GrpcTransport())
     server.add(migration_pb2_grpc.add_MigrationServicer_to_server, target, "penstock.v1.Migration")
     await server.start()
+    await source.context.directory.follow("worker")
     like = source.context.directory.members("worker")[0]
     member = Member("worker", "z", INCARNATION, server.address, "", like.attributes)
     announcement = Announcement(source.context.store, member)

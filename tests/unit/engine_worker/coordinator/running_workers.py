@@ -14,7 +14,7 @@ from controlplane.model.request import EngineRequest, SamplingParams
 from engine_worker.role import WorkerRole
 from engine_worker.settings import PhaseName, WorkerSettings
 from mesh.announcement import Announcement
-from mesh.membership import Directory, Member
+from mesh.membership import FOLLOWED_AT_START, Directory, Member
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
 from mesh.rpc.server import RpcServer
@@ -27,7 +27,7 @@ from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
 from simulator.instance.instance import SimulatedInstance
 
-WAIT_S = 15.0
+WAIT_S = 60.0
 MODEL = "m"
 FRONTEND = "frontend-0"
 STEP_MS = 4.0
@@ -43,6 +43,7 @@ class Heard:
     finish_reason: int = 0
     error: request_pb2.RequestError | None = None
     moved_to: list[str] = field(default_factory=list)
+    cached_tokens: int | None = None
 
     def take(self, instance_id: str, delta: request_pb2.TokenDelta) -> None:
         """Tokens of the highest epoch only; those that are missing before them come with the first delta."""
@@ -53,6 +54,8 @@ class Heard:
             self.token_ids = list(delta.emitted_token_ids)
         self.epoch, self.owner = delta.epoch, instance_id
         assert not self.finish_reason, "nothing follows the end"
+        if delta.HasField("cached_tokens"):
+            self.cached_tokens = delta.cached_tokens
         self.finish_reason = delta.finish_reason
         if delta.HasField("error"):
             self.error = delta.error
@@ -95,6 +98,7 @@ class Workers:
         self.workers: dict[str, Worker] = {}
         self.heard: dict[str, Heard] = {}
         self.readers: list[asyncio.Task[None]] = []
+        self.wait_s = WAIT_S
         self._news = asyncio.Event()
 
     async def connect(self, worker: Worker) -> None:
@@ -105,8 +109,14 @@ class Workers:
         self.readers.append(asyncio.create_task(self._read(worker)))
 
     async def generate(
-        self, name: str, request: EngineRequest, decode: str = "", is_decode_open: bool = False
+        self,
+        name: str,
+        request: EngineRequest,
+        decode: str = "",
+        is_decode_open: bool = False,
+        prefix: tuple[str, int] | None = None,
     ) -> Heard:
+        """`prefix`: whose cached prefix it is to begin with, and how many tokens."""
         sampling = request_pb2.SamplingParams(
             max_tokens=request.sampling.max_tokens, top_p=1, repetition_penalty=1, ignore_eos=True
         )
@@ -116,7 +126,10 @@ class Workers:
             model=MODEL,
             sampling=sampling,
             traceparent=request.traceparent,
+            cache_salt=request.cache_salt,
         )
+        if prefix is not None:
+            message.prefix.instance_id, message.prefix.tokens = prefix
         message.decode_instance_id = decode
         message.is_decode_open = is_decode_open
         heard = self.heard[request.request_id] = Heard(owner=name)
@@ -134,7 +147,7 @@ class Workers:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return once `condition()` holds; looked at whenever a message came."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self.wait_s):
             while not condition():
                 self._news.clear()
                 await self._news.wait()
@@ -182,10 +195,12 @@ async def running_workers(
     options: tuple[str, ...] = (),
     settings: WorkerSettings | None = None,
     phases: Mapping[str, PhaseName] = MappingProxyType({}),
+    more_options: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     tracer: Tracer = NO_TRACES,
 ) -> AsyncIterator[Workers]:
     """Workers that know each other, with a frontend connected to all of them. Their engines are simulated, with these
-    options, unless there are settings. `phases` by name; any phase for the others."""
+    options, unless there are settings. `phases` by name; any phase for the others. `more_options`: of a worker
+    besides."""
     host, workers = StoreHost(SystemClock(), SystemEntropy()), Workers()
     if settings is None:
         engine_arg = (f"cost.fixed_ms={STEP_MS}", *options)
@@ -193,10 +208,14 @@ async def running_workers(
     async with AsyncExitStack() as stack:
         stack.callback(host.close)
         for number, name in enumerate(names):
-            own = replace(settings, phase=phases.get(name, "any"))
+            engine_arg = settings.engine_arg + more_options.get(name, ())
+            own = replace(settings, phase=phases.get(name, "any"), engine_arg=engine_arg)
             await stack.enter_async_context(_worker(workers, host, own, name, f"{number:08x}", tracer))
+        everybody = Directory(EmbeddedStore(host))
+        await everybody.start()
+        stack.push_async_callback(everybody.stop)
+        await everybody.wait_for("worker", len(names), WAIT_S)
         for worker in workers.workers.values():
-            await worker.context.directory.wait_for("worker", len(names), WAIT_S)
             await workers.connect(worker)
         try:
             yield workers
@@ -212,7 +231,7 @@ async def _worker(
     workers: Workers, host: StoreHost, settings: WorkerSettings, name: str, incarnation_id: str, tracer: Tracer
 ) -> AsyncIterator[None]:
     store, server = EmbeddedStore(host), RpcServer(GrpcTransport())
-    directory = Directory(store)
+    directory = Directory(store, FOLLOWED_AT_START["worker"])
     await directory.start()
     context = RoleContext(
         "worker", name, incarnation_id, server.address, store, directory, server, CollectorRegistry(), system_runtime()

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 
 from engine_worker.coordinator.loads import ready_loads
+from engine_worker.settings import WorkerSettings
 from mesh.errors import IllegalTransition
 from mesh.exit_status import ExitStatus
 from mesh.tracing import Tracer
 from penstock.v1 import request_pb2, worker_pb2
 from tests.unit.engine_worker.coordinator.running_workers import (
+    MODEL,
     WAIT_S,
     make_request,
     running_workers,
@@ -45,6 +47,23 @@ async def test_a_request_moves_in_mid_stream_and_back_without_a_lost_token() -> 
         for worker in mesh.workers.values():
             worker.engine.instance.validate()
             assert worker.engine.instance.load().kv_blocks_used == 0
+
+
+async def test_what_is_predicted_of_a_request_moves_with_it() -> None:
+    settings = WorkerSettings(
+        model=MODEL, model_path="/none", engine="simulated", engine_arg=("cost.fixed_ms=4",), predict_every_steps=0
+    )
+    async with running_workers("a", "b", settings=settings) as mesh:
+        for name in ("r", "s"):
+            await mesh.generate("a", make_request(name, prompt=100, max_tokens=300))
+            await mesh.until_tokens(name, 5)
+        mesh.workers["a"].instance.table.predicted("r", 5, 250, (100, 295))
+        for name in ("r", "s"):
+            assert (await mesh.migrate("a", name, "b")).moved
+        moved = {name: mesh.workers["b"].instance.table.find(name) for name in ("r", "s")}
+        assert {name: tracked.predicted_end_tokens for name, tracked in moved.items()} == {"r": 255, "s": None}
+        assert {name: tracked.predicted_band_tokens for name, tracked in moved.items()} == {"r": (105, 300), "s": None}
+        assert 0 < moved["r"].remaining_tokens < 250
 
 
 async def test_a_move_is_a_span_between_those_of_its_request() -> None:
@@ -230,6 +249,7 @@ async def test_a_worker_whose_blocks_cannot_move_says_so_and_is_left_alone(broke
         assert "UCX has no route" in answer.reason
         load = (await worker.stub.GetLoad(worker_pb2.GetLoadRequest())).load
         assert load.transfer_obstacle == "UCX has no route"
+        await worker.context.directory.follow("worker")
         members = worker.context.directory.members("worker")
         loads = await ready_loads(worker.context.runtime.transport, members)
         assert set(loads) == {"a", "b"} - {broken}, "no drain takes it for a target"

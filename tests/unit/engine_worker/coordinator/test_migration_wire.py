@@ -50,9 +50,16 @@ requests = st.builds(
 )
 
 
-@given(st.builds(Offer, ids, requests, st.integers(1, 2**32 - 1), ids), st.integers(0, 2**32 - 1))
-def test_an_offer(offer: Offer, deadline_ms: int) -> None:
-    message = wire.offer_message(offer, model="m", deadline_ms=deadline_ms)
+@given(
+    st.builds(Offer, ids, requests, st.integers(1, 2**32 - 1), ids),
+    st.integers(0, 2**32 - 1),
+    st.none() | st.integers(1, 2**32 - 1),
+    st.none() | st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 2**32 - 1)),
+)
+def test_an_offer(offer: Offer, deadline_ms: int, predicted: int | None, band: tuple[int, int] | None) -> None:
+    message = wire.offer_message(offer, "m", deadline_ms, "token", predicted, band)
+    assert message.offer.predicted_end_tokens == (predicted or 0)
+    assert (message.offer.predicted_low_end_tokens, message.offer.predicted_high_end_tokens) == (band or (0, 0))
     assert wire.offer_of(message.offer) == offer
     assert (message.offer.request.model, message.offer.request.deadline_ms) == ("m", deadline_ms)
 

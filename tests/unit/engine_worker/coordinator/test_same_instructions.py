@@ -35,6 +35,7 @@ from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.request_table import TrackedRequest
 from mesh.leadership_state import Fence
 from mesh.membership import Member
+from mesh.runtime import SystemEntropy
 from mesh.tracing import NO_TRACES
 from penstock.v1 import migration_pb2
 from simulator.cluster.migration.coordinator import SimulatedCoordinator
@@ -73,8 +74,9 @@ class LiveStory(Story):
         self.description = InstanceDescription(*OWN, "a:1", "m", "", "simulated", BLOCK_TOKENS, 1000, 4096, 64, 512)
         clock = SimpleNamespace(now_s=lambda: world.now_ms / 1000)
         context: Any = SimpleNamespace(
+            bind_host="",
             directory=self,
-            runtime=SimpleNamespace(transport=None, clock=clock),
+            runtime=SimpleNamespace(transport=None, clock=clock, entropy=SystemEntropy()),
             registry=CollectorRegistry(),
             server=SimpleNamespace(add=lambda *_: None),
             shutdown=None,
@@ -118,7 +120,9 @@ class LiveStory(Story):
 
     kv_address, kv_block_bytes = "a:2", 1
 
-    def export(self, request_id: str, migration_id: str, on_progress: Callable[[ExportProgress], None]) -> None:
+    def export(
+        self, request_id: str, migration_id: str, kv_token: str, on_progress: Callable[[ExportProgress], None]
+    ) -> None:
         self.exports[migration_id] = (request_id, on_progress)
         self.tell_progress(migration_id)
 
@@ -162,6 +166,12 @@ class LiveStory(Story):
     def members(self, role: str) -> tuple[Member, ...]:
         facts = {"model": "m", "engine": "simulated", "block_tokens": str(BLOCK_TOKENS)}
         return tuple(Member("worker", *peer, f"{peer.instance_id}:1", "", facts) for peer in self.world.peers.values())
+
+    def knows(self, role: str) -> bool:
+        return True
+
+    async def follow(self, role: str) -> None:
+        pass
 
     def open_link(self, target_: Member, *_: Any) -> Any:
         self.links.append(Link(self, target_))
@@ -222,7 +232,7 @@ class LiveStory(Story):
 
     def receive(self, message: messages.ToTarget) -> None:
         if isinstance(message, messages.Offer):
-            sent = wire.offer_message(message, model="m", deadline_ms=0)
+            sent = wire.offer_message(message, "m", 0, "token")
         elif isinstance(message, messages.Abort):
             sent = wire.source_message(message, (), ())
         else:

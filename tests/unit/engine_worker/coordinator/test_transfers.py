@@ -132,7 +132,7 @@ async def test_a_request_that_ends_before_it_moves_is_no_failure() -> None:
 async def test_a_request_that_waits_in_the_queue_holds_no_memory_of_its_decode_instance() -> None:
     options = ("instance.max_batch_requests=1", "cost.fixed_ms=10")
     async with running_workers("p", "d", options=options) as mesh:
-        first = make_request("first", prompt=50, max_tokens=200)
+        first = make_request("first", prompt=50, max_tokens=3000)  # it is aborted in the end
         await mesh.generate("p", first)
         await mesh.until_tokens("first", 3)
         second = make_request("second", prompt=1000, max_tokens=20, salt=3)
@@ -216,8 +216,8 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
         for request in requests:
             await mesh.generate("a", request)
         await mesh.until(lambda: all(each.token_ids for each in mesh.heard.values()))
-        peers = mesh.workers["a"].role.coordinator.peers  # type: ignore[union-attr]
-        assert set(await ready_loads(GrpcTransport(), peers())) == {"d"}
+        peers = mesh.workers["a"].role.coordinator.peers.known  # type: ignore[union-attr]
+        assert set(await ready_loads(GrpcTransport(), await peers())) == {"d"}
         await mesh.workers["a"].stub.Drain(worker_pb2.DrainRequest(migrate=True))
         ending = mesh.workers["a"].context.shutdown
         await asyncio.wait_for(ending.asked.wait(), WAIT_S)
@@ -227,7 +227,7 @@ async def test_a_drain_moves_requests_to_instances_that_decode_if_there_are_any(
         for request in requests:
             assert mesh.heard[request.request_id].token_ids == undisturbed(request)
         await mesh.workers["d"].stub.Drain(worker_pb2.DrainRequest())
-        assert set(await ready_loads(GrpcTransport(), peers())) == {"p"}
+        assert set(await ready_loads(GrpcTransport(), await peers())) == {"p"}
 
 
 @pytest.mark.slow

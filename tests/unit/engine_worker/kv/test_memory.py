@@ -6,7 +6,7 @@ import pytest
 from engine_worker.kv.layout import KvLayout
 from engine_worker.kv.memory import BlockBytesMemory, KvMemory, RegionMemory
 from engine_worker.kv.plan import Extent
-from engine_worker.kv.staging import StagingRing, gather, place, scatter
+from engine_worker.kv.staging import StagingRing, place
 from mesh.errors import ConfigurationError
 
 
@@ -49,37 +49,20 @@ def test_a_torch_tensor_is_shared_not_copied() -> None:
     assert (tensor[[0, 2, 3]] == 0.0).all()
 
 
-@pytest.mark.slow
-def test_torch_tensors_are_sliced_like_arrays() -> None:
-    """The path of a GPU, on tensors in host memory."""
-    torch = pytest.importorskip("torch")
-    region = torch.arange(8 * 32).to(torch.uint8).reshape(8, 32)
-    memory = RegionMemory(
-        [region], model="m", dtype="uint8", block_tokens=16, new_staging=lambda n: torch.empty(n, dtype=torch.uint8)
-    )
-    buffer = memory.staging(64)
-    gather(memory, [Extent(0, 5, 1), Extent(0, 1, 1)], buffer)
-    assert bytes(memory.host_bytes(buffer)) == bytes(region[5].numpy()) + bytes(region[1].numpy())
-    scatter(memory, [Extent(0, 0, 1), Extent(0, 7, 1)], buffer)
-    assert (region[0] == region[5]).all()
-    assert (region[7] == region[1]).all()
-    assert memory.view(0, 2, 3).shape == (96,)
-
-
 def simulated(content: dict[int, bytes]) -> BlockBytesMemory:
     layout = KvLayout("m", "bytes", 16, (32,))
     return BlockBytesMemory(layout, 8, content.__getitem__, content.__setitem__)
 
 
 @pytest.mark.parametrize("kind", ["regions", "bytes"])
-def test_gathered_blocks_are_scattered_to_their_places(kind: str) -> None:
+async def test_gathered_blocks_are_scattered_to_their_places(kind: str) -> None:
     blocks = numbered(8, 32)
     kept = blocks.copy()
     content = {index: blocks[index].tobytes() for index in range(8)}
     memory: KvMemory = memory_of(blocks) if kind == "regions" else simulated(content)
     buffer = StagingRing(memory, buffers=2, gathered_bytes=128).buffer(3, 96)
-    gather(memory, [Extent(0, 4, 2), Extent(0, 1, 1)], buffer)
-    scatter(memory, [Extent(0, 6, 1), Extent(0, 2, 2)], buffer)
+    await memory.gather([Extent(0, 4, 2), Extent(0, 1, 1)], buffer)
+    await memory.scatter([Extent(0, 6, 1), Extent(0, 2, 2)], buffer)
     now = blocks if kind == "regions" else np.stack([np.frombuffer(content[i], np.uint8) for i in range(8)])
     assert (now == kept[[0, 1, 5, 1, 4, 5, 4, 7]]).all()
 

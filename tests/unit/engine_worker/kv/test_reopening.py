@@ -16,7 +16,7 @@ from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.kv.transfer import AgentStatus
 from fault_simulation.loop import VirtualLoop
 from mesh.errors import ConfigurationError, KvTransferRefused, PeerUnavailable
-from mesh.runtime import SystemClock
+from mesh.runtime import SystemClock, SystemEntropy
 
 WAIT_S = 20.0
 
@@ -74,7 +74,7 @@ def machine() -> Machine:
 async def started(machine: Machine, probe_s: float = 0.01) -> KvTransferAgent:
     memory = RegionMemory([np.zeros((4, 16), np.uint8)], model="m", dtype="uint8", block_tokens=16)
     settings = KvTransferSettings(probe_s=probe_s)
-    agent = KvTransferAgent(memory, settings, SystemClock(), agent_id="a", make_fabric=machine.make)
+    agent = KvTransferAgent(memory, settings, SystemClock(), SystemEntropy(), agent_id="a", make_fabric=machine.make)
     await agent.start()
     return agent
 

@@ -26,8 +26,16 @@ def test_the_operators_own_settings_win(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_gpu_has_its_transports() -> None:
-    assert "cuda_ipc" in ucx_environment("cuda")["UCX_TLS"]
-    assert "cuda" not in ucx_environment("cpu")["UCX_TLS"]
+    assert "cuda" in ucx_environment("cuda", has_rdma=False)["UCX_TLS"]
+    assert "cuda" not in ucx_environment("cpu", has_rdma=False)["UCX_TLS"]
+
+
+def test_rdma_is_on_where_there_is_a_card_and_shared_memory_everywhere() -> None:
+    with_cards, without = (
+        ucx_environment("cpu", has_rdma=has_rdma)["UCX_TLS"].split(",") for has_rdma in (True, False)
+    )
+    assert set(with_cards) - set(without) == {"rc", "dc"}
+    assert {"posix", "sysv", "tcp", "self"} <= set(without)
 
 
 @pytest.mark.process

@@ -1,6 +1,7 @@
 """The worker's prediction loop, with an engine and a predictor that the test plays."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from controlplane.model.request import FinishReason, StepOutput, TokenDelta
 from engine_worker.engines.predicted_lengths import PredictedLength
 from engine_worker.prediction.loop import PredictionLoop
-from engine_worker.prediction.predictor_link import Answer, StateBatch
+from engine_worker.prediction.predictor_link import Answer, Predictor, StateBatch
 from engine_worker.prediction.state import LengthSource, PredictionState
 from engine_worker.request_table import RequestTable
 from mesh.errors import DeadlineExceeded, PeerUnavailable
@@ -46,7 +47,7 @@ class FakeLink:
         self.batches.append(batch)
         return await self.answer(batch)
 
-    async def artefact(self) -> str:
+    async def who_answers(self) -> Predictor:
         raise PeerUnavailable("no length predictor is in the mesh")
 
     async def close(self) -> None:
@@ -191,8 +192,12 @@ async def test_without_an_answer_the_fallback_stands_in_and_says_why(caplog: pyt
     await run.stop()
 
 
+async def nobody(_batch: StateBatch) -> Answer:
+    raise PeerUnavailable("no length predictor is in the mesh")
+
+
 async def test_an_engine_that_gives_no_states_is_named() -> None:
-    run = Run(StateEngine(reason="the model has 2 heads"), FakeLink(twice_the_context))
+    run = Run(StateEngine(reason="the model has 2 heads"), FakeLink(nobody))
     run.admit("a")
     run.generate("a", 7, FinishReason.STOP)
     run.admit("b")
@@ -208,6 +213,32 @@ async def test_an_engine_without_either_falls_back() -> None:
     run = Run(FakeEngine(), FakeLink(twice_the_context))
     await run.until(lambda: run.state.source is LengthSource.MEAN_RESIDUAL)
     assert "neither hidden states nor lengths" in run.state.reason
+    await run.stop()
+
+
+async def test_without_states_a_predictor_is_told_counts_repetition_and_what_has_ended() -> None:
+    async def learnt(batch: StateBatch) -> Answer:
+        return Answer([70.0, math.nan][: len(batch.request_ids)], "m@learnt", is_learnt=True)
+
+    link = FakeLink(nobody)
+    run = Run(FakeEngine(), link)
+    for name in ("a", "b", "c"):
+        run.admit(name)
+    run.generate("c", 12, FinishReason.STOP)
+    for _ in range(4):
+        run.generate("a", 5)
+    run.generate("b", 3)
+    await run.until(lambda: run.state.failures_total == 1)
+    # What has ended is not lost with the call.
+    link.answer = learnt
+    await run.until(lambda: run.state.predictions_total == 1)
+    batch = link.batches[-1]
+    assert (batch.hidden_size, batch.request_ids, batch.generated_tokens) == (0, ("a", "b"), (20, 3))
+    assert batch.ended == (("c", 12),)
+    assert batch.repetition.period_tokens.tolist() == [5, 0]
+    assert batch.repetition.repeated_tokens.tolist() == [15, 0]
+    assert run.remaining("a") == 70
+    assert run.state.source is LengthSource.LEARNT
     await run.stop()
 
 
@@ -230,4 +261,28 @@ async def test_a_simulated_engine_needs_no_predictor() -> None:
     assert run.remaining("a") == 48
     assert run.state.source is LengthSource.SIMULATED
     assert not link.batches
+    await run.stop()
+
+
+async def test_an_answer_that_goes_round_in_circles_is_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = StateEngine()
+    run = Run(engine, FakeLink(twice_the_context))
+    for name in ("round", "straight"):
+        run.admit(name)
+    for _ in range(30):
+        run.generate("round", 5)
+    run.generate("straight", 150)
+    for total in (2, 4):
+        engine.tell(round=153, straight=153)
+        await run.until(lambda total=total: run.state.predictions_total == total)  # type: ignore[misc]
+    assert run.state.looping == {"round"}
+    assert run.state.loops_total == 1
+    (said,) = [record.__dict__ for record in caplog.records if "circles" in record.message]
+    assert (said["request_id"], said["period_tokens"]) == ("round", 5)
+    run.generate("round", 1, FinishReason.STOP)
+    engine.tell(straight=153)
+    await run.until(lambda: run.state.predictions_total == 5)
+    assert run.state.looping == frozenset()
     await run.stop()

@@ -70,7 +70,7 @@ async def test_states_become_remaining_lengths(tmp_path: Path) -> None:
     fingerprint = checkpoint(tmp_path / "model")
     make_artefact(tmp_path / "artefact", fingerprint=fingerprint)
     async with local_mesh() as mesh:
-        settings = PredictorSettings(artefact=(tmp_path / "artefact",), artefact_poll_s=0.01)
+        settings = PredictorSettings(artefact=(tmp_path / "artefact",), artefact_poll_s=0.01, learn=False)
         await mesh.start(PredictorRole(settings), "predictor-0")
         async with worker_in(mesh, tmp_path / "model") as worker:
             assert worker.engine.every_steps == 20
@@ -91,7 +91,7 @@ async def test_a_predictor_of_another_model_is_not_believed(tmp_path: Path) -> N
     checkpoint(tmp_path / "model")
     make_artefact(tmp_path / "artefact", fingerprint="f" * 16)
     async with local_mesh() as mesh:
-        settings = PredictorSettings(artefact=(tmp_path / "artefact",), artefact_poll_s=0.01)
+        settings = PredictorSettings(artefact=(tmp_path / "artefact",), artefact_poll_s=0.01, learn=False)
         await mesh.start(PredictorRole(settings), "predictor-0")
         async with worker_in(mesh, tmp_path / "model") as worker:
             state = await worker.until(lambda state: state.source == "mean_residual")
@@ -112,3 +112,26 @@ async def test_a_mesh_without_a_predictor_says_so(tmp_path: Path) -> None:
     async with local_mesh() as mesh, worker_in(mesh, tmp_path / "model") as worker:
         state = await worker.until(lambda state: state.source == "mean_residual")
         assert "no length predictor is in the mesh" in state.reason
+
+
+async def test_a_model_that_nobody_trained_for_is_learnt_from_requests_that_end(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "model")
+    async with local_mesh() as mesh:
+        await mesh.start(PredictorRole(PredictorSettings()), "predictor-0")
+        async with worker_in(mesh, tmp_path / "model") as worker:
+            await worker.until(lambda state: state.source == "learnt")
+            for name in ("a", "b"):
+                await worker.stream.generate(name)
+                await worker.until(lambda _, name=name: name in worker.engine.requests)
+                worker.engine.step()
+                await worker.stream.read()
+                worker.engine.tell(**{name: 4})
+                if name == "a":
+                    # Nothing has ended yet, so nothing is known.
+                    await worker.until(lambda state: state.latency_ms > 0)
+                    assert await worker.remaining() == {"a": None}
+                    worker.engine.step(finish=["a"])
+                    await worker.until(lambda _: "a" not in worker.engine.requests)
+            state = await worker.until(lambda state: state.predictions == 1)
+            assert (state.source, state.artefact) == ("learnt", "m@learnt")
+            assert (await worker.remaining())["b"] is not None

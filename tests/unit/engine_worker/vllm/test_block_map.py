@@ -4,10 +4,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.instance import KvBlocks
+from controlplane.model.media import MediaSpan
 from controlplane.model.prefix_hash import block_hashes, root_hash
 from engine_worker.engines.vllm.block_map import (
     AllBlocksCleared,
@@ -90,6 +92,8 @@ def test_blocks_that_tokens_do_not_name_are_left_out() -> None:
     tokens = list(range(2 * BLOCK))
     strange = [
         stored(tokens, lora_name="adapter"),
+        stored(tokens, lora_name="adapter", extra_keys=[["other"], ["other"]]),
+        stored(tokens, lora_name="adapter", extra_keys=[["adapter", b"embedding"], ["adapter"]]),
         stored(tokens, extra_keys=[("image", 0), None]),
         stored(tokens, block_size=2 * BLOCK, block_hashes=[1]),
         stored(tokens, first_block=1),
@@ -109,6 +113,21 @@ def test_blocks_of_a_salt_are_found_by_requests_of_that_salt() -> None:
     longer = (*tokens, 1)
     assert block_map.cached_tokens(longer, "pepper") == 2 * BLOCK
     assert block_map.cached_tokens(longer) == block_map.cached_tokens(longer, "salt") == 0
+
+
+@pytest.mark.parametrize("salt", ["", "pepper"])
+def test_blocks_of_an_adapter_are_found_by_requests_of_that_adapter(salt: str) -> None:
+    tokens = list(range(2 * BLOCK))
+    block_map = BlockMap(BLOCK)
+    keys = [["d1", salt] if salt else ["d1"], ["d1"]]
+    change = block_map.apply([stored(tokens, lora_name="d1", extra_keys=keys)])
+    assert change == KvBlocks(stored=tuple(block_hashes(tokens, BLOCK, root_hash(salt, "d1"))))
+    longer = (*tokens, 1)
+    assert block_map.cached_tokens(longer, salt, adapter_digest="d1") == 2 * BLOCK
+    assert block_map.cached_tokens(longer, salt, adapter_digest="d2") == block_map.cached_tokens(longer, salt) == 0
+    more = list(range(100, 100 + BLOCK))
+    change = block_map.apply([stored([*tokens, *more], first_block=2, lora_name="d1", extra_keys=[["d1"]])])
+    assert change == KvBlocks(stored=tuple(block_hashes([*tokens, *more], BLOCK, root_hash(salt, "d1"))[2:]))
 
 
 def test_offloaded_blocks_and_other_cache_groups_are_not_the_prefix_cache() -> None:
@@ -202,3 +221,37 @@ def test_the_changes_add_up_to_what_the_pool_holds(batches: list[list[tuple[list
             held = (held - set(change.removed)) | set(change.stored)
         assert held == pool.mesh_hashes()
     assert block_map.unmapped_blocks_total == 0
+
+
+def test_images_are_told_apart_by_their_hashes() -> None:
+    tokens = [7] * (4 * BLOCK)
+    spans = (MediaSpan("cat", 2, 5), MediaSpan("dog", 9, 3))
+    keys = [[["cat", 2]], [["cat", -2]], [["dog", 1]], None]
+    block_map = BlockMap(BLOCK)
+    hashes = block_hashes(tokens, BLOCK, spans=spans)
+    assert len(set(hashes)) == 4
+    assert block_map.apply([stored(tokens, extra_keys=keys)]) == KvBlocks(stored=tuple(hashes))
+    assert block_map.cached_tokens((*tokens, 7), spans=spans) == 4 * BLOCK
+    assert block_map.cached_tokens((*tokens, 7), spans=(MediaSpan("cow", 2, 5), spans[1])) == 0
+    assert block_map.cached_tokens((*tokens, 7), spans=(spans[0], MediaSpan("cow", 9, 3))) == 2 * BLOCK
+    assert block_map.cached_tokens((*tokens, 7)) == 0
+
+
+def test_an_image_and_a_salt_in_one_block() -> None:
+    tokens, spans = [7] * BLOCK, (MediaSpan("cat", 1, 2),)
+    change = BlockMap(BLOCK).apply([stored(tokens, extra_keys=[[["cat", 1], "pepper"]])])
+    assert change == KvBlocks(stored=tuple(block_hashes(tokens, BLOCK, root_hash("pepper"), spans)))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(0, 30), st.integers(1, 20), st.integers(0, 9))
+def test_hashes_of_a_part_are_those_of_the_whole(tokens: list[int], offset: int, length: int, cut: int) -> None:
+    spans = (MediaSpan("cat", offset, length),)
+    whole = block_hashes(tokens, BLOCK, spans=spans)
+    cut = min(cut, len(whole))
+    parent = whole[cut - 1] if cut else 0
+    rest = block_hashes(tokens[cut * BLOCK :], BLOCK, parent, spans, first_token=cut * BLOCK)
+    assert whole[:cut] + rest == whole
+    plain = block_hashes(tokens, BLOCK)
+    first = offset // BLOCK
+    assert whole[:first] == plain[:first]
+    assert set(whole[first:]).isdisjoint(plain)

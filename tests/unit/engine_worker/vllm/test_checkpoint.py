@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_worker.engines.vllm.checkpoint import Vocabulary, has_tokenizer, read_vocabulary
+from engine_worker.engines.vllm.checkpoint import Vocabulary, has_recurrent_layers, has_tokenizer, read_vocabulary
 from mesh.errors import EngineFailed
 
 
@@ -13,6 +13,21 @@ def write(path: Path, **files: object) -> Path:
     for name, content in files.items():
         (path / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
     return path
+
+
+@pytest.mark.parametrize(
+    ("config", "is_recurrent"),
+    [
+        ({"model_type": "jamba", "mamba_d_state": 16}, True),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"}, True),
+        ({"text_config": {"layer_types": ["linear_attention", "full_attention"]}}, True),
+        ({"model_type": "recurrentgemma", "layers_block_type": ["recurrent", "attention"]}, True),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512}, False),
+        ({"model_type": "llama"}, False),
+    ],
+)
+def test_recurrent_layers_are_told_by_the_config(tmp_path: Path, config: dict[str, object], is_recurrent: bool) -> None:
+    assert has_recurrent_layers(write(tmp_path, config=config)) == is_recurrent
 
 
 def test_config_alone(tmp_path: Path) -> None:

@@ -82,6 +82,28 @@ def test_a_unigram_vocabulary_is_a_list(tmp_path: Path) -> None:
     assert read_vocabulary(model) == Vocabulary(5, 1, 4, 0)
 
 
+def test_answers_are_made_of_words_where_there_are_enough(tmp_path: Path) -> None:
+    texts = [
+        "</s>",
+        *(f"Ġword{letter}" for letter in "abcdefghijklmnopqrst"),
+        "Ġno",
+        "Ġ9",
+        "Ġ\u00c3",
+        "plain",
+        "Ġ</tool",
+    ]
+    vocabulary = {text: token_id for token_id, text in enumerate(texts)}
+    tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": [{"id": 0}, {"id": 5, "content": "Ġworde"}]}
+    found = read_vocabulary(write_model(tmp_path, tokenizer, {"eos_token_id": 0}))
+    assert found is not None
+    assert found.word_token_ids == (1, 2, 3, 4, *range(6, 21)), "special tokens are not spoken"
+    few = {"model": {"vocab": {"a": 0, "Ġword": 1, "▁other": 2}}, "added_tokens": [{"id": 0}]}
+    (tmp_path / "few").mkdir()
+    found = read_vocabulary(write_model(tmp_path / "few", few, {"eos_token_id": 0}))
+    assert found is not None
+    assert found.word_token_ids == ()
+
+
 def test_a_directory_without_tokenizer_has_no_vocabulary(tmp_path: Path) -> None:
     assert read_vocabulary(tmp_path) is None
 

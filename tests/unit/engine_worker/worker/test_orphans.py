@@ -69,6 +69,16 @@ def test_a_frontend_that_still_has_the_request_is_told_that_it_has_gone() -> Non
     assert table.abort(2, "a", EPOCHS_PER_ADOPTION).aborts == ["a"]
 
 
+def test_a_release_that_crosses_the_clients_return_leaves_the_next_life_alone() -> None:
+    """Found by seed 8038: the frontend refused the first token of a request that had moved, while it asked for it."""
+    table = table_with(request("a", "a"))
+    table.adopt("a", 1, "frontend-0")
+    table.release(1, "a", 0, ORPHAN_S)
+    assert table.orphans == []
+    table.release(1, "a", EPOCHS_PER_ADOPTION, ORPHAN_S)
+    assert len(table.orphans) == 1
+
+
 def test_what_has_just_ended_is_there_and_what_was_aborted_is_not() -> None:
     table = table_with(request("a", "a"), request("b", "b"), request("c", "c"))
     step(table, "a", 7, finish=FinishReason.LENGTH)
@@ -98,7 +108,7 @@ def test_orphans_are_bounded(max_orphans: int, closed: int, released: int) -> No
     table = table_with(*(request(each, each) for each in ids), max_orphans=max_orphans)
     aborts = []
     for request_id in ids[:released]:
-        aborts += table.release(1, request_id, ORPHAN_S).aborts
+        aborts += table.release(1, request_id, 0, ORPHAN_S).aborts
     aborts += table.close_stream(1, ORPHAN_S).aborts
     assert len(table.orphans) == min(max_orphans, len(ids))
     assert len(aborts) == len(ids) - len(table.orphans)
@@ -121,3 +131,11 @@ def test_tails_are_bounded_by_number() -> None:
     for number in range(MAX_KEPT + 5):
         tails.keep(FinishedTail(request(f"r{number}", "c"), None, None, 0))
     assert len(tails) == len(tails.of("c")) == MAX_KEPT
+
+
+def test_a_request_between_two_instances_is_adopted_once_it_has_arrived() -> None:
+    table = table_with(request("a", "a"))
+    table.close_stream(1, ORPHAN_S)
+    assert table.adopt("a", 2, "frontend-1", lambda request_id: request_id != "a")[0] == []
+    assert len(table.orphans) == 1
+    assert len(table.adopt("a", 2, "frontend-1")[0]) == 1

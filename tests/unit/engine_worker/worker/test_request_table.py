@@ -1,16 +1,59 @@
 """Whatever engine, frontends and clock do: no delta is lost, doubled or sent to the wrong stream."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from controlplane.model.request import FinishReason, StepOutput, TokenDelta
+from controlplane.model.request import FinishReason, StepOutput, Tenant, TokenDelta
 from engine_worker.deltas import Failure, FailureCode
 from engine_worker.request_table import Instructions, RequestTable
 from mesh.errors import IllegalTransition
 from tests.examples import examples
 from tests.unit.engine_worker.worker.fake_engine import make_request
+
+
+def test_tenants_take_turns_by_what_is_computed_for_them() -> None:
+    table = RequestTable()
+
+    def submit(request_id: str, tenant: str, tokens: int = 4096) -> int:
+        request = replace(make_request(request_id, prompt=tokens), tenant=Tenant(tenant))
+        turned = table.with_turn(request)
+        table.admit(turned, stream_id=1, frontend_id="f", now_s=0.0)
+        return turned.turn
+
+    def begin(request_id: str, cached_tokens: int, *, ends: bool = False) -> None:
+        reason = FinishReason.LENGTH if ends else None
+        table.route(StepOutput((TokenDelta(request_id, 0, (5,), cached_tokens=cached_tokens, finish_reason=reason),)))
+
+    greedy = [submit(f"greedy-{number}", "greedy") for number in range(12)]
+    assert greedy == sorted(greedy)
+    assert greedy[-1] > greedy[0]
+    assert submit("modest", "modest") == greedy[0], "before all that others have waiting"
+    begin("greedy-9", cached_tokens=0)
+    assert submit("later", "third") == greedy[9], "not before what is served already"
+    before = submit("greedy-12", "greedy")
+    begin("greedy-10", cached_tokens=4096)
+    assert submit("greedy-13", "greedy") < before + (before - greedy[-1]), "cached tokens are given back"
+    for request_id in ("greedy-11", "modest"):
+        begin(request_id, 0, ends=True)
+    table.validate()
+    moved = replace(make_request("moved", prompt=4096), tenant=Tenant("third"))
+    table.admit(moved, stream_id=1, frontend_id="f", now_s=0.0, taken_over=True)
+    before = table.shares.enter("before", Tenant("third"), 0)
+    begin("moved", cached_tokens=100_000)
+    assert table.shares.enter("after", Tenant("third"), 0) >= before, "KV that came with a request earns nothing"
+    for name in ("before", "after"):
+        table.shares.leave(name)
+    refused = table.with_turn(make_request("refused", prompt=8))
+    table.take_out(refused.request_id)
+    for tracked in list(table):
+        table.take_out(tracked.request.request_id)
+    assert len(table.shares) == 0
+    table.validate()
+
 
 IDS = [f"request-{number}" for number in range(6)]
 STREAMS = [1, 2, 3]

@@ -1,6 +1,7 @@
 """The worker's life from start to stop."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, generate_latest
 
 from controlplane.scheduler.wire import instance_description
+from engine_worker.engine_choice import make_simulated
 from engine_worker.engines.interface import EngineLimits
+from engine_worker.kv.fabric import KvFabric
+from engine_worker.kv.settings import KvTransferSettings
 from engine_worker.role import WorkerRole
 from engine_worker.settings import WorkerSettings
-from mesh.errors import EngineFailed
+from mesh.errors import ConfigurationError, EngineFailed
+from mesh.exit_status import ExitStatus
 from mesh.membership import Directory
 from mesh.role import RoleContext
 from mesh.rpc.client import open_channel
@@ -80,13 +85,44 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
         "tool_call_parser": "",
         "reasoning_parser": "",
         "tasks": "generate",
+        "media": "",
+        "lora_modules": "",
+        "max_loras": "0",
         "engine": "simulated",
         "block_tokens": "16",
         "max_model_len_tokens": "1024",
         "phase": "any",
         "tensor_parallel": "1",
         "pipeline_parallel": "1",
+        "data_parallel": "1",
+        "http_url": "",
     }
+    await role.stop()
+
+
+async def test_a_worker_reports_under_the_address_that_its_process_has_now(context: RoleContext) -> None:
+    role = make_role(FakeEngine())
+    await role.start(context)
+    for told in context.on_new_address:
+        told("10.0.0.2:1")
+    assert role.instance is not None
+    assert role.instance.description.address == "10.0.0.2:1"
+    await role.stop()
+
+
+async def test_a_worker_whose_requests_cannot_move_serves_and_says_why(context: RoleContext) -> None:
+    def no_fabric(settings: KvTransferSettings) -> KvFabric:
+        raise ConfigurationError("UCX is not installed")
+
+    role = WorkerRole(SETTINGS, lambda settings, _seed, clock: make_simulated(settings, clock, no_fabric))
+    await role.start(context)
+    assert role.instance is not None
+    async with asyncio.timeout(WAIT_S):
+        while not role.instance.transfer_obstacle:  # noqa: ASYNC110  it looks for it in a task of its own
+            await asyncio.sleep(0.001)
+    assert role.instance.load().transfer_obstacle == "UCX is not installed"
+    assert not role.instance.description.pulls_prefixes
+    assert context.registry.get_sample_value("penstock_worker_transfer_obstacle") == 1
     await role.stop()
 
 
@@ -216,3 +252,16 @@ async def test_metrics_show_engine_and_shell(context: RoleContext) -> None:
         "penstock_worker_hung 0.0",
     ):
         assert line in text
+
+
+async def test_a_worker_that_waits_for_its_server_ends_when_it_is_asked_to(context: RoleContext) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    settings = WorkerSettings("", "", engine="attached", engine_arg=(f"url={url}", "start_s=600"))
+    role = WorkerRole(settings)
+    starting = asyncio.create_task(role.start(context))
+    await asyncio.sleep(0)
+    context.shutdown.ask(ExitStatus.STOPPED)
+    with pytest.raises(EngineFailed, match="asked to end"):
+        await asyncio.wait_for(starting, WAIT_S)
+    await role.stop()

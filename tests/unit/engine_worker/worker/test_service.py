@@ -111,6 +111,16 @@ async def test_a_refusal_is_a_delta_and_the_stream_goes_on(
     assert (await stream.only_delta()).request_id == "good"
 
 
+async def test_an_engine_that_knows_no_adapters_never_answers_as_the_model_itself(worker: RunningWorker) -> None:
+    stream = await worker.connect()
+    adapter = request_pb2.Adapter(name="poet", digest="d1", path="/poet")
+    await stream.generate("a", adapter=adapter)
+    delta = await stream.only_delta()
+    assert delta.error.code == request_pb2.ERROR_CODE_UNAVAILABLE
+    assert "serves no LoRA adapters" in delta.error.message
+    assert not worker.engine.requests
+
+
 async def test_a_duplicate_id_is_refused(worker: RunningWorker) -> None:
     first, second = await worker.connect("frontend-0"), await worker.connect("frontend-1")
     await first.generate("a")
@@ -324,3 +334,31 @@ async def test_an_engine_that_skips_tokens_ends_the_request(worker: RunningWorke
     assert delta.error.code == request_pb2.ERROR_CODE_ENGINE
     assert "at token 3 instead of 0" in delta.error.message
     assert worker.engine.aborted == ["a"]
+
+
+async def test_a_request_is_given_back_where_more_waits_than_was_believed() -> None:
+    registry = CollectorRegistry()
+    async with running_worker(replace(SETTINGS, bounce_tokens=10), registry) as worker:
+        stream = await worker.connect()
+        await stream.generate("a", prompt_token_ids=[5] * 40)
+        await worker.until(lambda: len(worker.engine.requests) == 1)
+
+        def belief(queued: int, **fields: Any) -> request_pb2.QueueBelief:
+            return request_pb2.QueueBelief(
+                **{"queued_prefill_tokens": queued, "new_prefill_tokens": 7, "may_bounce": True, **fields}
+            )
+
+        await stream.generate("b", belief=belief(29), epoch=3)
+        delta = await stream.only_delta()
+        assert (delta.request_id, delta.epoch, delta.error.code) == ("b", 3, request_pb2.ERROR_CODE_BOUNCED)
+        assert (delta.error.present.queued_prefill_tokens, delta.error.present.requests) == (40, 1)
+        await stream.generate("b", belief=belief(29, may_bounce=False), epoch=3)
+        await stream.generate("c", belief=belief(37), prompt_token_ids=[5] * 40)
+        await stream.generate("d")
+        await worker.until(lambda: len(worker.engine.requests) == 4)
+        worker.instance.table.prefills.validate()
+        assert worker.instance.table.prefills.queued_tokens(1000) == 40 + 3 + 7 + 3, "no prompt has more than it has"
+        worker.engine.step()
+        await worker.until(lambda: len(worker.instance.table.prefills) == 0)  # their first tokens are out
+        assert registry.get_sample_value("penstock_worker_bounces_total") == 1
+        assert registry.get_sample_value("penstock_worker_failures_total", {"code": "bounced"}) is None

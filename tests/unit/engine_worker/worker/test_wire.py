@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from controlplane.load_message import load_message
+from controlplane.model.adapter import Adapter
 from controlplane.model.instance import InstanceState, KvBlocks, LoadReport
 from controlplane.model.request import (
     EngineRequest,
@@ -79,6 +80,24 @@ def test_a_step_survives_the_wire(deltas: list[Delta]) -> None:
         assert (got.request_id, got.offset, got.token_ids) == (sent.request_id, sent.offset, sent.token_ids)
         assert (got.logprobs, got.finish_reason) == (sent.logprobs, sent.finish_reason)
         assert got.cached_tokens == sent.cached_tokens
+
+
+def test_an_error_that_is_this_instance_s_alone_may_go_elsewhere() -> None:
+    error = TokenDelta("a", 0, (), finish_reason=FinishReason.ERROR, error="no adapter")
+    codes = [
+        wire.step_message([replace(error, may_go_elsewhere=may)], {}).step.deltas[0].error.code for may in (False, True)
+    ]
+    assert codes == [request_pb2.ERROR_CODE_ENGINE, request_pb2.ERROR_CODE_UNAVAILABLE]
+
+
+def test_a_request_keeps_its_adapter() -> None:
+    request = EngineRequest(
+        "a", (1,), SamplingParams(9), adapter=Adapter("poet", "d1", "/poet", is_3d_lora_weight=True)
+    )
+    message = wire.generate_message(request, model="m", deadline_ms=0, epoch=0)
+    assert wire.engine_request(message) == request
+    plain = replace(request, adapter=None)
+    assert wire.engine_request(wire.generate_message(plain, model="m", deadline_ms=0, epoch=0)) == plain
 
 
 def test_every_delta_bears_its_epoch() -> None:

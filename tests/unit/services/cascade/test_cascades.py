@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_record import CascadeRecord
-from mesh.errors import JudgeUnavailable
+from mesh.errors import ConfigurationError, JudgeUnavailable
 from mesh.runtime import system_runtime
 from mesh.store import StateStore, open_store
 from mesh.tasks import TaskSet
@@ -59,11 +59,11 @@ class Followed:
         )
         self._tasks.spawn(self.cascades.follow(), name="follow")
 
-    def _make(self, text: str) -> SlowJudge:
+    def _make(self, text: str, _rubric: str) -> SlowJudge:
         self.made.append(SlowJudge(text))
         return self.made[-1]
 
-    def begin(self, record: CascadeRecord, chain: JudgeChain) -> None:
+    def begin(self, record: CascadeRecord, chain: JudgeChain, labels: JudgeChain | None = None) -> None:
         self.sampled.append(chain)
 
     def end(self, name: str) -> None:
@@ -162,3 +162,11 @@ async def test_the_wait_for_judges_is_bounded_by_their_deadlines() -> None:
     assert judge.closed.is_set()
     with pytest.raises(JudgeUnavailable):
         await judging
+
+
+async def test_a_preference_judges_no_answers_that_a_client_waits_for(followed: Followed) -> None:
+    followed.cascades.check(msgspec.structs.replace(RECORD, label="preference:model:large"))
+    with pytest.raises(ConfigurationError, match=r"it can be the label \(--label\)"):
+        followed.cascades.check(msgspec.structs.replace(RECORD, judges=("preference:model:large",)))
+    with pytest.raises(ConfigurationError, match="cannot judge its own answers"):
+        followed.cascades.check(msgspec.structs.replace(RECORD, label="model:both"))

@@ -3,14 +3,12 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import httpx
 import msgspec
 import pytest
 import uvicorn
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,7 +17,7 @@ from starlette.routing import Route
 from demo.tasks import generate
 from mesh.errors import ConfigurationError, JudgeUnavailable
 from services.cascade.judges.chain import REST_S, JudgeChain
-from services.cascade.judges.chat import ChatJudge, score_of
+from services.cascade.judges.chat import ChatJudge
 from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.judges.exact import ExactJudge
 from services.cascade.judges.interface import JudgeContext, JudgedAnswer, Judgement
@@ -43,24 +41,6 @@ async def test_the_exact_judge_knows_the_demo_tasks_and_nothing_else() -> None:
     assert await ExactJudge().score(JudgedAnswer(task.prompt, "no idea", "small")) < 100.0
     with pytest.raises(JudgeUnavailable, match="demo"):
         await ExactJudge().score(ANSWER)
-
-
-def test_a_grade_is_the_mean_over_what_the_judge_might_have_said() -> None:
-    assert score_of({"9": 0.0}) == pytest.approx(100.0)
-    assert score_of({"6": math.log(0.5), " 7": math.log(0.5)}) == pytest.approx(100 * 6.5 / 9)
-    assert score_of({"8": math.log(0.6), "Well": math.log(0.1)}) == pytest.approx(100 * 8 / 9)
-
-
-@pytest.mark.parametrize("logprobs", [{}, {"I": 0.0}, {"10": 0.0}, {"5": math.log(0.1), "Sure": math.log(0.8)}])
-def test_what_is_no_grade_is_no_score(logprobs: dict[str, float]) -> None:
-    with pytest.raises(JudgeUnavailable, match="grade"):
-        score_of(logprobs)
-
-
-@given(st.dictionaries(st.sampled_from([*"0123456789", "a", " 3", "▁4", ""]), st.floats(-30, 5), max_size=20))
-def test_any_reply_is_a_score_or_refused(logprobs: dict[str, float]) -> None:
-    with suppress(JudgeUnavailable):
-        assert 0 <= score_of(logprobs) <= 100 + 1e-9
 
 
 @asynccontextmanager
@@ -142,6 +122,13 @@ async def test_a_judge_that_is_not_there_is_no_score() -> None:
         ("endpoint:x", "write endpoint:MODEL@URL"),
         ("endpoint:x@ftp://y", "write endpoint:MODEL@URL"),
         ("confidence:2", "write confidence"),
+        ("model:x?draws=0", "draws is a number from 1 to 32"),
+        ("model:x?think=much", "think is a number"),
+        ("model:x?mood=good", "no option 'mood=good'"),
+        ("model:x?rubric=12345678", "--rubric FILE"),
+        ("model:?draws=2", "write model:NAME"),
+        ("preference:exact", "write preference:model:NAME"),
+        ("preference:endpoint:x", "write endpoint:MODEL@URL"),
     ],
 )
 def test_judges_that_there_are_not_are_refused_with_how_to_write_one(text: str, says: str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import math
 import random
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,23 +14,18 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from controlplane.model.cascade_record import CascadeRecord
-from controlplane.model.duties import CASCADES
 from controlplane.planning.cascade.drift import MIN_REQUESTS
 from controlplane.planning.cascade.workload import read_window, read_workload
 from controlplane.protocols.cascade.confidence import confidence_of
 from mesh.errors import JudgeUnavailable, NoInstance, PeerUnavailable
-from mesh.leadership import LEADERS_PREFIX
-from mesh.leadership_state import LeaderRecord
-from mesh.membership import Member
-from mesh.runtime import GrpcTransport, SystemEntropy, system_runtime
-from mesh.store import open_store
+from mesh.runtime import SystemEntropy
 from penstock.v1 import cascade_pb2
 from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.confidence import ConfidenceJudge
 from services.cascade.judges.interface import JudgedAnswer, Judgement
 from services.cascade.metrics import CascadeMetrics
-from services.cascade.sampling.planner_link import PlannerLink, report_of
-from services.cascade.sampling.sampler import SampledWorkload, WorkloadSampler
+from services.cascade.sampling.planner_link import report_of
+from services.cascade.sampling.sampler import SampledWorkload, WorkloadSampler, label_of
 from services.cascade.sampling.samplers import Samplers, SamplingSettings
 from services.cascade.sampling.tiers import LOWEST_PRIORITY, SampledAnswer, SampledRequest, TierClient
 from services.cascade.sampling.window import SampleWindow
@@ -84,13 +78,6 @@ class FakeTiers:
             raise PeerUnavailable("gone")
         answer = JudgedAnswer(sampled.prompt, "answer", model, self.logprobs)
         return SampledAnswer(answer, sampled.input_tokens, len(model))
-
-
-class FakeDirectory:
-    """Of a mesh in which nothing runs."""
-
-    def members(self, role: str) -> list[Any]:
-        return []
 
 
 class FakeJudge:
@@ -292,41 +279,6 @@ def test_samples_too_small_to_plan_for_are_warned_of_at_the_start(
     assert ("too few to plan for" in caplog.text) == is_too_few
 
 
-@pytest.mark.parametrize(("leader", "told"), [("", "host-0:1"), ("planner-1", "host-1:1"), ("gone", "host-0:1")])
-async def test_all_routers_tell_the_planner_that_leads(leader: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def refused(_transport: object, address: str) -> Any:
-        asked.append(address)
-        raise ConnectionError("enough seen")
-
-    monkeypatch.setattr("services.cascade.sampling.planner_link.open_channel", refused)
-    planners = [Member("planner", f"planner-{n}", "", f"host-{n}:1", "") for n in (0, 1)]
-    workload = SampledWorkload(RECORD, 10, 10.0, (), "first")
-    store = open_store("embedded:", system_runtime())
-    if leader:
-        record = LeaderRecord(CASCADES, leader, "1", epoch=7)
-        await store.put(LEADERS_PREFIX + CASCADES, msgspec.json.encode(record))
-    for order in (planners, planners[::-1]):
-        directory: Any = SimpleNamespace(members=lambda _, order=order: order)
-        link = PlannerLink(directory, store, "cascade-0", GrpcTransport(), CascadeMetrics(CollectorRegistry()))
-        with pytest.raises(ConnectionError):
-            await link.report(workload)
-    await store.close()
-    assert asked == [told, told]
-
-
-async def test_a_workload_that_no_planner_takes_is_counted_as_lost() -> None:
-    registry = CollectorRegistry()
-    directory: Any = FakeDirectory()
-    workload = SampledWorkload(RECORD, 10, 10.0, (), "first")
-    store = open_store("embedded:", system_runtime())
-    await PlannerLink(directory, store, "cascade-0", GrpcTransport(), CascadeMetrics(registry)).report(workload)
-    await store.close()
-    labels = {"cascade": "both", "outcome": "lost"}
-    assert registry.get_sample_value("penstock_cascade_workloads_total", labels) == 1
-
-
 async def test_requests_are_counted_once_and_only_those_that_the_first_judge_scored_are_taken() -> None:
     sampling = Sampling()
     again = judged("good", tier="medium")
@@ -469,3 +421,38 @@ async def test_a_tier_that_gives_no_answer_is_unavailable(
     with pytest.raises(PeerUnavailable, match="no frontend"):
         await nobody.answer(SampledRequest({}, False, "p", 1), "large")
     await nobody.close()
+
+
+async def test_answers_are_labelled_by_another_judge_and_reported_with_whose_labels_these_are() -> None:
+    sampling = Sampling()
+    record = msgspec.structs.replace(RECORD, name="labelled", label="third")
+
+    class Reader(FakeJudge):
+        async def score(self, judged: JudgedAnswer) -> float:
+            if judged.tier == "large":
+                raise JudgeUnavailable("no idea")
+            return 100.0 if judged.answer == "the client's" else 20.0
+
+    labels = JudgeChain([Reader("third", {})], 5.0, lambda: 0.0)
+    sampling.samplers.begin(record, sampling.chain, labels)
+    request = judged("good")
+    request.answer, request.request_id = "the client's", "r1"
+    sampling.samplers.offer(record, request, Judgement(40.0, "first"))
+    await sampling.close()
+    (workload,) = (each for each in sampling.reported if each.record == record)
+    window = read_window(report_of(workload, "cascade-0").lines)
+    assert (window.judge, window.label) == ("first", "third")
+    (sample,) = window.requests
+    assert (sample.quality, sample.request_id) == ((100.0, 20.0, None), "r1")
+    counted = [
+        sampling.registry.get_sample_value(
+            "penstock_cascade_labels_total", {"cascade": "labelled", "label": "third", "outcome": outcome}
+        )
+        for outcome in ("given", "missing")
+    ]
+    assert counted == [2, 1]
+
+
+def test_an_exact_check_labels_right_or_wrong() -> None:
+    labels = [label_of(Judgement(score, judge)) for judge in ("exact", "model:x") for score in (100.0, 90.0)]
+    assert labels == [100.0, 0.0, 100.0, 90.0]

@@ -9,6 +9,7 @@ from controlplane.deployment.deployment_status import DeploymentStatus
 from controlplane.deployment.gpus import GpuPool
 from controlplane.deployment.manager import DeploymentManager, RecordsChanged, Say, StartInstance
 from controlplane.deployment.replicas import Shape, gpus_of
+from controlplane.model.autoscale_record import ScaleRecord
 from controlplane.model.cascade_record import CascadeRecord
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier
 from mesh.errors import ConfigurationError
@@ -16,6 +17,7 @@ from mesh.membership import Directory, Member
 from mesh.store.interface import StateStore
 from services.cli.supervisor.deployer import Deployer
 from services.cli.supervisor.launcher import ProcessSpec
+from services.cli.supervisor.process_actuator import ProcessActuator
 from services.cli.supervisor.supervisor import Supervisor
 
 READY_S, DRAIN_S = 300.0, 600.0
@@ -41,7 +43,7 @@ def planned(cascade: str, **tiers: dict[Shape, int]) -> CascadePlan:
 class Machine:
     """Both the supervisor and the directory of a `Deployer`."""
 
-    def __init__(self, gpus: int, store: StateStore, **running: list[Shape]) -> None:
+    def __init__(self, gpus: int, store: StateStore, gpu_kind: str = "", **running: list[Shape]) -> None:
         self.now_s = 1000.0
         self.events: list[str] = []
         self.processes: dict[str, ProcessSpec] = {}
@@ -65,13 +67,18 @@ class Machine:
                 environment = self.gpus.take(name, gpus_of(shape))
                 self.processes[name] = self._spec(StartInstance(name, model, shape, environment))
                 self.joins(name)
-        self.manager = DeploymentManager("here", self.gpus, READY_S, shapes_of)
+        self.manager = DeploymentManager(
+            "here",
+            self.gpus,
+            READY_S,
+            shapes_of,
+            {model: shapes[0] for model, shapes in running.items() if shapes},
+            gpu_kind,
+        )
         self.deployer = Deployer(
             self.manager,
             store,
-            cast(Supervisor, self),
-            cast(Directory, self),
-            self._spec,
+            ProcessActuator(cast(Supervisor, self), cast(Directory, self), self._spec),
             DRAIN_S,
             lambda: self.now_s,
             self.events.append,
@@ -94,6 +101,9 @@ class Machine:
 
     def names(self) -> frozenset[str]:
         return frozenset(self.processes)
+
+    def waiting(self) -> dict[str, str]:
+        return {}
 
     def given_up(self) -> dict[str, str]:
         return self._gave_up
@@ -123,6 +133,11 @@ class Machine:
             for name, (revision, plan) in plans.items()
         }
         changed = RecordsChanged({name: plan for name, (_, plan) in plans.items()}, cascades)
+        self.events += [each.line for each in self.manager.handle(changed, self.now_s) if isinstance(each, Say)]
+
+    def scale(self, *records: ScaleRecord) -> None:
+        """These hold, and no plan is in force."""
+        changed = RecordsChanged({}, {}, {record.model: record for record in records})
         self.events += [each.line for each in self.manager.handle(changed, self.now_s) if isinstance(each, Say)]
 
     def joins(self, name: str) -> None:

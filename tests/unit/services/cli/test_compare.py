@@ -13,9 +13,10 @@ POLICIES = ("lmetric", "linear:lambda=0.5")
 
 @pytest.mark.process
 def test_each_column_is_the_report_of_its_own_simulation(tmp_path: Path) -> None:
-    out, plot = tmp_path / "out.json", tmp_path / "out.png"
+    out, plot, page = (tmp_path / name for name in ("out.json", "out.png", "out.html"))
     chosen = [word for policy in POLICIES for word in ("--policy", policy)]
-    result = CliRunner().invoke(compare, [*SMALL, *chosen, "--processes", "2", "--json", str(out), "--plot", str(plot)])
+    outputs = ("--json", str(out), "--plot", str(plot), "--console", str(page))
+    result = CliRunner().invoke(compare, [*SMALL, *chosen, "--processes", "2", *outputs])
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     reports, loads = document["reports"], document["loads"]
@@ -23,12 +24,13 @@ def test_each_column_is_the_report_of_its_own_simulation(tmp_path: Path) -> None
     assert 0 < document["offered_req_s"] < document["fluid_bound_req_s"]
     assert all(load["preemptions"] == 0 and load["imbalance"] > 0 for load in loads.values())
     assert all(report["throughput_req_s"] <= document["fluid_bound_req_s"] for report in reports.values())
-    assert "no schedule could serve more" in result.stderr
+    assert "of what any schedule could serve" in result.stderr
     assert "imbalance of load" in result.stdout
     for policy in POLICIES:
         alone = CliRunner().invoke(simulate, [*SMALL, "--policy", policy, "--json", "-"])
         assert json.loads(alone.stdout) == reports[policy]
     assert plot.read_bytes().startswith(b"\x89PNG")
+    assert page.read_bytes().startswith(b"<!doctype html>")
 
 
 @pytest.mark.process

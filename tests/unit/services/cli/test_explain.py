@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mesh.errors import PeerUnavailable, RpcError
-from services.cli.explain import merged
+from services.cli.explain import merged, pull_line
 
 UNKNOWN = RpcError("scheduler s answered NOT_FOUND: no placement of request 'r' is known here")
 
@@ -24,3 +24,10 @@ def test_the_last_placement_counts_and_everybodys_moves() -> None:
 def test_a_request_that_nobody_placed_is_an_error_that_says_what_they_said() -> None:
     with pytest.raises(PeerUnavailable, match="no scheduler knows the placement of request 'r': scheduler s answered"):
         merged("r", {"a": UNKNOWN, "b": answer("", 0, 20)})
+
+
+def test_a_pulled_prefix_has_a_line_that_says_what_it_saves() -> None:
+    pull = {"instance_id": "w0", "tokens": 2944, "pull_ms": 12.04, "compute_ms": 140.2}
+    assert pull_line(pull) == "pulls 2,944 tokens from w0: 12 ms instead of 140 ms"
+    comes = pull_line({**pull, "comes_ms": 310.7})
+    assert comes == "pulls 2,944 tokens from w0 once it has computed them, in some 311 ms: 12 ms instead of 140 ms"

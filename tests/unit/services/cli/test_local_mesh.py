@@ -1,16 +1,22 @@
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from controlplane.deployment.gpus import GpuPool
+from controlplane.deployment.replicas import cores_of
 from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
 from mesh.errors import ConfigurationError
+from services.cli.supervisor.deployer import Patience
+from services.cli.supervisor.launcher import ProcessSpec
 from services.cli.supervisor.local_mesh import (
     DEMO_ENGINE_ARGS,
     DEMO_MODELS,
     DRAIN_S,
+    AttachedServer,
     LocalMesh,
     ModelSpec,
     PhaseCounts,
@@ -19,6 +25,8 @@ from services.cli.supervisor.local_mesh import (
     processes,
     worker_process,
 )
+from services.cli.supervisor.planned_run import deployment_of, start_processes
+from services.cli.supervisor.supervisor import Supervisor
 from services.frontend.settings import FrontendSettings
 from services.predictor.artefact import load_artefact
 
@@ -51,6 +59,9 @@ def test_a_hugging_face_model_keeps_its_whole_id_as_its_name(checkpoint: Path) -
     specs = processes(LocalMesh((model,), "simulated", (), "embedded:", "127.0.0.1", 8000))
     names = [spec.name for spec in specs if spec.role == "worker"]
     assert names == ["Qwen--Qwen3-0.6B-0", "Qwen--Qwen3-0.6B-1"], "an id of an instance holds no slash"
+    mesh = LocalMesh((model,), "simulated", (), "embedded:", "127.0.0.1", 8000)
+    planned = deployment_of("here", mesh, GpuPool(0), Patience(60.0, 60.0))
+    assert [replica.name for replica in planned.replicas] == names, "whoever scales it finds them"
 
 
 @pytest.mark.parametrize("text", ["nowhere", "mine=nowhere", "nowhere:2"])
@@ -103,10 +114,20 @@ def test_control_roles_may_run_several_times(checkpoint: Path) -> None:
     assert [specs[f"frontend-{index}"].arguments[-1] for index in (0, 1)] == ["8000", "8001"]
 
 
+def test_frontends_that_share_a_port_have_their_own_behind_it(checkpoint: Path) -> None:
+    model = ModelSpec("a", checkpoint, 1)
+    mesh = LocalMesh((model,), "simulated", (), "embedded:", "127.0.0.1", 8000, frontends=2, shares_port=True)
+    told = [spec.arguments for spec in processes(mesh) if spec.role == "frontend"]
+    options = ("--http-port", "--shared-http-port")
+    ports = [tuple(each[each.index(option) + 1] for option in options) for each in told]
+    assert ports == [("8001", "8000"), ("8002", "8000")]
+
+
 @pytest.mark.parametrize(
     ("counts", "port", "message"),
     [({"frontends": 0}, 8000, "--frontends 0: 1 to"), ({"schedulers": 99}, 8000, "--schedulers 99: 1 to"),
-     ({"frontends": 2}, 65535, "ports end at 65535")],
+     ({"frontends": 2}, 65535, "ports end at 65535"),
+     ({"frontends": 1, "shares_port": True}, 65535, "ports end at 65535")],
 )  # fmt: skip
 def test_too_many_or_too_few_of_a_role_are_a_clear_error(counts: Any, port: int, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -196,3 +217,28 @@ def test_parsers_are_of_every_model_or_of_one(checkpoint: Path) -> None:
     assert ("--reasoning-parser", "qwen3") in pairwise(second)
     with pytest.raises(ConfigurationError, match="given for 'c'"):
         replace(mesh, reasoning_parsers=("c=qwen3",))
+
+
+async def test_each_own_instance_gets_gpus_for_all_of_its_cores_and_no_other_process_any(checkpoint: Path) -> None:
+    started: dict[str, Mapping[str, str]] = {}
+
+    class Started:
+        async def add(self, spec: ProcessSpec) -> None:
+            started[spec.name] = spec.environment
+
+    degrees = ("tensor_parallel_size=2", "data_parallel_size=2")
+    mesh = LocalMesh(
+        (ModelSpec("a", checkpoint, 2),),
+        "vllm",
+        degrees,
+        "embedded:",
+        "127.0.0.1",
+        8000,
+        attached=(AttachedServer("http://127.0.0.1:9"),),
+    )
+    await start_processes(mesh, cast(Supervisor, Started()), GpuPool(8, cores=cores_of(degrees)))
+    with_gpus = {name: environment for name, environment in started.items() if environment}
+    assert with_gpus == {"a-0": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "a-1": {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}}
+    assert "attached-0" in started
+    with pytest.raises(ConfigurationError, match="a-1 needs 4 of 7 GPUs here, of which 3 are free"):
+        await start_processes(mesh, cast(Supervisor, Started()), GpuPool(7, cores=2))

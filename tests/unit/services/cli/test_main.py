@@ -1,8 +1,10 @@
 """What goes wrong is one line and an exit status, never a traceback."""
 
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from mesh.errors import ConfigurationError, StoreUnavailable
 from services.cli import main as cli
@@ -52,3 +54,9 @@ def test_other_operating_system_errors_keep_their_traceback(monkeypatch: pytest.
     monkeypatch.setattr(cli.penstock, "main", fail)
     with pytest.raises(OSError, match="unforeseen"):
         cli.main()
+
+
+def test_the_version_says_the_commit() -> None:
+    result = CliRunner().invoke(cli.penstock, ["--version"])
+    assert result.exit_code == 0
+    assert re.fullmatch(r"penstock \d+\.\d+\.\d+\S* \(commit ([0-9a-f]{12}(-dirty)?|unknown)\)\n", result.output)

@@ -12,8 +12,18 @@ def folder(**fields: Any) -> dict[str, Any]:
     return known | fields
 
 
-def lines(*workers: dict[str, Any], folders: tuple[dict[str, Any], ...] = ()) -> list[str]:
-    predictor = {"member_id": "p", "fallback": "mean_residual", "folders": folders}
+def lines(
+    *workers: dict[str, Any],
+    folders: tuple[dict[str, Any], ...] = (),
+    learnt: tuple[dict[str, Any], ...] | None = None,
+) -> list[str]:
+    predictor = {
+        "member_id": "p",
+        "fallback": "mean_residual",
+        "folders": folders,
+        "learns": learnt is not None,
+        "learnt": learnt or (),
+    }
     named = [{"member_id": f"w{number}", **worker} for number, worker in enumerate(workers)]
     return prediction_lines({"predictors": [predictor], "workers": named})
 
@@ -42,3 +52,24 @@ def test_what_is_missing_or_silent_is_named() -> None:
     assert prediction_lines({"predictors": [{"member_id": "p", "error": "gone"}], "workers": []}) == [
         "[red]predictor p: gone[/]"
     ]
+
+
+def test_what_is_learnt_says_how_good_it_is_and_a_drift_is_red() -> None:
+    known = {"model": "m", "ended_requests": 1200, "hidden_size": 64, "is_network": True, "coverage": 0.79, "drifts": 0}
+    errors = {"mae_tokens": 12.34, "residual_mae_tokens": 30.0}
+    assert lines(learnt=(known | errors,)) == [
+        "predictor p: m learnt from 1200 requests (states of width 64), 12.3 tokens of error, 30.0 by residual life, "
+        "79% within the range"
+    ]
+    (drifted,) = lines(learnt=(known | errors | {"drifts": 2, "is_network": False},))
+    assert drifted.startswith("[red]")
+    assert "30.0 by residual life (which answers)" in drifted
+    assert drifted.endswith("drifted 2 times[/]")
+    (fresh,) = lines(learnt=(known | {"hidden_size": 0, "mae_tokens": "NaN", "residual_mae_tokens": "NaN"},))
+    assert fresh.endswith("(no hidden states), not judged yet")
+    assert lines(learnt=()) == ["predictor p: learns from requests that end; none has ended yet"]
+
+
+def test_answers_that_go_round_in_circles_are_red() -> None:
+    assert lines(WORKER | {"looping_requests": 3})[-1] == "[red]w0: 3 answers go round in circles[/]"
+    assert "circles" not in "".join(lines(WORKER | {"looping_requests": 0}))

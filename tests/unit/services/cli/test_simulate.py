@@ -8,6 +8,7 @@ from mesh.errors import ConfigurationError
 from services.cli.simulate import command
 from services.cli.simulation.plan import PolicyChoice
 from simulator.report.report import decode_report
+from tests.unit.services.cli.console.recorded_page import recorded
 
 SMALL = ("--trace", "synthetic", "--clip", "0:10", "--instances", "3", "--seed", "4")
 
@@ -27,6 +28,19 @@ def test_prints_the_table_and_writes_the_form_of_bench(tmp_path: Path) -> None:
     assert (report.errors, report.policy, report.seed) == (0, "round_robin", 4)
     assert set(report.per_instance) == {"instance-0", "instance-1", "instance-2"}
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_run_is_a_console_in_one_file(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("first.html", "second.html")]
+    for file in files:
+        result = simulate(*SMALL, "--rescheduler", "oracle", "--console", str(file))
+        assert result.exit_code == 0, result.output
+    recording = recorded(files[0])
+    assert (recording["title"], [run["name"] for run in recording["runs"]]) == ("synthetic", ["penstock"])
+    assert recording["runs"][0]["facts"]["requests"] == str(recording["runs"][0]["requests"])
+    assert files[0].read_bytes() == files[1].read_bytes(), "equal options give equal files"
+    assert "its directory does not exist" in simulate(*SMALL, "--console", "nowhere/out.html").output
 
 
 def test_the_same_options_print_the_same_report_byte_for_byte() -> None:

@@ -13,11 +13,11 @@ from services.cli.simulation.rescheduling import ReschedulerChoice
 
 def test_modes_and_parameters() -> None:
     assert ReschedulerChoice.parse("off").controllers(0) == ()
-    for mode in ("current", "predicted", "oracle"):
+    for mode in ("current", "predicted", "trajectories", "oracle"):
         (controller,) = ReschedulerChoice.parse(f"{mode}:interval_s=0.5,theta=0.2").controllers(0)
         assert controller.interval_ms == 500
     for text, why in (
-        ("best", "off, current, predicted, oracle"),
+        ("best", "off, current, predicted, trajectories, oracle"),
         ("current:tetha=1", "theta=0.1"),
         ("current:x", "x"),
     ):

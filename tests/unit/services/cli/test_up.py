@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mesh.errors import DockerError
 from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
@@ -13,6 +14,7 @@ from services.cli.supervisor.launcher import ProcessSpec, SystemLauncher
 from services.cli.supervisor.local_mesh import LocalMesh
 from services.cli.supervisor.supervisor import Supervisor
 from services.cli.up import _until_serving, command
+from tests.mesh.running_mesh import free_port
 
 NO_MESH = LocalMesh(
     models=(), engine="simulated", engine_args=(), store_url="embedded:", http_host="127.0.0.1", http_port=8000
@@ -55,7 +57,7 @@ async def test_a_process_that_is_given_up_ends_the_wait(tmp_path: Path, capsys: 
     [
         (["--port", "99999"], "--port"),
         (["--policy", "nope"], "lmetric"),
-        (["--name", "a/b"], "no name of a mesh"),
+        (["--mesh", "a/b"], "no name of a mesh"),
         (["--ready-timeout-s", "-1"], "--ready-timeout-s"),
     ],
 )
@@ -63,3 +65,11 @@ def test_wrong_options_start_nothing(arguments: list[str], reason: str) -> None:
     result = CliRunner().invoke(command, ["--engine", "simulated", *arguments])
     assert result.exit_code == 2
     assert reason in result.output
+
+
+def test_a_mesh_whose_carrier_is_not_there_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    result = CliRunner().invoke(command, ["--engine", "simulated", "--on", "docker", "--port", str(free_port())])
+    assert isinstance(result.exception, DockerError), result.output
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "no run file, no identity"

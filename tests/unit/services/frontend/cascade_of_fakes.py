@@ -61,6 +61,8 @@ async def cascade(
         mesh.directory.join(router.member)
         await mesh.store.put(record.key, msgspec.json.encode(record))
         await mesh.until(lambda: record.name in mesh.cascades.records)
+        for tier in ("small", "large"):
+            await mesh.service.catalogue.find(tier)  # a tier is served once its tokenizer has been read
         try:
             yield Cascade(mesh, router)
         finally:

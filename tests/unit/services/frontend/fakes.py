@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from controlplane.media_message import expanded_message, prompt_media
+from controlplane.model.media import ExpandedPrompt, PromptMedia
 from controlplane.protocols.cascade.no_score import NO_SCORE
+from mesh.errors import EngineFailed, RequestRefused
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport
@@ -19,6 +22,8 @@ from penstock.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+
+HEARTBEAT_S = 1.0
 
 Delta = request_pb2.TokenDelta
 Script = Callable[[request_pb2.GenerateRequest], Iterable[Delta]]
@@ -43,6 +48,14 @@ def failure(code: request_pb2.ErrorCode, message: str) -> Delta:
     return Delta(finish_reason=request_pb2.FINISH_REASON_ERROR, error=error)
 
 
+async def _is_set(event: asyncio.Event, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 @dataclass
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Answers every request by a script, one delta a step, all requests of a stream in one message a step."""
@@ -64,6 +77,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     tasks: str = "generate"
     pool: Callable[[worker_pb2.PoolRequest], Awaitable[worker_pb2.PoolResponse | grpc.StatusCode]] | None = None
     """Answers Pool; a status is an error."""
+    expand: Callable[[PromptMedia], ExpandedPrompt] | None = None
+    """Answers ExpandMedia; may raise RequestRefused, or EngineFailed."""
+    beats: bool = True
+    """Sends a heartbeat in every second without anything else, as a worker does. Without them a worker that was once
+    taken for frozen, say while a test's loop stood still between two examples, would count as such for ever."""
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -93,6 +111,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             raise AssertionError("abort returned")
         return answer
 
+    async def ExpandMedia(
+        self, request: worker_pb2.ExpandMediaRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.ExpandMediaResponse:
+        assert self.expand is not None
+        try:
+            return expanded_message(self.expand(prompt_media(request.media)))
+        except RequestRefused as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except EngineFailed as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        raise AssertionError("abort returned")
+
     async def start(self) -> None:
         """Answer calls."""
         await self._server.start()
@@ -114,7 +144,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         load = await self.load() if self.load is not None else worker_pb2.LoadReport()
         return worker_pb2.GetLoadResponse(load=load)
 
-    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Return once something that arrived here makes `condition` true."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(condition)
@@ -132,7 +162,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             yield worker_pb2.WorkerMessage(hello=hello)
             next_s = asyncio.get_running_loop().time()
             while True:
-                await work.wait()
+                while not await _is_set(work, HEARTBEAT_S):
+                    if self.beats:
+                        yield worker_pb2.WorkerMessage(heartbeat=worker_pb2.Heartbeat())
                 now_s = asyncio.get_running_loop().time()
                 next_s = max(next_s + self.step_s, now_s)
                 await asyncio.sleep(next_s - now_s)
@@ -299,6 +331,15 @@ class FakeDirectory:
         for member in self._members:
             callback(MemberChange(ChangeKind.JOINED, member))
         return lambda: self._callbacks.remove(callback)
+
+    def members(self, role: str) -> tuple[Member, ...]:
+        """Those with a role."""
+        return tuple(member for member in self._members if member.role == role)
+
+    @property
+    def missing(self) -> int:
+        """Everybody's record is there."""
+        return 0
 
     def join(self, member: Member) -> None:
         """Announce a member."""

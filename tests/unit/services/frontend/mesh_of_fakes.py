@@ -19,6 +19,7 @@ from mesh.rpc.server import RpcServer
 from mesh.runtime import GrpcTransport, SystemClock, system_runtime
 from mesh.store import StateStore, open_store
 from services.frontend.cascade.cascades import Cascades
+from services.frontend.parser_process.launcher import Launcher
 from services.frontend.requests.service import FrontendService
 from services.frontend.role import FrontendRole
 from services.frontend.settings import FrontendSettings
@@ -89,23 +90,30 @@ class MeshOfFakes:
         assert await self.service.pool.wait_connected(worker.instance_id, 5.0) is not None
         return worker
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-        """Let the event loop turn until something has happened."""
-        async with asyncio.timeout(timeout_s):
-            while not condition():  # noqa: ASYNC110 - a counter of another part has no event
-                await asyncio.sleep(0.001)
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """See `until`."""
+        await until(condition, timeout_s)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Let the event loop turn until something has happened."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a counter of another part has no event
+            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
-async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settings: Any) -> AsyncIterator[MeshOfFakes]:
+async def mesh_of_fakes(
+    model_path: Path, script: Script | None = None, launcher: Launcher | None = None, **settings: Any
+) -> AsyncIterator[MeshOfFakes]:
     """A running frontend with, given a script, one worker."""
     directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer(GrpcTransport())
     store = open_store("embedded:", system_runtime())
     scheduler = FakeScheduler(always("worker-0"))
     await scheduler.start()
     directory.join(scheduler.member)
-    role = FrontendRole(FrontendSettings(http_port=0, **settings))
-    attributes = await role.start(_context(directory, registry, server, store))
+    role = FrontendRole(FrontendSettings(http_port=0, **settings), launcher=launcher)
+    attributes = await role.start(context_of(directory, registry, server, store))
     await server.start()
     assert role.service is not None
     mesh = MeshOfFakes(
@@ -136,15 +144,15 @@ async def mesh_of_fakes(model_path: Path, script: Script | None = None, **settin
 
 @asynccontextmanager
 async def frontend_between(
-    members: Sequence[Member], member_id: str = "frontend-0", **settings: Any
+    members: Sequence[Member], member_id: str = "frontend-0", launcher: Launcher | None = None, **settings: Any
 ) -> AsyncIterator[str]:
     """A frontend among members that run elsewhere, connected to all of them; yields its URL."""
     directory, registry, server = FakeDirectory(), CollectorRegistry(), RpcServer(GrpcTransport())
     store = open_store("embedded:", system_runtime())
     for member in members:
         directory.join(member)
-    role = FrontendRole(FrontendSettings(http_port=0, **settings))
-    attributes = await role.start(replace(_context(directory, registry, server, store), member_id=member_id))
+    role = FrontendRole(FrontendSettings(http_port=0, **settings), launcher=launcher)
+    attributes = await role.start(replace(context_of(directory, registry, server, store), member_id=member_id))
     assert role.service is not None
     try:
         for link in role.service.pool.links():
@@ -155,9 +163,10 @@ async def frontend_between(
         await store.close()
 
 
-def _context(
+def context_of(
     directory: FakeDirectory, registry: CollectorRegistry, server: RpcServer, store: StateStore
 ) -> RoleContext:
+    """Of a frontend."""
     return RoleContext(
         "frontend",
         "frontend-0",

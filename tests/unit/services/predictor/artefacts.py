@@ -88,7 +88,8 @@ def make_dataset(folder: Path, requests: int = 200, seed: int = 0) -> DatasetFol
         states = draw.normal(size=(len(generated), HIDDEN_SIZE)).astype(np.float32)
         states[:, 0] += [(output_tokens - count) / 10 for count in generated]
         prompt = tuple(int(token) for token in draw.integers(0, 50, size=int(draw.integers(1, 30))))
-        part.append(CollectedRequest(prompt, output_tokens, output_tokens == 99, generated, states))
+        answer = tuple(range(output_tokens))
+        part.append(CollectedRequest(prompt, answer, output_tokens == 99, generated, states))
         if len(part) == DESCRIPTION.part_requests:
             dataset.write_part(number // DESCRIPTION.part_requests, part)
             part = []

@@ -1,5 +1,6 @@
 """The predictor over gRPC: batches, refusals, and an artefact that changes under it."""
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,9 +21,11 @@ from tests.unit.services.predictor.artefacts import FINGERPRINT, HIDDEN_SIZE, ma
 
 
 @asynccontextmanager
-async def predictor(*folders: Path) -> AsyncIterator[Any]:
+async def predictor(*folders: Path, learn: bool = False, learnt_dir: Path | None = None) -> AsyncIterator[Any]:
     async with local_mesh() as mesh:
-        settings = PredictorSettings(artefact=folders, artefact_poll_s=0.01)
+        settings = PredictorSettings(
+            artefact=folders, artefact_poll_s=0.01, learn=learn, learnt_dir=learnt_dir, learn_share=1.0
+        )
         member = await mesh.start(PredictorRole(settings), "predictor-0")
         async with open_channel(GrpcTransport(), member.address) as channel:
             yield predictor_pb2_grpc.LengthPredictorStub(channel)
@@ -118,3 +121,75 @@ async def test_a_watch_that_dies_ends_the_role(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(ArtefactRegistry, "reload", broken)
         with pytest.raises(ZeroDivisionError):
             await role.failed()
+
+
+async def serve_and_end(stub: Any, requests: int, first: int = 0) -> predictor_pb2.PredictResponse:
+    """Requests of 40 tokens, of which a call sees one and hears of the end of the one before."""
+    for number in range(first, first + requests):
+        ended = {"ended_request_ids": [f"r{number - 1}"], "ended_output_tokens": [40]} if number else {}
+        answer = await stub.Predict(
+            batch(rows=1, request_ids=[f"r{number}"], generated_tokens=[10], **ended)  # type: ignore[arg-type]
+        )
+    return answer
+
+
+async def test_a_model_without_an_artefact_is_learnt_while_it_is_served() -> None:
+    async with predictor(learn=True) as stub:
+        answer = await serve_and_end(stub, 1)
+        assert answer.is_learnt
+        assert math.isnan(answer.remaining_tokens[0])
+        answer = await serve_and_end(stub, 70, first=1)
+        assert answer.artefact == "m@learnt"
+        assert answer.low_tokens[0] <= answer.remaining_tokens[0] <= answer.high_tokens[0]
+        assert 25 <= answer.remaining_tokens[0] <= 35
+        state = await stub.GetArtefact(predictor_pb2.GetArtefactRequest())
+        (learnt,) = state.learnt
+        assert state.learns
+        assert (learnt.model, learnt.ended_requests, learnt.hidden_size) == ("m", 70, HIDDEN_SIZE)
+        assert learnt.coverage > 0.9
+
+
+async def test_an_artefact_comes_before_what_is_learnt(tmp_path: Path) -> None:
+    metadata = make_artefact(tmp_path)
+    async with predictor(tmp_path, learn=True) as stub:
+        answer = await stub.Predict(batch())
+        assert answer.artefact == f"m@{metadata.version}"
+        assert not answer.is_learnt
+
+
+async def test_what_was_learnt_outlives_the_predictor(tmp_path: Path) -> None:
+    async with predictor(learn=True, learnt_dir=tmp_path) as stub:
+        await serve_and_end(stub, 30)
+    async with predictor(learn=True, learnt_dir=tmp_path) as stub:
+        answer = await stub.Predict(batch(rows=1, generated_tokens=[10]))
+        assert answer.remaining_tokens[0] == 30
+        state = await stub.GetArtefact(predictor_pb2.GetArtefactRequest())
+        assert state.learnt[0].ended_requests == 29
+
+
+async def test_a_damaged_file_is_named_and_learning_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with predictor(learn=True, learnt_dir=tmp_path) as stub:
+        await serve_and_end(stub, 10)
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:100])
+    async with predictor(learn=True, learnt_dir=tmp_path) as stub:
+        answer = await stub.Predict(batch(rows=1))
+        assert math.isnan(answer.remaining_tokens[0])
+    assert any("cannot be used" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"period_tokens": [1]},
+        {"ended_request_ids": ["a"]},
+        {"hidden_size": 1 << 20, "hidden_states": b""},
+    ],
+)
+async def test_what_a_learner_is_told_is_checked(fields: dict[str, Any]) -> None:
+    async with predictor(learn=True) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Predict(batch(**fields))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -8,7 +8,8 @@ from controlplane.planning.cascade.sample import CascadeSample
 from mesh.errors import ConfigurationError, PlanInfeasible
 from simulator.cascade.curves import SimulatedCurves
 from simulator.cascade.replica import LoadedLatency, alone_s, loaded_latency, saturation_per_s
-from simulator.cascade.tier import PipelineCost, ReplicaModel, TierModel
+from simulator.cascade.tier import PipelineCost, ReplicaModel, TierModel, stages_of
+from simulator.cost.catalogue import MODELS
 from simulator.cost.linear import LinearCost
 from simulator.cost.model import BatchShape, PrefillChunk
 
@@ -22,6 +23,7 @@ def test_a_model_gets_every_shape_that_it_fits_on() -> None:
     shapes = {replica.shape for replica in TierModel("Llama-3.3-70B", "H100").replicas()}
     assert ReplicaShape(1) not in shapes, "140 GB of weights"
     assert {ReplicaShape(2), ReplicaShape(8), ReplicaShape(4, 3), ReplicaShape(2, 2)} <= shapes
+    assert {ReplicaShape(1, 2), ReplicaShape(1, 4)} <= shapes, "with no more than one embedding table on a device"
     assert all(shape.gpus <= 16 for shape in shapes)
 
 
@@ -64,6 +66,19 @@ def test_a_pipeline_adds_its_hops_to_single_steps_and_to_runs_alike() -> None:
     assert cost.decode_run_ms(batch, 2)[1] == cost.step_ms(batch.decode_only_after(1))
 
 
+@pytest.mark.parametrize("model", ["Llama-3.3-70B", "DeepSeek-R1", "Llama-3.2-3B", "Mixtral-8x7B"])
+@pytest.mark.parametrize("pp", [1, 2, 3, 4])
+def test_the_stages_of_a_pipeline_hold_the_model_once_and_a_tied_table_at_both_ends(model: str, pp: int) -> None:
+    spec = MODELS[model]
+    stages = stages_of(spec, pp)
+    table = 2.0 * spec.vocabulary_tokens * spec.hidden_size
+    twice = table if spec.tied_embeddings and pp > 1 else 0.0
+    assert sum(stage.weight_bytes() for stage in stages) == pytest.approx(spec.weight_bytes() + twice)
+    assert sum(stage.layers for stage in stages) == spec.layers
+    assert max(stage.layers for stage in stages) - min(stage.layers for stage in stages) <= 1
+    assert all(not stage.vocabulary_tokens for stage in stages[1:-1])
+
+
 def test_a_pipeline_shares_its_memory_among_the_batches_under_way() -> None:
     replicas = {replica.shape: replica for replica in TIER.replicas()}
     straight, cut = replicas[ReplicaShape(1)], replicas[ReplicaShape(1, 2)]
@@ -99,8 +114,10 @@ def test_curves_are_measured_once_for_like_lengths_and_kept() -> None:
 @pytest.mark.slow
 def test_shapes_whose_context_is_too_short_for_a_request_are_left_out() -> None:
     tier = TierModel("Llama-3.3-70B", "H100", max_gpus=4)
-    narrow, *wide = tier.replicas()
+    narrow = tier.replicas()[0]
     longest = narrow.engine.max_model_len_tokens
+    wide = [replica for replica in tier.replicas() if replica.engine.max_model_len_tokens > longest]
+    assert wide
     sample = CascadeSample(np.full((3, 1), 50.0), np.array([60, 80, longest]), np.full((3, 1), 5), 1.0)
     curves = SimulatedCurves(sample, [tier])
     rows = np.arange(3)

@@ -15,7 +15,7 @@ from controlplane.policies.registry import create_policy
 from controlplane.protocols.recovery import RecoveryLimits
 from controlplane.scheduler import feed, placement_service
 from mesh.errors import ConfigurationError
-from simulator.cluster.config import ClusterConfig, Failure
+from simulator.cluster.config import ClusterConfig, Failure, KvReuseConfig
 from simulator.cluster.simulation import ClusterSimulation
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
@@ -205,3 +205,22 @@ def test_progress_never_falls_and_reaches_the_end() -> None:
 def test_impossible_failures_are_refused(failures: tuple[Failure, ...]) -> None:
     with pytest.raises(ConfigurationError):
         ClusterConfig(2, SMALL, failures=failures)
+
+
+@pytest.mark.parametrize("reuse", [KvReuseConfig(), KvReuseConfig(pulls=True, host_factor=2.0, host_instances=2)])
+def test_a_long_prompt_does_not_wait_for_those_that_come_after_it(reuse: KvReuseConfig) -> None:
+    """Nothing in the mesh keeps placed prompts back but their instance's queue, which is first come, first served: a
+    flood of short prompts cannot starve a long one, so there is nothing to age. Its last chunk shares a step."""
+    instance = InstanceConfig(kv_blocks=600, max_model_len_tokens=8192, max_queued_requests=10_000)
+    config = ClusterConfig(2, instance, kv_reuse=reuse)
+    flood = [TraceRequest(0.01 * number, 200, 20, (number % 40,), 64) for number in range(900)]
+    long_prompt = TraceRequest(3.001, 6000, 2)
+    at = next(number for number, request in enumerate(flood) if request.arrival_s > long_prompt.arrival_s)
+    cost = LinearCost(fixed_ms=40.0, prefill_token_ms=0.6)
+    alone, in_flood = (
+        simulate([*flood[:at], long_prompt, *later], config, cost, "penstock") for later in ([], flood[at:])
+    )
+    full_step_ms = 40.0 + 2048 * 0.6
+    ttft_ms = in_flood[at].ttft_ms or 0.0
+    assert 0 < ttft_ms <= (alone[at].ttft_ms or 0.0) + full_step_ms
+    assert (in_flood[-1].ttft_ms or 0.0) > ttft_ms, "it was a flood: who came later waited longer"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from controlplane.model.request import FinishReason, SamplingParams
 from mesh.errors import RequestRefused
 from simulator.instance.config import OutputConfig
-from simulator.instance.fitting_text import NotSimulated, fitting_text
+from simulator.instance.fitting_text import NotSimulated, fitting_text, leaves_text_free
 from simulator.instance.script import Script
 
 COUNTS = st.integers(0, 9)
@@ -115,3 +115,10 @@ def test_what_cannot_be_spelled_or_gone_on_with_is_refused() -> None:
         script(replace(FITTING, structured_outputs='{"regex": "a"}'))
     with pytest.raises(RequestRefused, match="not those of this engine"):
         script(FITTING, tuple(SPELLED))
+
+
+def test_tags_of_calls_that_need_not_be_leave_the_text_free() -> None:
+    form = {"type": "triggered_tags", "triggers": ["<call>"], "tags": []}
+    assert leaves_text_free(json.dumps({"structural_tag": json.dumps({"format": form})}))
+    assert not leaves_text_free(json.dumps({"structural_tag": json.dumps({"format": {**form, "at_least_one": True}})}))
+    assert not leaves_text_free(json.dumps({"json_object": True}))

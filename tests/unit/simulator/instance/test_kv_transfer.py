@@ -146,3 +146,96 @@ def test_a_cached_block_can_be_read_after_its_request() -> None:
     assert source.read_block(block) == before
     with pytest.raises(IllegalTransition):
         source.read_block(19)
+
+
+def prefix_of(request: EngineRequest, name: str) -> EngineRequest:
+    return replace(request, request_id=name)
+
+
+LONG = EngineRequest("long", tuple(3 + index % 90 for index in range(30)), replace(SAMPLING, max_tokens=2))
+
+
+def has_computed(request: EngineRequest) -> SimulatedInstance:
+    instance = SimulatedInstance(CONFIG, LinearCost())
+    instance.submit(request)
+    step(instance, request.sampling.max_tokens)
+    return instance
+
+
+def test_a_held_prefix_enters_another_prefix_cache_and_is_hit_there() -> None:
+    source, target = has_computed(LONG), SimulatedInstance(CONFIG, LinearCost())
+    held = source.hold_prefix(prefix_of(LONG, "hold"), 99)
+    assert len(held) == source.cached_blocks(LONG) == 7
+    assert source.load().kv_blocks_used == 7
+    wanted = target.admit_carrier(prefix_of(LONG, "pull"), len(held))
+    assert (wanted.first_block, len(wanted.block_ids)) == (0, 7)
+    for block, remote in zip(wanted.block_ids, held, strict=True):
+        target.write_block(block, source.read_block(remote))
+    target.store_carried("pull")
+    assert target.load().kv_blocks_used == 0
+    target.submit(LONG)
+    planned = target.plan_step(0.0)
+    assert planned is not None
+    assert [each.shape.new_tokens for each in planned.chunks] == [2]
+    result = target.finish_step(planned)
+    assert result.deltas[0].cached_tokens == 28
+    assert len(result.kv_blocks.stored) == 7
+    assert [*result.deltas[0].token_ids, *step(target, 1)] == step(has_computed_before(), 2)
+    for instance in (source, target):
+        instance.abort("hold")
+        assert instance.load().kv_blocks_used == 0
+        instance.validate()
+
+
+def has_computed_before() -> SimulatedInstance:
+    instance = SimulatedInstance(CONFIG, LinearCost())
+    instance.submit(LONG)
+    return instance
+
+
+def test_what_is_held_is_not_evicted_and_what_is_not_is_not_held() -> None:
+    source = has_computed(LONG)
+    held = source.hold_prefix(prefix_of(LONG, "hold"), 3)
+    assert len(held) == 3
+    source.submit(EngineRequest("other", tuple(range(20, 88)), SAMPLING))
+    step(source, 2)
+    source.validate()
+    assert source.cached_blocks(LONG) == 3, "the rest was evicted"
+    assert [len(source.read_block(block)) for block in held] == [256] * 3
+    source.abort("hold")
+    source.validate()
+
+
+def test_no_more_than_half_of_the_free_blocks_is_held() -> None:
+    source = has_computed(LONG)
+    source.submit(EngineRequest("other", tuple(range(20, 60)), SAMPLING))
+    step(source, 1)
+    free = CONFIG.kv_blocks - source.load().kv_blocks_used
+    cached = source.cached_blocks(LONG)
+    held = source.hold_prefix(prefix_of(LONG, "hold"), 99)
+    assert len(held) == min(cached, free // 2)
+    assert len(held) < cached
+    source.validate()
+
+
+def test_a_carrier_brings_what_lacks_and_leaves_nothing_if_it_is_given_up() -> None:
+    source, target = has_computed(LONG), has_computed(replace(LONG, prompt_token_ids=LONG.prompt_token_ids[:14]))
+    held = source.hold_prefix(prefix_of(LONG, "hold"), 99)
+    wanted = target.admit_carrier(prefix_of(LONG, "pull"), len(held))
+    assert (wanted.first_block, len(wanted.block_ids)) == (3, 4)
+    target.write_block(wanted.block_ids[0], source.read_block(held[3]))
+    with pytest.raises(IllegalTransition, match="cannot be stored"):
+        target.store_carried("pull")
+    target.abort("pull")
+    target.validate()
+    assert target.cached_blocks(LONG) == 3
+    assert target.load().kv_blocks_used == 0
+
+
+def test_a_carrier_without_room_is_refused() -> None:
+    target = SimulatedInstance(CONFIG, LinearCost())
+    target.submit(EngineRequest("other", tuple(range(20, 80)), replace(SAMPLING, max_tokens=5)))
+    step(target, 1)
+    with pytest.raises(RequestRefused, match="5 are free"):
+        target.admit_carrier(prefix_of(LONG, "pull"), 7)
+    target.validate()

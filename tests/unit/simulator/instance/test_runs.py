@@ -57,8 +57,9 @@ def play(
     config: InstanceConfig,
     runs: bool,
     looks_ms: Sequence[float] = (),
+    glances: bool = False,
 ) -> Story:
-    """The whole load, looked at whenever a request arrives and at `looks_ms`."""
+    """The whole load, looked at whenever a request arrives and at `looks_ms`, then with a glance where that does."""
     instance = SimulatedInstance(config, cost)
     story = Story()
     cached: set[int] = set()
@@ -85,7 +86,8 @@ def play(
         story.plans += 1
         assert story.plans < 10_000
         while looks and looks[0] < min(step.ends_ms, waiting[0][0] if waiting else 1e12):
-            look(instance.settle(looks.pop(0)))
+            at_ms = looks.pop(0)
+            look(instance.settle(at_ms) if not glances or instance.glance(at_ms) is None else NO_CHANGES)
         if waiting and waiting[0][0] < step.ends_ms:
             changes = instance.settle(waiting[0][0])
             cached = cached - set(changes.removed) | set(changes.stored)
@@ -134,6 +136,7 @@ shapes = st.lists(
     cost=st.sampled_from([LinearCost(), LongestSequenceCost()]),
     kv_blocks=st.integers(30, 90),
     looks_ms=st.lists(st.floats(0, 600), max_size=20),
+    glances=st.booleans(),
 )
 def test_runs_equal_single_steps(
     shapes: list[tuple[float, int, int, int, int]],
@@ -141,12 +144,13 @@ def test_runs_equal_single_steps(
     cost: CostModel,
     kv_blocks: int,
     looks_ms: list[float],
+    glances: bool,
 ) -> None:
     make = told if with_ids else counted
     arrivals = [(at_ms, make(index, *shape)) for index, (at_ms, *shape) in enumerate(shapes)]
     config = replace(CONFIG, kv_blocks=kv_blocks)
     single = play(arrivals, cost, config, runs=False, looks_ms=looks_ms)
-    fast = play(arrivals, cost, config, runs=True, looks_ms=looks_ms)
+    fast = play(arrivals, cost, config, runs=True, looks_ms=looks_ms, glances=glances)
     assert len(single.finished) == len(shapes)
     assert fast.plans <= single.plans
     fast.plans = single.plans
@@ -187,6 +191,31 @@ def test_settling_counts_the_steps_that_are_over() -> None:
     assert run.steps_left == left
     instance.settle(1e9)
     assert run.steps_left == 1  # the last step is for finish_step
+
+
+def test_a_glance_tells_of_steps_that_it_does_not_count() -> None:
+    settled, glanced = (lone_run(50)[0] for _ in range(2))
+    for now_ms, has_news in ((100.0, True), (100.0, False), (230.0, True), (480.0, True)):
+        settled.settle(now_ms)
+        assert glanced.glance(now_ms) is has_news
+        assert glanced.load() == settled.load()
+    glanced.settle(480.0)
+    assert glanced.load() == settled.load()
+    glanced.validate()
+
+
+def test_where_blocks_are_evicted_a_glance_does_not_do() -> None:
+    instance = SimulatedInstance(replace(CONFIG, kv_blocks=21, max_model_len_tokens=84), LinearCost(fixed_ms=10.0))
+    for number, hashes in enumerate(((7, 8, 9), ())):
+        prompt, output = (13, 1) if hashes else (33, 50)
+        instance.submit(CountedRequest(f"r{number}", prompt, output, block_hashes=hashes))
+        step = instance.plan_step(0.0)
+        assert step is not None
+        instance.finish_step(step)
+    run = instance.plan_step(0.0, most_steps=50)
+    assert run is not None
+    assert instance.glance(200.0) is None
+    assert instance.settle(1e9).removed, "the blocks of the prefix"
 
 
 def test_an_interrupted_run_ends_with_the_step_under_way() -> None:

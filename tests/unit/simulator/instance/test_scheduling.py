@@ -79,6 +79,20 @@ def test_the_last_to_arrive_is_preempted_and_resumes_where_it_was() -> None:
     assert load.prefilled_tokens_total > 12 + 4
 
 
+def test_a_preempted_request_of_which_only_lengths_are_known_finds_its_own_blocks_again() -> None:
+    # 10 blocks of 4: the young one has 4 full ones when it is preempted, of which the old one takes the last.
+    instance = SimulatedInstance(replace(CONFIG, kv_blocks=10, max_model_len_tokens=40), LinearCost())
+    instance.submit(CountedRequest("old", 14, 12))
+    instance.submit(CountedRequest("young", 14, 12))
+    steps: list[Step] = []
+    while instance.request_ids:
+        steps.append(take(instance)[0])
+    (resumed,) = [chunk for step in steps[3:] for chunk in chunks(step)]
+    assert resumed[0] == "young"
+    assert resumed[2] == 12, "blocks that nobody else took are not computed again"
+    assert instance.load().preemptions_total == 1
+
+
 def test_the_less_important_is_preempted_even_if_it_came_first() -> None:
     instance = SimulatedInstance(replace(CONFIG, kv_blocks=8, max_model_len_tokens=32), LinearCost())
     instance.submit(CountedRequest("background", 12, 15, priority=5))

@@ -155,3 +155,13 @@ def test_sampling_does_not_always_choose_the_likeliest() -> None:
     said = script(1, sampling)
     likeliest = [said.logprobs(position).chosen == said.logprobs(position).top[0] for position in range(400)]
     assert 0.8 < statistics.mean(likeliest) < 0.95
+
+
+def test_words_are_said_where_there_are_some() -> None:
+    words = (12, 40, 41, 98)
+    long = replace(GREEDY, ignore_eos=True)
+    said = set(script(1, long, config=replace(CONFIG, word_token_ids=words)).token_ids(0, 100))
+    assert said <= set(words)
+    assert len(said) == len(words)
+    outside = script(1, long, config=replace(CONFIG, word_token_ids=(150,)))
+    assert outside.token_ids(0, 100) == script(1, long).token_ids(0, 100), "first..last is the limit"

@@ -57,7 +57,7 @@ def test_every_claim_gets_its_row(data: Path, tmp_path: Path) -> None:
     run.plots.mkdir(parents=True)
     found = findings.measure(run, scale)
     claims = [row.claim for row in found.rows]
-    assert len(claims) == len(set(claims)) == 37
+    assert len(claims) == len(set(claims)) == 39
     assert all(row.why for row in found.rows)
     assert all((run.plots / name).stat().st_size > 5000 for name in found.plots)
     assert all(section.markdown for section in found.sections)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from mesh.errors import TraceError
-from simulator.reproductions.star.experiment import Experiment, Reschedules, run
+from simulator.cost.model import BatchShape
+from simulator.reproductions.run import EngineEra
+from simulator.reproductions.star.experiment import Experiment, Reschedules, Rival, cluster_of, run
 from simulator.reproductions.star.jobs import Results, as_calls, experiments, with_seeds
 from simulator.reproductions.star.lengths import (
     ALPACA,
@@ -87,6 +89,31 @@ def test_one_run_balances_and_counts() -> None:
         assert (result.moved > 0) == (system is not Reschedules.VLLM)
     unbalanced = results[Reschedules.VLLM].exec_variance_ms2
     assert all(results[system].exec_variance_ms2 < unbalanced / 2 for system in Reschedules if results[system].moved)
+
+
+def test_eras_differ_in_admission_and_only_our_own_systems_know_what_steps_cost() -> None:
+    off = Experiment(SMALL, SHAREGPT, Reschedules.VLLM, 0.2, 60.0, SMALL_SLO)
+    for era, whole_prompt in ((EngineEra.CURRENT, True), (EngineEra.VLLM_0_9, False)):
+        config, _ = cluster_of(replace(off, engine_era=era))
+        assert config.instance.whole_prompt_must_fit == whole_prompt
+        assert all(spec.config.whole_prompt_must_fit == whole_prompt for spec in config.specs)
+        assert {spec.profiled for spec in config.specs} == {None}
+    config, cost = cluster_of(replace(off, system=Rival.TRAJECTORIES_ORACLE))
+    costs = config.specs[-1].profiled
+    assert costs is not None
+    contexts = np.full(12, 10_000)
+    measured = cost.step_ms(BatchShape((), contexts, int(contexts.sum())))
+    fitted = costs.fixed_ms + 12 * costs.decode_request_ms + contexts.sum() * costs.context_token_ms
+    assert fitted == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.slow
+def test_trajectories_serve_everybody() -> None:
+    short = Workload(
+        "short", Quantiles(((0.0, 20), (1.0, 60))), Quantiles(((0.0, 50), (0.7, 200), (0.8, 3000), (1.0, 4000)))
+    )
+    result = run(Experiment(SMALL, short, Rival.TRAJECTORIES, 1.0, 60.0, SMALL_SLO, independent_lengths=True))
+    assert 0 < result.goodput_req_s <= result.throughput_req_s <= 1.0
 
 
 def test_both_plans_give_the_same_kinds_of_rows() -> None:

@@ -44,6 +44,7 @@ def run(controller: ReschedulingController | None) -> tuple[ClusterSimulation, f
         (ReschedulerMode.CURRENT, None),
         (ReschedulerMode.PREDICTED, Oracle()),
         (ReschedulerMode.PREDICTED, Figure7Errors(0)),
+        (ReschedulerMode.TRAJECTORIES, Oracle()),
     ],
 )
 def test_load_is_evened_out_and_no_token_is_lost(mode: ReschedulerMode, lengths: Oracle | Figure7Errors | None) -> None:

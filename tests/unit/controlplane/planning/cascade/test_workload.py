@@ -1,16 +1,21 @@
 """The form in which workloads are kept."""
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.planning.cascade import workload
+from controlplane.planning.cascade.labels import with_labels
 from controlplane.planning.cascade.workload import (
     WorkloadRequest,
     WorkloadWindow,
     read_window,
     read_workload,
+    sample_of_window,
     write_window,
     write_workload,
 )
@@ -72,7 +77,11 @@ def test_the_true_quality_is_kept_where_it_is_known() -> None:
         ([REQUEST], "line 1"),
         ([HEADER, b"{"], "line 2"),
         ([HEADER, REQUEST, b'{"input_tokens": 10, "output_tokens": [3], "scores": [50, 90]}'], "line 3"),
-        ([HEADER, REQUEST, REQUEST[:-1] + b', "quality": [0, 100]}'], "true quality of some requests only"),
+        (
+            [HEADER, REQUEST, REQUEST[:-1] + b', "quality": [0, 101]}'],
+            "line 3 of the workload: labels go from 0 to 100",
+        ),
+        ([HEADER, REQUEST[:-1] + b', "quality": [0]}'], "line 2 .* each of the 2 models"),
         ([HEADER, REQUEST, REQUEST[:-1] + b', "score_bounds": [[[3, 50]], []]}'], "score_bounds of some requests only"),
         ([HEADER, REQUEST[:-1] + b', "score_bounds": [[[3, 50]]]}'], "line 2 .* each of the 2 models"),
         ([HEADER, REQUEST[:-1] + b', "score_bounds": [[], []]}'], "line 2 of the workload, model 1: .* 100, not 50"),
@@ -130,3 +139,44 @@ def test_a_model_answers_wholly_or_not_at_all(request_line: bytes, words: str) -
 def test_any_bytes_are_read_or_refused(lines: list[bytes]) -> None:
     with pytest.raises((TraceError, ConfigurationError)):
         read_workload(lines)
+
+
+def test_an_answer_without_a_label_counts_for_what_its_score_is_worth() -> None:
+    def request(score: float, label: float | None) -> WorkloadRequest:
+        return WorkloadRequest(10, (3, 4), (score, 90.0), (label, 100.0), request_id=f"request-{score}")
+
+    window = WorkloadWindow(
+        ("small", "large"), 2.0, (request(10, 0), request(30, 100), request(20, None)), "confidence", "exact"
+    )
+    read = read_window(write_window(window))
+    assert read == window, "with whose scores and labels these are"
+    sample = sample_of_window(read)
+    assert sample.true_quality[:, 0].tolist() == [0.0, 100.0, 50.0]
+    assert sample.is_labelled.tolist() == [[True, True], [True, True], [False, True]]
+    assert [each.samples for each in sample.calibrations() if each] == [2, 3]
+    again = read_window(write_workload(window.models, sample, "confidence", "exact"))
+    assert [each.quality for each in again.requests] == [each.quality for each in window.requests]
+    unlabelled = tuple(msgspec.structs.replace(each, quality=(None, 100.0)) for each in window.requests)
+    with pytest.raises(ConfigurationError, match="no answer of model 1 has a label"):
+        sample_of_window(replace(window, requests=unlabelled))
+
+
+def test_labels_are_brought_in_by_request() -> None:
+    window = WorkloadWindow(
+        ("small", "large"),
+        2.0,
+        tuple(WorkloadRequest(10, (3, 4), (50.0, 90.0), request_id=name) for name in "ab"),
+        "confidence",
+    )
+    labelled = with_labels(window, [b'{"request_id": "b", "quality": [0, null]}', b""], "people.jsonl")
+    assert [each.quality for each in labelled.requests] == [None, (0.0, None)]
+    assert (labelled.judge, labelled.label) == ("confidence", "people.jsonl")
+    for line, words in (
+        (b'{"request_id": "c", "quality": [0, 1]}', "1 requests that the workload does not have"),
+        (b'{"request_id": "b", "quality": [0]}', "line 1 .* each of small, large"),
+        (b'{"request_id": "b", "quality": [0, 101]}', "line 1 .* 0 to 100"),
+        (b"{", "line 1"),
+        (b"", "there are no labels"),
+    ):
+        with pytest.raises(TraceError, match=words):
+            with_labels(window, [line], "people.jsonl")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from math import inf
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from controlplane.model.cluster import ClusterTable
 from controlplane.model.instance import InstancePhase, InstanceState, LoadReport
 from controlplane.model.placement import PlacementRequest
+from controlplane.model.step_costs import StepCosts
 from controlplane.policies.arrow.instances import ElasticInstances
 from controlplane.policies.arrow.parameters import ArrowParameters
 from controlplane.policies.arrow.policy import DECODE_RULE, Arrow
@@ -235,7 +237,7 @@ def test_one_placement_that_is_not_reported_yet_is_prefill_work() -> None:
     for each in "bd":
         report(table, each, decoding(6000))
     assert ask(table, policy, "r", 100) in "ac"
-    observe(table, policy, 0.0)
+    ask_decode(table, policy, "of another prompt", "b")
     lent = [each for each in "ac" if pools(policy)[each].decodes]
     busy = [each for each in "ac" if table.snapshot("m").unreported_requests["abcd".index(each)]]  # type: ignore[union-attr]
     assert (len(lent), len(busy)) == (1, 1)
@@ -258,6 +260,22 @@ def test_a_request_that_decodes_already_goes_where_requests_are_decoded() -> Non
 
 
 # -- the pools in time
+
+
+def test_each_instance_is_predicted_by_its_own_profile() -> None:
+    table, policy = idle()
+    slow = StepCosts(fixed_ms=0.0, prefill_token_ms=1.0, attended_pair_ms=0.0)
+    for each, factor in (("a", 1.0), ("c", 0.25)):
+        table.costed(each, "1", msgspec.structs.replace(slow, prefill_token_ms=factor))
+        report(table, each, queued(800))
+    observe(table, policy, 0.0)
+    delays_ms = dict(zip("abcd", inside(policy).loads.prefill_delay_ms.tolist(), strict=True))
+    assert (delays_ms["a"], delays_ms["c"]) == (800, 200), "the parameters' curve is that of the slowest"
+    placed = place(table, policy, PlacementRequest("r0", "m", 400, 0.0, max_tokens=50), asks_later=True)
+    assert (placed.instance.instance_id, placed.decision.scores[2]) == ("c", 300)
+    table.costed("c", "1", slow)
+    observe(table, policy, 1.0)
+    assert inside(policy).loads.prefill_delay_ms[2] == 1200, "800 reported, 400 placed"
 
 
 def test_an_instance_leaves_its_transition_once_the_old_work_is_done() -> None:
@@ -316,16 +334,26 @@ def test_a_short_rise_of_intervals_moves_nothing() -> None:
     assert sum(pool.decodes for pool in pools(policy).values()) == 2
 
 
-def test_idle_prefill_instances_help_busy_decoding_but_one_stays() -> None:
+def test_at_the_end_of_a_prefill_an_idle_instance_helps_busy_decoding_but_one_stays() -> None:
     table, policy = idle()
     for each in "bd":
         report(table, each, decoding(6000))
-    observe(table, policy, 0.0)
-    observe(table, policy, 0.25)
-    assert sum(pool.decodes for pool in pools(policy).values()) == 3
+    observe(table, policy, 1.0)
+    assert sum(pool.decodes for pool in pools(policy).values()) == 2, "no prefill has ended"
+    assert ask_decode(table, policy, "r0", "a") == "a", "it was the last of its prompts, and a is lent"
+    assert pools(policy)["a"] is Pool.DECODE
     # With the third, 12,000 of 30,000 tokens are low again.
-    observe(table, policy, 0.5)
+    ask_decode(table, policy, "r1", "c")
     assert sum(pool.prefills for pool in pools(policy).values()) == 1
+
+
+def test_an_instance_that_stays_idle_while_decoding_is_busy_is_lent_in_time() -> None:
+    table, policy = idle()
+    for each in "bd":
+        report(table, each, decoding(6000))
+    for now_s, decoders in ((1.0, 2), (1.9, 2), (2.0, 3), (4.0, 3)):
+        observe(table, policy, now_s)
+        assert sum(pool.decodes for pool in pools(policy).values()) == decoders, "one stays for prefill"
 
 
 def test_busy_prefill_instances_are_not_lent() -> None:
@@ -334,8 +362,23 @@ def test_busy_prefill_instances_are_not_lent() -> None:
         report(table, each, decoding(6000))
     for each in "ac":
         report(table, each, queued(10))
-    observe(table, policy, 0.0)
+    ask_decode(table, policy, "r0", "a")
     assert sum(pool.decodes for pool in pools(policy).values()) == 2
+
+
+def test_another_schedulers_pools_are_gone_on_with() -> None:
+    table, former = idle()
+    report(table, "b", decoding(6000))
+    report(table, "d", decoding(6000))
+    ask_decode(table, former, "r0", "a")
+    policy = Arrow(PARAMETERS)
+    policy.resume("m", {**former.pools("m"), "gone": "prefill", "b": "a pool of another release"})
+    table.joined(instance("e"))
+    report(table, "e")
+    observe(table, policy, 0.0)
+    assert {each: pools(policy)[each] for each in "acd"} == {each: former.pools("m")[each] for each in "acd"}
+    assert policy.pools("m").keys() == set("abcde"), "who has gone is in no pool"
+    assert [pools(policy)[each] for each in "be"] == [Pool.PREFILL, Pool.PREFILL], "the others make both kinds even"
 
 
 def test_the_last_of_a_kind_that_leaves_is_made_up_for() -> None:

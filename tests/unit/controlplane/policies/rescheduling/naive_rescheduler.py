@@ -34,10 +34,11 @@ class NaiveRescheduler:
 
     def moves(self, instances: Sequence[NaiveInstance]) -> list[NaiveMove]:
         """Every feasible move that lowers the variance, best first."""
-        workloads = [self._workload(instance) for instance in instances]
-        bound = (1 + self._parameters.theta) * sum(workloads) / len(instances)
+        workloads, bound = self._workloads_and_bound(instances)
         overloaded = [each for each, load in zip(instances, workloads, strict=True) if load > bound]
-        underloaded = [each for each in instances if self._load(each.requests, 0) < bound and each.may_receive]
+        underloaded = [
+            each for each, load in zip(instances, workloads, strict=True) if load < bound and each.may_receive
+        ]
         before = self._expected_variance(instances)
         moves = []
         for source in overloaded:
@@ -49,6 +50,16 @@ class NaiveRescheduler:
                     if gain > 0:
                         moves.append(NaiveMove(request.request_id, source.instance_id, target.instance_id, gain))
         return sorted(moves, key=lambda move: -move.gain)
+
+    def is_on_the_edge(self, instances: Sequence[NaiveInstance]) -> bool:
+        """Whether rounding decides if an instance is overloaded or underloaded."""
+        workloads, bound = self._workloads_and_bound(instances)
+        return any(load > 0 and abs(load - bound) <= 1e-9 * bound for load in workloads)
+
+    def _workloads_and_bound(self, instances: Sequence[NaiveInstance]) -> tuple[list[float], float]:
+        """Lines 13 to 16."""
+        workloads = [self._workload(instance) for instance in instances]
+        return workloads, (1 + self._parameters.theta) * sum(workloads) / len(instances)
 
     def _workload(self, instance: NaiveInstance) -> float:
         if not self._predicts:

@@ -1,18 +1,21 @@
 """The vectorised rescheduler decides what Algorithm 1 says, and what the shell around it needs."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from controlplane.model.migration_order import MigrationOrder
 from controlplane.model.running_request import RunningRequest
-from controlplane.policies.rescheduling.decode_load import decode_load
-from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
-from controlplane.policies.rescheduling.problem import Balance, DecodeInstance, Rescheduling
-from controlplane.policies.rescheduling.rescheduler import Rescheduler
+from controlplane.model.step_costs import StepCosts
+from controlplane.policies.rescheduling.decode_load import UNKNOWN, DecodeLoad, decode_load, load_of
+from controlplane.policies.rescheduling.parameters import Horizon, ReschedulerMode, ReschedulerParameters
+from controlplane.policies.rescheduling.problem import Balance, DecodeInstance, Idle, Rescheduling
+from controlplane.policies.rescheduling.rescheduler import UNKNOWN_STEPS, Rescheduler
+from controlplane.policies.rescheduling.view import InstanceReport, decode_view
 from tests.examples import examples
 from tests.unit.controlplane.policies.rescheduling.naive_rescheduler import NaiveInstance, NaiveRescheduler
 
@@ -77,7 +80,9 @@ def clusters(draw: st.DrawFn) -> list[NaiveInstance]:
 def test_it_decides_what_the_printed_algorithm_decides(
     cluster: list[NaiveInstance], parameters: ReschedulerParameters, predicts: bool
 ) -> None:
-    printed = NaiveRescheduler(parameters, predicts=predicts).moves(cluster)
+    naive = NaiveRescheduler(parameters, predicts=predicts)
+    assume(not naive.is_on_the_edge(cluster))
+    printed = naive.moves(cluster)
     decided = decide(PREDICTED if predicts else CURRENT, *cluster, parameters=parameters)
     # What is worth less than rounding errors may be seen by one of the two alone.
     noise = 1e-9 * max([1.0, *(move.gain for move in printed)]) + 1e-6
@@ -214,6 +219,84 @@ def test_frontends_that_are_not_named_reach_all_and_nobody_may_be_left_to_move_t
     assert order.request_id == "r2"
     closed = told(instance("calm", receives=False), SMALL)
     assert Rescheduler(CURRENT, SMALL).decide([crowded, closed], unreachable=unreachable).orders == ()
+
+
+@given(st.integers(0, 10_000))
+def test_short_answers_are_moved_too(seed: int) -> None:
+    """Four instances with 48, 32, 24 and 16 requests, each with some hundred tokens to go, in default parameters."""
+    rng = random.Random(seed)
+    running = {
+        f"i{count}": [
+            RunningRequest(f"{count}-{n}", rng.randrange(100, 400), 1, rng.randrange(100, 400)) for n in range(count)
+        ]
+        for count in (48, 32, 24, 16)
+    }
+    horizon = ReschedulerParameters().horizon
+    reports = [
+        InstanceReport(name, 100_000, 20.0, decode_load(requests, horizon), 0.0) for name, requests in running.items()
+    ]
+    view = decode_view("m", reports, ReschedulerParameters(), frozenset(), 0.0)
+    (order,) = Rescheduler(PREDICTED).decide(view.instances).orders
+    assert (order.source_instance_id, order.target_instance_id) == ("i48", "i16")
+
+
+def test_the_horizon_reaches_as_far_as_anything_runs() -> None:
+    horizon = Horizon(steps=32, stride_tokens=256)
+    assert [horizon.fitted(longest).stride_tokens for longest in (1, 32, 33, 300, 8192, 9000)] == [
+        1,
+        1,
+        2,
+        10,
+        256,
+        256,
+    ]
+    assert horizon.fitted(0) == horizon, "where nothing is predicted"
+
+
+def known(name: str, *requests: tuple[int, int | None], cost: float, capacity: int = 10_000) -> DecodeInstance:
+    return replace(told(instance(name, *requests, capacity=capacity), SMALL), costs=StepCosts(context_token_ms=cost))
+
+
+@pytest.mark.parametrize("mode", [CURRENT, PREDICTED])
+def test_a_move_that_saves_the_others_less_than_it_takes_is_not_made(mode: ReschedulerMode) -> None:
+    """5 ms and 20 us a token: 9 ms for 200 tokens; the other one saves 200 times the cost in each of 40 steps."""
+    remaining = 40 if mode is PREDICTED else UNKNOWN_STEPS
+    for cost, moved in ((8.9 / 200 / remaining, False), (9.1 / 200 / remaining, True)):
+        crowded, calm = (known(name, *requests, cost=cost) for name, requests in (("a", [(200, 40)] * 2), ("b", [])))
+        load = crowded.load if mode is PREDICTED else replace_remaining(crowded.load)
+        decided = Rescheduler(mode, SMALL).decide([replace(crowded, load=load), calm])
+        assert bool(decided.orders) == moved
+        assert decided.idle == (None if moved else Idle.NOT_WORTH_IT)
+
+
+def replace_remaining(load: DecodeLoad) -> DecodeLoad:
+    return load_of(load.request_ids, load.context_tokens, np.full_like(load.remaining_tokens, UNKNOWN), load.horizon)
+
+
+def test_an_instance_that_runs_out_of_memory_is_relieved_whatever_that_saves() -> None:
+    for capacity, moved in ((500, False), (420, True)):
+        crowded = known("a", (200, 40), (200, 40), cost=0.0, capacity=capacity)
+        assert bool(Rescheduler(CURRENT, SMALL).decide([crowded, known("b", cost=0.0)]).orders) == moved
+
+
+def test_no_request_goes_back_to_where_it_was_moved_from() -> None:
+    crowded, calm = told(instance("a", (200, 40), (300, 40)), SMALL), told(instance("b"), SMALL)
+    for mode in (CURRENT, PREDICTED):
+        (order,) = Rescheduler(mode, SMALL).decide([crowded, calm], left={"a1": frozenset("b")}).orders
+        assert order.request_id == "a0"
+        both = {"a0": frozenset("b"), "a1": frozenset("b")}
+        decided = Rescheduler(mode, SMALL).decide([crowded, calm], left=both)
+        assert (decided.orders, decided.idle) == ((), Idle.NO_ROOM)
+
+
+def test_what_keeps_still_is_named() -> None:
+    even = instance("a", (200, 40)), instance("b", (200, 40))
+    assert decide(CURRENT, *even).idle is Idle.BALANCED
+    assert decide(CURRENT, instance("a", (200, 40), (9, 40)), instance("b", receives=False)).idle is Idle.NO_TARGET
+    assert decide(PREDICTED, instance("a", (200, None)), instance("b")).idle is Idle.NOT_WORTH_IT
+    assert decide(CURRENT, instance("a", (200, 40), (300, 40)), instance("b", capacity=100)).idle is Idle.NO_ROOM
+    assert decide(CURRENT, instance("a", (200, 40)), instance("b")).idle is Idle.NO_GAIN
+    assert decide(CURRENT, instance("a", (200, 40), (200, 40)), instance("b")).idle is None
 
 
 def test_requests_under_way_count_at_their_target_and_stay_alone() -> None:

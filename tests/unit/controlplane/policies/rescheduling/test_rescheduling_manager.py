@@ -1,9 +1,14 @@
 """The rescheduler above its decisions: what is void, what is not ordered, and what is told of balances."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from controlplane.model.running_request import RunningRequest
-from controlplane.policies.rescheduling.decode_load import decode_load
+from controlplane.policies.rescheduling.decode_load import decode_load, load_of
 from controlplane.policies.rescheduling.manager import (
     BalanceChanged,
     Configured,
@@ -17,8 +22,11 @@ from controlplane.policies.rescheduling.manager import (
     ReschedulingManager,
 )
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
-from controlplane.policies.rescheduling.view import InstanceReport, ModelReport
+from controlplane.policies.rescheduling.problem import Idle
+from controlplane.policies.rescheduling.switch import ReschedulerSwitch
+from controlplane.policies.rescheduling.view import InstanceReport, ModelReport, decode_view
 from mesh.errors import IllegalTransition
+from tests.examples import examples
 
 PARAMETERS = ReschedulerParameters()
 ALIVE = frozenset("abc")
@@ -122,10 +130,95 @@ def test_what_could_not_be_moved_is_held_and_who_refuses_again_is_left_alone() -
         assert may_receive == {"a": True, "b": refusals < 2, "c": True}
 
 
-def test_a_placement_policy_that_moves_requests_is_left_alone() -> None:
+@given(st.lists(st.lists(st.integers(1, 400), min_size=6, max_size=6), min_size=1, max_size=30), st.data())
+def test_no_request_is_passed_to_and_fro(loads: list[list[int]], data: st.DataObject) -> None:
+    """However the contexts of six requests change, in whichever order moves end and are told of."""
+    at, now_s = manager(), 0.0
+    places, been = {f"r{number}": "abc"[number % 3] for number in range(6)}, dict[str, set[str]]()
+    for contexts in loads:
+        now_s += 1.0
+        running: dict[str, list[RunningRequest]] = {each: [] for each in "abc"}
+        for (request_id, place), tokens in zip(places.items(), contexts, strict=True):
+            running[place].append(RunningRequest(request_id, tokens, 1, None))
+        reports = (
+            InstanceReport(each, 16_000, 10.0, decode_load(running[each], PARAMETERS.horizon), now_s) for each in "abc"
+        )
+        (decide,) = (each for each in at.handle(IntervalPassed(model(*reports)), now_s) if isinstance(each, Decide))
+        for given_ in at.handle(Decided(decide.decision_id, decide.decide(), ALIVE), now_s):
+            if not isinstance(given_, GiveOrder):
+                continue
+            order = given_.ordered.order
+            assert order.target_instance_id not in been.setdefault(order.request_id, set())
+            moved = data.draw(st.booleans())
+            if moved:
+                been[order.request_id].add(order.source_instance_id)
+                places[order.request_id] = order.target_instance_id
+            at.handle(OrderEnded(given_.ordered, moved), now_s + data.draw(st.sampled_from([0.0, 0.5])))
+        at.validate()
+
+
+def test_where_a_request_was_is_forgotten_when_it_has_ended() -> None:
+    nothing = model(report("a"), report("b"), report("c"))
+    for ended_s, is_settled in ((0.5, True), (1.5, False)):
+        at = manager()
+        *_, given_ = end(at, begin(at))
+        assert isinstance(given_, GiveOrder)
+        left = {given_.ordered.order.request_id: frozenset("a")}
+        at.handle(OrderEnded(given_.ordered, True), ended_s)
+        assert begin(at, now_s=2.0).left == left
+        assert begin(at, nothing, now_s=2.5).left == ({} if is_settled else left), "or it may not be told of yet"
+
+
+def test_why_nothing_is_moved_is_told_until_something_is() -> None:
     at = manager()
-    changed, _ = at.handle(IntervalPassed(CROWDED, "stages"), 1.0)
-    assert changed == FallbackChanged("m", at.switch.fallbacks["m"])
+    even = model(report("a", 100), report("b", 100), report("c", 100))
+    end(at, begin(at, even))
+    assert at.idle == {"m": Idle.BALANCED}
+    end(at, begin(at))
+    assert at.idle == {}
+    end(at, begin(at, even, now_s=2.0))
+    assert at.idle == {"m": Idle.BALANCED}
+    at.handle(IntervalPassed({}), 3.0)
+    at.validate()
+    assert at.idle == {}
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 4000), max_size=5), st.none() | st.integers(0, 2)), min_size=1, max_size=7
+    ),
+    st.sampled_from([ReschedulerMode.CURRENT, ReschedulerMode.TRAJECTORIES]),
+    st.integers(1, 4),
+)
+def test_requests_are_moved_within_their_stage_as_if_there_were_no_other(
+    cluster: list[tuple[list[int], int | None]], mode: ReschedulerMode, most: int
+) -> None:
+    parameters = ReschedulerParameters(migration_fixed_ms=1.0, floor_ms=1.0, migrations=most)
+    switch = ReschedulerSwitch(mode)
+    switch.configure(mode, parameters)
+    reports = [
+        replace(_predicted(report(f"i{number}", *contexts)), stage=stage)
+        for number, (contexts, stage) in enumerate(cluster)
+    ]
+    view = decode_view("m", reports, parameters, frozenset(), 1.0)
+    decider, _ = switch.rescheduler(view)
+    stages = {each.instance_id: each.stage for each in view.instances}
+    decided = Decide(1, "m", decider, view.instances, (), frozenset(), {}, {}).decide()
+    alone = [decider.decide([each for each in view.instances if each.stage == stage]) for stage in set(stages.values())]
+    assert all(stages[each.source_instance_id] == stages[each.target_instance_id] for each in decided.orders)
+    assert sorted(decided.gains) == sorted(sorted(gain for each in alone for gain in each.gains)[-most:])
+    assert set(decided.orders) <= {order for each in alone for order in each.orders}
+    assert (decided.idle is None) == bool(decided.orders)
+    assert decided.balance is not None
+    held = [each.context_tokens.sum() for each in (instance.load for instance in view.instances)]
+    assert decided.balance.mean_tokens == pytest.approx(np.mean(held))
+
+
+def _predicted(of: InstanceReport) -> InstanceReport:
+    assert of.load is not None
+    remaining = np.full(len(of.load.request_ids), 3000)
+    return replace(of, load=load_of(of.load.request_ids, of.load.context_tokens, remaining, PARAMETERS.horizon))
 
 
 def test_a_model_that_goes_before_anything_was_decided_takes_nothing_back() -> None:

@@ -1,5 +1,7 @@
 """Which mode reschedules, and by what name another one stands in."""
 
+import pytest
+
 from controlplane.model.running_request import RunningRequest
 from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
@@ -17,19 +19,20 @@ def view(*remaining: int | None, instances: int = 2, unheard: int = 0) -> Decode
     return DecodeView("m", known, {f"u{n}": "has told of its running requests never" for n in range(unheard)}, unheard)
 
 
-def mode(switch: ReschedulerSwitch, seen: DecodeView, placing: str = "") -> tuple[str, bool]:
-    rescheduler, changed = switch.rescheduler(seen, placing)
+def mode(switch: ReschedulerSwitch, seen: DecodeView) -> tuple[str, bool]:
+    rescheduler, changed = switch.rescheduler(seen)
     return str(rescheduler.mode), changed
 
 
-def test_without_predictions_the_current_load_stands_in_and_says_so() -> None:
-    switch = ReschedulerSwitch(ReschedulerMode.PREDICTED)
-    assert mode(switch, view(5, 5)) == ("predicted", False)
+@pytest.mark.parametrize("wanted", [ReschedulerMode.PREDICTED, ReschedulerMode.TRAJECTORIES])
+def test_without_predictions_the_current_load_stands_in_and_says_so(wanted: ReschedulerMode) -> None:
+    switch = ReschedulerSwitch(wanted)
+    assert mode(switch, view(5, 5)) == (wanted, False)
     assert mode(switch, view(5, None, None)) == ("current", True)
     assert "1 of 3 running requests of m have a predicted length" in switch.fallbacks["m"].reason
     assert mode(switch, view(None)) == ("current", False), "told once"
     assert mode(switch, view()) == ("current", False), "no request, no news"
-    assert mode(switch, view(5, None)) == ("predicted", True)
+    assert mode(switch, view(5, None)) == (wanted, True)
     assert switch.fallbacks == {}
 
 
@@ -53,20 +56,13 @@ def test_an_idle_mesh_does_not_keep_to_a_fallback_whose_reason_is_over() -> None
     assert switch.fallbacks == {}
 
 
-def test_a_policy_that_moves_requests_itself_is_left_alone() -> None:
-    switch = ReschedulerSwitch(ReschedulerMode.CURRENT)
-    assert mode(switch, view(5), "stages") == ("off", True)
-    assert "stages moves running requests itself" in switch.fallbacks["m"].reason
-    assert mode(switch, view(5), "lmetric") == ("current", True)
-
-
 def test_a_new_configuration_starts_without_fallbacks() -> None:
     switch = ReschedulerSwitch(ReschedulerMode.PREDICTED)
     mode(switch, view(None))
     assert not switch.configure(ReschedulerMode.PREDICTED, ReschedulerParameters())
     parameters = ReschedulerParameters(theta=0.5)
     assert switch.configure(ReschedulerMode.PREDICTED, parameters)
-    assert switch.rescheduler(view(5), "")[0].parameters == parameters
+    assert switch.rescheduler(view(5))[0].parameters == parameters
     assert switch.configure(ReschedulerMode.OFF, ReschedulerParameters())
     assert switch.fallbacks == {}
     assert mode(switch, view(None, unheard=3, instances=0)) == ("off", False)

@@ -15,6 +15,7 @@ from controlplane.policies.stages.manager import (
     PeerLost,
     PeersChanged,
     PlanChanged,
+    ReschedulerChanged,
     StageChanged,
     StageEvent,
     StageInstruction,
@@ -93,6 +94,23 @@ def test_without_a_plan_others_are_answered_and_nothing_else_is_said() -> None:
     assert isinstance(answer.message, Bid)
     assert manager.handle(Tick(ROOMY, (REQUEST,)), 2.0) == ()
     manager.validate()
+
+
+def test_who_is_overloaded_offers_nothing_within_its_stage_while_the_rescheduler_balances_there() -> None:
+    """What has outgrown the stage is handed on all the same."""
+    crowded = Capacity(5000, 10_000)
+    long, short = RunningRequest("long", 500, 20), RunningRequest("short", 40, 20)
+    a = OfA(StageParameters(FROZEN.refinement))
+    asked = []
+    a.tell(PlanChanged(StageLayout("m", 4, (("a", "b"), ("c",)), (100,)), MODEL, StageParameters(FROZEN.refinement)))
+    for is_on in (True, False, True):
+        a.tell(ReschedulerChanged(is_on))
+        a.tell(ReschedulerChanged(is_on))
+        a.heard(StageReport(10, 100.0, ()))
+        told = a.tell(Tick(crowded, (long, short)))
+        messages = [each.message for each in told if isinstance(each, ToPeer)]
+        asked.append({each.request_id for each in messages if isinstance(each, Ask)})
+    assert asked == [{"long"}, {"long", "short"}, {"long"}]
 
 
 def test_a_migration_that_outlives_its_parameters_is_ended_by_who_asked_for_it() -> None:

@@ -13,6 +13,7 @@ from controlplane.policies.rescheduling.decode_load import decode_load
 from controlplane.policies.rescheduling.manager import ReschedulingManager
 from controlplane.policies.rescheduling.migrations import OrderedMigration
 from controlplane.policies.rescheduling.parameters import ReschedulerMode, ReschedulerParameters
+from controlplane.policies.stages.layout import StageLayout
 from controlplane.scheduler.feed import ClusterFeed
 from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
 from controlplane.scheduler.rescheduling.service import ReschedulingService
@@ -25,7 +26,7 @@ from tests.unit.mesh.leading import Leading
 class Bench:
     """A service whose intervals are called by hand; workers say that what they were told has moved."""
 
-    def __init__(self, **parameters: Any) -> None:
+    def __init__(self, stages: StageLayout | None = None, **parameters: Any) -> None:
         self.feed = ClusterFeed(ClusterLimits(max_indexed_blocks=100))
         self.registry = CollectorRegistry()
         self.given: list[str] = []
@@ -40,6 +41,7 @@ class Bench:
             self.lead,
             StillClock(10.0),
             SystemThreads(),
+            lambda: {} if stages is None else {"m": stages},
         )
         self.service.configure(ReschedulerMode.CURRENT, ReschedulerParameters(**parameters))
         self._sequence = 0
@@ -86,6 +88,16 @@ async def test_a_request_that_two_instances_tell_of_is_ordered_to_move_once() ->
     await bench.service.reschedule()
     await asyncio.sleep(0)
     assert bench.given == ["r"], "while it is handed off both tell of it"
+
+
+async def test_a_request_does_not_leave_its_stage() -> None:
+    bench = Bench(StageLayout("m", 1, (("a", "b"), ("c",)), (1000,)), theta=0.0)
+    bench.decodes("a", r=300, s=300)
+    bench.decodes("b", t=100)
+    bench.decodes("c")
+    await bench.service.reschedule()
+    (order,) = bench.service.manager.migrations.moving()
+    assert (order.source_instance_id, order.target_instance_id) == ("a", "b"), "c is empty, and of another stage"
 
 
 async def test_loads_that_cannot_be_compared_any_more_are_not_shown() -> None:

@@ -28,7 +28,9 @@ from controlplane.scheduler.rescheduling.metrics import ReschedulerMetrics
 from controlplane.scheduler.rescheduling.service import ReschedulingService
 from mesh.runtime import SystemThreads
 from penstock.v1 import monitor_pb2, worker_pb2
+from simulator.cluster.config import InstanceSpec
 from simulator.cluster.control import MigrationEnd
+from simulator.instance.config import InstanceConfig
 from simulator.rescheduling.controller import ReschedulingController
 from tests.still_clock import StillClock
 from tests.unit.mesh.leading import Leading
@@ -142,6 +144,9 @@ class Simulated:
     def load(self, instance_id: str) -> LoadReport:
         return LoadReport(step_ms=10.0)
 
+    def spec(self, instance_id: str) -> InstanceSpec:
+        return InstanceSpec(InstanceConfig())
+
     def run(self) -> None:
         cluster: Any = self
         for interval in range(INTERVALS):
@@ -155,8 +160,8 @@ class Simulated:
 def comparable(instruction: Any) -> Any:
     """A decision's arrays do not compare; its result does, and is in the log besides."""
     match instruction:
-        case Decide(number, model, _, instances, moving, held, unreachable):
-            return number, model, [each.instance_id for each in instances], moving, held, dict(unreachable)
+        case Decide(number, model, _, instances, moving, held, unreachable, left):
+            return number, model, [each.instance_id for each in instances], moving, held, dict(unreachable), left
         case GiveOrder(ordered):
             return ordered.order
         case _:

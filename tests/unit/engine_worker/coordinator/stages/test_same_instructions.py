@@ -209,13 +209,21 @@ class Shell:
                 request=SimpleNamespace(request_id=name, prompt_token_ids=range(20)),
                 emitted_token_ids=range(tokens - 20),
                 remaining_tokens=None,
+                band_tokens=None,
                 frontend_id="",
                 state="running",
             )
 
     # the mover
 
-    def peers(self) -> tuple[Member, ...]:
+    @property
+    def peers(self) -> Any:
+        return self
+
+    async def known(self) -> None:
+        pass
+
+    def present(self) -> tuple[Member, ...]:
         return tuple(member(each) for each in self._world.alive if each != self._id)
 
     async def migrate(self, request_id: str, target: str) -> MigrationOutcome:

@@ -134,7 +134,6 @@ async def test_a_moved_boundary_stands_in_the_store() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 async def test_plans_that_change_in_mid_stream_drop_no_request() -> None:
     async with running_workers("a", "b", "c") as mesh:
         await plan(mesh, StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (80, 2000)))

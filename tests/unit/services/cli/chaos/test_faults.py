@@ -56,7 +56,7 @@ async def test_members_lose_their_records_and_keep_their_leases(said: list[str])
 async def test_what_was_stopped_goes_on_though_it_was_broken_for_nothing(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = await create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
+    process = await create_subprocess_exec(sys.executable, "-c", "input()", "serve", "monitor", stdin=subprocess.PIPE)
     monitor = Member("monitor", "m", "1", "127.0.0.1:7000", "", {"pid": str(process.pid)})
     gone = Member("monitor", "n", "1", "192.0.2.1:7000", "", {"pid": "1"})
     there = await scene(said)

@@ -17,8 +17,11 @@ def worker(pid: int, address: str = "127.0.0.1:7000") -> Member:
     return Member("worker", "w", "1", address, "", {"pid": str(pid)})
 
 
-async def sleeping() -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
+async def sleeping(role: str = "worker") -> asyncio.subprocess.Process:
+    """With the words of `penstock serve ROLE` in its command."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "input()", "serve", role, stdin=asyncio.subprocess.PIPE
+    )
 
 
 async def test_a_worker_of_another_machine_costs_no_process_of_this_one_its_life() -> None:
@@ -28,6 +31,18 @@ async def test_a_worker_of_another_machine_costs_no_process_of_this_one_its_life
         with pytest.raises(PeerUnavailable, match="not on this machine"):
             send_signal(worker(process.pid, "192.0.2.1:7000"), signal.SIGKILL)
         assert process.returncode is None
+        os.kill(process.pid, 0)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_worker_in_a_container_costs_no_process_outside_its_life() -> None:
+    """Its number there is that of another process here."""
+    process = await sleeping("frontend")
+    try:
+        with pytest.raises(PeerUnavailable, match="is not worker w, which is gone or in a container"):
+            send_signal(worker(process.pid), signal.SIGKILL)
         os.kill(process.pid, 0)
     finally:
         process.kill()

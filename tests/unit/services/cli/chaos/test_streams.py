@@ -3,6 +3,7 @@
 import asyncio
 from itertools import count
 
+import msgspec
 import pytest
 
 from services.cli.chaos import streams
@@ -58,7 +59,18 @@ def test_requests_follow_from_the_seed_and_differ() -> None:
     endpoint = parse_endpoint("http://127.0.0.1:1")
     first = completion_requests(endpoint, "m", range(3, 500), streams=8, tokens=9, seed=1)
     assert first == completion_requests(endpoint, "m", range(3, 500), streams=8, tokens=9, seed=1)
-    assert len(set(first)) == 8
+    assert len({request.encoded() for request in first}) == 8
+
+
+def test_prompts_share_prefixes_and_a_salt_changes_nothing_else() -> None:
+    endpoint = parse_endpoint("http://127.0.0.1:1")
+    requests = completion_requests(endpoint, "m", range(3, 500), streams=8, tokens=9, seed=1, shared_prefix=300)
+    prompts = [request.fields["prompt"] for request in requests]
+    assert len({tuple(prompt[:300]) for prompt in prompts}) == streams.PREFIXES
+    assert len(set(map(tuple, prompts))) == 8
+    bodies = [msgspec.json.decode(requests[0].encoded(salt).split(b"\r\n\r\n", 1)[1]) for salt in ("", "a", "b")]
+    assert [body.pop("cache_salt", "") for body in bodies] == ["", "a", "b"]
+    assert bodies[0] == bodies[1] == bodies[2]
 
 
 def asked(*urls: str) -> Stream:
@@ -69,7 +81,7 @@ def asked(*urls: str) -> Stream:
         stream = Stream(asyncio.get_running_loop().time)
         endpoint = client.pools[0].endpoint
         (request,) = completion_requests(endpoint, "demo", range(3, 500), streams=1, tokens=8, seed=1)
-        await client.ask(request, stream, deadline_s=20.0)
+        await client.ask(request.encoded(), stream, deadline_s=20.0)
         client.close()
         return stream
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
+from controlplane.planning.cascade.promise import QualityPromise
 from services.cli.cascade import set_cascade
 from services.cli.planning.command import command
 from services.cli.planning.export import MAX_NAME, compose_override, helm_values
@@ -19,7 +20,7 @@ from services.cli.planning.plan_table import plan_table
 from tests.deploy.compose_file import DEPLOY
 from tests.deploy.planned_cascade import PLAN
 
-OF_EACH_WORKER = {"command", "ports", "profiles", "networks", "deploy"}
+OF_EACH_WORKER = {"command", "healthcheck", "ports", "profiles", "networks", "deploy"}
 MODEL_VARIABLES = {"PENSTOCK_SERVE_WORKER_MODEL", "PENSTOCK_SERVE_WORKER_MODEL_PATH"}
 
 
@@ -117,8 +118,15 @@ def test_compose_sets_the_cascade_up_as_the_command_line_does(exported: Any) -> 
         "tiers": ("Small", "Org/Large.3"),
         "thresholds": (70.25,),
         "judges": ("model:Org/Large.3", "confidence"),
+        "label": "",
+        "rubric": None,
         "without_judge": "escalate",
+        "speculate": 0.0,
+        "speculate_room": 4,
         "expected_s": (),
+        "mesh": "default",
+        "store": None,
+        "as_json": False,
     }
     base = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     assert service["image"] == base["cascade"]["image"]
@@ -192,3 +200,12 @@ def test_every_option_of_an_exported_worker_exists(exported: Any) -> None:
     for name, service in exported("compose")["services"].items():
         if name.startswith("tier-"):
             _role_command("worker").make_context("worker", service["command"][2:], resilient_parsing=False).close()
+
+
+@pytest.mark.parametrize(("label", "set_up"), [("model:large", True), ("people.jsonl", False), ("confidence", False)])
+def test_the_judge_that_labelled_the_samples_goes_on_with_it(label: str, set_up: bool) -> None:
+    promise = QualityPromise(80.0, 95.0, 81.0, 84.0, 300, label)
+    plan = msgspec.structs.replace(PLAN, judge="confidence", promise=promise)
+    command = yaml.safe_load(compose_override(plan, ["confidence"]))["services"]["cascade-set"]["command"]
+    assert (f"--label={label}" in command) == set_up
+    assert ("label" in yaml.safe_load(helm_values(plan))["cascade"]) == set_up

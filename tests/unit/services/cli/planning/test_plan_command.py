@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from controlplane.planning.cascade.bilevel import PlanRequest
 from controlplane.planning.cascade.plan import decode_plan
 from controlplane.planning.cascade.sample import CascadeSample
-from controlplane.planning.cascade.workload import read_workload, write_workload
+from controlplane.planning.cascade.workload import read_window, read_workload, write_window, write_workload
 from mesh.errors import ConfigurationError, PlanInfeasible
 from penstock.v1 import planner_pb2
 from services.cli.planning import live
@@ -95,7 +95,8 @@ def test_answers_that_are_given_up_at_another_rate_make_a_faster_plan(workload: 
     )
     falling = tmp_path / "falling.jsonl"
     falling.write_bytes(b"\n".join(write_workload(models, replace(sample, score_bounds=fallen))))
-    options = ("--gpus", "2", *TIERS, "--tables", tmp_path / "tables.json", "--rate", "0.5", "--quality", "83.2")
+    options = ("--gpus", "2", *TIERS, "--tables", tmp_path / "tables.json", "--rate", "0.5")
+    options += ("--quality", "83.2", "--probability", "0")
     made = [
         decode_plan(
             run("--workload", path, *options, "--minimise", "end-to-end", "--json", "-").stdout.strip().encode()
@@ -142,7 +143,7 @@ def test_a_goal_says_what_its_plans_minimise(
     )
     assert result.exit_code == 0, result.output
     goal = planner_pb2.CascadeGoal(
-        cascade="both", gpus=2, tiers=["a@H100", "b@H100"], quality=80.0, replan=True, minimise=minimise
+        cascade="both", gpus=2, tiers=["a@H100", "b@H100"], quality=80.0, replan=True, minimise=minimise, probability=95
     )
     assert not goal.HasField("judge_s"), "the planner knows the judge"
     assert asked == [("SetGoal", planner_pb2.SetGoalRequest(goal=goal))]
@@ -161,11 +162,24 @@ def test_a_plan_says_by_whose_scores_and_for_which_workload_it_was_made(
     monkeypatch.setattr("services.cli.planning.command.PlanRequest", requested)
     _, sample = read_workload(workload.read_bytes().splitlines())
     tables = ("--tables", tmp_path / "tables.json")
-    common = ("--workload", workload, "--gpus", "2", *TIERS, *tables, "--quality", "60", "--json", "-")
-    unsaid, said = (
-        decode_plan(run(*common, *options).stdout.strip().encode()) for options in ((), ("--judge", "confidence"))
-    )
+    common = ("--gpus", "2", *TIERS, *tables, "--quality", "60", "--json", "-")
+    unsaid = decode_plan(run("--workload", workload, *common).stdout.strip().encode())
     assert (unsaid.judge, unsaid.workload) == ("", None)
+    by_confidence = run("--workload", workload, *common, "--judge", "confidence")
+    assert isinstance(by_confidence.exception, ConfigurationError)
+    assert "--labels FILE" in str(by_confidence.exception)
+    labels, named = tmp_path / "people.jsonl", tmp_path / "named.jsonl"
+    window = read_window(workload.read_bytes().splitlines())
+    requests = [msgspec.structs.replace(each, request_id=str(n)) for n, each in enumerate(window.requests)]
+    named.write_bytes(b"\n".join(write_window(replace(window, requests=tuple(requests), judge="confidence"))))
+    labels.write_bytes(
+        b"\n".join(b'{"request_id": "%d", "quality": [%d, 100]}' % (n, 100 * (n % 2)) for n in range(60))
+    )
+    said = decode_plan(run("--workload", named, "--labels", labels, *common).stdout.strip().encode())
+    assert said.promise is not None
+    assert (said.promise.quality, said.promise.probability, said.promise.label) == (60, 95, "people.jsonl")
+    assert said.promise.lower >= 60
+    assert [tier.calibration.samples for tier in said.tiers if tier.calibration] == [60, 60]
     assert said.judge == "confidence"
     assert said.workload is not None
     assert (said.workload.rate_per_s, said.workload.requests) == (4.0, 60)

@@ -39,7 +39,8 @@ def test_profiles_of_several_gpus_are_planned_with_exported_and_found_in_kept_ta
         files[name] = tmp_path / f"{name}.json"
         files[name].write_bytes(encode_profile(profile))
     tiers = ("--tier", f"small=profile:{files['small']}", "--tier", f"large=profile:{files['narrow']},{files['wide']}")
-    common = ("--workload", workload, "--tables", tmp_path / "tables.json", "--quality", "80", *tiers)
+    goal = ("--quality", "80", "--probability", "0")
+    common = ("--workload", workload, "--tables", tmp_path / "tables.json", *goal, *tiers)
     out = tmp_path / "plan.json"
     result = run(*common, "--gpus", "7", "--json", out)
     assert result.exit_code == 0, result.output

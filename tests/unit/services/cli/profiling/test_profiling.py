@@ -28,9 +28,9 @@ from mesh.runtime import GrpcTransport, SystemClock, SystemThreads
 from mesh.store.embedded import EmbeddedStore
 from penstock.v1 import worker_pb2_grpc
 from services.cli.profile import COLUMNS
-from services.cli.profiling.fitting import decode_points
+from services.cli.profiling.fitting import decode_points, uneven_points
 from services.cli.profiling.lifetimes import Lifetimes
-from services.cli.profiling.plan import Configuration, ProfileBounds, configurations, draw_lengths
+from services.cli.profiling.plan import Configuration, ProfileBounds, configurations, draw_lengths, uneven_pairs
 from services.cli.profiling.profile_file import decode_profile, encode_profile, profile_rows, store_profile
 from services.cli.profiling.run import known_shape, profile_instance
 from services.cli.profiling.samples_file import ProfiledInstance, SamplesFile
@@ -47,8 +47,8 @@ COST = LinearCost(
 CONFIG = InstanceConfig(kv_blocks=256, max_model_len_tokens=2048, max_batch_requests=8, max_step_tokens=512)
 TIME_SCALE = 0.05
 ONE, EIGHT = ReplicaShape(1), ReplicaShape(4, 2)
-BOUNDS = ProfileBounds(shortest_tokens=64, longest_tokens=600, largest_batch=4, most_answer_tokens=8, seconds=0.15)
-FEW = ProfileBounds(shortest_tokens=64, longest_tokens=200, largest_batch=2, most_answer_tokens=8, seconds=0.15)
+BOUNDS = ProfileBounds(shortest_tokens=64, longest_tokens=600, largest_batch=4, most_answer_tokens=20, seconds=0.15)
+FEW = ProfileBounds(shortest_tokens=64, longest_tokens=200, largest_batch=2, most_answer_tokens=8, seconds=0.4)
 
 
 def test_buckets_double_and_batches_double_as_far_as_memory_holds_them() -> None:
@@ -63,6 +63,36 @@ def test_buckets_double_and_batches_double_as_far_as_memory_holds_them() -> None
     ]
     with pytest.raises(ConfigurationError, match="too few"):
         configurations(ProfileBounds(shortest_tokens=4096), SIZES)
+
+
+def test_an_uneven_batch_has_the_total_of_its_even_one_and_fits() -> None:
+    bounds = ProfileBounds(shortest_tokens=64, longest_tokens=8192, largest_batch=64)
+    pairs = uneven_pairs(bounds, InstanceSizes(16, 512, 8192, 128, 512))
+    assert [(pair.even.batch, pair.even.shortest_tokens) for pair in pairs] == [(4, 2048), (16, 512), (64, 128)]
+    rng = np.random.default_rng(0)
+    for pair in pairs:
+        others = draw_lengths(pair.uneven, bounds, rng)
+        longest = draw_lengths(pair.uneven, bounds, rng, is_longest=True)
+        total = (pair.uneven.batch - 1) * (others.prompt_tokens + others.answer_tokens)
+        total += longest.prompt_tokens + longest.answer_tokens
+        even = draw_lengths(pair.even, bounds, rng)
+        assert pair.even.batch * (even.prompt_tokens + even.answer_tokens) == pytest.approx(total, rel=0.01)
+        assert total <= 512 * 16
+    assert uneven_pairs(replace_largest(bounds, 3), SIZES) == ()
+
+
+def replace_largest(bounds: ProfileBounds, largest_batch: int) -> ProfileBounds:
+    return msgspec.structs.replace(bounds, largest_batch=largest_batch)
+
+
+def test_unevenness_is_told_at_equal_totals() -> None:
+    (pair,) = uneven_pairs(replace_largest(BOUNDS, 4), SIZES)
+    even = [StepSample(10.0, 0, 0.0, 4, 1000, 250)] * 20 + [StepSample(99.0, 64, 9.0, 4, 1000, 250)] * 30
+    uneven = [StepSample(12.5, 0, 0.0, 4, 1100, 500)] * 20 + [StepSample(1.0, 0, 0.0, 3, 900, 300)] * 30
+    (point,) = uneven_points([pair], {pair.even: even, pair.uneven: uneven}, context_token_ms=0.005)
+    assert (point.requests, point.context_tokens, point.longest_tokens) == (4, 1000, 500)
+    assert (point.level_ms, point.uneven_ms, point.error_ms) == (10.0, 12.0, 0.0)
+    assert uneven_points([pair], {pair.even: even, pair.uneven: uneven[:4]}, 0.005) == ()
 
 
 def test_lengths_stay_in_their_bucket() -> None:
@@ -166,7 +196,12 @@ async def test_the_costs_of_a_simulated_instance_come_back_and_simulate_the_same
         assert getattr(fitted, name) == pytest.approx(value * TIME_SCALE, rel=1e-3), name
     assert found.step.relative_error < 1e-3
     assert (found.engine, found.device, found.sizes, found.shape) == ("simulated", "simulated", SIZES, ONE)
-    assert len(ran) == len(configurations(BOUNDS, SIZES))
+    assert len(ran) == len(configurations(BOUNDS, SIZES)) + 1
+    (point,) = found.unevenness
+    assert point.uneven_ms == pytest.approx(point.level_ms, rel=1e-2), "its costs go by totals alone"
+    assert point.longest_tokens > 0.9 * point.context_tokens / 2
+    assert dict(zip(COLUMNS, profile_rows([found])[0], strict=True))["uneven"].endswith(" at 4")
+    assert fitted.longest_token_ms == pytest.approx(0.0, abs=1e-6)
     assert found.qoe.held_out_samples > 0
     assert found.ttft.prefill_ms(400) > found.ttft.prefill_ms(100)
     cost = CostChoice(profile=found).create()
@@ -181,7 +216,7 @@ async def test_an_interrupted_profile_goes_on_where_it_was(tmp_path: Path) -> No
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-2]) + lines[-2][:40])
     _, second = await profile(path)
-    assert second == first[-2:], "what was cut off and what was missing"
+    assert second == first[-1:], "the pair of which one was cut off and one was missing"
     _, third = await profile(path)
     assert third == []
 

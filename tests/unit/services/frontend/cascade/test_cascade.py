@@ -306,8 +306,6 @@ async def test_completions_go_through_cascades_too(model_path: Path) -> None:
 @pytest.mark.slow
 async def test_cascades_are_listed_among_the_models_while_their_tiers_are_served(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 10.0) as both:
-        await both.ask()  # a model is listed once its tokenizer has been read, for which a request waits
-        await both.mesh.service.catalogue.find("large")
         listed = {model.id: model for model in (await both.mesh.client().models.list()).data}
         assert listed["both"].penstock["tiers"] == ["small", "large"]  # type: ignore[attr-defined]
         assert (await both.mesh.client().models.retrieve("both")).id == "both"

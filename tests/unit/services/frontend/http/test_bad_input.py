@@ -144,7 +144,7 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         400,
-        "messages[0].content[0]",
+        "messages[0].content[0].image_url",
         UNSUPPORTED,
     ),
     ({"messages": [*USER, {"role": "function", "content": "x"}]}, 400, "messages[1].role", UNSUPPORTED),
@@ -258,13 +258,22 @@ async def test_models_are_listed_and_retrieved(http: httpx.AsyncClient) -> None:
     assert "penstock_frontend_requests_total" in (await http.get("/metrics")).text
 
 
+async def test_what_needs_no_key_can_be_closed(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, docs=False, http_metrics=False) as mesh, mesh.http() as http:
+        statuses = {
+            path: (await http.get(path)).status_code
+            for path in ("/docs", "/redoc", "/openapi.json", "/metrics", "/version")
+        }
+    assert statuses == {"/docs": 404, "/redoc": 404, "/openapi.json": 404, "/metrics": 404, "/version": 200}
+
+
 async def test_the_openapi_document_is_complete(http: httpx.AsyncClient) -> None:
     document = (await http.get("/openapi.json")).json()
     resume = "/v1/requests/{request_id}/events"
     told = {"/v1/models", "/v1/models/{model}", "/health", "/metrics", "/ping", "/version"}
-    told |= {"/tokenize", "/detokenize", "/v1/embeddings", "/pooling", "/score", "/v1/score"}
+    told |= {"/tokenize", "/detokenize", "/v1/embeddings", "/classify", "/pooling", "/score", "/v1/score"}
     told |= {"/rerank", "/v1/rerank", "/v2/rerank", "/v1/messages", "/v1/messages/count_tokens"}
-    told |= {"/v1/responses", "/v1/responses/{response_id}"}
+    told |= {"/v1/responses", "/v1/responses/{response_id}", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     assert set(document["paths"]) == {CHAT, COMPLETIONS, resume} | told
     for path in (CHAT, COMPLETIONS):
         operation = document["paths"][path]["post"]
@@ -289,3 +298,20 @@ def _references(value: Any) -> list[str]:
 async def test_arbitrary_bytes_are_a_bad_request(http: httpx.AsyncClient, body: bytes) -> None:
     response = await http.post(CHAT, content=body)
     assert response.status_code == 400
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_tokenised(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [1])) as mesh, mesh.http() as http:
+        model = await mesh.service.catalogue.find("demo")
+        assert model is not None
+        asked_before = model.text.chunked.cache.misses
+        for path, body, param in (
+            ("/v1/completions", {"prompt": "x" * 1_000_000}, "prompt"),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 1_000_000}]}, "messages"),
+        ):
+            response = await http.post(path, json={"model": "demo", **body})
+            assert_error(response, 400, param, "context_length_exceeded")
+            assert "at least" in response.json()["error"]["message"]
+        assert model.text.chunked.cache.misses == asked_before
+        cut = {"model": "demo", "prompt": "x y " * 10_000, "truncate_prompt_tokens": 5, "max_tokens": 1}
+        assert "context_length" not in (await http.post("/v1/completions", json=cut)).text

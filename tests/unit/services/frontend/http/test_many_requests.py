@@ -136,7 +136,9 @@ async def test_no_request_is_answered_500_or_never(
     if data.draw(st.integers(0, 3)) == 0:
         body[data.draw(st.sampled_from(sorted(fields)))] = data.draw(json_values)
     async with asyncio.timeout(ANSWER_S):
-        response = await http.post(path, json=body)
+        # As Python writes it: infinite numbers, which JSON has not, are sent all the same.
+        content = json.dumps(body)
+        response = await http.post(path, content=content, headers={"content-type": "application/json"})
     event(f"{path} {response.status_code}")
     if response.status_code == 200:
         assert response.headers["x-penstock-instance"] == "worker-0"
@@ -145,7 +147,7 @@ async def test_no_request_is_answered_500_or_never(
         error = response.json()["error"]
         assert response.status_code in (400, 404), response.text
         assert error["message"]
-        assert error["param"], error
+        assert error["param"] or "Infinity" in content, error
 
 
 def _check_answer(response: httpx.Response, *, is_stream: bool) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import openai
 import pytest
 import pytest_asyncio
 
+from mesh.membership import Member
 from penstock.v1 import request_pb2
-from tests.unit.services.frontend.fakes import tokens
+from tests.unit.services.frontend.fakes import Delta, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -113,7 +114,8 @@ async def test_the_store_is_bounded_and_storing_can_be_left_out(mesh: MeshOfFake
 
 async def test_a_response_is_its_owners_alone(model_path: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("".join(f"{name}:{hashlib.sha256(name.encode()).hexdigest()}\n" for name in ("alice", "bob")))
+    lines = [f"{name}:{hashlib.sha256(name.encode()).hexdigest()}" for name in ("alice", "bob")]
+    keys.write_text(f"{lines[0]}:share=2.5\n{lines[1]}\n")
     async with mesh_of_fakes(model_path, lambda _: tokens([70], [1]), api_keys_file=keys) as mesh, mesh.http() as http:
         answer = await mesh.client("alice").responses.create(model="demo", input="hi")
         for call in (mesh.client("bob").responses.retrieve(answer.id), mesh.client("bob").responses.delete(answer.id)):
@@ -123,6 +125,41 @@ async def test_a_response_is_its_owners_alone(model_path: Path, tmp_path: Path) 
         assert (await http.post(MESSAGES, json=body, headers={"x-api-key": "bob"})).status_code == 200
         refused = await http.post(MESSAGES, json=body, headers={"x-api-key": "eve"})
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+        asked_by = [(received.tenant.name, received.tenant.share) for received in mesh.worker.received]
+        assert asked_by == [("alice", 2.5), ("bob", 1.0)], "whose share of the instance it takes"
+
+
+async def test_any_frontend_goes_on_with_a_response_and_one_that_is_lost_loses_none(model_path: Path) -> None:
+    def frontend(of: MeshOfFakes) -> Member:
+        return Member("frontend", "other", "first", of.rpc_address, "")
+
+    def script(_: request_pb2.GenerateRequest) -> Iterable[Delta]:
+        return tokens([70], [1])
+
+    async with mesh_of_fakes(model_path, script) as stays:
+        async with mesh_of_fakes(model_path, script) as dies:
+            lost = frontend(dies)
+            stays.directory.join(lost)
+            dies.directory.join(frontend(stays))
+            first = await dies.client().responses.create(model="demo", input="a")
+            second = await stays.client().responses.create(model="demo", input="b", previous_response_id=first.id)
+            third = await dies.client().responses.create(model="demo", input="c", previous_response_id=second.id)
+            asked = prompt(dies)
+            assert [asked.count(f"<|user|>{text}") for text in "abc"] == [1, 1, 1]
+            await stays.until(lambda: stays.service.responses.store.find(third.id, "") is not None)
+            with pytest.raises(openai.NotFoundError):
+                await stays.client().responses.retrieve("resp_unheard_of")
+            await dies.client().responses.delete(first.id)
+            with pytest.raises(openai.NotFoundError):
+                await stays.client().responses.retrieve(first.id)
+        await stays.client().responses.create(model="demo", input="d", previous_response_id=third.id)
+        assert [prompt(stays).count(f"<|user|>{text}") for text in "abcd"] == [1, 1, 1, 1]
+        with pytest.raises(openai.InternalServerError, match="other could not be asked"):
+            await stays.client().responses.retrieve("resp_unheard_of")
+        stays.directory.leave(lost)
+        with pytest.raises(openai.NotFoundError):
+            await stays.client().responses.retrieve("resp_unheard_of")
+        await stays.until(lambda: stays.metric("uncopied_responses_total") == 1)
 
 
 async def test_items_of_a_conversation_become_its_messages(mesh: MeshOfFakes, http: httpx.AsyncClient) -> None:
@@ -177,7 +214,7 @@ async def test_a_streamed_message_has_blocks(http: httpx.AsyncClient) -> None:
         ({"input": "a", "colour": 1}, "colour"),
         ({"input": [{"type": "image"}]}, "input[0]"),
         ({"input": [{"role": "king", "content": "a"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "a", "background": True}, "background"),
         ({"input": "a", "temperature": 3}, "temperature"),

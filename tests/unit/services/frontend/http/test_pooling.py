@@ -248,3 +248,24 @@ async def test_no_request_is_answered_500_or_never(
 
 
 _document: dict[str, Any] = {}
+
+
+async def test_inputs_are_classified(mesh: MeshOfFakes, http: httpx.AsyncClient) -> None:
+    answer = (await http.post("/classify", json={"model": "scores", "input": ["the quick fox", [5, 6]]})).json()
+    parameters = wire.pooling_parameters(worker_pb2.PoolRequest(task="classify"))
+    ids = mesh.text.with_added_tokens(mesh.ids("the quick fox"))
+    assert answer["id"].startswith("classify-")
+    for index, prompt in enumerate((ids, [5, 6])):
+        expected = pooled(prompt, parameters, DIMENSIONS)
+        found = answer["data"][index]
+        assert (found["index"], found["num_classes"]) == (index, expected.size)
+        assert np.allclose(found["probs"], expected, atol=1e-6)
+        assert found["label"] == f"LABEL_{expected.argmax()}"
+    assert answer["usage"]["prompt_tokens"] == len(ids) + 2
+    for body, status, param in (
+        ({"model": "vectors", "input": "a"}, 400, "model"),
+        ({"model": "scores"}, 400, "input"),
+        ({"model": "scores", "input": "a", "dimensions": 3}, 400, "dimensions"),
+    ):
+        refused = await http.post("/classify", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), body

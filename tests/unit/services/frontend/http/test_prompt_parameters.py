@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from controlplane.model.prefix_hash import block_hashes, root_hash
+from services.frontend.requests.api_keys import new_key_line
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
@@ -130,6 +131,33 @@ async def test_a_cache_salt_has_blocks_of_its_own(mesh: MeshOfFakes) -> None:
         assert (await http.post("/v1/completions", json=body)).status_code == 200
     assert mesh.worker.received[-1].cache_salt == "pepper"
     assert list(mesh.scheduler.placed[-1].block_hashes) == block_hashes(ids, 16, root_hash("pepper"))
+
+
+async def test_tenants_with_caches_of_their_own_share_no_block(model_path: Path, tmp_path: Path) -> None:
+    made = {name: new_key_line(name, bytes([len(name)]) * 32) for name in ("alice", "bob")}
+    keys = tmp_path / "keys"
+    keys.write_text("".join(f"{line}\n" for _, line in made.values()))
+    ids = [70 + index % 9 for index in range(40)]
+    async with mesh_of_fakes(model_path, api_keys_file=keys, separate_tenant_caches=True) as mesh:
+        await mesh.add_worker(lambda _: tokens([70], [1]))
+        salts: dict[str, str] = {}
+        async with mesh.http() as http:
+
+            async def asks(name: str, **body: str) -> str:
+                headers = {"authorization": f"Bearer {made[name][0]}"}
+                answer = await http.post(
+                    "/v1/completions", json={"model": "demo", "prompt": ids, **body}, headers=headers
+                )
+                assert answer.status_code == 200
+                salt: str = mesh.worker.received[-1].cache_salt
+                assert list(mesh.scheduler.placed[-1].block_hashes) == block_hashes(ids, 16, root_hash(salt))
+                return salt
+
+            salts = {"alice": await asks("alice"), "bob": await asks("bob")}
+            assert await asks("alice") == salts["alice"], "within a tenant all find the same"
+            salts["peppered"] = await asks("alice", cache_salt="pepper")
+            salts["forged"] = await asks("bob", cache_salt=salts["alice"])
+            assert len(set(salts.values())) == 4, "not even a tenant that knows another's salt finds its blocks"
 
 
 async def test_what_a_request_leaves_out_is_as_the_worker_s_model_has_it(model_path: Path) -> None:

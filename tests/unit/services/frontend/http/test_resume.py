@@ -1,17 +1,21 @@
 """A client goes on with its stream over another connection, at this frontend or another one: every byte once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import pytest
 
 from mesh.membership import Member
+from services.cli.usage import each_request_once, read_records
+from services.frontend.parser_process.launcher import Launcher
 from services.frontend.requests.api_keys import new_key_line
+from services.frontend.requests.service import FrontendService
 from tests.resuming_client import ResumingClient
 from tests.unit.engine_worker.worker.test_simulated_worker import MODEL, ROOT, worker_process
 from tests.unit.services.frontend.mesh_of_fakes import frontend_between
@@ -38,15 +42,22 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(*worker_options: str, **settings: Any) -> AsyncIterator[Pair]:
+async def pair(
+    *worker_options: str,
+    attributes: Mapping[str, str] = MappingProxyType({}),
+    make_launcher: Callable[[], Launcher | None] = lambda: None,
+    **settings: Any,
+) -> AsyncIterator[Pair]:
+    """`attributes`: that the worker announces besides."""
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(worker_process(*(worker_options or SLOW)))
         path = str(ROOT / "demo" / "models" / MODEL)
         facts = {"model": MODEL, "model_path": path, "block_tokens": "16", "max_model_len_tokens": "4096"}
+        facts |= attributes
         member = Member("worker", "worker-0", await _incarnation(worker.address), worker.address, "", facts)
         clients = []
         for name in ("frontend-0", "frontend-1"):
-            url = await stack.enter_async_context(frontend_between([member], name, **settings))
+            url = await stack.enter_async_context(frontend_between([member], name, make_launcher(), **settings))
             clients.append(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30)))
         yield Pair(*clients)
 
@@ -76,9 +87,10 @@ CASES = [
 ]
 
 
-async def test_a_client_that_comes_back_gets_the_rest_wherever_it_was_cut() -> None:
-    """After any number of events, to either frontend, and as often as it likes."""
-    async with pair() as mesh:
+async def test_a_client_that_comes_back_gets_the_rest_wherever_it_was_cut(tmp_path: Path) -> None:
+    """After any number of events, to either frontend, and as often as it likes; its usage counts once."""
+    usages = {}
+    async with pair(usage_folder=tmp_path) as mesh:
         for path, body in CASES:
             expected = await truth(mesh.first, body, path)
             for cut in (1, 2, 7, 31):
@@ -89,6 +101,34 @@ async def test_a_client_that_comes_back_gets_the_rest_wherever_it_was_cut() -> N
                     await client.resume(mesh.first)
                 assert client.answer == expected, (path, cut)
                 assert client.heads == (len(expected[0]) if "chat" in path else 0)
+                assert client.usage is not None
+                usages[client.request_id] = (client.usage["prompt_tokens"], client.usage["completion_tokens"])
+    records = list(read_records([tmp_path], []))
+    assert len(records) > 2 * len(usages), "each break has left one"
+    counted = each_request_once(records)
+    assert (
+        usages.items()
+        <= {request_id: (record.prompt_tokens, record.output_tokens) for request_id, record in counted.items()}.items()
+    )
+    assert len(counted) == len(usages) + len(CASES), "no others but those that were never cut"
+
+
+async def test_a_stream_that_is_resumed_is_charged_to_its_key_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent: list[int] = []
+    monkeypatch.setattr(FrontendService, "spent", lambda _service, _key, tokens: spent.append(tokens))
+    async with pair() as mesh:
+        for cut in (1, 9, 31):
+            spent.clear()
+            body = {**COMPLETION, "prompt": [70 + number % 9 for number in range(1000)]}
+            client = ResumingClient(body, "/v1/completions", {"x-penstock-resumable": "true"})
+            await client.ask(mesh.first, cut)
+            await client.resume(mesh.second, 9)
+            await client.resume(mesh.first)
+            assert client.usage is not None
+            taken = client.usage["prompt_tokens"] + client.usage["completion_tokens"]
+            # What a break has kept from the client is charged twice at most, its prompt is not.
+            assert taken <= sum(spent) < taken + 2 * body["max_tokens"], spent
+            assert len(spent) == 3
 
 
 async def test_a_stream_of_calls_goes_on_with_the_same_calls() -> None:

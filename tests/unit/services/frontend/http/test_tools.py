@@ -11,6 +11,7 @@ import openai
 import pytest
 from tokenizers import AddedToken
 
+from engine_worker.parser_names import FRONTENDS_REASONING_PARSERS, FRONTENDS_TOOL_PARSERS
 from penstock.v1 import request_pb2
 from services.frontend.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from tests.unit.services.frontend.checkpoints import CHAT_TEMPLATE, byte_level, metaspace, write_checkpoint
@@ -202,10 +203,23 @@ async def test_reasoning_before_a_call_under_a_grammar(checkpoint: Path) -> None
         assert [(name, arguments) for _, name, arguments in calls] == [("now", "{}")]
 
 
-def test_workers_offer_the_parsers_that_frontends_have() -> None:
-    from typing import get_args
+@pytest.mark.asyncio
+async def test_a_strict_tool_that_the_model_may_call_is_enforced(checkpoint: Path) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    async with saying(checkpoint, ANSWERS["hermes"], tool_call_parser="hermes") as mesh:
+        await whole(mesh, tools=[strict, NOW])
+        structure = json.loads(mesh.worker.received[-1].sampling.structured_outputs)
+        tags = json.loads(structure["structural_tag"])["format"]
+        assert (tags["type"], tags["triggers"]) == ("triggered_tags", ["<tool_call>"])
+        schemas = [tag["content"]["json_schema"] for tag in tags["tags"]]
+        assert schemas == [WEATHER["function"]["parameters"]] * 2 + [True] * 2, "two ways to write each call"
+        await whole(mesh, tools=[WEATHER, NOW])
+        assert not mesh.worker.received[-1].sampling.structured_outputs, "no tool is strict"
+        form: Any = {"type": "json_object"}
+        await whole(mesh, tools=[strict], response_format=form)
+        assert json.loads(mesh.worker.received[-1].sampling.structured_outputs) == {"json_object": True}
 
-    from engine_worker.settings import ReasoningParserName, ToolParserName
 
-    assert set(get_args(ToolParserName)) == set(TOOL_PARSERS)
-    assert set(get_args(ReasoningParserName)) == set(REASONING_PARSERS)
+def test_workers_know_the_parsers_that_frontends_have() -> None:
+    assert set(FRONTENDS_TOOL_PARSERS) == set(TOOL_PARSERS)
+    assert set(FRONTENDS_REASONING_PARSERS) == set(REASONING_PARSERS)

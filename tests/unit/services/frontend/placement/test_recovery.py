@@ -349,3 +349,53 @@ async def test_a_client_that_leaves_is_followed_to_where_its_request_moved(model
         await one.wait_until(lambda: one.aborted == [request_id])
         say_tail(two, handed_off(request_id, 10)[:1])
         await two.wait_until(lambda: two.aborted == [request_id])
+
+
+async def test_a_request_that_is_bounced_goes_elsewhere_and_no_failure_is_counted(model_path: Path) -> None:
+    bounced = failure(request_pb2.ERROR_CODE_BOUNCED, "9000 prompt tokens wait here")
+    bounced.error.present.queued_prefill_tokens, bounced.error.present.requests = 9000, 7
+
+    def choose(place: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
+        response = first_then_others(place)
+        if place.HasField("bounced_by"):
+            response.instance_id = "worker-1"
+        response.belief.queued_prefill_tokens, response.belief.new_prefill_tokens = 40, 12
+        response.belief.may_bounce = True
+        return response
+
+    async with mesh_of_fakes(model_path) as mesh:
+        one, two = await two_workers(mesh, lambda _: [bounced])
+        mesh.scheduler.choose = choose
+        answer, _ = await ask(mesh)
+        assert answer.choices[0].finish_reason == "length"
+        assert [request.belief.may_bounce for request in (*one.received, *two.received)] == [True, True]
+        assert one.received[0].belief.queued_prefill_tokens == 40
+        asked = mesh.scheduler.placed[-1]
+        assert (asked.bounced_by.instance_id, asked.bounced_by.present.queued_prefill_tokens) == ("worker-0", 9000)
+        assert not asked.excluded_instance_ids
+        assert mesh.metric("bounces_total") == 1
+        assert mesh.metric("recoveries_total", reason="bounced") == 0
+
+
+async def test_choices_of_one_prompt_stay_together_and_one_that_nobody_will_keep_is_kept_at_last(
+    model_path: Path,
+) -> None:
+    bounced = failure(request_pb2.ERROR_CODE_BOUNCED, "much waits here")
+
+    def choose(place: scheduler_pb2.PlaceRequest) -> scheduler_pb2.PlaceResponse:
+        response = first_then_others(place)
+        response.belief.new_prefill_tokens, response.belief.may_bounce = 12, True
+        return response
+
+    async with mesh_of_fakes(model_path) as mesh:
+        one, _ = await two_workers(mesh, lambda request: [bounced] if request.belief.may_bounce else goes_on(request))
+        mesh.scheduler.choose = choose
+        await ask(mesh, n=2)
+        assert [(each.belief.may_bounce, each.belief.new_prefill_tokens) for each in one.received] == [
+            (False, 12),
+            (False, 0),
+        ]
+        one.received.clear()
+        answer, _ = await ask(mesh)
+        assert answer.choices[0].finish_reason == "length"
+        assert [each.belief.may_bounce for each in one.received] == [True, True, True, False]

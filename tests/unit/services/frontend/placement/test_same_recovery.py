@@ -3,11 +3,12 @@ instructions, one by one."""
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from controlplane.model.incarnation import Incarnation
@@ -71,7 +72,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
         if manager.request_id == "r0":
             told = instruction
             if isinstance(told, Pause | Wait):  # their clocks differ in the last bit
-                told = replace(told, seconds=round(told.seconds, 6))
+                told = structs.replace(told, seconds=round(told.seconds, 6))
             entries.append(Entry(round(now_s, 6), event, told))
         return instruction
 
@@ -127,6 +128,9 @@ class RecordedMesh:
 
     def link(self, instance_id: str) -> Any:
         return SimpleNamespace(is_connected=True)
+
+    def is_overruled(self, model: str) -> bool:
+        return False  # the simulator's scheduler knows of all instances
 
     def connected(self, model: str) -> tuple[()]:
         return ()

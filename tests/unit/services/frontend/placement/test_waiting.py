@@ -4,8 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from controlplane.model.autoscale_record import ScaleRecord
 from controlplane.protocols import recovery
 from penstock.v1 import scheduler_pb2
 from tests.unit.services.frontend.fakes import always, tokens
@@ -48,6 +50,31 @@ async def test_a_model_that_nobody_ever_served_is_refused_at_once(model_path: Pa
         await all_workers_go(mesh)
         response = await http.post("/v1/chat/completions", json={**BODY, "model": "no-such"})
         assert response.status_code == 404
+
+
+async def test_a_model_scaled_to_zero_is_waited_for_though_it_was_never_seen(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh, mesh.http() as http:
+        await mesh.add_worker(short, attributes={"model": "another"})
+        scale = ScaleRecord(BODY["model"], 0, why="no request for 600 s")
+        await mesh.store.put(scale.key, msgspec.json.encode(scale))
+        await mesh.until(lambda: BODY["model"] in mesh.service.scales)
+        asking = asyncio.create_task(http.post("/v1/chat/completions", json=BODY))
+        await mesh.until(lambda: len(mesh.service.room) == 1)
+        assert list(mesh.service.room.demand()) == [(BODY["model"], 0, 1)], "the planner hears that one waits"
+        mesh.scheduler.choose = always("worker-1")
+        await mesh.add_worker(short, instance_id="worker-1")
+        assert (await asking).status_code == 200
+        assert list(mesh.service.room.demand()) == [(BODY["model"], 1, 0)], "and it has come once"
+
+
+async def test_a_model_scaled_to_zero_that_nobody_starts_is_no_unknown_one(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, instance_wait_s=0.0) as mesh, mesh.http() as http:
+        await mesh.add_worker(short, attributes={"model": "another"})
+        scale = ScaleRecord(BODY["model"], 0)
+        await mesh.store.put(scale.key, msgspec.json.encode(scale))
+        await mesh.until(lambda: BODY["model"] in mesh.service.scales)
+        response = await http.post("/v1/chat/completions", json=BODY)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_instance")
 
 
 async def test_so_many_wait_and_no_more(model_path: Path) -> None:
@@ -95,7 +122,15 @@ async def test_a_scheduler_that_does_not_know_of_a_connected_worker_is_overruled
 ) -> None:
     monkeypatch.setattr(recovery, "OVERRULE_S", 0.05)
     async with mesh_of_fakes(model_path, short) as mesh, mesh.http() as http:
-        mesh.scheduler.choose = nobody
+        first, mesh.scheduler.choose = mesh.scheduler.choose, nobody
         response = await http.post("/v1/chat/completions", json=BODY)
         assert (response.status_code, response.headers["x-penstock-policy"]) == (200, "frontend_round_robin")
         assert mesh.metric("fallback_placements_total") == 1
+        monkeypatch.setattr(recovery, "OVERRULE_S", 1e9)
+        response = await http.post("/v1/chat/completions", json=BODY)
+        assert response.headers["x-penstock-policy"] == "frontend_round_robin", "nobody waits for that scheduler again"
+        assert mesh.service.placement.is_overruled(BODY["model"])
+        mesh.scheduler.choose = first
+        response = await http.post("/v1/chat/completions", json=BODY)
+        assert response.headers["x-penstock-policy"] != "frontend_round_robin"
+        assert not mesh.service.placement.is_overruled(BODY["model"])

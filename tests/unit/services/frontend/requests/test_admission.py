@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prometheus_client import CollectorRegistry
 
+from controlplane.model.request import Tenant
 from services.frontend.errors import ApiError
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.requests.admission import (
@@ -128,3 +129,61 @@ async def test_a_turn_that_does_not_come_in_time_is_an_error() -> None:
                 pass
         assert error.value.status == 504
     assert (gate.queue.running, gate.queue.queued) == (0, 0)
+
+
+def test_tenants_come_in_by_their_shares() -> None:
+    queue = AdmissionQueue(1, 100)
+    queue.offer("running", 0, 0.0)
+    for number in range(60):
+        queue.offer(("greedy", number), 0, 0.0, Tenant("greedy"))
+    queue.offer(("modest", 0), 0, 0.0, Tenant("modest"))
+    queue.offer(("double", 0), 0, 0.0, Tenant("double", 2.0))
+    order, last = [], "running"
+    for _ in range(62):
+        last = queue.release(last, 1.0, tokens=512)
+        order.append(last)
+    assert sorted(map(str, order)) == sorted(map(str, {*order}))
+    assert {("modest", 0), ("double", 0)} <= set(order[:40]), "they do not wait for all that came before them"
+    assert [each for each in order if each[0] == "greedy"] == [("greedy", number) for number in range(60)]
+
+
+def test_a_full_queue_makes_room_for_who_has_less_of_it() -> None:
+    queue = AdmissionQueue(1, 4)
+    queue.offer("running", 0, 0.0)
+    for number in range(4):
+        assert queue.offer(("greedy", number), 0, 0.0, Tenant("greedy")) == Queued()
+    assert isinstance(queue.offer(("greedy", 4), 0, 0.0, Tenant("greedy")), Refused)
+    displaced = queue.offer("modest", 0, 0.0, Tenant("modest"))
+    assert isinstance(displaced, Queued)
+    assert displaced.displaced == ("greedy", 3)
+    assert displaced.retry_after_s >= 1
+    assert not queue.is_waiting(("greedy", 3))
+    assert queue.queued == 4
+    queue.offer("modest 2", 0, 0.0, Tenant("modest"))
+    assert isinstance(queue.offer("modest 3", 0, 0.0, Tenant("modest")), Refused), "two each: nobody has more"
+
+
+async def test_who_is_displaced_is_told_when_to_come_again() -> None:
+    queue = AdmissionQueue(1, 1)
+    gate = AdmissionGate(queue, lambda: 0.0, FrontendMetrics(CollectorRegistry()))
+    async with gate.admitted("running", 0, 10.0):
+
+        async def wait(name: str) -> None:
+            async with gate.admitted(name, 0, 10.0, Tenant(name), lambda: 100):
+                pass
+
+        first = asyncio.create_task(wait("greedy"))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(wait("heavy"))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError, match="Too many requests are waiting") as refused:
+            await second
+        assert refused.value.status == 429
+        third = asyncio.create_task(wait("twice"))
+        await asyncio.sleep(0)
+        assert not first.done()
+        third.cancel()
+        with suppress(asyncio.CancelledError, ApiError):
+            await third
+    await first
+    assert queue.running == queue.queued == 0

@@ -1,5 +1,9 @@
+import asyncio
 import hashlib
+from dataclasses import replace
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -7,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.errors import ConfigurationError
-from services.frontend.requests.api_keys import ApiKey, KeyLimits, KeyRing, TokenBucket, new_key_line
+from services.frontend.requests.api_keys import (
+    ApiKey,
+    KeyFile,
+    KeyRing,
+    new_key_line,
+    parse_line,
+)
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import mesh_of_fakes
 
@@ -22,7 +32,7 @@ def key_file(path: Path, *lines: str) -> Path:
 
 def test_a_new_key_is_found_and_its_line_does_not_hold_it(tmp_path: Path) -> None:
     (alice, alice_line), (bob, bob_line) = (
-        new_key_line("alice", b"a" * 32, 30, 4),
+        new_key_line("alice", b"a" * 32, requests_per_min=30.0, concurrency=4),
         new_key_line("bob", b"b" * 32, concurrency=2),
     )
     assert alice not in alice_line
@@ -37,9 +47,26 @@ def test_a_new_key_is_found_and_its_line_does_not_hold_it(tmp_path: Path) -> Non
     assert ring.find("") is None
 
 
+async def test_an_operator_may_load_adapters_and_nobody_else(model_path: Path, tmp_path: Path) -> None:
+    (alice, alice_line), (root, root_line) = (
+        new_key_line("alice", b"a" * 32, requests_per_min=6000.0, concurrency=4),
+        new_key_line("root", b"r" * 32, is_operator=True),
+    )
+    file = key_file(tmp_path, alice_line, root_line)
+    assert root_line.endswith(":operator")
+    settings = {"api_keys_file": file, "allow_runtime_lora_updating": True}
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [1]), **settings) as mesh, mesh.http() as http:
+        for key, status in (("unknown", 401), (alice, 403), (root, 400)):
+            for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+                answer = await http.post(path, json={}, headers={"authorization": f"Bearer {key}"})
+                assert answer.status_code == status, (path, answer.text)
+        assert answer.json()["error"]["param"] == "lora_name", "an operator is asked for what to do"
+
+
 @pytest.mark.parametrize(
     "line",
     [
+        f"alice:{'0' * 64}:::operators",
         "alice",
         "alice:xyz",
         f"al ice:{'0' * 64}",
@@ -47,12 +74,109 @@ def test_a_new_key_is_found_and_its_line_does_not_hold_it(tmp_path: Path) -> Non
         f"alice:{'0' * 64}:-1",
         f"alice:{'0' * 64}:1:0",
         f"alice:{'0' * 64}:1:2:3",
+        f"alice:{'0' * 64}:requests_per_min=",
+        f"alice:{'0' * 64}:30:requests_per_min=30",
+        f"alice:{'0' * 64}:speed=3",
+        f"alice:{'0' * 64}:expires=tomorrow",
+        f"alice:{'0' * 64}:models=a,,b",
+        f"alice:{'0' * 64}:lowest_priority=1.5",
+        f"alice:{'0' * 64}:is_operator=operator",
         f"a:{'0' * 64}\na:{'1' * 64}",
     ],
 )
 def test_a_wrong_key_file_is_refused_with_the_place(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigurationError, match="keys"):
         KeyRing.load(key_file(tmp_path, line))
+
+
+@given(
+    requests_per_min=st.none() | st.floats(0.1, 1e6).map(lambda value: float(f"{value:.6g}")),
+    concurrency=st.none() | st.integers(1, 10**9 - 1),
+    tokens_per_min=st.none() | st.integers(1, 10**11).map(float),
+    tokens_per_day=st.none() | st.integers(1, 10**11).map(float),
+    tokens_per_month=st.none() | st.integers(1, 10**11).map(float),
+    expires=st.none() | st.dates(),
+    models=st.frozensets(st.from_regex(r"[A-Za-z0-9./_-]{1,12}", fullmatch=True)),
+    lowest_priority=st.none() | st.integers(-(10**9) + 1, 10**9 - 1),
+    share=st.integers(1, 1000).map(float),
+    is_operator=st.booleans(),
+)
+def test_a_line_says_what_a_key_was_made_with(**bounds: Any) -> None:
+    key_text, line = new_key_line("alice", SECRET, **bounds)
+    (key,) = [KeyRing([parse_line(line, "here")]).find(key_text)]
+    assert key == ApiKey("alice", hashlib.sha256(key_text.encode()).digest(), **bounds)
+
+
+def test_lines_without_names_are_read_as_before() -> None:
+    line = f"alice:{'0' * 64}"
+    plain = parse_line(line, "here")
+    assert parse_line(f"{line}:30:4:operator", "here") == replace(
+        plain, requests_per_min=30.0, concurrency=4, is_operator=True
+    )
+    assert parse_line(f"{line}:::operator", "here") == replace(plain, is_operator=True)
+    assert parse_line(f"{line}::4:models=a", "here") == replace(plain, concurrency=4, models=frozenset("a"))
+
+
+def test_a_key_opens_until_its_last_day_is_over() -> None:
+    key = ApiKey("alice", b"", expires=date(2027, 12, 31))
+    midnight_unix_s = datetime(2028, 1, 1, tzinfo=UTC).timestamp()
+    assert not key.has_expired(midnight_unix_s - 1)
+    assert key.has_expired(midnight_unix_s)
+
+
+def test_a_changed_file_is_taken_in_and_a_bad_one_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (alice, alice_line), (bob, bob_line) = new_key_line("alice", b"a" * 32), new_key_line("bob", b"b" * 32)
+    file = KeyFile(key_file(tmp_path, alice_line))
+    assert file.look() is None
+    key_file(tmp_path, bob_line, alice_line)
+    ring = file.look()
+    assert ring is not None
+    assert ring.find(bob)
+    key_file(tmp_path, "half a li")
+    assert file.look() is None
+    assert "the former keys stay" in caplog.text
+    assert file.ring.find(alice)
+    (tmp_path / "keys").unlink()
+    assert file.look() is None
+    key_file(tmp_path, bob_line)
+    ring = file.look()
+    assert ring is not None
+    assert ring.find(alice) is None
+
+
+async def test_a_key_asks_for_its_models_by_its_priority_and_only_in_its_time(model_path: Path, tmp_path: Path) -> None:
+    keys = {
+        "all": new_key_line("all", b"a" * 32),
+        "other": new_key_line("other", b"b" * 32, models=["other"]),
+        "patient": new_key_line("patient", b"c" * 32, models=["demo"], lowest_priority=5, tokens_per_min=6.0),
+        "late": new_key_line("late", b"d" * 32, expires=date(2001, 1, 1)),
+    }
+    file = key_file(tmp_path, *(line for _, line in keys.values()))
+    settings = {"api_keys_file": file}
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [1]), **settings) as mesh, mesh.http() as http:
+
+        async def ask(name: str, **fields: Any) -> tuple[int, Any]:
+            headers, body = {"authorization": f"Bearer {keys[name][0]}"}, {"model": "demo", "prompt": "x", **fields}
+            answer = await http.post("/v1/completions", json=body, headers=headers)
+            return answer.status_code, answer.json().get("error", {}).get("code")
+
+        async def models(name: str) -> list[str]:
+            answer = await http.get("/v1/models", headers={"authorization": f"Bearer {keys[name][0]}"})
+            return [each["id"] for each in answer.json()["data"]]
+
+        assert await ask("all") == (200, None)
+        assert await ask("other") == (404, "model_not_found")
+        assert (await models("all"), await models("other")) == (["demo"], [])
+        assert (await ask("late"))[0] == 401
+        assert (await ask("patient", priority=0))[0] == 400
+        assert await ask("patient") == (200, None)
+        (worker,) = mesh.workers
+        assert [each.priority for each in worker.received] == [0, 5]
+        assert await ask("patient") == (429, "rate_limit_exceeded"), "its minute's tokens are spent"
+        key_file(tmp_path, keys["late"][1])
+        async with asyncio.timeout(30):
+            while (await ask("all"))[0] != 401:  # noqa: ASYNC110 - the file is looked at every second
+                await asyncio.sleep(0.1)
 
 
 def test_a_missing_key_file_is_refused(tmp_path: Path) -> None:
@@ -66,31 +190,6 @@ def test_any_text_can_be_presented(text: str) -> None:
     ring = KeyRing([ApiKey("alice", digest)])
     assert ring.find(text) == ApiKey("alice", digest)
     assert ring.find(text + "x") is None
-
-
-@given(per_min=st.floats(0.1, 10_000), gaps_s=st.lists(st.floats(0, 100), min_size=1, max_size=60))
-def test_a_bucket_never_gives_more_than_its_rate_and_keeps_its_word(per_min: float, gaps_s: list[float]) -> None:
-    bucket, now_s = TokenBucket(per_min), 0.0
-    for taken, gap_s in enumerate(gaps_s, 1):
-        now_s += gap_s
-        wait_s = bucket.take(now_s)
-        if wait_s > 0:
-            now_s += wait_s
-            assert bucket.take(now_s) == 0.0, "after the announced wait"
-        assert taken <= bucket.burst + now_s * per_min / 60 + 1e-3
-
-
-def test_concurrency_is_given_back(tmp_path: Path) -> None:
-    key_text, line = new_key_line("alice", SECRET, concurrency=1)
-    key = KeyRing.load(key_file(tmp_path, line)).find(key_text)
-    assert key is not None
-    limits = KeyLimits()
-    assert limits.enter(key, 0.0) is None
-    reached = limits.enter(key, 0.0)
-    assert reached is not None
-    assert "concurrent" in reached.limit
-    limits.leave(key)
-    assert limits.enter(key, 0.0) is None
 
 
 @pytest.mark.slow

@@ -11,9 +11,12 @@ import pytest
 from mesh.errors import ConfigurationError, ProtocolViolation
 from mesh.membership import ChangeKind, Member, MemberChange
 from mesh.rpc.server import RpcServer
-from mesh.runtime import GrpcTransport, SystemThreads
+from mesh.runtime import GrpcTransport, SystemThreads, system_runtime
+from mesh.store import open_store
 from mesh.text_files import MAX_TEXT_BYTES, PIECE_BYTES, TextFiles, pieces, read_text_files, text_hash
 from penstock.v1 import worker_pb2, worker_pb2_grpc
+from services.frontend.errors import ApiError
+from services.frontend.requests.adapters import AdapterDirectory
 from services.frontend.requests.models import ModelCatalogue
 from services.frontend.workers.text_files import fetch_text_files
 from tests.still_clock import StillClock
@@ -22,6 +25,10 @@ from tests.still_clock import StillClock
 def worker(name: str, model_path: Path, block_tokens: int) -> Member:
     facts = {"block_tokens": str(block_tokens), "max_model_len_tokens": "4096"}
     return Member("worker", name, "1", "127.0.0.1:1", "", {"model": "demo", "model_path": str(model_path), **facts})
+
+
+def no_adapters() -> AdapterDirectory:
+    return AdapterDirectory(open_store("embedded:", system_runtime()))
 
 
 async def settled(catalogue: ModelCatalogue) -> int:
@@ -35,7 +42,7 @@ async def settled(catalogue: ModelCatalogue) -> int:
 
 async def test_a_model_whose_workers_all_come_back_otherwise_is_learnt_anew(model_path: Path) -> None:
     clock = StillClock(unix_at_s=1.0)
-    catalogue = ModelCatalogue(1000, clock, SystemThreads(), GrpcTransport())
+    catalogue = ModelCatalogue(1000, clock, SystemThreads(), GrpcTransport(), no_adapters())
 
     def changed(kind: ChangeKind, member: Member) -> None:
         catalogue.on_change(MemberChange(kind, member))
@@ -53,6 +60,29 @@ async def test_a_model_whose_workers_all_come_back_otherwise_is_learnt_anew(mode
     model = catalogue.get("demo")
     assert model is not None
     assert model.created_unix_s == 1
+    await catalogue.stop()
+
+
+async def test_before_any_worker_has_come_nobody_is_told_that_a_model_does_not_exist(model_path: Path) -> None:
+    adapters = no_adapters()
+    catalogue = ModelCatalogue(1000, StillClock(), SystemThreads(), GrpcTransport(), adapters)
+    for name in ("demo", ""):
+        with pytest.raises(ApiError) as refused:
+            await catalogue.asked_for(name)
+        assert (refused.value.status, refused.value.code) == (503, "no_instance")
+    catalogue.on_change(MemberChange(ChangeKind.JOINED, worker("a", model_path, 16)))
+    with pytest.raises(ApiError) as refused:
+        await catalogue.asked_for("other")
+    assert refused.value.status == 503, "it may be an adapter, of which the store has not told yet"
+    following = asyncio.create_task(adapters.follow())
+    async with asyncio.timeout(5.0):
+        while not adapters.is_heard:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    with pytest.raises(ApiError) as refused:
+        await catalogue.asked_for("other")
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+    following.cancel()
+    assert (await catalogue.asked_for("")).name == "demo"
     await catalogue.stop()
 
 
@@ -86,7 +116,7 @@ async def test_a_frontend_needs_no_checkpoint(model_path: Path, monkeypatch: pyt
     worker, server = TextWorker(files, failures=1), RpcServer(GrpcTransport())
     server.add(worker_pb2_grpc.add_WorkerServicer_to_server, worker, "penstock.v1.Worker")
     await server.start()
-    catalogue = ModelCatalogue(1000, StillClock(), SystemThreads(), GrpcTransport())
+    catalogue = ModelCatalogue(1000, StillClock(), SystemThreads(), GrpcTransport(), no_adapters())
     joined = MemberChange(ChangeKind.JOINED, elsewhere(server.address, "a", text_hash(files)))
     catalogue.on_change(joined)
     async with asyncio.timeout(10.0):

@@ -43,3 +43,30 @@ def test_what_a_template_does_not_take_is_refused(source: str) -> None:
 def test_a_template_that_is_no_template_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="line 2"):
         ChatTemplate("\n{% if %}", {}, NOW)
+
+
+_MACRO = "{% macro shown(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}"
+TEMPLATES = {
+    "{% for m in messages %}{{ m.content }}{% endfor %}": False,
+    "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}": True,
+    "{% for m in messages %}{% for p in m['content'] | list %}{{ p.text }}{% endfor %}{% endfor %}": True,
+    "{% for m in messages %}{% set content = m.content %}{% for p in content %}{{ p }}{% endfor %}{% endfor %}": True,
+    _MACRO + "{% for m in messages %}{{ shown(m.content) }}{% endfor %}": True,
+    _MACRO + "{% for m in messages %}{{ shown(m.tool_calls) }}{% endfor %}": False,
+    "{% for m in messages %}{% for line in m.content.split('a') %}{{ line }}{% endfor %}{% endfor %}": False,
+}
+"""Whether they go through the parts of a message."""
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_it_is_known_which_templates_go_through_parts(source: str) -> None:
+    assert ChatTemplate(source, {}, lambda: 0.0).takes_parts is TEMPLATES[source]
+
+
+def test_a_final_message_of_parts_is_gone_on_with() -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}</>{% endfor %}"
+    parts = [{"type": "text", "text": "So "}, {"type": "text", "text": "far"}]
+    template = ChatTemplate(source, {}, lambda: 0.0)
+    assert template.render_unfinished([{"role": "assistant", "content": parts}]) == "<assistant>So far"
+    picture = [*parts, {"type": "image"}]
+    assert template.render_unfinished([{"role": "assistant", "content": picture}]) == "<assistant>So far"

@@ -1,18 +1,19 @@
 import functools
+import sys
+import tracemalloc
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
 
-from services.frontend.text.chunked import ChunkCache, ChunkedTokenizer
-from services.frontend.text.words import MAX_WORD_CHARACTERS, WordTokenizer
+from services.frontend.text.chunked import ENTRY_BYTES, FIRST_GUESS_S, ChunkCache, ChunkedTokenizer, Pace
 from tests.unit.services.frontend.checkpoints import CHUNKED, KINDS, SPECIAL
 
 
 @functools.cache
 def tokenizer_of(kind: str) -> ChunkedTokenizer:
-    return ChunkedTokenizer(KINDS[kind](), cache_characters=100_000)
+    return ChunkedTokenizer(KINDS[kind](), cache_bytes=100_000)
 
 
 WORDS = "the fox mesh 123 4 don't 's . x=1 _a brown 🙂 你好 привет é \u0301 İ ﬁ \u200d".split(" ")
@@ -42,7 +43,7 @@ def test_chunks_are_the_text_again(text: str) -> None:
 
 
 def test_a_shared_prefix_is_tokenised_once() -> None:
-    chunked = ChunkedTokenizer(KINDS["llama3"](), cache_characters=1_000_000)
+    chunked = ChunkedTokenizer(KINDS["llama3"](), cache_bytes=1_000_000)
     prefix = "<s><|system|>" + "the quick brown fox jumps over the lazy dog " * 500 + "<|user|>"
     chunked.encode(prefix + "what does the fox do?")
     found = chunked.look_up(prefix + "and what about the dog?")
@@ -50,58 +51,79 @@ def test_a_shared_prefix_is_tokenised_once() -> None:
 
 
 def test_a_changed_beginning_does_not_spoil_the_segments_behind_it() -> None:
-    chunked = ChunkedTokenizer(KINDS["gpt2"](), cache_characters=1_000_000)
+    chunked = ChunkedTokenizer(KINDS["gpt2"](), cache_bytes=1_000_000)
     document = "the quick brown fox jumps over the lazy dog " * 100
     chunked.encode(f"<s><|system|>be brief<|user|>{document}")
     assert chunked.look_up(f"<s><|system|>be verbose<|user|>{document}").unseen == ["be verbose"]
 
 
-@pytest.mark.parametrize("kind", sorted(CHUNKED))
-def test_words_are_learned_until_the_tokenizer_is_not_asked(kind: str) -> None:
-    tokenizer = KINDS[kind]()
-    words = WordTokenizer(tokenizer)
-    text = "the quick, brown fox! jumps 12 times (or 3) over " + "x" * 2 * MAX_WORD_CHARACTERS
-    expected = tokenizer.encode(text, add_special_tokens=False).ids
-    assert [words.encode(text) for _ in range(3)] == [expected] * 3
-    short = text.replace("x" * MAX_WORD_CHARACTERS, "")
-    assert words.encode(short) == tokenizer.encode(short, add_special_tokens=False).ids
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # from here on its answers would be others
-    assert words.encode(short) != tokenizer.encode(short, add_special_tokens=False).ids
+def test_long_work_leaves_the_event_loop_as_the_tokenizer_is_slow_or_fast() -> None:
+    """By what it took before, on this machine and with this vocabulary."""
+    now_s, took_s = 0.0, 0.0
+
+    def clock() -> float:
+        nonlocal now_s
+        now_s += took_s / 2
+        return now_s
+
+    pace = Pace(clock)
+    assert (pace.fits_in_place(2_000), pace.fits_in_place(3_000)) == (True, False), "by the guess"
+    took_s = 2 * 1000 * 4e-6
+    for _ in range(50):
+        pace.measured(lambda texts: [array("I")] * len(texts), ["x" * 500] * 2)
+    assert (pace.fits_in_place(240), pace.fits_in_place(260)) == (True, False)
+    took_s = 0.0
+    for _ in range(50):
+        pace.measured(lambda texts: [array("I")] * len(texts), ["x" * 500] * 2)
+    assert (pace.fits_in_place(19_000), pace.fits_in_place(21_000)) == (True, False), "no tokenizer is faster"
 
 
-def test_words_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.frontend.text.words.MAX_WORDS", 20)
-    tokenizer = KINDS["gpt2"]()
-    words = WordTokenizer(tokenizer)
-    for start in range(0, 300, 7):
-        text = " ".join(f"w{number}" for number in range(start, start + 10))
-        assert words.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
-        assert len(words) <= 20
+def test_short_texts_and_no_clock_measure_nothing() -> None:
+    for pace in (Pace(lambda: 1e9), Pace(None)):
+        pace.measured(lambda texts: [array("I")], ["x" * (499 if pace._now_s else 10_000)])
+        assert pace.s_per_character == FIRST_GUESS_S
 
 
 def test_a_repeated_chunk_is_tokenised_once() -> None:
-    chunked = ChunkedTokenizer(KINDS["gpt2"](), cache_characters=1_000_000)
+    chunked = ChunkedTokenizer(KINDS["gpt2"](), cache_bytes=1_000_000)
     found = chunked.look_up("<s>hello<s>hello<s>")
     assert found.unseen == ["<s>", "hello"]
 
 
-@given(st.lists(st.tuples(st.text(max_size=20), st.booleans()), max_size=200), st.integers(0, 100))
-def test_the_cache_is_bounded_and_never_wrong(uses: list[tuple[str, bool]], max_characters: int) -> None:
-    cache = ChunkCache(max_characters)
+@given(st.lists(st.tuples(st.text(max_size=20), st.booleans()), max_size=200), st.integers(0, 2000))
+def test_the_cache_is_bounded_and_never_wrong(uses: list[tuple[str, bool]], max_bytes: int) -> None:
+    cache = ChunkCache(max_bytes)
     for chunk, write in uses:
-        expected = [ord(character) for character in chunk]
+        expected = array("I", map(ord, chunk))
         if write:
             cache.put(chunk, expected)
         else:
             assert cache.get(chunk) in (None, expected)
-        assert cache.characters <= max_characters
+        assert cache.nbytes <= max_bytes
     assert cache.hits + cache.misses == sum(not write for _, write in uses)
 
 
 def test_the_cache_keeps_what_was_used_last() -> None:
-    cache = ChunkCache(max_characters=4)
-    cache.put("aa", [1])
-    cache.put("bb", [2])
+    one, two, three = array("I", [1]), array("I", [2]), array("I", [3])
+    cache = ChunkCache(max_bytes=2 * (ENTRY_BYTES + sys.getsizeof("aa") + 4))
+    cache.put("aa", one)
+    cache.put("bb", two)
     cache.get("aa")
-    cache.put("cc", [3])
-    assert (cache.get("aa"), cache.get("bb"), cache.get("cc")) == ([1], None, [3])
+    cache.put("cc", three)
+    assert (cache.get("aa"), cache.get("bb"), cache.get("cc")) == (one, None, three)
+
+
+@pytest.mark.slow
+def test_the_cache_takes_as_much_memory_as_it_says() -> None:
+    """Within a third: what the allocator rounds up is not counted."""
+    chunked = ChunkedTokenizer(KINDS["llama3"](), cache_bytes=1 << 30)
+    texts = ["".join(f" {number:x}" for number in range(start, start + 20_000)) for start in range(0, 200_000, 20_000)]
+    for text in texts[:2]:
+        chunked.encode(text)
+    before = chunked.cache.nbytes
+    tracemalloc.start()
+    for text in texts[2:]:
+        chunked.encode(text)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held == pytest.approx(chunked.cache.nbytes - before, rel=0.33)

@@ -1,12 +1,22 @@
+import functools
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mesh.errors import ConfigurationError
 from mesh.runtime import SystemClock
+from mesh.text_files import read_text_files
 from services.frontend.text.model_text import ModelText
 from tests.unit.services.frontend.checkpoints import CHAT_TEMPLATE, KINDS, write_checkpoint
+from tests.unit.services.frontend.text.test_chunked import texts
+
+
+@functools.cache
+def _model_of(kind: str) -> ModelText:
+    return ModelText(KINDS[kind](), None, frozenset())
 
 
 def test_a_checkpoint_gives_tokenizer_template_and_ends(tmp_path: Path) -> None:
@@ -47,6 +57,18 @@ def test_broken_files_are_named(tmp_path: Path, file: str, content: str, message
         ModelText.load(tmp_path, SystemClock().unix_s)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=st.one_of(texts, st.integers(1, 300).map(" ".__mul__), st.integers(1, 300).map("e\u0301\u0323".__mul__)))
+def test_no_text_has_fewer_tokens_than_its_length_says(kind: str, text: str) -> None:
+    model = _model_of(kind)
+    assert model.fewest_tokens(text) <= len(model.encode(text))
+
+
+@pytest.mark.parametrize(("kind", "is_known"), [("gpt2", True), ("llama3", True), ("metaspace", False)])
+def test_where_it_is_known_a_long_text_has_many_tokens(kind: str, is_known: bool) -> None:
+    assert (_model_of(kind).fewest_tokens("x" * 1_000_000) > 1000) == is_known
+
+
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no tokenizer\.json"):
         ModelText.load(tmp_path, SystemClock().unix_s)
@@ -59,3 +81,20 @@ def test_every_token_has_a_text(kind: str) -> None:
         text, spelled = model.token_text(token_id)
         assert spelled
         assert text == spelled.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    ("config", "labels"),
+    [
+        ({}, {0: "LABEL_0", 1: "LABEL_1"}),
+        ({"num_labels": 3}, {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}),
+        ({"id2label": {"0": "bad", "1": "good"}}, {0: "bad", 1: "good"}),
+        ({"id2label": {"first": "bad"}, "num_labels": "two"}, {}),
+        ({"num_labels": "two"}, {}),
+    ],
+)
+def test_classes_have_the_names_of_the_configuration(
+    model_path: Path, config: dict[str, object], labels: dict[int, str]
+) -> None:
+    files = {**read_text_files(model_path), "config.json": json.dumps(config).encode()}
+    assert ModelText.from_files(files, "here", lambda: 0.0).labels == labels

@@ -25,7 +25,7 @@ class ToldLink:
     def abort(self, request_id: str, epoch: int, *, is_done: bool = False) -> None:
         self.told.append(("done" if is_done else "abort", request_id))
 
-    def release(self, request_id: str) -> None:
+    def release(self, request_id: str, epoch: int) -> None:
         self.told.append(("release", request_id))
 
 

@@ -1,0 +1,1 @@
+"""Runs that are over, as a console that opens without a mesh."""

@@ -1,0 +1,23 @@
+"""Bodies of the requests that load and unload LoRA adapters."""
+
+import msgspec
+
+
+class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/load_lora_adapter: as vLLM has it, and the base model, where the mesh has several."""
+
+    lora_name: str = ""
+    lora_path: str = ""
+    """Directory on the machines of the workers."""
+    load_inplace: bool = False
+    """Take the place of the adapter that has this name."""
+    is_3d_lora_weight: bool = False
+    base_model_name: str | None = None
+    """The model that the adapter changes; may be left out where one model's workers serve adapters."""
+
+
+class UnloadAdapterBody(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/unload_lora_adapter: as vLLM has it; its own number of the adapter is not needed."""
+
+    lora_name: str = ""
+    lora_int_id: int | None = None

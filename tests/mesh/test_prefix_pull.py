@@ -1,0 +1,110 @@
+"""A real mesh whose instances pull each other's cached prefixes."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mesh.reader import Reader
+from tests.mesh.running_mesh import RunningMesh, eventually
+
+pytest.importorskip("ucxx", reason="KV transfers need UCX")
+
+TOKENS = 40
+
+
+@pytest.fixture
+def mesh_in_turn(tmp_path: Path) -> Iterator[RunningMesh]:
+    """Three simulated instances that get requests in turn, whatever they have cached."""
+    running = RunningMesh(tmp_path, "--engine", "simulated", "--workers", "3")
+    try:
+        running.wait_until_serving()
+        assert running.cli("policy", "round_robin").returncode == 0
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.cut()
+
+
+def prefix(story: int) -> str:
+    """Some 2,000 tokens that no other story begins with."""
+    return f"Story {story}. " + " ".join(f"chapter {number} of {story}" for number in range(400))
+
+
+def read(mesh: RunningMesh, prompt: str) -> Reader:
+    return Reader(mesh, prompt, TOKENS)
+
+
+def explain(mesh: RunningMesh, reader: Reader) -> dict[str, Any]:
+    answer = mesh.cli("explain", reader.request_id, "--json")
+    assert answer.returncode == 0, answer.stderr
+    explanation: dict[str, Any] = json.loads(answer.stdout)
+    return explanation
+
+
+def cached_blocks(mesh: RunningMesh, instance: str) -> int:
+    blocks = {each["instance_id"]: int(each.get("cached_blocks", 0)) for each in mesh.status()["instances"]}
+    return blocks.get(instance, 0)
+
+
+def test_requests_pull_the_prefix_that_another_instance_has(mesh_in_turn: RunningMesh) -> None:
+    mesh, shared = mesh_in_turn, prefix(1)
+    first = read(mesh, shared)
+    first.whole_text()
+    eventually(lambda: cached_blocks(mesh, first.instance) > 50, 60, "the scheduler knows of the prefix")
+    prompts = [f"{shared} and so it ended, {number}" for number in range(2)]
+    readers = [read(mesh, prompt) for prompt in prompts]
+    texts = [reader.whole_text() for reader in readers]
+    assert len({first.instance, *(reader.instance for reader in readers)}) == 3
+    for reader in readers:
+        pull = explain(mesh, reader)["pull"]
+        assert pull["instance_id"] in {first.instance, readers[0].instance} - {reader.instance}
+        assert pull["tokens"] > 1000
+        assert 0 < pull["pull_ms"] < pull["compute_ms"]
+        assert reader.usage.prompt_tokens_details.cached_tokens >= pull["tokens"]
+        shown = mesh.cli("explain", reader.request_id).stdout
+        assert f"pulls {pull['tokens']:,} tokens from {pull['instance_id']}" in shown
+    shown = mesh.cli("status").stdout
+    assert all(f"{reader.instance} pulled 1 prefixes" in shown for reader in readers)
+    assert [read(mesh, prompt).whole_text() for prompt in prompts] == texts
+
+
+def test_siblings_await_and_pull_what_the_first_of_them_still_computes(mesh: RunningMesh) -> None:
+    """Only `penstock` weighs that. A stream begins after its prefill, so the siblings are begun on threads."""
+    prompts = [f"{prefix(9)} and so it ended, {number}" for number in range(6)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        begun = []
+        for prompt in prompts:
+            begun.append(pool.submit(read, mesh, prompt))
+            time.sleep(0.05)
+        readers = [each.result() for each in begun]
+    texts = [reader.whole_text() for reader in readers]
+    pulls = {reader: explain(mesh, reader).get("pull") or {} for reader in readers}
+    awaited = [reader for reader, pull in pulls.items() if pull.get("comes_ms", 0) > 0]
+    assert awaited, [(reader.instance, pull) for reader, pull in pulls.items()]
+    for reader in awaited:
+        source = pulls[reader]["instance_id"]
+        assert source != reader.instance
+        shown = mesh.cli("explain", reader.request_id).stdout
+        assert f"tokens from {source} once it has computed them, in some" in shown
+    assert any(reader.usage.prompt_tokens_details.cached_tokens > 1000 for reader in awaited), "one came in time"
+    assert [read(mesh, prompt).whole_text() for prompt in prompts] == texts
+
+
+def test_a_source_that_is_killed_costs_no_request(mesh_in_turn: RunningMesh) -> None:
+    mesh = mesh_in_turn
+    stories = [prefix(number) for number in range(2, 5)]
+    sources = [read(mesh, story) for story in stories]
+    for source in sources:
+        source.whole_text()
+    eventually(lambda: all(cached_blocks(mesh, each.instance) > 50 for each in sources), 60, "prefixes are known")
+    prompts = [f"{story} the end, {number}" for story in stories for number in range(4)]
+    readers = [read(mesh, prompt) for prompt in prompts]
+    mesh.kill(sources[0].instance)
+    texts = [reader.whole_text() for reader in readers]
+    eventually(lambda: list(mesh.instances().values()) == ["ready"] * 3, 60, "the killed instance is back")
+    assert [read(mesh, prompt).whole_text() for prompt in prompts] == texts
