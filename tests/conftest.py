@@ -1,17 +1,20 @@
 """Hypothesis profiles, and a word on what a run leaves out."""
 
 import gc
-import inspect
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.certain import CertainGuard
 from tests.examples import QUICK_EXAMPLES
+
+pytest_plugins = ["tests.outcomes"]
 
 # A busy machine is no failure: neither a slow example nor slow drawing of examples.
 BUSY: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -32,16 +35,6 @@ PROCESSES = ("tests/mesh/", "tests/console/", "tests/kv/", "tests/vllm/", "tests
 """Where every test starts processes, `IN_PROCESS` left out."""
 IN_PROCESS = "tests/mesh/store/"
 
-BENCHMARKS = "tests/benchmarks/"
-"""They wait for processes too, and for none of them at a pace."""
-
-REAL_TIME = (
-    "tests/unit/engine_worker/coordinator/test_migration_between_workers.py",
-    "tests/unit/engine_worker/coordinator/stages/test_stages_between_workers.py",
-    "tests/unit/fault_simulation/test_grpc_conformance.py",
-)
-"""Without processes of their own, but with real sockets and engines at a real pace."""
-
 NEEDS_TORCH = (
     "tests/unit/demo/test_checkpoints.py",
     "tests/unit/demo/test_train.py",
@@ -54,6 +47,8 @@ MAX_CPU_S = 1.0
 above what `slow` begins with (see pyproject.toml): a busy machine takes more CPU for the same."""
 CPU_S = "cpu_s"
 """Of a test's call, among its report's properties."""
+
+GUARD: Final = CertainGuard()
 
 _left_out = pytest.StashKey[Counter[str]]()
 _left_out_files = pytest.StashKey[list[str]]()
@@ -76,14 +71,26 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Let no fixture of a certain test do what the test must not."""
+    with _promise_of(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Note what it takes of the CPU."""
+    """Note what it takes of the CPU, and hold a certain test to what makes it certain."""
     began_s = time.process_time()
     try:
-        return (yield)
+        with _promise_of(item):
+            return (yield)
     finally:
         if not any(item.get_closest_marker(kind) for kind in KINDS):
             item.user_properties.append((CPU_S, time.process_time() - began_s))
+
+
+def _promise_of(item: pytest.Item) -> AbstractContextManager[None]:
+    return nullcontext() if item.get_closest_marker("live") else GUARD.watching(item.name)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -106,16 +113,10 @@ def _starts_processes(place: str) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        place = item.path.relative_to(ROOT).as_posix()
-        if _starts_processes(place):
+        if _starts_processes(item.path.relative_to(ROOT).as_posix()):
             item.add_marker(pytest.mark.process)
-        if (_starts_processes(place) and not place.startswith(BENCHMARKS)) or place in REAL_TIME:
-            item.add_marker(pytest.mark.real_time)
-        is_paced = any(item.get_closest_marker(marker) for marker in ("process", "real_time"))
-        if is_paced or inspect.iscoroutinefunction(getattr(item, "function", None)):
-            # A machine that others use can hold a process or a socket up for seconds. A failure that comes again is a
-            # failure; one that does not is named at the end of the run.
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+        if item.get_closest_marker("process"):
+            item.add_marker(pytest.mark.live)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.matrix import CLIENTS, ROOT, Endpoint, Outcome, run_client
-from tests.mesh.running_mesh import PENSTOCK, RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import PENSTOCK, RunningMesh
 
 MODELS = ROOT / "demo" / "models"
 START_S = 600.0

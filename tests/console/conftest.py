@@ -13,7 +13,8 @@ import pytest
 from services.frontend.requests.api_keys import new_key_line
 from tests.console.browser import browser as open_browser
 from tests.console.browser import chromium
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from docker import DockerClient
 from docker.models.containers import Container
 
 from tests.deploy.compose_file import DEPLOY, load_compose
-from tests.mesh.running_mesh import eventually, free_port
+from tests.in_time import eventually
+from tests.mesh.running_mesh import free_port
 
 COMPOSE: Final = load_compose()["services"]
 PROJECT: Final = "penstock-test"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.containers.composed_mesh import ComposedMesh
 from tests.containers.streams import disturbed, streamed, undisturbed
-from tests.mesh.running_mesh import eventually
+from tests.in_time import eventually
 
 docker = pytest.importorskip("docker")
 pytestmark = [pytest.mark.docker, pytest.mark.flaky(reruns=0)]

@@ -7,7 +7,8 @@ import pytest
 
 from tests.containers.composed_mesh import ComposedMesh
 from tests.containers.streams import disturbed, undisturbed
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 
 docker = pytest.importorskip("docker")
 pytestmark = [pytest.mark.docker, pytest.mark.flaky(reruns=0)]

@@ -19,7 +19,8 @@ from services.cli.main import penstock
 from services.cli.planning.export import compose_override
 from tests.deploy.compose_file import DEPLOY, load_compose, option, penstock_services
 from tests.deploy.planned_cascade import PLAN
-from tests.mesh.running_mesh import PENSTOCK, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import PENSTOCK
 from tests.reflection import ReflectionClient
 
 ROOT = DEPLOY.parent

@@ -27,6 +27,8 @@ from services.predictor.settings import PredictorSettings
 from tests.deploy.compose_file import DEPLOY
 from tests.unit.controlplane.local_mesh import Running, local_mesh
 
+pytestmark = pytest.mark.live
+
 MODEL_PATH = DEPLOY.parent / "demo" / "models" / "demo-large"
 DASHBOARD = DEPLOY / "grafana" / "dashboards" / "penstock.json"
 FROM_PROMETHEUS = {"job", "instance"}

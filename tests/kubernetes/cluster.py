@@ -8,8 +8,9 @@ from typing import Final
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.in_time import eventually
 from tests.kubernetes.api_server import UNANSWERED, ApiServer
-from tests.mesh.running_mesh import eventually, free_port
+from tests.mesh.running_mesh import free_port
 from tests.mesh.store.etcd_process import EtcdProcess
 
 BINARIES: Final = Path(__file__).resolve().parents[2] / ".kubernetes"

@@ -17,10 +17,11 @@ from mesh.store import open_store
 from mesh.store.interface import StateStore
 from services.operator.model_resource import API_VERSION, OWNER_LABEL, PLURAL
 from tests.deploy.test_helm_chart import CHART, helm
+from tests.in_time import eventually
 from tests.kubernetes.api_server import MERGE_PATCH, ApiServer, Manifest, Refused
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.kubelet import Kubelet
-from tests.mesh.running_mesh import PENSTOCK, eventually
+from tests.mesh.running_mesh import PENSTOCK
 
 RELEASE: Final = "mesh"
 NAMESPACE: Final = "serving"
@@ -67,8 +68,10 @@ class InstalledMesh:
 
     def wait_until_serving(self, replicas: int) -> None:
         """Until all pods are ready and the model has so many instances."""
-        eventually(lambda: self.is_as_wanted(replicas), READY_S, f"{replicas} instances serve: {self.story()}")
-        eventually(lambda: all(_is_ready(pod) for pod in self.pods()), READY_S, f"all pods are ready: {self.story()}")
+        eventually(lambda: self.is_as_wanted(replicas), READY_S, lambda: f"{replicas} instances serve: {self.story()}")
+        eventually(
+            lambda: all(_is_ready(pod) for pod in self.pods()), READY_S, lambda: f"all pods are ready: {self.story()}"
+        )
         (frontend,) = self.pods("penstock.io/role=frontend")
         self.url = f"http://{frontend['status']['podIP']}:8000"
 

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from tests.deploy.test_helm_chart import CHART, OF_OTHERS, render
+from tests.in_time import eventually
 from tests.kubernetes.api_server import ApiServer, Manifest, Refused
 from tests.kubernetes.cluster import VERSION
-from tests.mesh.running_mesh import eventually
 
 DEFINITION: Manifest = yaml.safe_load((CHART / "crds" / "penstockmodels.yaml").read_text())
 SERVED_S = 30.0

@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.in_time import eventually
 from tests.kubernetes.api_server import TABLE, ApiServer, Manifest, Refused
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import ROOT
 from tests.kubernetes.installed_mesh import MODEL, MODELS, NAMESPACE, PODS, RELEASE, RESOURCE, InstalledMesh
 from tests.kubernetes.kubelet import Image, Kubelet
 from tests.mesh.reader import Reader
-from tests.mesh.running_mesh import PENSTOCK, eventually
+from tests.mesh.running_mesh import PENSTOCK
 from tests.mesh.store.etcd_process import EtcdProcess
 
 pytestmark = pytest.mark.flaky(reruns=0)
@@ -134,7 +135,7 @@ def test_scale_out_and_in_costs_no_token_and_takes_the_chosen_pod(
     finally:
         mesh.scale(2)
         mesh.forget_choice()
-    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story)
     left = uids(mesh.workers())
     assert left == {name: before[name] for name in left}, "no other pod was touched"
     with capsys.disabled():
@@ -151,7 +152,7 @@ def test_a_killed_pod_is_replaced_and_no_stream_is_lost(mesh: InstalledMesh, exp
         eventually(lambda: uids(mesh.workers()).get(victim, former) != former, SCALED_S, "another pod comes")
 
     assert under_streams(mesh, kill) == expected
-    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story)
 
 
 def test_an_evicted_pod_drains_and_another_comes(mesh: InstalledMesh, expected: list[str]) -> None:
@@ -172,7 +173,7 @@ def test_an_evicted_pod_drains_and_another_comes(mesh: InstalledMesh, expected: 
         eventually(lambda: uids(mesh.workers()).get(first, former[first]) != former[first], SCALED_S, "another comes")
 
     assert under_streams(mesh, evict_one) == expected
-    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story)
     assert uids(mesh.workers())[second] == former[second]
 
 
@@ -181,12 +182,12 @@ def test_a_second_operator_carries_on_when_the_leader_is_killed(mesh: InstalledM
     assert leader.startswith(f"{RELEASE}-operator-")
     mesh.kubelet.kill(leader)
     mesh.scale(3)
-    eventually(lambda: mesh.is_as_wanted(3), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(3), SCALED_S, mesh.story)
     after = uids(mesh.workers())
     assert {name: after[name] for name in before} == before, "it has taken over what was there"
     assert mesh.leader() not in ("", leader)
     mesh.scale(2)
-    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story)
 
 
 def test_streams_outlive_the_api_server_and_its_etcd(
@@ -209,24 +210,24 @@ def test_streams_outlive_the_api_server_and_its_etcd(
 
     assert under_streams(mesh, away) == expected
     eventually(lambda: uids(mesh.workers()).get(victim, former) != former, SCALED_S, "another pod comes")
-    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story)
     mesh.scale(3)
-    eventually(lambda: mesh.is_as_wanted(3), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(3), SCALED_S, mesh.story)
     mesh.scale(2)
-    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story)
 
 
 def test_an_image_is_rolled_and_no_stream_is_lost(mesh: InstalledMesh, expected: list[str]) -> None:
     before = uids(mesh.workers())
     mesh.install(images={"workerCpu": "penstock/worker-cpu:next"})
-    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story)
     assert uids(mesh.workers()) == before, "pods keep their image until they are started anew"
 
     def roll(_streams: Sequence[Reader]) -> None:
         mesh.penstock("restart", "--rolling", "--role", "worker")
 
     assert under_streams(mesh, roll) == expected
-    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story())
+    eventually(lambda: mesh.is_as_wanted(2), SCALED_S, mesh.story)
     images = {pod["spec"]["containers"][0]["image"] for pod in mesh.workers().values()}
     assert images == {"penstock/worker-cpu:next"}
 

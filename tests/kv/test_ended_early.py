@@ -9,6 +9,7 @@ import pytest
 from engine_worker.kv import ucx_worker
 from engine_worker.kv.ucx_worker import UcxEndpoint
 from mesh.errors import DeadlineExceeded, KvTransferFailed, KvTransferRefused
+from tests.in_time import within
 from tests.kv.peer_process import BLOCKS, LocalAgent, peer_process
 
 BOUND_S = 15.0
@@ -54,7 +55,7 @@ async def test_the_deadline_holds_while_a_slow_source_still_answers() -> None:
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match="512 blocks of 'm1' did not arrive"):
             await agent.pull(peer.address, "m1", ALL, [*reversed(ALL)], 0.3)
-        assert time.monotonic() - began < BOUND_S
+        within(time.monotonic() - began, BOUND_S, "it fails, and does not hang")
         await agent.pull(peer.address, "m1", [1], [0], DEADLINE_S)
         assert (await agent.status()).connections == 1
 

@@ -9,6 +9,7 @@ import pytest
 
 from engine_worker.kv.connection import PeerAddress
 from mesh.errors import DeadlineExceeded, PeerUnavailable
+from tests.in_time import within
 from tests.kv.peer import TOKEN
 from tests.kv.peer_process import BLOCKS, LocalAgent, PeerProcess, peer_process
 
@@ -38,7 +39,7 @@ async def test_a_peer_killed_midway(transports: str) -> None:
         began = time.monotonic()
         with pytest.raises(PeerUnavailable, match="connection to the KV agent peer-1"):
             await pull
-        assert time.monotonic() - began < BOUND_S
+        within(time.monotonic() - began, BOUND_S, "it fails, and does not hang")
         assert (await agent.status()).connections == 0
         with pytest.raises(PeerUnavailable, match="cannot be reached"):
             await agent.pull(peer.address, "m1", [1], [1], 5.0)
@@ -55,7 +56,7 @@ async def test_a_peer_that_hangs_midway_and_comes_back(transports: str) -> None:
         peer.signal(signal.SIGSTOP)
         with pytest.raises(DeadlineExceeded, match="hung"):
             await pull
-        assert time.monotonic() - began < BOUND_S
+        within(time.monotonic() - began, BOUND_S, "it fails, and does not hang")
         kept = [region.copy() for region in agent.regions]
         peer.signal(signal.SIGCONT)
         await agent.pull(peer.address, "m1", [1], [0], 5.0)
@@ -74,7 +75,7 @@ async def test_a_peer_that_hangs_midway_is_given_up_long_before_the_deadline(tra
         began = time.monotonic()
         with pytest.raises(PeerUnavailable, match="nothing was heard from it for 10 beats"):
             await pull
-        assert time.monotonic() - began < BOUND_S
+        within(time.monotonic() - began, BOUND_S, "it fails, and does not hang")
         status = await agent.status()
         assert (status.pulling, status.connections) == (0, 0)
         kept = [region.copy() for region in agent.regions]
@@ -117,7 +118,7 @@ async def test_a_puller_that_hangs_does_not_hold_the_sources_blocks() -> None:
         peer.signal(signal.SIGSTOP)
         began = time.monotonic()
         await agent.withdraw("m1")
-        assert time.monotonic() - began < BOUND_S
+        within(time.monotonic() - began, BOUND_S, "it fails, and does not hang")
         assert (await agent.status()).serving == 0
         peer.signal(signal.SIGCONT)
         answer = await order
@@ -133,7 +134,7 @@ async def test_a_puller_killed_midway_frees_the_source() -> None:
         puller.signal(signal.SIGKILL)
         began = time.monotonic()
         await source.until(serving=0, connections=0)
-        assert time.monotonic() - began < BOUND_S
+        within(time.monotonic() - began, BOUND_S, "it fails, and does not hang")
         order.cancel()
 
 
@@ -145,7 +146,7 @@ async def test_nobody_listens() -> None:
         began = time.monotonic()
         with pytest.raises(PeerUnavailable, match="cannot be reached"):
             await agent.pull(PeerAddress("127.0.0.1", port), "m1", [1], [1], 5.0)
-        assert time.monotonic() - began < BOUND_S
+        within(time.monotonic() - began, BOUND_S, "it fails, and does not hang")
 
 
 async def test_somebody_listens_who_never_answers() -> None:
@@ -156,7 +157,7 @@ async def test_somebody_listens_who_never_answers() -> None:
             began = time.monotonic()
             with pytest.raises((DeadlineExceeded, PeerUnavailable)):
                 await agent.pull(PeerAddress("127.0.0.1", mute.getsockname()[1]), "m1", [1], [1], 5.0)
-            assert time.monotonic() - began < BOUND_S
+            within(time.monotonic() - began, BOUND_S, "it fails, and does not hang")
         assert (await agent.status()).connections == 0
 
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.mesh.running_mesh import STOP_TIMEOUT_S, eventually, free_port
+from tests.in_time import eventually
+from tests.mesh.running_mesh import STOP_TIMEOUT_S, free_port
 
 DEPLOYED = Path(__file__).resolve().parents[2] / "deploy" / "envoy"
 CONFIGURATION = DEPLOYED / "envoy.yaml"

@@ -8,20 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.in_time import eventually
+
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
-POLL_S = 0.02
 _LEFTOVER = re.compile(
     r"Task was destroyed|is already running|asynchronous generator|never retrieved|never awaited|Exception ignored"
 )
 PENSTOCK = (sys.executable, "-m", "services.cli.main")
-
-
 _PORTS = range(16_384, 32_768)
 """Below those of outgoing connections (net.ipv4.ip_local_port_range): vLLM binds a port half a minute after it was
 chosen, and one of those was gone by then."""
@@ -40,16 +37,6 @@ def free_port() -> int:
         if port not in _given:
             _given.add(port)
             return port
-
-
-def eventually(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Poll until `condition` is truthy and return it; what another process does offers nothing to await."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        if result := condition():
-            return result
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(POLL_S)
 
 
 class RunningMesh:
@@ -78,7 +65,7 @@ class RunningMesh:
             assert self.process.poll() is None, f"penstock up ended: {self.story()}"
             return "serving at" in self.output_path.read_text()
 
-        eventually(serving, timeout_s, f"the mesh serves\n{self.story()}")
+        eventually(serving, timeout_s, lambda: f"the mesh serves\n{self.story()}")
 
     def story(self) -> str:
         """What the mesh printed and logged, for a failing test's message."""

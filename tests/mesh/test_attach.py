@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 from tests.unit.engine_worker.attached.fake_server import MODEL_PATH, FakeServer
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 
 MODEL = "demo-small"
 POLICY = "--slo-ttft-ms 2000 --capacity 2 --maximum 2 --minimum 0 --cold-start-s 2".split()
@@ -70,8 +71,8 @@ def test_replicas_follow_the_load_to_none_and_back(scaled: RunningMesh) -> None:
     with Load(scaled.url, clients=4) as load:
         said = scaled.cli("autoscale", "set", MODEL, *POLICY, *TIMES, "--json")
         assert said.returncode == 0, said.stderr
-        eventually(lambda: joined(scaled) == 2, PATIENCE_S, f"a second replica\n{scaled.story()}")
-    eventually(lambda: joined(scaled) == 0, PATIENCE_S, f"no replica without requests\n{scaled.story()}")
+        eventually(lambda: joined(scaled) == 2, PATIENCE_S, lambda: f"a second replica\n{scaled.story()}")
+    eventually(lambda: joined(scaled) == 0, PATIENCE_S, lambda: f"no replica without requests\n{scaled.story()}")
     with httpx.Client(timeout=PATIENCE_S) as client:
         load.statuses.append(ask(scaled.url, client))
     assert set(load.statuses) == {200}, "0 requests lost"
@@ -89,7 +90,7 @@ def test_kinds_are_switched_under_load_and_none_goes_before_the_other_serves(sca
         chosen = [word for kind in kinds for word in ("--kind", kind)]
         said = scaled.cli("autoscale", "set", MODEL, *policy, *TIMES, *chosen, "--json")
         assert said.returncode == 0, said.stderr
-        eventually(lambda: switched(scaled), PATIENCE_S, f"one replica of TP=2\n{scaled.story()}")
+        eventually(lambda: switched(scaled), PATIENCE_S, lambda: f"one replica of TP=2\n{scaled.story()}")
     assert set(load.statuses) == {200}, "0 requests lost"
 
 

@@ -18,7 +18,8 @@ from mesh.membership import GRACE_S, MEMBERS_PREFIX, Member
 from mesh.run_file import RunFile
 from mesh.runtime import system_runtime
 from mesh.store import StateStore, open_store
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 
 REQUESTS_S = 4
 CUT_S = 16.0

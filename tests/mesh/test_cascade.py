@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from controlplane.planning.cascade.plan import CascadePlan, PlannedReplicas, PlannedTier, encode_plan
+from tests.in_time import eventually
 from tests.mesh.reader import TOKENS, Reader
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh
 
 SMALL, LARGE = "demo-small", "demo-large"
 

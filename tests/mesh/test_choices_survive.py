@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually, still
+from tests.mesh.running_mesh import RunningMesh
 
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
@@ -96,6 +97,7 @@ def test_across_a_migration(mesh: RunningMesh, stop: str, undisturbed: Choices) 
     eventually(lambda: begun(choices), 60, "all choices have begun")
     target = next(name for name in sorted(mesh.instances()) if name != choices.instance)
     answer = mesh.cli("migrate", choices.request_id, "--to", target, "--json")
+    still("runs on no instance" not in answer.stderr, "the request runs")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert [move["moved"] for move in json.loads(answer.stdout)] == [True] * CHOICES
     assert choices.whole() == undisturbed.whole()

@@ -8,7 +8,8 @@ import pytest
 from openai import OpenAI
 
 from mesh.membership import LEASE_TTL_S
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 from tests.mesh.store.etcd_process import EtcdProcess, find_etcd
 
 OUTAGE_S = LEASE_TTL_S + 3.0

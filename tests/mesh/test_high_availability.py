@@ -12,7 +12,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually, within
+from tests.mesh.running_mesh import RunningMesh
 
 SECOND_FRONTEND_TRIES = 5
 
@@ -112,9 +113,9 @@ def test_no_request_fails_when_a_control_process_is_killed(pair: RunningMesh, vi
         pair.kill(victim)
         after = load.answered + 100
         eventually(lambda: load.answered > after, 60, "requests are answered after it")
-        eventually(lambda: whole(pair), 60, f"{victim} is back\n{pair.story()}")
+        eventually(lambda: whole(pair), 60, lambda: f"{victim} is back\n{pair.story()}")
     assert load.failed == []
-    assert load.longest_s < 3.0
+    within(load.longest_s, 3.0, "the slowest request")
 
 
 @pytest.mark.parametrize("victim", ["scheduler-0", "scheduler-1", "monitor-0"])
@@ -129,9 +130,9 @@ def test_no_request_fails_when_a_control_process_hangs(pair: RunningMesh, victim
             eventually(lambda: load.answered > after, 60, "requests are answered while it hangs")
         finally:
             os.kill(pid, signal.SIGCONT)
-        eventually(lambda: whole(pair), 60, f"{victim} is back\n{pair.story()}")
+        eventually(lambda: whole(pair), 60, lambda: f"{victim} is back\n{pair.story()}")
     assert load.failed == []
-    assert load.longest_s < 3.0
+    within(load.longest_s, 3.0, "the slowest request")
 
 
 def test_the_leader_of_the_rescheduler_is_replaced_with_a_higher_epoch(pair: RunningMesh) -> None:
@@ -156,7 +157,7 @@ def test_pools_have_one_scheduler_and_its_death_fails_nothing(pair: RunningMesh)
             eventually(lambda: load.answered > 20, 60, "requests are answered")
             pair.kill(leader)
             eventually(lambda: placed_by(pair)[0] == "arrow", 60, "somebody leads the pools again")
-            eventually(lambda: whole(pair), 60, f"{leader} is back\n{pair.story()}")
+            eventually(lambda: whole(pair), 60, lambda: f"{leader} is back\n{pair.story()}")
         assert load.failed == []
     finally:
         assert pair.cli("policy", "penstock").returncode == 0

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine_worker.host_tier.settings import default_directory
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 
 PROMPT = " ".join(f"Chapter {number} of the story that everybody knows." for number in range(60))
 NAME = f"host-tier-{os.getpid()}"

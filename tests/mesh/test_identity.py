@@ -19,7 +19,8 @@ from mesh.runtime import GrpcTransport, Transport, system_runtime
 from mesh.store import open_store
 from penstock.v1 import member_pb2, member_pb2_grpc
 from services.frontend.requests.api_keys import SECRET_BYTES, new_key_line
-from tests.mesh.running_mesh import PENSTOCK, RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import PENSTOCK, RunningMesh
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -116,7 +117,8 @@ async def test_nobody_gets_in_without_an_identity_of_the_mesh(tmp_path: Path) ->
         assert mesh.stop() == 0
         assert not own.exists(), "nobody can join the next mesh with what is left of this one"
     except AssertionError as error:
-        raise AssertionError(f"{error}\n{mesh.story()}") from error
+        error.add_note(mesh.story())
+        raise
     finally:
         mesh.cut()
 

@@ -12,7 +12,8 @@ import pytest
 from openai import OpenAI
 from tokenizers import AddedToken, Tokenizer
 
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 

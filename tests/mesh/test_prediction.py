@@ -5,7 +5,8 @@ from typing import Any
 
 from openai import OpenAI
 
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 
 
 def test_simulated_engines_predict_their_requests_lengths(mesh: RunningMesh) -> None:

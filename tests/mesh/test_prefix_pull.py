@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.in_time import eventually
 from tests.mesh.reader import Reader
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh
 
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.in_time import eventually
 from tests.mesh.reader import Reader
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh
 
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
@@ -47,7 +48,9 @@ def test_crowded_requests_are_moved_and_their_clients_read_on(rescheduling_mesh:
     readers = start_all(mesh)
     texts = [reader.whole_text() for reader in readers]
     status = eventually(
-        lambda: (now := rescheduler(mesh)) and now["moved_total"] and now, 30, f"a request was moved\n{mesh.story()}"
+        lambda: (now := rescheduler(mesh)) and now["moved_total"] and now,
+        30,
+        lambda: f"a request was moved\n{mesh.story()}",
     )
     moved = next(order for order in status["orders"] if order["outcome"] == "moved")
     assert "lowers the variance" in moved["reason"]
@@ -65,7 +68,7 @@ def test_crowded_requests_are_moved_and_their_clients_read_on(rescheduling_mesh:
     by_worth = eventually(
         lambda: [each for each in rescheduler(mesh)["orders"] if "trajectories: moves to" in each["reason"]],
         60,
-        f"a move that saves everybody time\n{mesh.story()}",
+        lambda: f"a move that saves everybody time\n{mesh.story()}",
     )
     assert all("saves" in each["reason"] and "costs" in each["reason"] for each in by_worth)
     assert [reader.whole_text() for reader in readers] == texts

@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from controlplane.policies.fair_share import BURST_TOKENS
 from services.cli.usage import command as usage_command
 from services.frontend.requests.api_keys import SECRET_BYTES, new_key_line
+from tests.in_time import eventually
 from tests.jwt_issuer import public, published
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh
 
 AUDIENCE = "penstock"
 CLAIMS = {"aud": AUDIENCE, "sub": "carol", "exp": 4e9}

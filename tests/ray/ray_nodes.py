@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-from tests.mesh.running_mesh import eventually
+from tests.in_time import eventually
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RAY: Final = Path(sys.executable).with_name("ray")

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from tests.containers.streams import disturbed, undisturbed
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 from tests.ray.ray_nodes import CLIENT_PORT, PORT, RayNode
 
 pytest.importorskip("ray")

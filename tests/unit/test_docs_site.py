@@ -81,6 +81,7 @@ def test_command_lines_are_taken_by_the_command(page: Path) -> None:
         _parse(shlex.split(line))
 
 
+@pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="mkdocs is not installed (make docs)")
 def test_the_site_builds_without_a_dead_link(tmp_path: Path) -> None:

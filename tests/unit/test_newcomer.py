@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,9 @@ install:
 up:
 \t@{python} server.py $(ARGS)
 """
+IN_THE_BACKGROUND = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+"""What a shell starts with `&` ignores Ctrl-C, and so does what it starts. A shell sets that, since `preexec_fn` would
+fork this process with the threads of gRPC in it, which then abort it."""
 SERVER = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -49,14 +51,7 @@ def newcomer(folder: Path, server: str, *arguments: str) -> "subprocess.Complete
     for command in ("init -q", "add .", "-c user.name=n -c user.email=n@n commit -qm all"):
         subprocess.run(("git", "-C", str(folder), *command.split()), check=True)
     script = (sys.executable, str(ROOT / "scripts" / "newcomer.py"), "--from", str(folder), *arguments)
-    return subprocess.run(
-        script, capture_output=True, text=True, timeout=120, check=False, preexec_fn=as_in_the_background
-    )
-
-
-def as_in_the_background() -> None:
-    """What a shell starts with `&` ignores Ctrl-C, and so does what it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return subprocess.run((*IN_THE_BACKGROUND, *script), capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_each_step_is_timed_to_the_first_answer(tmp_path: Path) -> None:

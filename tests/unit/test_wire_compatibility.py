@@ -7,6 +7,8 @@ import pytest
 
 from scripts.wire_compatibility import RECORD, ROOT, breaks, describe
 
+pytestmark = pytest.mark.live
+
 FORMER = """
 syntax = "proto3";
 package p;

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from services.frontend.requests.api_keys import SECRET_BYTES, new_key_line
+from tests.in_time import eventually
 from tests.mesh.reader import Reader
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("ucxx", reason="KV transfers need UCX")

@@ -17,6 +17,7 @@ from controlplane.model.request import EngineRequest, SamplingParams, StepOutput
 from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
 from mesh.errors import EngineFailed
+from tests.in_time import within
 
 pytestmark = pytest.mark.vllm
 
@@ -42,7 +43,7 @@ async def test_the_core_s_death_surfaces_within_a_second(engine: VllmEngine) -> 
         await _read(outputs)
     took_s = time.monotonic() - killed_s
     print(f"death surfaced after {1e3 * took_s:.0f} ms")
-    assert took_s < 10.0
+    within(took_s, 10.0, "a death is told")
     with pytest.raises(EngineFailed):
         engine.submit(EngineRequest("late", (5, 6, 7), LONG))
     await engine.stop()

@@ -10,7 +10,8 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.in_time import eventually
+from tests.mesh.running_mesh import RunningMesh
 from tests.vllm.thinking_model import make_thinker
 
 pytestmark = [pytest.mark.vllm, pytest.mark.process]

@@ -10,6 +10,8 @@ from mesh.errors import LeaseLost, StoreCompacted, StoreError, StoreUnavailable
 from mesh.store import Listing, StateStore, WatchEvent
 from tests.mesh.store.backends import Backend
 
+pytestmark = pytest.mark.live
+
 
 async def take(watch: AsyncGenerator[WatchEvent], count: int) -> list[WatchEvent]:
     async with asyncio.timeout(15):

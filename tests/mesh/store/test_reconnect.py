@@ -14,8 +14,11 @@ from mesh.errors import StoreUnavailable
 from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store import StateStore, WatchEvent
 from mesh.store.host import StoreHost
+from tests.in_time import within
 from tests.mesh.store.backends import EtcdBackend, RemoteBackend
 from tests.mesh.store.proxy import Proxy
+
+pytestmark = pytest.mark.live
 
 Mortal = RemoteBackend | EtcdBackend
 
@@ -160,7 +163,7 @@ async def test_calls_end_in_time_while_the_store_is_down_and_work_again_after(mo
     )
     failures = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(failure) for failure in failures] == [StoreUnavailable] * len(calls)
-    assert time.monotonic() - began_s < 2.0
+    within(time.monotonic() - began_s, 2.0, "what is asked while the store is away")
     waiting = asyncio.create_task(store.get("a", timeout_s=20))
     await mortal.start()
     entry = await waiting
@@ -260,7 +263,7 @@ async def test_a_frozen_etcd_answers_neither_late_nor_never(own_etcd: EtcdBacken
             await store.get("a", timeout_s=0.3)
         with pytest.raises(StoreUnavailable, match="may or may not"):
             await store.compare_and_swap("a", revision, b"2", timeout_s=0.3)
-        assert time.monotonic() - began_s < 2.0
+        within(time.monotonic() - began_s, 2.0, "what is asked while the store is away")
     finally:
         own_etcd.process.thaw()
     entry = await store.get("a", timeout_s=20)

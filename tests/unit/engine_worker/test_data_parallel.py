@@ -24,6 +24,8 @@ from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.instance.sequence import SequenceState
 from tests.kv.peer import TOKEN
 
+pytestmark = pytest.mark.live
+
 OUTPUT = OutputConfig(vocabulary_tokens=1000, first_token_id=6, last_token_id=999, eos_token_id=2, median_tokens=30)
 CONFIG = InstanceConfig(
     block_tokens=16, kv_blocks=64, max_model_len_tokens=512, max_batch_requests=16, max_step_tokens=64, output=OUTPUT

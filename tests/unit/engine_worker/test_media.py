@@ -52,6 +52,7 @@ async def answer(driver: EngineDriver, asked: EngineRequest) -> Answer:
     return found
 
 
+@pytest.mark.live
 async def test_answers_and_blocks_follow_from_what_is_in_an_image(driver: EngineDriver) -> None:
     cat, dog = request(CAT), request(DOG)
     assert cat.prompt_token_ids == dog.prompt_token_ids
@@ -63,6 +64,7 @@ async def test_answers_and_blocks_follow_from_what_is_in_an_image(driver: Engine
     await driver.until(lambda: driver.cached_hashes >= set(hashes))
 
 
+@pytest.mark.live
 async def test_it_goes_on_behind_what_was_emitted(driver: EngineDriver) -> None:
     asked = request(CAT, DOG)
     whole = (await answer(driver, asked)).token_ids

@@ -17,6 +17,8 @@ from tests.unit.engine_worker.coordinator.running_workers import (
     undisturbed,
 )
 
+pytestmark = pytest.mark.live
+
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 SHARED = make_request("warm", prompt=600, max_tokens=4)

@@ -23,6 +23,7 @@ CONFIG = InstanceConfig(
 )
 
 
+@pytest.mark.live
 class TestConformance(EngineConformance):
     vocabulary = range(6, 1000)
     eos_token_id = 2

@@ -22,6 +22,8 @@ from mesh.runtime import SystemClock
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
 
+pytestmark = pytest.mark.live
+
 CONFIG = InstanceConfig(kv_blocks=40, max_model_len_tokens=600, max_batch_requests=4, max_step_tokens=512)
 PROMPT = tuple(range(100, 100 + 20 * CONFIG.block_tokens + 3))
 FULL_BLOCKS = 20

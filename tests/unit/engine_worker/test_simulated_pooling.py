@@ -65,6 +65,7 @@ async def test_a_prompt_can_be_taken_back_and_none_outlives_the_engine(engine: P
         await waits
 
 
+@pytest.mark.live
 async def test_the_queue_is_bounded_and_waited_for(engine: PoolingEngine) -> None:
     draining = False
     queue = PoolingQueue(engine, max_requests=3, is_draining=lambda: draining)
@@ -84,6 +85,7 @@ async def test_the_queue_is_bounded_and_waited_for(engine: PoolingEngine) -> Non
         await queue.drained()
 
 
+@pytest.mark.live
 async def test_one_that_cannot_be_served_refuses_the_whole_call(engine: PoolingEngine) -> None:
     queue = PoolingQueue(engine, max_requests=9, is_draining=lambda: False)
     with pytest.raises(RequestRefused):

@@ -17,6 +17,8 @@ from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from mesh.store.interface import KeyValue, Listing
 
+pytestmark = pytest.mark.live
+
 CLAIMANTS = 3
 
 

@@ -13,6 +13,8 @@ from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 
+pytestmark = pytest.mark.live
+
 
 def worker(member_id: str, incarnation_id: str = "1") -> Member:
     return Member("worker", member_id, incarnation_id, "127.0.0.1:1", "127.0.0.1:2", {"model": "m"})

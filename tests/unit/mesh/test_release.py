@@ -4,6 +4,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from mesh.release import COMMIT_FILE, commit, commit_of_checkout, version
@@ -23,6 +24,7 @@ def test_a_wheel_says_the_commit_that_it_was_built_from(tmp_path: Path) -> None:
     assert commit(tmp_path) == "0123456789ab"
 
 
+@pytest.mark.live
 def test_git_tells_the_commit_of_a_checkout_and_that_it_was_changed(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         who = ("-c", "user.name=n", "-c", "user.email=e@e")

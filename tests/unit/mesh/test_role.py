@@ -16,6 +16,8 @@ from mesh.store import open_store
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 
+pytestmark = pytest.mark.live
+
 
 class Idle:
     """A role that does nothing."""

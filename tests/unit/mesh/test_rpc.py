@@ -16,6 +16,8 @@ from mesh.runtime import GrpcTransport
 from penstock.v1 import planner_pb2, planner_pb2_grpc
 from tests.reflection import ReflectionClient
 
+pytestmark = pytest.mark.live
+
 
 class Planner(planner_pb2_grpc.PlannerServicer):
     async def GetPlan(self, request: Any, context: Any) -> planner_pb2.GetPlanResponse:

@@ -66,6 +66,7 @@ def test_no_mesh_says_what_to_do() -> None:
         find_mesh(None, "default")
 
 
+@pytest.mark.live
 def test_a_dead_mesh_counts_as_none_and_is_replaced() -> None:
     write_run_file("default", running(dead_pid()))
     assert read_run_file("default") is None

@@ -14,6 +14,8 @@ from mesh.runtime import GrpcTransport
 from mesh.shutdown import MemberService, Shutdown
 from penstock.v1 import member_pb2, member_pb2_grpc
 
+pytestmark = pytest.mark.live
+
 Restart = Callable[[member_pb2.RestartRequest], Any]
 
 

@@ -11,6 +11,8 @@ from mesh.rpc.server import RpcServer
 from mesh.runtime import system_runtime
 from mesh.telemetry import MetricsPort
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture
 def port() -> Iterator[MetricsPort]:

@@ -177,6 +177,7 @@ def collector() -> Iterator[tuple[str, list[bytes], Event]]:
         thread.join()
 
 
+@pytest.mark.live
 async def test_spans_reach_a_collector() -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 

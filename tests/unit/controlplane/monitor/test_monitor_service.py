@@ -15,6 +15,8 @@ from penstock.v1 import monitor_pb2, monitor_pb2_grpc, worker_pb2
 from tests.still_clock import StillClock
 from tests.unit.controlplane.local_mesh import Running, local_mesh, until
 
+pytestmark = pytest.mark.live
+
 TIME_LIMIT_S = 10.0
 
 

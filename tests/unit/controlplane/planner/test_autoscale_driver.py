@@ -30,6 +30,8 @@ from tests.unit.controlplane.local_mesh import until
 from tests.unit.mesh.leading import Leading
 from tests.unit.simulator.cascade.instance_profiles import profile_of
 
+pytestmark = pytest.mark.live
+
 POLICY = AutoscalePolicy("m", ttft_ms=1000, maximum=10, cold_start_s=60, capacity_per_s=2.0, interval_s=10)
 KEY = HISTORIES_PREFIX + "m"
 CURVE = CapacityCurve((1.0, 4.0, 5.0), (1.0, 1.0, 0.5))

@@ -26,6 +26,8 @@ from tests.unit.controlplane.local_mesh import local_mesh
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
 from tests.unit.controlplane.planner.manager_at_work import NOW_UNIX_S, desk_with
 
+pytestmark = pytest.mark.live
+
 
 async def test_the_first_workload_is_planned_for_and_the_plan_applied() -> None:
     async with desk_with() as at:

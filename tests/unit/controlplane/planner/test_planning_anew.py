@@ -18,6 +18,8 @@ from tests.unit.controlplane.planner import manager_at_work
 from tests.unit.controlplane.planner.cascade_windows import GOAL, MODELS, RECORD, lines, plan_with, window
 from tests.unit.controlplane.planner.manager_at_work import desk_with
 
+pytestmark = pytest.mark.live
+
 
 @pytest.mark.process
 async def test_one_plan_is_made_however_many_workloads_come_meanwhile() -> None:

@@ -69,6 +69,7 @@ def test_what_is_long_ago_counts_no_more() -> None:
     assert watch.achieved().achieved == 0.0
 
 
+@pytest.mark.live
 async def test_a_broken_promise_is_a_metric_a_status_and_a_reason_to_plan_anew() -> None:
     async with desk_with(record=LABELLED) as at:
         await at.manager.apply(plan_with(45.0, judge="confidence", promise=PROMISE, quality_target=80.0))
@@ -97,6 +98,7 @@ async def test_a_broken_promise_is_a_metric_a_status_and_a_reason_to_plan_anew()
         assert all(request.quality is not None for request in window.requests)
 
 
+@pytest.mark.live
 async def test_labelled_windows_are_kept_until_there_are_enough_for_a_promise() -> None:
     async with desk_with(record=LABELLED) as at:
         at.maker.raises = ConfigurationError("too few labels")

@@ -112,6 +112,7 @@ async def test_a_plan_that_was_written_although_nobody_said_so_is_in_force(flaky
     assert (await record_in(flaky)).plan_revision == revision
 
 
+@pytest.mark.live
 async def test_a_plan_whose_caller_goes_meanwhile_comes_into_force_all_the_same(flaky: Any) -> None:
     flaky.may_write_plans.clear()
     at = ManagerAtWork.of(flaky, Maker(), TaskSet("test"))

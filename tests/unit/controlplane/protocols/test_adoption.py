@@ -28,11 +28,12 @@ from controlplane.protocols.adoption import (
     Take,
     Woken,
 )
+from controlplane.protocols.ownership import EPOCHS_PER_ADOPTION, EPOCHS_PER_RECOVERY
 from mesh.errors import IllegalTransition, InvariantBroken
 
 
-def found(index: int = 0, epoch: int = 2, choices: int = 1, key: str = "alice") -> Found:
-    return Found(index, epoch, choices, key)
+def found(index: int = 0, epoch: int = 2, choices: int = 1, key: str = "alice", *, is_behind: bool = False) -> Found:
+    return Found(index, epoch, choices, key, is_behind)
 
 
 def asking(*, at_s: float = 10.0) -> AdoptionManager:
@@ -97,6 +98,31 @@ def test_of_two_lives_of_a_choice_the_one_of_the_higher_epoch_counts() -> None:
     assert manager.handle(AllAnswered(), 10.1) == Resume()
 
 
+def test_a_life_that_is_behind_its_client_is_not_gone_on_with() -> None:
+    """A recovery left it behind. Nor is it once it has caught up, while the worker of the other life is asked again."""
+    manager = asking()
+    assert manager.handle(found(epoch=EPOCHS_PER_ADOPTION + 2, is_behind=True), 10.0) == Take(is_newer=False)
+    assert manager.handle(AllAnswered(), 11.0) == Pause(RETRY_S, (0,))
+    manager.handle(Woken(), 11.2)
+    assert manager.handle(found(epoch=2 * EPOCHS_PER_ADOPTION + 3), 11.2) == Take(is_newer=False)
+    assert manager.handle(AllAnswered(), 11.3) == Pause(RETRY_S, (0,))
+    manager.handle(Woken(), 11.5)
+    assert manager.handle(found(epoch=3 * EPOCHS_PER_ADOPTION + 3), 11.5) == Take(is_newer=False)
+    recovered = EPOCHS_PER_ADOPTION + EPOCHS_PER_RECOVERY + 2
+    assert manager.handle(found(epoch=recovered), 11.5) == Take(is_newer=True)
+    assert manager.handle(found(epoch=3 * EPOCHS_PER_ADOPTION + 3), 11.5) == Nothing()
+    assert manager.handle(AllAnswered(), 11.6) == Resume()
+
+
+def test_a_request_of_which_its_client_has_seen_more_than_there_is_is_refused_in_the_end() -> None:
+    manager = asking()
+    manager.handle(found(is_behind=True), 10.0)
+    assert manager.handle(AllAnswered(), 10.1) == Pause(RETRY_S, (0,))
+    manager.handle(Woken(), 10.3)
+    manager.handle(found(epoch=3, is_behind=True), 10.3)
+    assert manager.handle(AllAnswered(), 10.0 + PATIENCE_S) == Refuse((0,), 0, 1)
+
+
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_choice_that_the_request_does_not_have_is_none(index: int) -> None:
     manager = asking()
@@ -113,9 +139,9 @@ def test_an_event_that_the_state_does_not_allow_tells_the_story() -> None:
             manager.handle(event, 10.0)
     with pytest.raises(IllegalTransition, match="cannot become new"):
         manager._go(AdoptionState.NEW)
-    for event in (found(), AllAnswered()):
-        with pytest.raises(IllegalTransition, match=rf"request r, new, .* does not await {re.escape(str(event))}"):
-            AdoptionManager("r").handle(event, 0.0)
+    for unasked in (found(), AllAnswered()):
+        with pytest.raises(IllegalTransition, match=rf"request r, new, .* does not await {re.escape(str(unasked))}"):
+            AdoptionManager("r").handle(unasked, 0.0)
 
 
 def test_every_state_can_end_and_none_comes_back() -> None:

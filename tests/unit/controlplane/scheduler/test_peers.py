@@ -7,6 +7,8 @@ import pytest
 from penstock.v1 import scheduler_pb2
 from tests.unit.controlplane.local_mesh import local_mesh, place_request, scheduler_stub, snapshot_until
 
+pytestmark = pytest.mark.live
+
 
 def unreported(snapshot: scheduler_pb2.GetSnapshotResponse) -> int:
     return sum(instance.unreported_requests for instance in snapshot.instances)

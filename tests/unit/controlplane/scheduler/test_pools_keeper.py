@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 
 from controlplane.policies.interface import Policy, has_pools
 from controlplane.policies.registry import create_policy
@@ -14,6 +15,8 @@ from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
 from tests.unit.controlplane.builders import cluster
+
+pytestmark = pytest.mark.live
 
 
 @dataclass

@@ -19,6 +19,8 @@ from tests.unit.controlplane.local_mesh import (
     until,
 )
 
+pytestmark = pytest.mark.live
+
 
 async def ready_workers(mesh: LocalMesh, monitor: Running, *instance_ids: str) -> list[PlayedWorker]:
     workers = [await mesh.worker(monitor, instance_id) for instance_id in instance_ids]

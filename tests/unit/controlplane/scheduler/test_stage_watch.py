@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import msgspec
+import pytest
 
 from controlplane.planning.qoe import QoeModel
 from controlplane.policies.stages.layout import StageLayout
@@ -14,6 +15,8 @@ from controlplane.scheduler.stage_watch import StageWatch
 from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.host import StoreHost
+
+pytestmark = pytest.mark.live
 
 LAYOUT = StageLayout("m", 3, (("a",), ("b",)), (100,))
 RECORD = StageRecord(LAYOUT, QoeModel(1, 1, 1, 1, 1), "a test", 0.0, 0, 0.0, 0)

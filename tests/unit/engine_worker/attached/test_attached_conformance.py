@@ -12,7 +12,7 @@ from mesh.runtime import SystemClock
 from penstock.testing.engine import GREEDY, EngineConformance, EngineDriver
 from tests.unit.engine_worker.attached.fake_server import MODEL_PATH, FakeServer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 
 @pytest.mark.asyncio(loop_scope="class")

@@ -22,6 +22,8 @@ from mesh.errors import ConfigurationError, EngineFailed, RequestRefused
 from mesh.runtime import SystemClock
 from tests.unit.engine_worker.attached.fake_server import MODEL_PATH, OPTIONS, FakeServer
 
+pytestmark = pytest.mark.live
+
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
 PROMPT = tuple(range(20, 60))
 WAIT_S = 20.0

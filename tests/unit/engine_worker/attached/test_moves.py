@@ -20,6 +20,8 @@ from tests.unit.engine_worker.attached.fake_connector import SECRET, FakeConnect
 from tests.unit.engine_worker.attached.fake_server import MODEL_PATH, FakeServer
 from tests.unit.engine_worker.attached.test_attached_engine import GREEDY, PROMPT, Reader, answer_of, attached, soon
 
+pytestmark = pytest.mark.live
+
 
 @pytest_asyncio.fixture
 async def parts(tmp_path: Path) -> AsyncIterator[tuple[FakeServer, FakeConnector, Reader]]:

@@ -15,6 +15,8 @@ from mesh.runtime import GrpcTransport
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.unit.engine_worker.worker.fake_engine import make_request
 
+pytestmark = pytest.mark.live
+
 
 class Scheduler(scheduler_pb2_grpc.SchedulerServicer):
     """Answers with its own name, once it may."""

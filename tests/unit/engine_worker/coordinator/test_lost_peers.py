@@ -19,6 +19,8 @@ from tests.unit.engine_worker.coordinator.running_workers import (
     undisturbed,
 )
 
+pytestmark = pytest.mark.live
+
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 REQUEST = make_request("r", prompt=100, max_tokens=400)

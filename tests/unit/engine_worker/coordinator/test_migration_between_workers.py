@@ -1,6 +1,7 @@
 """Requests move between whole workers: the client hears exactly what it would have heard without."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,8 @@ from tests.unit.engine_worker.coordinator.running_workers import (
     undisturbed,
 )
 from tests.unit.mesh.test_tracing import PARENT, Chance, Recorded, SetClock
+
+pytestmark = pytest.mark.live
 
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
@@ -91,14 +94,14 @@ async def test_a_request_that_moved_has_ended_where_it_did_and_nowhere_else() ->
         await mesh.until_tokens("r", 20)
         lengths = {name: worker.role.stages.lengths for name, worker in mesh.workers.items()}  # type: ignore[union-attr]
         for name, worker in mesh.workers.items():
-            lengths[name].look(worker.instance.table, 0.0)
+            lengths[name].look(worker.instance.table, time.monotonic())
         assert (await mesh.migrate("a", "r", "b")).moved
         await mesh.until_tokens("r", 70)
         for name, worker in mesh.workers.items():
-            lengths[name].look(worker.instance.table, 1.0)
+            lengths[name].look(worker.instance.table, time.monotonic())
         await mesh.until_ended("r")
         for name, worker in mesh.workers.items():
-            lengths[name].look(worker.instance.table, 2.0)
+            lengths[name].look(worker.instance.table, time.monotonic())
         assert {name: each.ended_total for name, each in lengths.items()} == {"a": 0, "b": 1}
 
 

@@ -52,6 +52,8 @@ from tests.unit.engine_worker.coordinator.migration_story import (
     World,
 )
 
+pytestmark = pytest.mark.live
+
 
 class StoryCoordinator(Coordinator):
     """Has no timers: they would run by the machine's clock, and end too early for the story where that is busy."""

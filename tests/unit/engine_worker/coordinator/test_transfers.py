@@ -25,6 +25,8 @@ from tests.unit.engine_worker.coordinator.running_workers import (
     undisturbed,
 )
 
+pytestmark = pytest.mark.live
+
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 SLOW_PREFILL = ("instance.max_step_tokens=256", "cost.fixed_ms=10")

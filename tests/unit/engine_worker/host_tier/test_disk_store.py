@@ -169,6 +169,7 @@ async def spilled(tier: DiskTier, host: HostStore, chain: int, blocks: int = 4) 
     saving.cancel()
 
 
+@pytest.mark.live
 async def test_what_the_host_has_evicted_comes_back_from_the_disk(directory: Path, host: HostStore) -> None:
     tier = DiskTier(host, opened(directory, 1 << 20), SystemClock(), SystemThreads())
     for chain in range(host.slots // 4 + 2):
@@ -184,6 +185,7 @@ async def test_what_the_host_has_evicted_comes_back_from_the_disk(directory: Pat
     assert tier.load_block_ms > 0
 
 
+@pytest.mark.live
 async def test_a_host_without_room_loads_nothing(directory: Path, host: HostStore) -> None:
     tier = DiskTier(host, opened(directory, 1 << 20), SystemClock(), SystemThreads())
     await spilled(tier, host, 1)

@@ -134,6 +134,7 @@ def test_stores_are_removed_once_nobody_has_them_open(directory: Path) -> None:
     assert not directory.exists()
 
 
+@pytest.mark.live
 def test_whoever_stopped_with_the_lock_is_not_waited_for(directory: Path) -> None:
     memory = SharedMemory(directory, "k", BLOCK_BYTES, STORE_BYTES)
     store = opened(directory, lock_s=0.02)

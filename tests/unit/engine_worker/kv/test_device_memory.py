@@ -12,6 +12,8 @@ from engine_worker.kv.serving import ServedPull
 from tests.unit.engine_worker.kv.fake_gpu import FakeGpu
 from tests.unit.engine_worker.kv.test_transfer import BLOCK_BYTES, BLOCKS, Transfer
 
+pytestmark = pytest.mark.live
+
 SCATTERED = ([1, 3, 5, 7, 8, 9, 10, 15, 20, 21], [2, 4, 6, 8, 10, 11, 12, 13, 0, 23])
 
 

@@ -18,6 +18,8 @@ from fault_simulation.loop import VirtualLoop
 from mesh.errors import ConfigurationError, KvTransferRefused, PeerUnavailable
 from mesh.runtime import SystemClock, SystemEntropy
 
+pytestmark = pytest.mark.live
+
 WAIT_S = 20.0
 
 

@@ -17,6 +17,8 @@ from engine_worker.kv.staging import StagingRing
 from mesh.errors import KvBlockCorrupt, KvTransferFailed, KvTransferRefused, PeerUnavailable
 from tests.unit.engine_worker.kv.memory_wire import MemoryConnection, connected
 
+pytestmark = pytest.mark.live
+
 BLOCKS = 24
 BLOCK_BYTES = 16
 PACKING = Packing(message_bytes=64, gathered_bytes=48, direct_bytes=32)

@@ -19,6 +19,8 @@ from tests.still_clock import StillClock
 from tests.unit.engine_worker.prediction.state_engine import StateEngine
 from tests.unit.engine_worker.worker.fake_engine import FakeEngine, make_request
 
+pytestmark = pytest.mark.live
+
 MODEL_LEN = 1024
 
 

@@ -13,6 +13,8 @@ from mesh.runtime import SystemClock
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig, OutputConfig
 
+pytestmark = pytest.mark.live
+
 OUTPUT = OutputConfig(vocabulary_tokens=1000, first_token_id=6, last_token_id=999, eos_token_id=2, median_tokens=60)
 CONFIG = InstanceConfig(kv_blocks=256, max_model_len_tokens=512, max_batch_requests=16, output=OUTPUT)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from engine_worker.checkpoint_fingerprint import checkpoint_fingerprint
 from engine_worker.role import WorkerRole
@@ -20,6 +21,8 @@ from tests.unit.controlplane.local_mesh import LocalMesh, local_mesh
 from tests.unit.engine_worker.prediction.state_engine import StateEngine
 from tests.unit.engine_worker.worker.running_worker import FrontendStream
 from tests.unit.services.predictor.artefacts import HIDDEN_SIZE, make_artefact, make_network
+
+pytestmark = pytest.mark.live
 
 
 class Worker:

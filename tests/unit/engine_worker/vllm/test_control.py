@@ -61,6 +61,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     await server.close()
 
 
+@pytest.mark.live
 async def test_one_worker_at_a_time_which_knows_the_token(server: Server, tmp_path: Path) -> None:
     endpoint, heard = f"ipc://{tmp_path}/control", list[Notice]()
     assert stat.S_IMODE((tmp_path / "control").stat().st_mode) == 0o600

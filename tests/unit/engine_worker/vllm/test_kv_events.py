@@ -15,6 +15,8 @@ zmq_asyncio = pytest.importorskip("zmq.asyncio")
 
 from engine_worker.engines.vllm.kv_events import KvEventStream  # noqa: E402
 
+pytestmark = pytest.mark.live
+
 BLOCK = 2
 
 

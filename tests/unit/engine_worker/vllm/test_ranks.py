@@ -50,6 +50,8 @@ from mesh.errors import EngineFailed, KvBlockCorrupt
 from mesh.runtime import SystemClock, SystemEntropy
 from tests.kv.peer import TOKEN
 
+pytestmark = pytest.mark.live
+
 WAIT_S = 20.0
 PEER = PeerAddress("10.0.0.7", 7300, (7302,), TOKEN)
 STATUS = AgentStatus(0, 0, 0, 0, 1, ("m1",), 3, 4, 0, 100, 0.5, port=7000)

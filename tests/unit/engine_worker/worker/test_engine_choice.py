@@ -114,6 +114,7 @@ def test_a_broken_tokenizer_is_told(tmp_path: Path, tokenizer: Any) -> None:
         read_vocabulary(write_model(tmp_path, tokenizer, {"eos_token_id": 0}))
 
 
+@pytest.mark.live
 async def test_the_simulated_engine_says_of_itself_what_it_is_told(tmp_path: Path) -> None:
     options = ("tensor_parallel_size=4", "pipeline_parallel_size=2")
     engine = make_engine(WorkerSettings("m", str(tmp_path), engine="simulated", engine_arg=options), 0, SystemClock())

@@ -2,12 +2,15 @@
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_worker.liveness import HEARTBEAT_S, Heartbeats
 from penstock.v1 import worker_pb2
 from tests.unit.engine_worker.worker.running_worker import FrontendStream, RunningWorker
+
+pytestmark = pytest.mark.live
 
 TICK_S = 0.05
 

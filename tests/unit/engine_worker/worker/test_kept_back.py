@@ -10,6 +10,8 @@ from mesh.errors import QueueFull
 from penstock.v1 import request_pb2
 from tests.unit.engine_worker.worker.running_worker import SETTINGS, FrontendStream, RunningWorker, running_worker
 
+pytestmark = pytest.mark.live
+
 
 class Pulls:
     """Keeps requests back until the test lets them go."""

@@ -22,6 +22,8 @@ from penstock.v1 import monitor_pb2, monitor_pb2_grpc, worker_pb2
 from tests.unit.engine_worker.worker.fake_engine import FakeEngine, make_request
 from tests.unit.engine_worker.worker.running_worker import DESCRIPTION, SETTINGS, WAIT_S, Clock
 
+pytestmark = pytest.mark.live
+
 # Nothing is due by the clock within a test.
 SLOW = replace(SETTINGS, report_interval_ms=10_000, heartbeat_ms=20_000)
 QUICK = replace(SETTINGS, report_interval_ms=1, heartbeat_ms=20)

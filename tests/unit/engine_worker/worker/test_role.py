@@ -32,6 +32,8 @@ from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 from tests.unit.engine_worker.worker.fake_engine import LIMITS, FakeEngine
 from tests.unit.engine_worker.worker.running_worker import SETTINGS, WAIT_S, FrontendStream
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture
 async def context() -> AsyncIterator[RoleContext]:

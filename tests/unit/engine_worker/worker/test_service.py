@@ -20,6 +20,8 @@ from tests.unit.engine_worker.worker.running_worker import (
     running_worker,
 )
 
+pytestmark = pytest.mark.live
+
 
 async def status_of(stream: FrontendStream) -> tuple[grpc.StatusCode, str]:
     """How the stream ended."""

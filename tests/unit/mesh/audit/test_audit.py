@@ -75,6 +75,7 @@ async def store() -> AsyncIterator[EmbeddedStore]:
     host.close()
 
 
+@pytest.mark.live
 async def test_orders_of_operators_are_remembered_with_their_outcome(
     tmp_path: Path, store: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,6 +102,7 @@ async def test_orders_of_operators_are_remembered_with_their_outcome(
     assert [vars(record)["caller"] for record in refused] == ["spiffe://mesh/frontend"]
 
 
+@pytest.mark.live
 async def test_without_identities_the_address_is_told_and_a_rescheduler_is_none(store: EmbeddedStore) -> None:
     audit = AuditLog("worker", "w-0")
     async with ordered(GrpcTransport(), audit) as address:
@@ -113,6 +115,7 @@ async def test_without_identities_the_address_is_told_and_a_rescheduler_is_none(
     assert order.who.startswith("without identity, at ipv4:127.0.0.1:")
 
 
+@pytest.mark.live
 async def test_a_store_that_was_away_gets_the_orders_later(store: EmbeddedStore) -> None:
     audit, failures = AuditLog("worker", "w-0"), 3
 

@@ -14,6 +14,8 @@ from mesh.identity.doors import DOORS
 from mesh.runtime import Transport
 from tests.unit.mesh.framed.worlds import CARRIERS, PATHS, fallbacks, framed, letters, transport_named, world
 
+pytestmark = pytest.mark.live
+
 Code = grpc.StatusCode
 
 

@@ -3,11 +3,14 @@
 import asyncio
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.rpc.framed.frames import FrameKind, encode
 from mesh.rpc.framed.stream import FramedStream
+
+pytestmark = pytest.mark.live
 
 MESSAGES = st.lists(st.binary(max_size=200), max_size=12)
 PLACES = st.lists(st.integers(min_value=0), max_size=8)

@@ -27,6 +27,8 @@ from penstock.v1 import frames_pb2, frames_pb2_grpc
 from tests.unit.mesh.framed.worlds import PATHS, World, fallbacks, framed, letters, port_of, world
 from tests.unit.mesh.identity.identities import an_authority, issued
 
+pytestmark = pytest.mark.live
+
 Code = grpc.StatusCode
 
 

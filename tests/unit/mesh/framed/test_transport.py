@@ -33,6 +33,8 @@ from penstock.v1 import (
 from tests.unit.mesh.framed.worlds import fallbacks, framed, letters, socket_of, world
 from tests.unit.mesh.identity.identities import an_authority, transport
 
+pytestmark = pytest.mark.live
+
 Code = grpc.StatusCode
 
 

@@ -23,6 +23,8 @@ from tests.unit.mesh.framed.worlds import CARRIERS, METHODS, framed, transport_n
 from tests.unit.mesh.identity.identities import an_authority
 from tests.unit.mesh.identity.identities import transport as identified
 
+pytestmark = pytest.mark.live
+
 Code = grpc.StatusCode
 UNARY = ("Echo", "Fail", "Refuse", "Hang", "Large", "Soft", "Missing", "Count")
 

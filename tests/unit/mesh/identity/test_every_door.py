@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from mesh.identity.doors import DOORS
 from mesh.identity.identity import ROLES
 from mesh.rpc.client import open_channel
 from mesh.runtime import Transport
 from tests.unit.mesh.identity.identities import an_authority, transport
+
+pytestmark = pytest.mark.live
 
 UNKNOWN = "/penstock.v1.Worker/NoSuchMethod"
 

@@ -21,6 +21,8 @@ from penstock.v1 import member_pb2, member_pb2_grpc, predictor_pb2, predictor_pb
 from services.cli.supervisor.state_server import StateServer
 from tests.unit.mesh.identity.identities import an_authority, issued, transport
 
+pytestmark = pytest.mark.live
+
 REFUSED = grpc.StatusCode.PERMISSION_DENIED
 UNREACHABLE = grpc.StatusCode.UNAVAILABLE
 

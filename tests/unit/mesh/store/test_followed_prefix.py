@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Callable
 
 import msgspec
+import pytest
 
 from mesh.runtime import SystemClock, SystemEntropy
 from mesh.store.embedded import EmbeddedStore
 from mesh.store.followed_prefix import FollowedPrefix
 from mesh.store.host import StoreHost
+
+pytestmark = pytest.mark.live
 
 
 class Fact(msgspec.Struct, frozen=True):

@@ -182,6 +182,7 @@ def test_reopening_restores_any_sequence(
     assert {key: entry.value for key, entry in read(path)[1].items()} == expected
 
 
+@pytest.mark.live
 async def test_a_store_comes_back_ahead_of_its_former_self(path: Path) -> None:
     store = EmbeddedStore(StoreHost(SystemClock(), SystemEntropy(), path))
     revision = await store.put("kept", b"1")

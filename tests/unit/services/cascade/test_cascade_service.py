@@ -17,6 +17,8 @@ from services.cascade.sampling.samplers import Samplers
 from services.cascade.settings import CascadeSettings
 from tests.unit.controlplane.local_mesh import LocalMesh, local_mesh
 
+pytestmark = pytest.mark.live
+
 TWO = cascade_pb2.CascadeDescription(
     name="both", tiers=["small", "large"], thresholds=[70.0], judges=["exact", "confidence"]
 )

@@ -18,6 +18,8 @@ from services.cascade.judges.chain import JudgeChain
 from services.cascade.judges.interface import JudgedAnswer
 from services.cascade.metrics import CascadeMetrics
 
+pytestmark = pytest.mark.live
+
 ANSWER = JudgedAnswer("What is 2 + 2?", "4", "small")
 RECORD = CascadeRecord("both", ("small", "large"), (70.0,), judges=("slow",))
 

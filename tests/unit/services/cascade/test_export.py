@@ -47,6 +47,7 @@ def test_pages_follow_each_other_and_none_is_much_too_large(monkeypatch: pytest.
     assert seen == list(range(6, kept.MAX_KEPT + 6)), "the last ones, each once"
 
 
+@pytest.mark.live
 async def test_a_router_hands_out_texts_only_if_it_was_told_to() -> None:
     async with local_mesh() as mesh:
         record = cascade_pb2.CascadeDescription(name="both", tiers=["small", "large"], thresholds=[70.0])

@@ -1,6 +1,7 @@
 """Every judge of Penstock's own does what `penstock.testing` asks of one."""
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -9,6 +10,8 @@ from starlette.routing import Route
 from demo.tasks import generate
 from penstock.testing.judge import LOGPROBS, JudgeConformance
 from services.cascade.judges.interface import JudgeContext, JudgedAnswer
+
+pytestmark = pytest.mark.live
 
 TASKS = generate(2, 1)
 

@@ -23,6 +23,8 @@ from services.cascade.judges.exact import ExactJudge
 from services.cascade.judges.interface import JudgeContext, JudgedAnswer, Judgement
 from services.cascade.judges.parse import make_judge
 
+pytestmark = pytest.mark.live
+
 ANSWER = JudgedAnswer("What is 2 + 2?", "4", "small", token_logprobs=(math.log(0.8), math.log(0.8)))
 
 

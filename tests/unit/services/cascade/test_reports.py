@@ -17,6 +17,8 @@ from services.cascade.role import CascadeRole
 from services.cascade.settings import CascadeSettings
 from tests.unit.controlplane.local_mesh import local_mesh
 
+pytestmark = pytest.mark.live
+
 RECORD = CascadeRecord("both", ("small", "large"), (50.0,), judges=("exact",))
 GOAL = CascadeGoal("both", 2, ("a@H100", "b@H100"), quality=80.0)
 TIME_LIMIT_S = 20.0

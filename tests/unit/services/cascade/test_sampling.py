@@ -30,6 +30,8 @@ from services.cascade.sampling.samplers import Samplers, SamplingSettings
 from services.cascade.sampling.tiers import LOWEST_PRIORITY, SampledAnswer, SampledRequest, TierClient
 from services.cascade.sampling.window import SampleWindow
 
+pytestmark = pytest.mark.live
+
 RECORD = CascadeRecord("both", ("small", "medium", "large"), (50.0, 50.0), judges=("first", "second"))
 
 

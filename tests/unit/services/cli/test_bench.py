@@ -14,6 +14,8 @@ from mesh.errors import PeerUnavailable, UnknownModel
 from services.cli.bench import command
 from tests.unit.services.cli.fake_endpoint import Answer, FakeEndpoint, serving
 
+pytestmark = pytest.mark.live
+
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -185,6 +187,15 @@ def test_an_endpoint_that_cannot_be_used_is_named(trace: str) -> None:
     assert "serves demo, not gpt-5" in str(result.exception)
 
 
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from services.cli.bench import command
+command()
+"""
+"""What runs in a shell's background inherits an ignored SIGINT, and these tests may."""
+
+
 @pytest.mark.process
 def test_ctrl_c_still_writes_the_report_so_far(tmp_path: Path) -> None:
     trace = azure_trace(tmp_path / "trace.csv", [(0.0, 5, 1), (0.01, 6, 1), (0.5, 7, 1), (50.0, 8, 1)])
@@ -196,11 +207,9 @@ def test_ctrl_c_still_writes_the_report_so_far(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     with serving(FakeEndpoint(answer)) as endpoint:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from services.cli.bench import command; command()",
+            [sys.executable, "-c", INTERRUPTIBLE,
              "--trace", trace, "--url", endpoint.url, "--json", str(out)],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True,
-            # What runs in a shell's background inherits an ignored SIGINT, and these tests may.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         try:
             deadline_s = time.monotonic() + 30

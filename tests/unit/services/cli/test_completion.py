@@ -8,6 +8,8 @@ from click.testing import CliRunner
 from services.cli.completion import PROGRAM, SHELLS, VARIABLE
 from services.cli.main import penstock
 
+pytestmark = pytest.mark.live
+
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_shell_has_a_script_that_asks_penstock(shell: str) -> None:

@@ -18,6 +18,8 @@ from mesh.store.interface import DEFAULT_TIMEOUT_S, Listing
 from services.cli import connection
 from services.cli.connection import answering_member, mesh_directory, mesh_name
 
+pytestmark = pytest.mark.live
+
 
 class _SilentAfter(EmbeddedStore):
     """Lists so often, then does not answer any more."""

@@ -233,6 +233,7 @@ async def published(store: EmbeddedStore, is_it: Callable[[DeploymentStatus], bo
     raise AssertionError("the store was closed")
 
 
+@pytest.mark.live
 async def test_plans_come_from_the_store_and_progress_is_kept_there_while_the_supervisor_lives(
     store: EmbeddedStore,
 ) -> None:
@@ -251,6 +252,7 @@ async def test_plans_come_from_the_store_and_progress_is_kept_there_while_the_su
     assert (await store.range(DEPLOYMENTS_PREFIX)).entries == ()
 
 
+@pytest.mark.live
 async def test_a_plan_that_contradicts_itself_is_not_followed(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
     following = asyncio.create_task(machine.deployer.follow())
@@ -266,6 +268,7 @@ async def test_a_plan_that_contradicts_itself_is_not_followed(store: EmbeddedSto
         await asyncio.wait([following])
 
 
+@pytest.mark.live
 async def test_a_plan_of_a_planner_that_leads_no_more_is_not_followed(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
     following = asyncio.create_task(machine.deployer.follow())
@@ -289,6 +292,7 @@ async def test_a_plan_of_a_planner_that_leads_no_more_is_not_followed(store: Emb
         await asyncio.wait([following])
 
 
+@pytest.mark.live
 async def test_thresholds_of_an_operator_leave_the_instances_as_planned(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
     following = asyncio.create_task(machine.deployer.follow())
@@ -305,6 +309,7 @@ async def test_thresholds_of_an_operator_leave_the_instances_as_planned(store: E
         await asyncio.wait([following])
 
 
+@pytest.mark.live
 async def test_a_former_plan_is_not_taken_for_one_that_was_not_heard_of_yet(store: EmbeddedStore) -> None:
     """Plans and cascades are followed apart: either one may be heard of first."""
     machine = Machine(0, store, small=[ONE])
@@ -326,6 +331,7 @@ async def test_a_former_plan_is_not_taken_for_one_that_was_not_heard_of_yet(stor
         await asyncio.wait([following])
 
 
+@pytest.mark.live
 async def test_progress_is_told_again_where_the_lease_was_lost(
     store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +356,7 @@ async def test_progress_is_told_again_where_the_lease_was_lost(
         await asyncio.wait([following])
 
 
+@pytest.mark.live
 async def test_the_plan_of_a_cascade_that_was_removed_counts_no_more(store: EmbeddedStore) -> None:
     machine = Machine(0, store, small=[ONE])
     following = asyncio.create_task(machine.deployer.follow())

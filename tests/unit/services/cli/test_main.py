@@ -56,6 +56,7 @@ def test_other_operating_system_errors_keep_their_traceback(monkeypatch: pytest.
         cli.main()
 
 
+@pytest.mark.live
 def test_the_version_says_the_commit() -> None:
     result = CliRunner().invoke(cli.penstock, ["--version"])
     assert result.exit_code == 0

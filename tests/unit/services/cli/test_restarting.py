@@ -19,6 +19,8 @@ from penstock.v1 import member_pb2_grpc
 from services.cli.restart import chosen
 from services.cli.restarting import RestartTimeouts, in_rolling_order, is_lone_worker, missing, restart, restart_in_turn
 
+pytestmark = pytest.mark.live
+
 WAIT_S = 20.0
 LONG = RestartTimeouts(drain_s=None, start_s=WAIT_S)
 

@@ -16,6 +16,8 @@ from services.cli.supervisor.supervisor import Supervisor
 from services.cli.up import _until_serving, command
 from tests.mesh.running_mesh import free_port
 
+pytestmark = pytest.mark.live
+
 NO_MESH = LocalMesh(
     models=(), engine="simulated", engine_args=(), store_url="embedded:", http_host="127.0.0.1", http_port=8000
 )

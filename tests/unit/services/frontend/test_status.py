@@ -2,10 +2,13 @@ import asyncio
 from pathlib import Path
 
 import grpc
+import pytest
 
 from penstock.v1 import frontend_pb2, frontend_pb2_grpc
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import mesh_of_fakes
+
+pytestmark = pytest.mark.live
 
 
 async def test_the_side_door_shows_connections_and_requests(model_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.unit.services.cli.machine import ONE, TWO, planned
 from tests.unit.services.operator.fake_api_server import MODELS, PODS
 from tests.unit.services.operator.mesh_on_cluster import Mesh, model
 
-pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 async def test_a_model_gets_its_pods_and_says_so(mesh: Mesh) -> None:

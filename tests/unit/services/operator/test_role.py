@@ -16,7 +16,7 @@ from services.operator.settings import OperatorSettings
 from tests.unit.services.operator.fake_api_server import NAMESPACE, PODS
 from tests.unit.services.operator.mesh_on_cluster import Mesh, model
 
-pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from services.predictor.settings import PredictorSettings
 from tests.unit.controlplane.local_mesh import local_mesh
 from tests.unit.services.predictor.artefacts import FINGERPRINT, HIDDEN_SIZE, make_artefact, make_network
 
+pytestmark = pytest.mark.live
+
 
 @asynccontextmanager
 async def predictor(*folders: Path, learn: bool = False, learnt_dir: Path | None = None) -> AsyncIterator[Any]:

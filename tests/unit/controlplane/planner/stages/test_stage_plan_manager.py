@@ -38,6 +38,8 @@ from tests.still_clock import StillClock
 from tests.unit.mesh.leading import Leading
 from tests.unit.simulator.cascade.instance_profiles import profile_of
 
+pytestmark = pytest.mark.live
+
 WAIT_S = 10.0
 LENGTHS = tuple((50 + 37 * number % 3000, 20 + 11 * number % 500) for number in range(200))
 

@@ -28,6 +28,8 @@ from tests.unit.controlplane.local_mesh import (
     until,
 )
 
+pytestmark = pytest.mark.live
+
 FAST = {"interval_s": 0.05}
 GET = scheduler_pb2.GetReschedulerRequest()
 

@@ -22,6 +22,8 @@ from tests.unit.engine_worker.coordinator.running_workers import (
     undisturbed,
 )
 
+pytestmark = pytest.mark.live
+
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 QOE = QoeModel(8.0, 0.05, 1e-4, 1e-8, 2e-4)

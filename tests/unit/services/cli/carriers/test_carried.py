@@ -11,6 +11,8 @@ from services.cli.supervisor.launcher import SystemLauncher
 from services.cli.supervisor.local_mesh import LocalMesh, ModelSpec, own_workers
 from tests.unit.services.cli.carriers.fake_docker import IMAGE, FakeDocker
 
+pytestmark = pytest.mark.live
+
 MESH = LocalMesh(
     models=(ModelSpec("chat", Path("/models/chat"), 2),),
     engine="simulated",

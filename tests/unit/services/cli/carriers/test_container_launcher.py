@@ -27,6 +27,8 @@ from services.cli.supervisor.supervisor import Supervisor
 from tests.unit.services.cli.carriers.fake_docker import FakeDocker
 from tests.unit.services.operator.mesh_on_cluster import Workers
 
+pytestmark = pytest.mark.live
+
 WAIT_S = 20.0
 FATAL = json.dumps({"level": "error", "message": "it ends", "error": "no such model"})
 

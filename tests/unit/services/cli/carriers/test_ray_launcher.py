@@ -34,6 +34,8 @@ from services.cli.supervisor.supervisor import Supervisor
 from tests.unit.services.cli.carriers.fake_ray import FakeRay
 from tests.unit.services.operator.mesh_on_cluster import Workers
 
+pytestmark = pytest.mark.live
+
 WAIT_S = 20.0
 SETTINGS = RaySettings(
     "m",

@@ -14,6 +14,8 @@ from mesh.store.host import StoreHost
 from services.cli.chaos import faults
 from services.cli.chaos.faults import TargetMesh, broken, victims
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:

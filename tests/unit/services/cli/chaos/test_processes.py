@@ -12,6 +12,8 @@ from mesh.errors import PeerUnavailable
 from mesh.membership import Member
 from services.cli.chaos.processes import PAGE_BYTES, resident_bytes, send_signal
 
+pytestmark = pytest.mark.live
+
 
 def worker(pid: int, address: str = "127.0.0.1:7000") -> Member:
     return Member("worker", "w", "1", address, "", {"pid": str(pid)})

@@ -88,6 +88,7 @@ def asked(*urls: str) -> Stream:
     return asyncio.run(ask())
 
 
+@pytest.mark.live
 def test_a_request_that_no_frontend_took_goes_to_another() -> None:
     with serving(FakeEndpoint()) as endpoint:
         closed = f"http://127.0.0.1:{free_port()}"
@@ -96,6 +97,7 @@ def test_a_request_that_no_frontend_took_goes_to_another() -> None:
     assert len(endpoint.bodies) == 2, "and to one only"
 
 
+@pytest.mark.live
 def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
     with serving(FakeEndpoint(answer=lambda body, index: Answer(cut_after_tokens=2))) as endpoint:
         assert not asked(endpoint.url).answer().finished
@@ -129,6 +131,7 @@ def test_an_answer_without_event_ids_or_with_an_error_is_not_resumed() -> None:
     assert not refused.response.is_resumable
 
 
+@pytest.mark.live
 def test_a_frontend_that_never_comes_back_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "CONNECT_S", 0.2)
     answer = asked(f"http://127.0.0.1:{free_port()}").answer()

@@ -4,10 +4,14 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from services.cli.chaos.streams import Client, CompletionRequest, Question, Stream
 from services.cli.chaos.traffic import Load, Traffic
 from services.cli.chaos.verdict import Answer
 from services.cli.replay.pool import parse_endpoint
+
+pytestmark = pytest.mark.live
 
 QUESTION = Question(CompletionRequest(parse_endpoint("http://127.0.0.1:1"), {}), Answer("", 0, finished=True))
 

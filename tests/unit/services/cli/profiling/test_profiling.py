@@ -181,6 +181,7 @@ async def profile(
     return found, ran
 
 
+@pytest.mark.live
 @pytest.mark.slow
 async def test_the_costs_of_a_simulated_instance_come_back_and_simulate_the_same(tmp_path: Path) -> None:
     found, ran = await profile(tmp_path / "samples.jsonl")
@@ -209,6 +210,7 @@ async def test_the_costs_of_a_simulated_instance_come_back_and_simulate_the_same
     assert cost.step_ms(batch) == pytest.approx(COST.step_ms(batch) * TIME_SCALE, rel=1e-3)
 
 
+@pytest.mark.live
 @pytest.mark.slow
 async def test_an_interrupted_profile_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
@@ -231,6 +233,7 @@ def test_samples_of_something_else_are_not_mixed_in(tmp_path: Path) -> None:
         SamplesFile(path, ProfiledInstance("vllm", "m", "cpu", SIZES, BOUNDS))
 
 
+@pytest.mark.live
 @pytest.mark.slow
 async def test_a_profile_knows_the_gpus_of_its_instance(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
@@ -263,6 +266,7 @@ def test_the_worker_says_its_shape_and_its_operator_where_it_does_not() -> None:
         known_shape("w", None, None)
 
 
+@pytest.mark.live
 @pytest.mark.slow
 async def test_a_profile_survives_file_and_store(tmp_path: Path, store: EmbeddedStore) -> None:
     found, _ = await profile(tmp_path / "samples.jsonl", ONE, FEW)

@@ -8,6 +8,8 @@ from services.cli.replay.completions import complete, request_head, served_model
 from services.cli.replay.pool import ConnectionPool, Endpoint, parse_endpoint
 from tests.unit.services.cli.fake_endpoint import Answer, FakeEndpoint, serving
 
+pytestmark = pytest.mark.live
+
 
 class Body:
     def __init__(self) -> None:

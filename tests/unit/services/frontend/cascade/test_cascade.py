@@ -15,6 +15,8 @@ from services.frontend.cascade import judge_request, keep_alives
 from tests.unit.services.frontend.cascade_of_fakes import RECORD, USER, Cascade, cascade, saying
 from tests.unit.services.frontend.fakes import Script, by_model, failure
 
+pytestmark = pytest.mark.live
+
 
 async def test_an_answer_that_scores_enough_is_the_small_models(model_path: Path) -> None:
     async with cascade(model_path, lambda _: 70.0) as both:

@@ -12,6 +12,8 @@ from services.frontend.cascade.latency_estimates import TierLatencyEstimates
 from tests.unit.services.frontend.cascade_of_fakes import RECORD, USER, Cascade, cascade, saying
 from tests.unit.services.frontend.fakes import failure
 
+pytestmark = pytest.mark.live
+
 REFUSED = failure(request_pb2.ERROR_CODE_REFUSED, "no room")
 SURE = msgspec.structs.replace(RECORD, judges=("confidence",))
 

@@ -17,6 +17,8 @@ from services.frontend.cascade import keep_alives
 from tests.unit.services.frontend.cascade_of_fakes import RECORD, USER, Cascade, cascade, saying
 from tests.unit.services.frontend.fakes import Delta, Script, failure, tokens
 
+pytestmark = pytest.mark.live
+
 TAKES_ALL = msgspec.structs.replace(RECORD, thresholds=(0.0,))
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LONG = "One, two, three and four. Then some more."

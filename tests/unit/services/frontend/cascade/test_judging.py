@@ -15,6 +15,8 @@ from penstock.v1 import cascade_pb2
 from services.frontend.cascade.judging import JudgeClient
 from tests.unit.services.frontend.fakes import FakeRouter
 
+pytestmark = pytest.mark.live
+
 UNTOLD = Counter("untold", "Untold", ["cascade"], registry=CollectorRegistry())
 
 

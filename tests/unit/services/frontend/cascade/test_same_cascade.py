@@ -11,6 +11,8 @@ from controlplane.protocols.cascade.state_machine import CascadeStateMachine, Ev
 from simulator.cascade.executor import SimulatedExecutor
 from tests.unit.services.frontend.cascade_of_fakes import RECORD, cascade
 
+pytestmark = pytest.mark.live
+
 NEVER = 100.5
 """A threshold that no score meets."""
 

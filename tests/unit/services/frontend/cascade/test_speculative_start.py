@@ -12,6 +12,8 @@ from penstock.v1 import cascade_pb2, request_pb2
 from tests.unit.services.frontend.cascade_of_fakes import RECORD, USER, Cascade, cascade, saying
 from tests.unit.services.frontend.fakes import failure
 
+pytestmark = pytest.mark.live
+
 AHEAD = msgspec.structs.replace(RECORD, speculate=0.7)
 AT_THE_JUDGE = Progress(WHOLE, 12)
 """Where a whole answer is of which nothing but its judge says anything."""

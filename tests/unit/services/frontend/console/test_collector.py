@@ -2,9 +2,13 @@
 
 import time
 
+import pytest
+
 from services.frontend.console.collector import Unanswered
 from tests.unit.services.frontend.console.looks import ended
 from tests.unit.services.frontend.console.processes import DEADLINE_S, processes
+
+pytestmark = pytest.mark.live
 
 
 async def test_an_empty_mesh_can_be_looked_at() -> None:

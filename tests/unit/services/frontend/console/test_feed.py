@@ -19,6 +19,8 @@ from services.frontend.console.window import Objectives
 from services.frontend.errors import ApiError
 from tests.unit.services.frontend.console.looks import look, worker
 
+pytestmark = pytest.mark.live
+
 
 @dataclass
 class SteppedClock:

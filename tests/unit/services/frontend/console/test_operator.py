@@ -21,6 +21,8 @@ from services.frontend.console.actions import (
 )
 from tests.unit.services.frontend.console.processes import processes
 
+pytestmark = pytest.mark.live
+
 
 async def test_policies_are_switched_at_the_scheduler() -> None:
     async with processes() as mesh:

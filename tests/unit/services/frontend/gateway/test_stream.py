@@ -18,6 +18,8 @@ from tests.unit.services.frontend.fakes import by_model
 from tests.unit.services.frontend.gateway.gateway_of_fakes import Asked, attached, gateway_of_fakes
 from tests.unit.services.frontend.mesh_of_fakes import mesh_of_fakes, until
 
+pytestmark = pytest.mark.live
+
 FIRST, SECOND, THIRD = "10.0.0.1:8000", "10.0.0.2:8000", "[fd00::3]:8000"
 PROMPT = [7] * 40
 BODY: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 5}

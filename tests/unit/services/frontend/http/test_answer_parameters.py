@@ -12,7 +12,7 @@ from services.frontend.text.model_text import ModelText
 from tests.unit.services.frontend.fakes import Delta, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EOS = 1

@@ -20,7 +20,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
 MAX_BODY_BYTES = 100_000
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.live]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

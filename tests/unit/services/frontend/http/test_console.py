@@ -16,6 +16,8 @@ from services.frontend.requests.api_keys import new_key_line
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 HTML = {"accept": "text/html,application/xhtml+xml"}
 UPLOT = Path(__file__).parents[5] / "services/frontend/console/assets/vendor/uplot"
 

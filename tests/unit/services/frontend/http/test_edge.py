@@ -20,6 +20,8 @@ from services.frontend.http.server import MAX_PIPELINED, EdgeLimits, HttpServer
 from services.frontend.http.tls import TlsFiles
 from services.frontend.settings import FrontendSettings
 
+pytestmark = pytest.mark.live
+
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
 
 

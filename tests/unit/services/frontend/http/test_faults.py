@@ -16,6 +16,8 @@ from services.frontend.requests.service import RunningRequest
 from tests.unit.services.frontend.fakes import Delta, FakeScheduler, FakeWorker, always, failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 USER: Any = [{"role": "user", "content": "hi"}]
 BODY = {"model": "demo", "messages": USER}
 ENDLESS = 100_000

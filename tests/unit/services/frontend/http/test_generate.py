@@ -12,6 +12,8 @@ from penstock.v1 import request_pb2
 from tests.unit.services.frontend.fakes import Delta, Script, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 EOS = 1
 USER: Any = [{"role": "user", "content": "Say something."}]
 

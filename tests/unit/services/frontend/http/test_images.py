@@ -21,7 +21,7 @@ from tests.unit.services.frontend.checkpoints import byte_level, write_checkpoin
 from tests.unit.services.frontend.fakes import Delta, FakeWorker, failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{% for part in message.content %}"

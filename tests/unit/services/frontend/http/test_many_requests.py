@@ -23,7 +23,7 @@ MAX_BODY_BYTES = 100_000
 ANSWER_S = 20.0
 """No request takes as long, however busy the machine."""
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.live]
 
 
 def answer(request: request_pb2.GenerateRequest) -> list[Delta]:

@@ -20,7 +20,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 USER = [{"role": "user", "content": "hi"}]
 TEXT = "the quick fox"
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.live]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

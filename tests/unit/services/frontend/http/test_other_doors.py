@@ -16,7 +16,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
 PAGE = "https://chat.example"
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.live]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

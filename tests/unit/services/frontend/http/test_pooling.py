@@ -24,7 +24,7 @@ from tests.unit.services.frontend.http.test_many_requests import json_values, va
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
 DIMENSIONS = 24
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.live]
 
 
 async def pools(request: worker_pb2.PoolRequest) -> worker_pb2.PoolResponse:

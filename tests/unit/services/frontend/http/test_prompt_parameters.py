@@ -13,6 +13,8 @@ from services.frontend.requests.api_keys import new_key_line
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hi"}
 TEMPLATE = (

@@ -13,6 +13,8 @@ from services.frontend.http.request_ids import new_request_id
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 BODY = {"model": "demo", "prompt": "x"}
 
 

@@ -20,7 +20,7 @@ from tests.resuming_client import ResumingClient
 from tests.unit.engine_worker.worker.test_simulated_worker import MODEL, ROOT, worker_process
 from tests.unit.services.frontend.mesh_of_fakes import frontend_between
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 120, "ignore_eos": True, "temperature": 0}
 CHAT: dict[str, Any] = {
@@ -240,13 +240,16 @@ async def test_only_the_key_that_asked_may_resume(tmp_path: Path) -> None:
         assert client.is_done
 
 
-@pytest.mark.parametrize("event_id", ["x", "12.3", "9999", "1e.u.u", "-1", "\u0661"])
-async def test_an_event_id_of_another_stream_is_refused_and_costs_nothing(event_id: str) -> None:
+@pytest.mark.parametrize(
+    ("event_id", "status"),
+    [("x", 400), ("12.3", 400), ("9999", 404), ("1e.u.u", 400), ("-1", 400), ("\u0661", 400)],
+)
+async def test_an_event_id_of_another_stream_is_refused_and_costs_nothing(event_id: str, status: int) -> None:
     async with pair() as mesh:
         client = ResumingClient(COMPLETION, headers={"x-penstock-resumable": "true"})
         await client.ask(mesh.first, 3)
         headers = [(b"last-event-id", event_id.encode())]
         response = await mesh.second.get(f"/v1/requests/{client.request_id}/events", headers=headers)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, "last-event-id")
+        assert (response.status_code, response.json()["error"]["param"]) == (status, "last-event-id")
         await client.resume(mesh.second)
         assert client.is_done

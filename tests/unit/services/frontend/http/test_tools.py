@@ -18,7 +18,7 @@ from tests.unit.services.frontend.checkpoints import CHAT_TEMPLATE, byte_level, 
 from tests.unit.services.frontend.fakes import Delta, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 TEMPLATE = CHAT_TEMPLATE.replace(
     "{{ bos_token }}", "{{ bos_token }}{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"

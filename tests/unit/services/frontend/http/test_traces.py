@@ -10,6 +10,8 @@ from tests.unit.mesh.test_tracing import PARENT, UNSAMPLED, Chance, Recorded, Se
 from tests.unit.services.frontend.fakes import failure, tokens
 from tests.unit.services.frontend.mesh_of_fakes import mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 BODY = {"model": "demo", "prompt": "x"}
 
 

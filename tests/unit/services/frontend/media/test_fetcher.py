@@ -12,6 +12,8 @@ from services.frontend.errors import ApiError
 from services.frontend.media.fetcher import MAX_REDIRECTS, MediaFetcher
 from services.frontend.media.rules import MediaRules
 
+pytestmark = pytest.mark.live
+
 ADDRESSES = {"example.org": ["93.184.215.14"], "inner.example.org": ["10.0.0.1"], "images": ["10.0.0.2"]}
 CAT = b"a picture of a cat"
 Answer = Callable[[httpx.Request], httpx.Response]

@@ -12,6 +12,8 @@ from penstock.v1 import request_pb2, scheduler_pb2, worker_pb2
 from tests.unit.services.frontend.fakes import Delta, FakeWorker, Script, failure
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 BODY: Any = {"model": "demo", "prompt": "hi", "max_tokens": 40, "temperature": 0}
 TRUTH = [70 + index % 20 for index in range(40)]
 

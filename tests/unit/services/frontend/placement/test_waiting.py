@@ -13,6 +13,8 @@ from penstock.v1 import scheduler_pb2
 from tests.unit.services.frontend.fakes import always, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 BODY: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -99,6 +99,7 @@ def test_a_ticket_is_offered_once() -> None:
         queue.offer("a", 0, 0.0)
 
 
+@pytest.mark.live
 async def test_the_gate_survives_every_order_of_turns_and_cancellations() -> None:
     metrics = FrontendMetrics(CollectorRegistry())
     for cancelled in itertools.product([False, True], repeat=4):
@@ -121,6 +122,7 @@ async def test_the_gate_survives_every_order_of_turns_and_cancellations() -> Non
         assert (gate.queue.running, gate.queue.queued) == (0, 0)
 
 
+@pytest.mark.live
 async def test_a_turn_that_does_not_come_in_time_is_an_error() -> None:
     gate = AdmissionGate(AdmissionQueue(1, 10), lambda: 0.0, FrontendMetrics(CollectorRegistry()))
     async with gate.admitted("first", 0, 10.0):
@@ -163,6 +165,7 @@ def test_a_full_queue_makes_room_for_who_has_less_of_it() -> None:
     assert isinstance(queue.offer("modest 3", 0, 0.0, Tenant("modest")), Refused), "two each: nobody has more"
 
 
+@pytest.mark.live
 async def test_who_is_displaced_is_told_when_to_come_again() -> None:
     queue = AdmissionQueue(1, 1)
     gate = AdmissionGate(queue, lambda: 0.0, FrontendMetrics(CollectorRegistry()))

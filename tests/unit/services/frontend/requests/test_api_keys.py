@@ -47,6 +47,7 @@ def test_a_new_key_is_found_and_its_line_does_not_hold_it(tmp_path: Path) -> Non
     assert ring.find("") is None
 
 
+@pytest.mark.live
 async def test_an_operator_may_load_adapters_and_nobody_else(model_path: Path, tmp_path: Path) -> None:
     (alice, alice_line), (root, root_line) = (
         new_key_line("alice", b"a" * 32, requests_per_min=6000.0, concurrency=4),
@@ -144,6 +145,7 @@ def test_a_changed_file_is_taken_in_and_a_bad_one_is_not(tmp_path: Path, caplog:
     assert ring.find(alice) is None
 
 
+@pytest.mark.live
 async def test_a_key_asks_for_its_models_by_its_priority_and_only_in_its_time(model_path: Path, tmp_path: Path) -> None:
     keys = {
         "all": new_key_line("all", b"a" * 32),
@@ -192,6 +194,7 @@ def test_any_text_can_be_presented(text: str) -> None:
     assert ring.find(text + "x") is None
 
 
+@pytest.mark.live
 @pytest.mark.slow
 async def test_keys_are_asked_for_and_limits_hold(model_path: Path, tmp_path: Path) -> None:
     key, line = new_key_line("alice", SECRET, requests_per_min=6)

@@ -2,6 +2,7 @@ import asyncio
 from pathlib import Path
 
 import grpc
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from penstock.v1 import frontend_pb2, frontend_pb2_grpc, request_pb2
 from services.frontend.requests.ended import KEPT, MAX_LISTED, Asked, EndedLog, Progress
 from tests.unit.services.frontend.fakes import Delta, always, tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
+
+pytestmark = pytest.mark.live
 
 
 def _log(count: int) -> EndedLog:

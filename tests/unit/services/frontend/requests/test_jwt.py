@@ -28,6 +28,8 @@ from tests.jwt_issuer import public, published
 from tests.unit.services.frontend.cascade_of_fakes import saying
 from tests.unit.services.frontend.mesh_of_fakes import mesh_of_fakes
 
+pytestmark = pytest.mark.live
+
 ISSUER, AUDIENCE, URL = "https://issuer.test/", "penstock", "https://issuer.test/jwks"
 NOW_S = 1_800_000_000.0
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)

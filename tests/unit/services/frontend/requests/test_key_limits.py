@@ -195,6 +195,7 @@ def test_who_has_no_bounds_is_not_sent_of_and_what_is_kept_is_bounded(monkeypatc
     assert not limits.knows("other")
 
 
+@pytest.mark.live
 async def test_what_runs_at_one_frontend_is_refused_at_another(model_path: Path, tmp_path: Path) -> None:
     key, line = new_key_line("alice", bytes(32), concurrency=1)
     (tmp_path / "keys").write_text(line)
@@ -222,6 +223,7 @@ def frontend(of: MeshOfFakes) -> Member:
     return Member("frontend", "other", "first", of.rpc_address, "")
 
 
+@pytest.mark.live
 async def test_strangers_and_bounds_that_are_none_are_refused(model_path: Path) -> None:
     async with mesh_of_fakes(model_path) as mesh, open_channel(GrpcTransport(), mesh.rpc_address) as channel:
 

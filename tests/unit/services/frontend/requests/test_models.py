@@ -21,6 +21,8 @@ from services.frontend.requests.models import ModelCatalogue
 from services.frontend.workers.text_files import fetch_text_files
 from tests.still_clock import StillClock
 
+pytestmark = pytest.mark.live
+
 
 def worker(name: str, model_path: Path, block_tokens: int) -> Member:
     facts = {"block_tokens": str(block_tokens), "max_model_len_tokens": "4096"}

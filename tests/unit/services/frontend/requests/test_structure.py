@@ -69,6 +69,7 @@ def test_what_would_not_fit_a_message_is_refused() -> None:
     assert refused.value.param == "structured_outputs.regex"
 
 
+@pytest.mark.live
 @pytest.mark.asyncio
 async def test_what_only_the_engine_can_refuse_names_the_parameter_too(model_path: Path) -> None:
     def script(request: request_pb2.GenerateRequest) -> list[request_pb2.TokenDelta]:

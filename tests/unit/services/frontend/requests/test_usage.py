@@ -86,6 +86,7 @@ def test_a_line_that_a_killed_process_left_unfinished_costs_no_other(tmp_path: P
     assert len(unreadable) == 1
 
 
+@pytest.mark.live
 async def test_a_full_disk_delays_records_and_doubles_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "RETRY_S", 0.0)
     file, fails = UsageFile(tmp_path / "f.jsonl", 10_000, 1), itertools.chain([True, True], itertools.repeat(False))
@@ -126,6 +127,7 @@ def test_a_price_that_is_none_is_refused(text: str) -> None:
         Price.parse(text)
 
 
+@pytest.mark.live
 async def test_records_say_what_clients_were_told(model_path: Path, tmp_path: Path) -> None:
     key, line = new_key_line("alice", bytes(32))
     keys, folder = tmp_path / "keys", tmp_path / "usage"
@@ -157,6 +159,7 @@ async def test_records_say_what_clients_were_told(model_path: Path, tmp_path: Pa
         assert record.cost == pytest.approx(answer.total_tokens / 1e6)
 
 
+@pytest.mark.live
 async def test_a_stream_whose_client_leaves_counts_what_it_got(model_path: Path, tmp_path: Path) -> None:
     async with mesh_of_fakes(model_path, usage_folder=tmp_path) as mesh:
         script = tokens(*([token] for token in mesh.ids("one two three four five six seven eight nine ten")))
@@ -172,6 +175,7 @@ async def test_a_stream_whose_client_leaves_counts_what_it_got(model_path: Path,
     assert 1 <= record.output_tokens < len(script)
 
 
+@pytest.mark.live
 async def test_all_tiers_of_a_cascade_are_counted(model_path: Path, tmp_path: Path) -> None:
     prices = ("small=1,1,1", "large=10,10,10")
     async with cascade(model_path, lambda _: 69.9, usage_folder=tmp_path, price=prices) as both:
