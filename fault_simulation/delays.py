@@ -5,11 +5,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from controlplane.model.instance import InstanceState
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.instance import Instance
 from engine_worker.role import WorkerRole
 from fault_simulation.machines import Life
+from mesh.membership import MEMBERS_PREFIX, WITHDRAWN, Member
 from services.frontend.role import FrontendRole
 from services.frontend.workers.link import WorkerLink
 
@@ -86,18 +89,30 @@ def is_unready(scheduler: Life) -> bool:
     return placements is not None and placements.feed.heard_s is None
 
 
-def delays_of_drain(worker: Life, others: Iterable[Life]) -> Iterator[Delay]:
-    """`others`: workers that it reaches and that reach it."""
+def delays_of_drain(worker: Life, others: Iterable[Life], announced: Callable[[], Collection[str]]) -> Iterator[Delay]:
+    """`others`: workers that it reaches and that reach it. `announced`: incarnations of those that the store would tell
+    it of now."""
     assert isinstance(worker.role, WorkerRole)
     instance = worker.role.instance
     if instance is None or worker.context is None or instance.state is not InstanceState.DRAINING:
         return
-    known = {each.incarnation_id for each in worker.context.directory.members("worker")}
+    directory = worker.context.directory
+    # A worker follows the others once it needs them. That one which drains does not even begin to is no excuse.
+    known = {each.incarnation_id for each in directory.members("worker")} if directory.knows("worker") else announced()
     if any(tracked.state == "running" for tracked in instance.table.live()) and any(
         other.context is not None and other.context.incarnation_id in known and _could_take_from(other, instance)
         for other in others
     ):
         yield Delay("drain stands still", worker.machine.name, "requests stay, and another has none", DRAINED_S)
+
+
+def announced_workers(store: Life) -> set[str]:
+    """Their incarnations, by the records that a store has."""
+    if store.store is None or store.store.closed:
+        return set()
+    entries = store.store.range(f"{MEMBERS_PREFIX}worker/").entries
+    records = [entry.value for entry in entries if entry.value != WITHDRAWN]
+    return {msgspec.json.decode(record, type=Member).incarnation_id for record in records}
 
 
 def delays_of_questions(worker: Life) -> Iterator[Delay]:

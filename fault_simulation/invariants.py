@@ -32,7 +32,16 @@ from controlplane.protocols.adoption import PATIENCE_S
 from controlplane.scheduler.role import SchedulerRole
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
 from engine_worker.role import WorkerRole
-from fault_simulation.delays import Delays, Schedulers, delays_of, delays_of_drain, delays_of_questions, is_unready
+from fault_simulation.delays import (
+    Delays,
+    Schedulers,
+    announced_workers,
+    delays_of,
+    delays_of_drain,
+    delays_of_questions,
+    is_unready,
+)
+from fault_simulation.flaws import flaws
 from fault_simulation.machines import Life
 from fault_simulation.node import NodeState
 from fault_simulation.nodes import DRAIN_S, HTTP_PORT, SimulatedMesh
@@ -56,6 +65,29 @@ VALIDATED_EVERY: Final = 10
 """Samples."""
 
 
+LATENESS: Final = frozenset(
+    (
+        # The kinds of `delays`.
+        "asks for ever",
+        "asks the unready",
+        "drain stands still",
+        "fallback goes on",
+        "forgotten instance",
+        "left on a lost worker",
+        "waits in vain",
+        # Those of `aftermath`: what is to go within `QUIET_S` goes later, or stays.
+        "left on a frontend",
+        "left on a host",
+        "left on a worker",
+        "left task",
+        # A client may come back and be served, or is served later.
+        "gave up early",
+        "new request not served",
+    )
+)
+"""Kinds of violations that leave every answer right and whole. All others break what the mesh promises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """Something that must not be. Two of the same kind are taken for the same bug."""
@@ -64,6 +96,11 @@ class Violation:
     at_s: float
     who: str
     detail: str
+
+    @property
+    def is_lateness(self) -> bool:
+        """Whether something merely lasts too long: no token is lost, doubled or wrong, and nothing has two owners."""
+        return self.kind in LATENESS
 
     def __str__(self) -> str:
         return f"{self.at_s:.3f} {self.who}: {self.kind}: {self.detail}"
@@ -282,10 +319,15 @@ class Watch:
         running = [life for life in lives if isinstance(life.role, WorkerRole) and life.node.state is NodeState.RUNNING]
         for life in running:
             others = (each for each in running if each is not life and not self._is_lost(life, each))
-            found += delays_of_drain(life, others)
+            found += delays_of_drain(life, others, partial(self._announced_to, life))
             found += delays_of_questions(life)
         for delay in self._delays.over(found, self._mesh.loop.now_s):
             self.violated(delay.kind, delay.who, delay.what)
+
+    def _announced_to(self, life: Life) -> set[str]:
+        """Incarnations of the workers of whom the store would tell a process that asked it now."""
+        store = self._mesh.machines[STORE].life
+        return set() if store is None or life not in self._near_store_s else announced_workers(store)
 
     def _serves_all(self, frontend: Life) -> bool:
         """Whether a frontend could use a worker of each model."""
@@ -411,62 +453,9 @@ class Watch:
             self.violated("broken state", name, f"{type(error).__name__}: {error}")
 
 
-def _in_order(some: Sequence[str], of: Iterable[str]) -> bool:
-    """Whether `some` is what is left of `of` when others are left out."""
-    rest = iter(of)
-    return all(one in rest for one in some)
-
-
 def _asks(frontend: Life, scheduler: Life) -> bool:
     """Whether a frontend has a stream to this life of a scheduler."""
     if not isinstance(frontend.role, FrontendRole) or frontend.role.service is None or scheduler.context is None:
         return False
     links = frontend.role.service.placement.links()
     return any(link.is_open and link.member.incarnation_id == scheduler.context.incarnation_id for link in links)
-
-
-def flaws(asked: Asked, attempt: Attempt, *, may_lack_logprobs: bool = False) -> list[str]:
-    """What is wrong with what a client was sent. Of an answer that broke off, what came is to be the beginning.
-
-    `may_lack_logprobs`: a worker may have been lost while it handed a request over. Tokens that are known from the
-    account of the new owner alone have none.
-    """
-    answer, found = attempt.answer, []
-    if answer.status != 200:
-        return []
-    is_whole, asked_for = not answer.error and not asked.has_left, asked.expected_as(answer)
-    for index, choice in answer.choices.items():
-        if index >= len(asked_for):
-            found.append(f"choice {index} was not asked for")
-            continue
-        expected = asked_for[index]
-        if choice.text != expected.text if is_whole else not expected.text.startswith(choice.text):
-            found.append(f"choice {index}: {_difference(expected.text, choice.text)}")
-        elif (is_whole or choice.finish) and choice.finish != expected.finish:
-            found.append(f"choice {index} finished by {choice.finish or 'nothing'!r}, not {expected.finish!r}")
-        elif not _in_order(choice.tokens, expected.spelled):
-            found.append(f"choice {index}: logprobs of other tokens than those that it has")
-        elif is_whole and not may_lack_logprobs and len(choice.tokens) != len(expected.spelled):
-            found.append(f"choice {index}: logprobs of {len(choice.tokens)} tokens, not of {len(expected.spelled)}")
-    if not is_whole:
-        return found
-    missing = set(range(len(asked_for))) - set(answer.choices)
-    if missing:
-        found.append(f"choices {sorted(missing)} are missing")
-    tokens = sum(choice.tokens for choice in asked_for)
-    if asked.tiers:  # all of them are counted that were asked
-        return found if answer.tier in asked.tiers else [*found, f"{answer.tier or 'nobody'!r} has answered"]
-    if answer.completion_tokens is not None and answer.completion_tokens != tokens and not found:
-        found.append(f"{answer.completion_tokens} tokens are said to have come, not {tokens}")
-    return found
-
-
-def _difference(expected: str, received: str) -> str:
-    same = next(
-        (index for index, pair in enumerate(zip(expected, received, strict=False)) if pair[0] != pair[1]),
-        min(len(expected), len(received)),
-    )
-    return (
-        f"{len(received)} characters, not {len(expected)}; from character {same} on {received[same : same + 40]!r}, "
-        f"not {expected[same : same + 40]!r}"
-    )

@@ -256,8 +256,10 @@ async def _live(mesh: SimulatedMesh, timeline: Timeline, watch: Watch, workload:
     await asyncio.sleep(PROBE_S)
     for asked, name in probes:
         answer = asked.attempts[-1].answer
-        if not asked.is_over or answer.error:
-            watch.violated("new request not served", name, answer.error or f"not answered within {PROBE_S:g} s")
+        if not asked.is_over:
+            watch.violated("new request not served", name, f"not answered within {PROBE_S:g} s")
+        elif answer.error:
+            watch.violated("failed request", name, answer.error)
     workload.end()
     await asyncio.sleep(JUDGED_S - loop.now_s)
     for _ in range(int(QUIET_S / QUIET_EVERY_S)):

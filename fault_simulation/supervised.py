@@ -111,8 +111,10 @@ class Up:
 
     async def bring_back(self, name: str) -> None:
         """Start a process again that was drained, as `penstock up` itself does once a plan wants it."""
-        if name not in self.supervisor.names():
-            await self.supervisor.add(self._launcher.specs[name])
+        # A life that has not begun with it yet, as the ports of the former one are still taken, does so by itself.
+        spec = self._launcher.specs.get(name)
+        if spec is not None and name not in self.supervisor.names():
+            await self.supervisor.add(spec)
 
     def _say(self, event: str) -> None:
         self.events.append(event)

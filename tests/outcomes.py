@@ -23,7 +23,6 @@ MAY_BE_MISSING: Final = re.compile(
         (
             "PENSTOCK_DATA",  # published traces and measurements are not in this repository
             "make test-console",  # Chromium and what drives it have a command of their own
-            "make test-docker",
         )
     )
 )

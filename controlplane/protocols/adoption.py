@@ -9,12 +9,16 @@ frontend. Pure; time is an argument.
 
 Every state but ENDED may become ENDED: the request is another key's or is not found in time, or its client has left.
 Then what was taken goes back to its workers, which keep it for the client's next try.
+
+A life of a choice that has generated less than its client has seen is not gone on with: a recovery has left it behind,
+on a worker that was frozen or cut off meanwhile. The life that the client knows may be found at the next try.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
+from controlplane.protocols.ownership import EPOCHS_PER_ADOPTION, EPOCHS_PER_RECOVERY
 from mesh.errors import IllegalTransition
 from mesh.invariants import invariants
 
@@ -68,6 +72,13 @@ class Found:
     """How many the request has in all."""
     key_name: str
     """Whose API key it was asked with."""
+    is_behind: bool = False
+    """The client has seen more of the choice than this worker has generated."""
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """The same wherever it moves and whoever adopts it."""
+        return self.index, self.epoch % EPOCHS_PER_ADOPTION // EPOCHS_PER_RECOVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,7 @@ class Take:
     """Go on with the choice."""
 
     is_newer: bool
-    """Drop the one that was taken before: a recovery had left it behind."""
+    """Drop the one that was taken before: a recovery has left it behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,8 @@ class Refuse:
     indexes: tuple[int, ...]
     missing: int
     """Choices that no worker has, of a request of which others were found."""
+    behind: int = 0
+    """Choices of which the client has seen more than any worker has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +174,8 @@ class AdoptionManager:
     _began_s: float = 0.0
     _found: dict[int, Found] = field(default_factory=dict)
     """The newest life of each choice, by its index."""
+    _left_behind: set[tuple[int, int]] = field(default_factory=set)
+    """Lives that were behind their client once. What they generate while others are asked for is not what it saw."""
 
     def handle(self, event: Event, now_s: float) -> Instruction:
         """What to do now that this has happened."""
@@ -197,6 +212,7 @@ class AdoptionManager:
         if self.state is AdoptionState.COMPLETE:
             assert self._found, self._story()
             assert not self._missing(), self._story()
+            assert not any(found.life in self._left_behind for found in self._found.values()), self._story()
         if self.state in (AdoptionState.NEW, AdoptionState.PAUSED):
             assert not self._found, self._story()
 
@@ -206,24 +222,34 @@ class AdoptionManager:
 
     def _take(self, found: Found) -> Take | Nothing:
         former = self._found.get(found.index)
-        if not 0 <= found.index < found.choices or (former is not None and former.epoch >= found.epoch):
+        if not 0 <= found.index < found.choices:
+            return Nothing()
+        if found.is_behind:
+            self._left_behind.add(found.life)
+        # An adoption makes the epoch of a life higher that was left behind, too.
+        if former is not None and self._rank(former) >= self._rank(found):
             return Nothing()
         self._found[found.index] = found
         return Take(is_newer=former is not None)
 
     def _judge(self, now_s: float) -> Instruction:
         missing = self._missing()
+        behind = sum(found.life in self._left_behind for found in self._found.values())
         is_anothers = any(found.key_name != self._key_name for found in self._found.values())
-        if self._found and not missing and not is_anothers:
+        if self._found and not missing and not behind and not is_anothers:
             self._go(AdoptionState.COMPLETE)
             return Resume()
         if is_anothers or now_s - self._began_s >= PATIENCE_S:
             self._go(AdoptionState.ENDED)
-            return Refuse(tuple(sorted(self._found)), 0 if is_anothers else missing)
+            return Refuse(tuple(sorted(self._found)), *((0, 0) if is_anothers else (missing, behind)))
         self._go(AdoptionState.PAUSED)
         indexes = tuple(sorted(self._found))
         self._found.clear()
         return Pause(RETRY_S, indexes)
+
+    def _rank(self, found: Found) -> tuple[bool, int]:
+        """Of several lives of a choice, the one of the highest rank is the client's."""
+        return found.life not in self._left_behind, found.epoch
 
     def _missing(self) -> int:
         choices = max((found.choices for found in self._found.values()), default=0)

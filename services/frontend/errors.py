@@ -11,6 +11,7 @@ Any part of the frontend may raise them; `http.errors` writes them as OpenAI's c
      lacks_scope           the token may not ask for anything here
 404  model_not_found
      stream_not_found      there is nothing to resume
+     stream_behind         what there is to resume has not come so far
 408  body_timeout          the client takes too long to send its request
 409  adopted_elsewhere     the client gets this stream over another connection
 413  body_too_large
@@ -82,6 +83,17 @@ def stream_not_found(request_id: str) -> ApiError:
         404,
         f"There is no stream of `{request_id}` to resume: it is unknown, was not streamed, or ended too long ago.",
         param="request_id",
+        code="request_not_found",
+    )
+
+
+def stream_behind(request_id: str) -> ApiError:
+    """404: of a choice there is only a life that has generated less than the client has seen, if that is true."""
+    return ApiError(
+        404,
+        f"There is no stream of `{request_id}` that has come as far as `Last-Event-ID` says: the worker that had is "
+        "out of reach, or the id is of another stream.",
+        param="last-event-id",
         code="request_not_found",
     )
 

@@ -7,7 +7,6 @@ before the first token (roles, echoed prompts) are counted: `h2` after the secon
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,10 +45,6 @@ class Covered:
             tuple(part.endswith("e") for part in parts),
             event_id.endswith(".u"),
         )
-
-    def fits(self, tokens: Sequence[int]) -> bool:
-        """Whether a client can have so much of choices that have generated so many tokens."""
-        return all(has <= there for has, there in zip(self.tokens, tokens, strict=True))
 
 
 class EventIds:

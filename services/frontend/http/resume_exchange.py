@@ -9,7 +9,7 @@ from services.frontend.answers.event_ids import Covered
 from services.frontend.answers.sender import AnswerSender
 from services.frontend.errors import bad_request, stream_not_found
 from services.frontend.http.exchange import ModelExchange
-from services.frontend.requests.adoption import Adoption
+from services.frontend.requests.adoption import Adoption, SeenTokens
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.generation import generating
 from services.frontend.requests.plan import GenerationPlan, Prompt
@@ -31,8 +31,8 @@ class ResumeExchange(ModelExchange):
         key: ApiKey | None,
         arrived_s: float,
     ) -> None:
-        """`adoption` has all choices. Raises ApiError: 400 for an event id that is none of this stream, 404 if its
-        model is not known here."""
+        """`adoption` has all choices, and of each as much as its client has seen. Raises ApiError: 400 for an event id
+        that is none of this stream, 404 if its model is not known here."""
         asked = adoption.choices[0].message.request
         model = service.catalogue.get(asked.model)
         if model is None:
@@ -89,14 +89,23 @@ class ResumeExchange(ModelExchange):
         return EVENTS_PATH
 
 
+def seen_tokens(last_event_id: str | None) -> SeenTokens:
+    """What an event id says that its client has. One that is of no stream with so many choices says nothing here:
+    `ResumeExchange` refuses it."""
+
+    def seen(index: int, choices: int) -> int:
+        try:
+            return Covered.parse(last_event_id, choices).tokens[index] if last_event_id else 0
+        except (ValueError, IndexError):
+            return 0
+
+    return seen
+
+
 def _covered(last_event_id: str | None, adoption: Adoption) -> Covered | None:
     if not last_event_id:
         return None
-    tokens = [len(adoption.choices[index].message.request.emitted_token_ids) for index in sorted(adoption.choices)]
     try:
-        covered = Covered.parse(last_event_id, len(tokens))
+        return Covered.parse(last_event_id, len(adoption.choices))
     except ValueError as error:
         raise bad_request(f"Invalid `Last-Event-ID`: {error}.", "last-event-id") from error
-    if not covered.fits(tokens):
-        raise bad_request("Invalid `Last-Event-ID`: this stream has not come so far.", "last-event-id")
-    return covered

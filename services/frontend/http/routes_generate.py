@@ -17,7 +17,7 @@ from services.frontend.http.exchange import Exchange, ModelExchange
 from services.frontend.http.openapi import generation_docs, resume_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, new_request_id
-from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange
+from services.frontend.http.resume_exchange import EVENTS_PATH, ResumeExchange, seen_tokens
 from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
@@ -53,10 +53,10 @@ def generation_routes(service: CascadeService) -> APIRouter:
         """The rest of a streamed answer, behind the event that `Last-Event-ID` names."""
         arrived_s = frontend.clock()
         key = await frontend.authenticate(request.headers.get("authorization"))
-        adoption = Adoption(frontend, request.path_params["request_id"])
+        last_event_id = request.headers.get("last-event-id")
+        adoption = Adoption(frontend, request.path_params["request_id"], seen_tokens(last_event_id))
         ticket = await adoption.gather("" if key is None else key.name)
         try:
-            last_event_id = request.headers.get("last-event-id")
             return ResumeExchange(frontend, adoption, ticket, last_event_id, key, arrived_s)
         except ApiError:
             adoption.close()

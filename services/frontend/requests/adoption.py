@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from controlplane.model.incarnation import Incarnation
 from controlplane.protocols.adoption import (
@@ -25,13 +26,17 @@ from controlplane.protocols.adoption import (
 )
 from controlplane.protocols.relay.events import Loss, RelayState
 from penstock.v1 import worker_pb2
-from services.frontend.errors import ApiError, stream_not_found
+from services.frontend.errors import ApiError, stream_behind, stream_not_found
 from services.frontend.requests.resume_ticket import ResumeTicket, decode_ticket
 from services.frontend.requests.service import FrontendService
 from services.frontend.workers.relay import Relay
 from services.frontend.workers.token_mailbox import Piece, TokenMailbox
 
 log = logging.getLogger(__name__)
+
+
+SeenTokens: TypeAlias = Callable[[int, int], int]
+"""How many tokens a client has seen of a choice, by its index and the number of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +50,9 @@ class AdoptedChoice:
 class Adoption:
     """Of one client request, as the adoption manager says; `close` it."""
 
-    def __init__(self, service: FrontendService, request_id: str) -> None:
+    def __init__(self, service: FrontendService, request_id: str, seen_tokens: SeenTokens) -> None:
         self._service = service
+        self._seen_tokens = seen_tokens
         self._manager = AdoptionManager(request_id)
         self.request_id = request_id
         self.choices: dict[int, AdoptedChoice] = {}
@@ -58,7 +64,8 @@ class Adoption:
         self._ticket: ResumeTicket | None = None
 
     async def gather(self, key_name: str) -> ResumeTicket:
-        """Adopt what the workers have. Raises ApiError (404) if that is not the whole request, or another key's."""
+        """Adopt what the workers have. Raises ApiError (404) if that is not the whole request, less than its client has
+        seen of it, or another key's."""
         try:
             instruction = self._handle(Begin(key_name))
             while not isinstance(instruction, Resume):
@@ -70,14 +77,14 @@ class Adoption:
                         self._give_back(indexes)
                         await asyncio.sleep(seconds)
                         instruction = self._handle(Woken())
-                    case Refuse(indexes, missing):
+                    case Refuse(indexes, missing, behind):
                         if indexes and missing:
                             log.error(
                                 "a stream cannot be resumed: choices are missing",
                                 extra={"request_id": self.request_id, "found": indexes},
                             )
                         self._give_back(indexes)
-                        raise stream_not_found(self.request_id)
+                        raise stream_behind(self.request_id) if behind else stream_not_found(self.request_id)
                     case _:
                         raise AssertionError(f"{instruction} is no answer to what was said")
         except BaseException:  # its client may have left meanwhile
@@ -112,7 +119,8 @@ class Adoption:
             log.error("a request cannot be resumed", extra={"request_id": request.request_id, "error": str(error)})
             return
         index = _choice_of(request.request_id, self.request_id)
-        instruction = self._handle(Found(index, request.epoch, ticket.choices, ticket.key_name))
+        is_behind = len(request.emitted_token_ids) < self._seen_tokens(index, ticket.choices)
+        instruction = self._handle(Found(index, request.epoch, ticket.choices, ticket.key_name, is_behind))
         if isinstance(instruction, Take):
             if instruction.is_newer:
                 self._service.pool.relays.drop(self.choices[index].relay)

@@ -15,6 +15,8 @@ from mesh.rpc.metrics import RpcMetrics
 from tests.unit.fault_simulation.grpc_servicer import Servicer
 from tests.unit.fault_simulation.grpc_worlds import RealWorld, SimulatedWorld
 
+pytestmark = pytest.mark.live
+
 FAST = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

@@ -11,7 +11,7 @@ import pytest
 from controlplane.policies.stages.neighbours import StageReport
 from engine_worker.coordinator.stages.wire import stage_message
 from fault_simulation.client import ReceivedAnswer
-from fault_simulation.invariants import flaws
+from fault_simulation.flaws import flaws
 from fault_simulation.nodes import SimulatedMesh
 from fault_simulation.oracle import COMPLETIONS_PATH, ExpectedChoice
 from fault_simulation.run import build, run_timeline
@@ -107,9 +107,11 @@ def speak_twice(mesh: SimulatedMesh) -> None:
     """Forget a stage stream that is open, and open another."""
     life = mesh.machines["worker-0"].life
     assert life is not None
-    links = role(mesh, "worker-0").stages._links
+    worker = role(mesh, "worker-0")
+    links = worker.stages._links
 
     async def speak() -> None:
+        await worker.coordinator.peers.known()  # what is said to a worker that is not known yet, is dropped
         for _ in range(2):
             links.send("worker-1", stage_message(StageReport(0, None, ())))
             links._outboxes.clear()

@@ -6,6 +6,8 @@ import pytest
 
 from scripts.without_fix import PATCHES, apply
 
+pytestmark = pytest.mark.live
+
 DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "fault_simulation.md"
 ALL = sorted(PATCHES.glob("*.patch"))
 
