@@ -70,7 +70,7 @@ class Run:
 
     def passed(self) -> int:
         """Tests, those among them that passed when they were tried again."""
-        return sum(test["outcome"] == "passed" for test in self.tests) + len(self.flaky)
+        return len([test for test in self.tests if test["outcome"] == "passed"]) + len(self.flaky)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -126,9 +126,11 @@ def _passes_alone(test: str) -> bool:
 
 def _pytest(arguments: Sequence[str], limit_s: float) -> tuple[int, list[dict[str, Any]]]:
     """Its exit status and what it says of each test; a run that is ended has a status of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes = Path(folder) / "outcomes"
-        command = (sys.executable, "-m", "pytest", "-q", "--outcomes", str(outcomes), *arguments)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        # The tests' own folders lie in a short path, since that of a Unix socket has 107 characters at most.
+        outcomes, tests = Path(folder) / "outcomes", Path(folder) / "t"
+        told = ("--outcomes", str(outcomes), "--basetemp", str(tests))
+        command = (sys.executable, "-m", "pytest", "-q", *told, *arguments)
         # Some machines forbid it: then every process that a test starts compiles all modules again, 3 s of CPU each.
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
         with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as running:

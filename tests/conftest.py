@@ -1,6 +1,7 @@
 """Hypothesis profiles, and a word on what a run leaves out."""
 
 import gc
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -72,7 +73,9 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Let no fixture of a certain test do what the test must not."""
+    """Let no fixture of a certain test do what the test must not, and no test be the operator of another one's mesh."""
+    if connection := sys.modules.get("services.cli.connection"):
+        connection.AS_OPERATOR.use("")
     with _promise_of(item):
         return (yield)
 

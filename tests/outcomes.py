@@ -18,6 +18,8 @@ from tests.in_time import is_late
 LATE, FOUND = "late", "found"
 """Among the properties of a test's report."""
 
+MOST_SHOWN: Final = 4000
+"""Characters of what a failed test has printed or logged; the end says all of it."""
 MAY_BE_MISSING: Final = re.compile(
     "|".join(
         (
@@ -52,6 +54,8 @@ class Outcomes:
             test["outcome"] = report.outcome
         if report.failed and (terminal := self._config.pluginmanager.get_plugin("terminalreporter")):
             terminal.write_line(f"\nFAILED NOW {report.nodeid} ({report.when})\n{report.longreprtext}", red=True)
+            for title, text in report.sections:
+                terminal.write_line(f"--- {title}\n{text[-MOST_SHOWN:]}")
 
     def pytest_sessionfinish(self) -> None:
         """Write them."""

@@ -126,8 +126,7 @@ class Coordinator:
         self._outgoing: dict[str, OutgoingRequest] = {}  # by migration
         self._links: dict[LinkKey, TargetLink] = {}
         self._order_ids = count(1)
-        self._outcomes: dict[int, asyncio.Future[MigrationOutcome]] = {}
-        """Of orders that somebody waits for, by their id."""
+        self._outcomes: dict[int, asyncio.Future[MigrationOutcome]] = {}  # by the order that somebody waits for
         self._told_peers: dict[str, Incarnation] = {}
         self._obstacle = ""
         self._all_ended = asyncio.Event()
@@ -146,8 +145,7 @@ class Coordinator:
     # -- what is asked for
 
     async def migrate(self, request_id: str, target_id: str, *, stop_and_copy: bool = False) -> MigrationOutcome:
-        """Move a running request; returns when it has moved, or why it stays. Where the caller gives up, so does the
-        migration."""
+        """Move a running request; returns when it has moved, or why it stays. A caller that gives up withdraws it."""
         await self.peers.known()
         self._look_around()
         tracked = self._instance.table.find(request_id)
@@ -181,6 +179,8 @@ class Coordinator:
             self._look_around()
             self._watched[request_id] = WatchedRequest(tracked)
             self.handle(TransferOrdered(request_id, target_id))
+        elif target_id:
+            self._note_transfer(TransferEnded(request_id, target_id, TransferResult.SKIPPED, "it ended at once"))
 
     def evacuate(self) -> None:
         """Begin to move all requests of a draining instance away, unless that goes on already."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,6 +21,9 @@ from mesh.run_file import RunFile, read_run_file, run_dir
 POLL_S: Final = 0.05
 STOP_TIMEOUT_S: Final = 30.0
 MAX_TRIES: Final = 50
+PORTS: Final = range(16_384, 32_700)
+"""Below those that the kernel gives to outgoing connections: the frontend binds its port seconds after it was chosen,
+and one of those is taken by then now and then."""
 CHAOS_MODEL: Final = "demo-large"
 
 
@@ -93,14 +97,12 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def _free_ports(count: int) -> int:
     """The first of `count` consecutive ports that nobody listens on just now."""
     for _ in range(MAX_TRIES):
+        first = random.SystemRandom().choice(PORTS)
         with ExitStack() as probes:
-            probe = probes.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
             try:
-                for port in range(first + 1, first + count):
+                for port in range(first, first + count):
                     probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
             return first
     raise PeerUnavailable(f"this machine has no {count} free ports in a row")
