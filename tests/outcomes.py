@@ -42,20 +42,32 @@ class Outcomes:
         self._config = config
         self._tests: dict[str, dict[str, Any]] = {}
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file whose tests cannot even be found counts as a test that failed."""
+        if report.failed and report.nodeid not in self._tests:  # each process of pytest-xdist looks for all tests
+            self._test(report.nodeid)["outcome"] = "failed"
+            self._print(f"\nFAILED NOW {report.nodeid} (collection)\n{report.longreprtext}")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up a test's set-up, call and teardown; print a failure at once."""
         said = dict(report.user_properties)
-        test = self._tests.setdefault(
-            report.nodeid, {"test": report.nodeid, "outcome": "passed", "seconds": 0.0, LATE: "", FOUND: ""}
-        )
+        test = self._test(report.nodeid)
         test["seconds"] += report.duration
         test[LATE], test[FOUND] = said.get(LATE, test[LATE]), said.get(FOUND, test[FOUND])
         if report.failed or (report.skipped and test["outcome"] != "failed"):
             test["outcome"] = report.outcome
-        if report.failed and (terminal := self._config.pluginmanager.get_plugin("terminalreporter")):
-            terminal.write_line(f"\nFAILED NOW {report.nodeid} ({report.when})\n{report.longreprtext}", red=True)
+        if report.failed:
+            self._print(f"\nFAILED NOW {report.nodeid} ({report.when})\n{report.longreprtext}")
             for title, text in report.sections:
-                terminal.write_line(f"--- {title}\n{text[-MOST_SHOWN:]}")
+                self._print(f"--- {title}\n{text[-MOST_SHOWN:]}")
+
+    def _test(self, node_id: str) -> dict[str, Any]:
+        new = {"test": node_id, "outcome": "passed", "seconds": 0.0, LATE: "", FOUND: ""}
+        return self._tests.setdefault(node_id, new)
+
+    def _print(self, text: str) -> None:
+        if terminal := self._config.pluginmanager.get_plugin("terminalreporter"):
+            terminal.write_line(text, red=True)
 
     def pytest_sessionfinish(self) -> None:
         """Write them."""

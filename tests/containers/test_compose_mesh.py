@@ -10,7 +10,7 @@ from tests.containers.streams import disturbed, streamed, undisturbed
 from tests.in_time import eventually
 
 docker = pytest.importorskip("docker")
-pytestmark = [pytest.mark.docker, pytest.mark.flaky(reruns=0)]
+pytestmark = pytest.mark.docker
 
 MAX_IMAGE_BYTES = {"frontend": 250_000_000, "controlplane": 350_000_000}
 """Beyond the base."""

@@ -11,7 +11,7 @@ from tests.in_time import eventually
 from tests.mesh.running_mesh import RunningMesh
 
 docker = pytest.importorskip("docker")
-pytestmark = [pytest.mark.docker, pytest.mark.flaky(reruns=0)]
+pytestmark = pytest.mark.docker
 
 MODEL = "demo-large"
 INSTANCE = "io.penstock.instance"

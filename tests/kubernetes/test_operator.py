@@ -18,8 +18,6 @@ from tests.mesh.reader import Reader
 from tests.mesh.running_mesh import PENSTOCK
 from tests.mesh.store.etcd_process import EtcdProcess
 
-pytestmark = pytest.mark.flaky(reruns=0)
-
 STREAMS = 8
 TOKENS = 800
 SCALED_S = 120.0

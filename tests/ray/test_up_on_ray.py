@@ -15,7 +15,7 @@ from tests.mesh.running_mesh import RunningMesh
 from tests.ray.ray_nodes import CLIENT_PORT, PORT, RayNode
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.flaky(reruns=0)]
+pytestmark = pytest.mark.ray
 
 MODEL = "demo-large"
 POLICY = "--slo-ttft-ms 2000 --capacity 1000 --cold-start-s 2 --interval-s 1 --settle-s 0".split()
