@@ -89,8 +89,8 @@ async def test_requests_go_where_their_prefix_is_and_are_heard_to_end(tmp_path: 
                 await _until_known(scheduler["address"], blocks=PREFIXES * 50)
                 assert answer.text.rstrip().endswith("data: [DONE]")
                 assert answer.text.count("data: {") == 4
-        # Its first request goes where there is room, and the others follow it. By round robin 12 of 24 are together. Now
-        # and then all requests of the second turn go to the other server (18 are together then): why is not known.
+        # Its first request goes where there is room, and the others follow it. By round robin 12 of 24 are together.
+        # Now and then all requests of the second turn go to the other server (18 are together then): why is not known.
         together = sum(max(counts.values()) for counts in by_prefix.values())
         assert together > 2 * PREFIXES, by_prefix
         assert len({instance for counts in by_prefix.values() for instance in counts}) == 2
