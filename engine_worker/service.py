@@ -109,15 +109,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._instance.drop_orphans(frontend_id)
         stream = self._instance.open_stream(frontend_id, wants_heartbeats=hello.wants_heartbeats)
         log.info("a frontend has connected", extra={"frontend_id": frontend_id})
-        reader = asyncio.create_task(self._read(inbound, stream))
-        writer = asyncio.create_task(_write(stream, context))
         try:
-            await _until_over(reader, writer, stream)
+            await self._exchange(inbound, stream, context)
         except ProtocolViolation as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            reader.cancel()
-            writer.cancel()
             self._instance.close_stream(stream)
             log.info("a frontend has gone", extra={"frontend_id": frontend_id})
         if stream.is_cut:
@@ -268,6 +264,21 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             blocks=outcome.blocks,
             paused_ms=outcome.paused_ms or 0.0,
         )
+
+    async def _exchange(self, inbound: Inbound, stream: OutputStream, context: Context) -> None:
+        """Read and write until the stream is over or cut; raise what broke it."""
+        hello = await stream.take()
+        assert hello is not None, "a new stream begins with its hello"
+        # Before anything else may abort: grpc.aio sends the initial metadata with the first message, and once more with
+        # a status that comes meanwhile. That batch is refused, and the caller waits for good.
+        await context.write(hello)
+        reader = asyncio.create_task(self._read(inbound, stream))
+        writer = asyncio.create_task(_write(stream, context))
+        try:
+            await _until_over(reader, writer, stream)
+        finally:
+            reader.cancel()
+            writer.cancel()
 
     async def _read(self, inbound: Inbound, stream: OutputStream) -> None:
         async for message in inbound:

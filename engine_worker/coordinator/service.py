@@ -39,10 +39,11 @@ class MigrationService(migration_pb2_grpc.MigrationServicer):
             await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came; send SourceHello first")
         except ProtocolViolation as error:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        description = self._instance.description
+        # Before anything may abort: a status that comes while grpc.aio sends the first message is never sent.
+        await context.write(wire.target_hello(description.instance_id, description.incarnation_id))
         outbox = LossyOutbox[migration_pb2.TargetMessage](f"worker {hello.instance_id}", MAX_UNSENT_MESSAGES)
         connection = self._incoming.connect(hello, outbox.put)
-        description = self._instance.description
-        outbox.put(wire.target_hello(description.instance_id, description.incarnation_id))
         writer = asyncio.create_task(_write(outbox, context))
         try:
             async for message in inbound:

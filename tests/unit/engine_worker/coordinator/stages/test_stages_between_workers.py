@@ -144,7 +144,8 @@ async def test_plans_that_change_in_mid_stream_drop_no_request() -> None:
         heard = [await mesh.generate("a", request) for request in requests]
         await mesh.until(lambda: all(each.moved_to == ["b"] for each in heard))
         await plan(mesh, StageLayout(MODEL, 2, (("b",), ("c", "a")), (150,)))
-        await mesh.until(lambda: all(len(each.moved_to) == 2 for each in heard))
+        # Those that come to the same worker may be evened out within its stage at once.
+        await mesh.until(lambda: all(len(each.moved_to) >= 2 for each in heard))
         await plan(mesh, StageLayout(MODEL, 3, (("a", "b", "c"),), ()))
         await mesh.until_ended(*(request.request_id for request in requests))
         assert {each.moved_to[1] for each in heard} <= {"a", "c"}

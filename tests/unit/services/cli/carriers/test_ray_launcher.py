@@ -50,6 +50,8 @@ class FakeWorker:
     def __init__(self) -> None:
         self.order: WorkerOrder | None = None
         self.asked: list[str] = []
+        self.is_watched = False
+        """Whether the launcher knows that it runs: before, what is to end gives its place up and is asked nothing."""
         self._end = asyncio.get_running_loop().create_future()
 
     def end(self, status: int, reason: str = "") -> None:
@@ -60,6 +62,7 @@ class FakeWorker:
         return "10.0.0.7", 42
 
     async def wait(self, timeout_s: float) -> tuple[int, str] | None:
+        self.is_watched = True
         return cast(tuple[int, str], await asyncio.shield(self._end))
 
     async def terminate(self) -> None:
@@ -126,6 +129,10 @@ class World:
     def actor(self, instance: str) -> Any:
         return next(each for name, each in self.ray.actors.items() if name.startswith(f"{instance}/"))
 
+    def runs(self, *instances: str) -> bool:
+        """Whether the launcher watches the process of each."""
+        return all(self.workers.get(each) and self.workers[each][-1].is_watched for each in instances)
+
     def _worker(self, name: str) -> FakeWorker:
         self.workers.setdefault(name.partition("/")[0], []).append(made := FakeWorker())
         return made
@@ -167,7 +174,7 @@ async def test_one_that_dies_is_started_again_and_its_reason_told(world: World) 
     said: list[str] = []
     supervisor = Supervisor(world.launcher, said.append)
     await supervisor.add(spec("a"))
-    await until(lambda: world.workers.get("a") and world.workers["a"][0].order)
+    await until(lambda: world.runs("a"))
     world.workers["a"][0].end(1, "no such model")
     await until(lambda: said)
     assert said == ["a ended (status 1: no such model); starting it again in 0.5 s"]
@@ -183,7 +190,7 @@ async def test_exactly_the_chosen_one_is_asked_to_end(world: World) -> None:
     supervisor = Supervisor(world.launcher, print)
     for name in ("a", "b"):
         await supervisor.add(spec(name))
-    await until(lambda: len(world.workers) == 2)
+    await until(lambda: world.runs("a", "b"))
     removing = asyncio.create_task(supervisor.remove("a"))
     await until(lambda: world.workers["a"][0].asked == ["terminate"])
     assert not removing.done(), "it drains"
@@ -197,7 +204,7 @@ async def test_exactly_the_chosen_one_is_asked_to_end(world: World) -> None:
 async def test_one_that_does_not_end_is_killed(world: World) -> None:
     supervisor = Supervisor(world.launcher, print)
     await supervisor.add(spec("a"))
-    await until(lambda: world.workers.get("a") and world.workers["a"][0].order)
+    await until(lambda: world.runs("a"))
     await supervisor.remove("a", 0.0)
     assert "kill" in world.workers["a"][0].asked
 
@@ -226,7 +233,7 @@ async def test_one_that_waits_for_a_place_ends_at_once(world: World) -> None:
 
 async def test_an_actor_outlives_the_driver_and_is_found_by_the_next(world: World) -> None:
     process = await world.launcher.launch(spec("a"))
-    await until(lambda: world.workers.get("a") and world.workers["a"][0].order)
+    await until(lambda: world.runs("a"))
     world.ray.unavailable = 1
     world.drivers[0].kill()
     await until(lambda: len(world.drivers) == 2)
@@ -349,7 +356,7 @@ async def test_scales_act_on_actors_and_status_tells_who_has_no_place(world: Wor
     deployer = Deployer(manager, store, actuator, 600.0, SystemClock().now_s, print)
     deployer.serve({"chat": (1, 1)}, {"chat": ScaleRecord("chat", 3)})
     await deployer.turn()
-    await until(supervisor.waiting)
+    await until(lambda: world.runs("chat-0", "chat-1") and supervisor.waiting())
     status: DeploymentStatus = await deployer.turn()
     assert status.waiting.keys() == {"chat-2"}
     shown = deployment_lines([deployment_status(status)])
