@@ -19,9 +19,12 @@ _LEFTOVER = re.compile(
     r"Task was destroyed|is already running|asynchronous generator|never retrieved|never awaited|Exception ignored"
 )
 PENSTOCK = (sys.executable, "-m", "services.cli.main")
-_PORTS = range(16_384, 32_768)
-"""Below those of outgoing connections (net.ipv4.ip_local_port_range): vLLM binds a port half a minute after it was
-chosen, and one of those was gone by then."""
+_LOW, _HIGH = 16_384, 32_768
+_PER_PROCESS = (_HIGH - _LOW) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_FIRST = _LOW + _PER_PROCESS * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = range(_FIRST, _FIRST + _PER_PROCESS)
+"""Below those of outgoing connections (net.ipv4.ip_local_port_range), and other ones in each process of pytest-xdist:
+vLLM binds a port half a minute after it was chosen, and one of those was gone by then."""
 _given: set[int] = set()
 
 

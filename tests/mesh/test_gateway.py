@@ -23,6 +23,8 @@ from tests.unit.engine_worker.attached.fake_server import FakeServer
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PREFIXES = 6
+BLOCKS = 300 // 16
+"""Whole ones that prompts of the same prefix share."""
 OPTIONS = ("cost.fixed_ms=2", "cost.prefill_token_ms=0", "instance.max_model_len_tokens=4096")
 
 
@@ -43,7 +45,7 @@ class Behind:
 
 @asynccontextmanager
 async def behind_envoy(
-    folder: Path, options: tuple[str, ...] = OPTIONS, *, asks_who: bool = False
+    folder: Path, options: tuple[str, ...] = OPTIONS, *, policy: str = "penstock", asks_who: bool = False
 ) -> AsyncIterator[Behind]:
     envoy_binary()
     gateway_port = free_port()
@@ -55,6 +57,7 @@ async def behind_envoy(
             for _ in range(2)
         ]
         attached = [part for each in servers for part in ("--attach", f"{each.url},kv_events={each.published_at}")]
+        attached += ["--policy", policy]
         mesh = RunningMesh(folder, *attached, "--gateway-port", str(gateway_port), asks_who=asks_who)
         stack.callback(mesh.cut)
         await asyncio.to_thread(mesh.wait_until_serving)
@@ -68,14 +71,14 @@ async def behind_envoy(
 
 
 def body(prefix: int, turn: int, **fields: Any) -> dict[str, Any]:
-    """A prompt of 1,620 tokens, of which it shares 1,600 with others of the same prefix. They save 160 ms of prefill,
-    and what the policy expects of decoding differs by up to 40 ms between servers that are alike."""
-    prompt = [10 + prefix] * 1600 + [40 + turn] * 20
+    """A prompt of 320 tokens, of which it shares 300 with others of the same prefix."""
+    prompt = [10 + prefix] * 300 + [40 + turn] * 20
     return {"model": "demo-small", "prompt": prompt, "max_tokens": 4, "temperature": 0, **fields}
 
 
 async def test_requests_go_where_their_prefix_is_and_are_heard_to_end(tmp_path: Path) -> None:
-    async with behind_envoy(tmp_path) as behind:
+    # `penstock` expects as many prompts as of late: after six, the chance of where they came outweighs a prefix.
+    async with behind_envoy(tmp_path, policy="lmetric") as behind:
         (scheduler,) = await _roles(behind.mesh, "scheduler")
         by_prefix: dict[int, Counter[str]] = {prefix: Counter() for prefix in range(PREFIXES)}
         for turn in range(4):
@@ -84,15 +87,13 @@ async def test_requests_go_where_their_prefix_is_and_are_heard_to_end(tmp_path: 
                 answer = await behind.client.post("/v1/completions", json=body(prefix, turn, stream=is_streamed))
                 assert answer.status_code == 200, (answer.text, behind.envoy.story())
                 by_prefix[prefix][answer.headers["x-penstock-instance"]] += 1
-                await _until_known(scheduler["address"], blocks=0 if turn == 0 else PREFIXES * 50)
+                await _until_known(scheduler["address"], blocks=0 if turn == 0 else PREFIXES * BLOCKS)
             if turn == 0:
-                await _until_known(scheduler["address"], blocks=PREFIXES * 50)
+                await _until_known(scheduler["address"], blocks=PREFIXES * BLOCKS)
                 assert answer.text.rstrip().endswith("data: [DONE]")
                 assert answer.text.count("data: {") == 4
-        # Its first request goes where there is room, and the others follow it. By round robin 12 of 24 are together.
-        # Now and then all requests of the second turn go to the other server (18 are together then): why is not known.
-        together = sum(max(counts.values()) for counts in by_prefix.values())
-        assert together > 2 * PREFIXES, by_prefix
+        # Its first request goes where there is room, and the others follow it.
+        assert all(len(counts) == 1 for counts in by_prefix.values()), by_prefix
         assert len({instance for counts in by_prefix.values() for instance in counts}) == 2
         request_id = answer.headers["x-penstock-request-id"]
         explained = await asyncio.to_thread(behind.mesh.cli, "explain", request_id)

@@ -1,8 +1,9 @@
 """The worker over real gRPC on loopback, with a scripted engine."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -10,7 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from controlplane.model.instance import LoadReport
 from controlplane.model.request import TokenDelta
+from engine_worker.service import WorkerService
 from mesh.errors import EngineFailed
+from mesh.runtime import SystemThreads
 from penstock.v1 import request_pb2, worker_pb2
 from tests.unit.engine_worker.worker.fake_engine import make_request
 from tests.unit.engine_worker.worker.running_worker import (
@@ -172,6 +175,37 @@ async def test_messages_out_of_order_break_the_stream_with_the_rule(worker: Runn
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "hello" in details.lower()
     await worker.until(lambda: worker.instance.streams == {})
+
+
+async def test_nothing_refuses_a_stream_while_its_hello_is_being_sent(worker: RunningWorker) -> None:
+    """grpc.aio would never send such a status: see `WorkerService._exchange`."""
+    said: list[str] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Context:
+        async def write(self, message: worker_pb2.WorkerMessage) -> None:
+            begun.set()
+            await go_on.wait()
+            said.append(message.WhichOneof("message"))
+
+        async def abort(self, code: grpc.StatusCode, details: str) -> None:
+            said.append(code.name)
+            raise grpc.aio.AbortError
+
+    async def hellos() -> AsyncIterator[worker_pb2.FrontendMessage]:
+        for _ in range(2):
+            yield worker_pb2.FrontendMessage(hello=worker_pb2.FrontendHello(frontend_id="again"))
+
+    service = WorkerService(worker.instance, worker.clock, SystemThreads())
+    streaming = asyncio.create_task(service.Stream(hellos(), cast(Any, Context())))
+    await begun.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert said == []
+    go_on.set()
+    with pytest.raises(grpc.aio.AbortError):
+        await streaming
+    assert said == ["hello", "INVALID_ARGUMENT"]
 
 
 async def test_more_frontends_than_the_limit_are_turned_away(worker: RunningWorker) -> None:
