@@ -17,6 +17,7 @@ from tests.mesh.running_mesh import RunningMesh
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 TOKENS = 200
+PREFILLING, DECODING = {"prefill", "decode_to_prefill"}, {"decode", "prefill_to_decode"}
 
 
 class RecordedMesh(RunningMesh):
@@ -65,17 +66,17 @@ def pools(mesh: RunningMesh) -> dict[str, str]:
 def test_requests_go_through_the_pools(mesh: RunningMesh, arrow: RecordedMesh) -> None:
     # Half and half at the start; measuring the profile may have lent an instance since, which stays where it is.
     eventually(lambda: set(pools(arrow).values()) == {"prefill", "decode"}, 60, "both pools")
-    before = pools(arrow)
     readers = read_all(arrow, 6)
     assert [reader.text for reader in readers] == truth(mesh, 6)
     answers = [json.loads(arrow.cli("explain", reader.request_id, "--json").stdout) for reader in readers]
-    assert {before[each["chosen_instance_id"]] for each in answers} == {"prefill"}
+    # As they were when each was placed: on a busy machine instances change pools in between.
+    had = {each["request_id"]: {score["instance_id"]: score["pool"] for score in each["scores"]} for each in answers}
+    assert {had[each["request_id"]][each["chosen_instance_id"]] for each in answers} <= PREFILLING
     moved = [each for each in answers if each["decode_instance_id"] != each["chosen_instance_id"]]
     assert moved, "requests are decoded by the decode pool"
     for each in moved:
-        assert before[each["decode_instance_id"]] == "decode"
+        assert had[each["request_id"]][each["decode_instance_id"]] in DECODING
         assert "Max Running Tokens" in each["decode_rule"]
-    assert {score["pool"] for each in answers for score in each["scores"]} <= {*before.values(), "decode_to_prefill"}
     assert "decode" in arrow.cli("status").stdout
     (scheduler,) = (role for role in arrow.status()["roles"] if role["role"] == "scheduler")
     with urllib.request.urlopen(f"http://{scheduler['metrics_address']}/metrics", timeout=10) as page:
@@ -106,7 +107,7 @@ def test_an_slo_that_cannot_be_kept_moves_instances_to_prefill_and_no_stream_not
         texts = [reader.text for reader in read_all(arrow, 6)]
 
         def prefilling() -> int:
-            return sum(pool in ("prefill", "decode_to_prefill") for pool in pools(arrow).values())
+            return sum(pool in PREFILLING for pool in pools(arrow).values())
 
         eventually(lambda: prefilling() == 3, 60, "all but one instance are for prefill")
     finally:

@@ -39,7 +39,7 @@ def test_a_stream_is_moved_by_command_and_its_client_reads_on(mesh: RunningMesh)
     eventually(lambda: reader.text, 60, "the stream has begun")
     target = next(name for name in sorted(mesh.instances()) if name != reader.instance)
     answer = penstock(mesh, "migrate", reader.request_id, "--to", target, "--json")
-    still("runs on no instance" not in answer.stderr, "the request runs")
+    still(answer.returncode == 0 or reader.reads, "the request runs until it has been moved")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     (move,) = json.loads(answer.stdout)
     assert (move["moved"], move["from"], move["to"]) == (True, reader.instance, target)
@@ -62,8 +62,8 @@ def test_a_drained_instance_leaves_and_no_stream_is_cut(mesh_to_drain: RunningMe
     assert answer.returncode == 0, answer.stdout + answer.stderr
     still(json.loads(answer.stdout)["running_requests"] > 0, "requests run there")
     texts = [reader.whole_text() for reader in readers]
-    assert victim not in mesh.instances()
-    assert f"{victim} was drained" in mesh.output_path.read_text()
+    eventually(lambda: victim not in mesh.instances(), 60, "the drained instance has left")
+    eventually(lambda: f"{victim} was drained" in mesh.output_path.read_text(), 60, "the supervisor says so")
     undisturbed = [Reader(mesh, prompt) for prompt in prompts]
     assert texts == [reader.whole_text() for reader in undisturbed]
 

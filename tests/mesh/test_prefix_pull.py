@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.in_time import eventually
+from tests.in_time import eventually, still
 from tests.mesh.reader import Reader
 from tests.mesh.running_mesh import RunningMesh
 
@@ -69,8 +69,12 @@ def test_requests_pull_the_prefix_that_another_instance_has(mesh_in_turn: Runnin
         assert reader.usage.prompt_tokens_details.cached_tokens >= pull["tokens"]
         shown = mesh.cli("explain", reader.request_id).stdout
         assert f"pulls {pull['tokens']:,} tokens from {pull['instance_id']}" in shown
-    shown = mesh.cli("status").stdout
-    assert all(f"{reader.instance} pulled 1 prefixes" in shown for reader in readers)
+
+    def counted() -> bool:
+        shown = mesh.cli("status").stdout
+        return all(f"{reader.instance} pulled 1 prefixes" in shown for reader in readers)
+
+    eventually(counted, 60, "each pull is counted once")
     assert [read(mesh, prompt).whole_text() for prompt in prompts] == texts
 
 
@@ -86,13 +90,15 @@ def test_siblings_await_and_pull_what_the_first_of_them_still_computes(mesh: Run
     texts = [reader.whole_text() for reader in readers]
     pulls = {reader: explain(mesh, reader).get("pull") or {} for reader in readers}
     awaited = [reader for reader, pull in pulls.items() if pull.get("comes_ms", 0) > 0]
-    assert awaited, [(reader.instance, pull) for reader, pull in pulls.items()]
+    seen = [(reader.instance, pull) for reader, pull in pulls.items()]
+    still(bool(awaited), f"the first prompt is computed while its siblings come: {seen}")
     for reader in awaited:
         source = pulls[reader]["instance_id"]
         assert source != reader.instance
         shown = mesh.cli("explain", reader.request_id).stdout
         assert f"tokens from {source} once it has computed them, in some" in shown
-    assert any(reader.usage.prompt_tokens_details.cached_tokens > 1000 for reader in awaited), "one came in time"
+    came = [reader.usage.prompt_tokens_details.cached_tokens for reader in awaited]
+    still(max(came) > 1000, f"a prefix comes before its sibling would have computed it: {came} tokens")
     assert [read(mesh, prompt).whole_text() for prompt in prompts] == texts
 
 

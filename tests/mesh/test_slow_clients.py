@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from mesh.open_files import allow_open_files
+from tests.in_time import within
 from tests.mesh.running_mesh import RunningMesh
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -102,7 +103,7 @@ async def test_two_thousand_slow_clients_cost_little_and_others_are_served(tmp_p
             f"{closed_s:.1f} s; median request before, during and after: {', '.join(figures)}"
         )
         assert held_bytes < MAX_GROWTH_BYTES
-        assert max(during_ms) < 5000
+        within(max(during_ms) / 1000, 5, "others are served meanwhile")
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -18,6 +18,7 @@ from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.kv.cores import at_core
 from penstock.testing.engine import GREEDY, Answer, EngineDriver
+from tests.in_time import still
 from tests.kv.peer import TOKEN
 
 MODEL = Path(__file__).parents[2] / "demo" / "models" / "demo-large"
@@ -79,6 +80,7 @@ class Migration:
 
     async def offer(self) -> None:
         await self.target.engine.reserve(self.migration_id, self.request)
+        still(not self.answer.ended.is_set(), "the request runs when it is offered")
         self.source.engine.export(self.request.request_id, self.migration_id, TOKEN, self._progressed)
 
     async def round(self) -> None:
@@ -90,6 +92,7 @@ class Migration:
 
     async def pause(self) -> PausedRequest:
         paused = await self.source.engine.pause(self.request.request_id)
+        still(paused is not None, "the request runs when it is paused")
         assert paused is not None
         return paused
 

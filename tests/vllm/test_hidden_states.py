@@ -100,7 +100,9 @@ async def test_every_row_is_its_request_s_own_state(engine: VllmEngine) -> None:
     listening = asyncio.create_task(listener.listen(engine))
     asked = requests(16)
     generated = await serve(engine, asked)
-    await asyncio.wait_for(_until(lambda: len(listener.rows) == len(asked)), 10)
+    await asyncio.wait_for(
+        _until(lambda: all(len(listener.rows.get(each, ())) == len(generated[each]) for each in generated)), 10
+    )
     assert await engine.capture_hidden_states(0) == ""
     listening.cancel()
 

@@ -20,6 +20,7 @@ from engine_worker.adapters import adapter_digest
 from engine_worker.engines.vllm.engine import VllmEngine
 from mesh.errors import AdapterNotFound, AdapterUnavailable, EngineFailed
 from penstock.testing.engine import GREEDY, EngineDriver
+from tests.in_time import still
 from tests.vllm.lora_adapter import make_adapter
 from tests.vllm.moving import BLOCK_TOKENS, SETTINGS, Migration, Side, all_free, prompt
 
@@ -194,8 +195,9 @@ async def test_loaded_and_unloaded_while_it_runs(sides: tuple[Side, Side], adapt
 
 async def test_as_many_as_fit_and_no_more(sides: tuple[Side, Side], adapters: Adapters) -> None:
     side = sides[1]
-    running = [side.driver.submit_request(asked_of(each, tokens=60)) for each in (adapters.poet, adapters.critic)]
+    running = [side.driver.submit_request(asked_of(each, tokens=300)) for each in (adapters.poet, adapters.critic)]
     await side.driver.until(lambda: all(each.token_ids for each in running))
+    still(all(not each.ended.is_set() for each in running), "both run")
     assert set(side.engine.load().adapters.in_use) == {adapters.poet.digest, adapters.critic.digest}
     with pytest.raises(AdapterUnavailable, match="as many as the instance has room for"):
         side.driver.submit_request(asked_of(adapters.third))
@@ -227,6 +229,6 @@ async def test_after_a_kill_it_goes_on_elsewhere_token_for_token(sides: tuple[Si
     for core in source.engine._core._processes:  # type: ignore[union-attr]
         psutil.Process(core.pid).kill()
     emitted = got.token_ids
-    assert 20 <= len(emitted) < TOKENS
+    still(20 <= len(emitted) < TOKENS, "it is under way when its engine is killed")
     rest = await answer(target, replace(request, request_id="recovered", emitted_token_ids=emitted))
     assert emitted + rest == adapters.expected["critic"]

@@ -16,6 +16,7 @@ from controlplane.policies.stages.layout import StageLayout
 from controlplane.policies.stages.record import StageRecord, layout_key
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters
 from engine_worker.settings import WorkerSettings
+from tests.in_time import still
 from tests.unit.engine_worker.coordinator.running_workers import MODEL, Workers, running_workers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -66,7 +67,9 @@ async def test_requests_flow_through_the_stages_with_exact_output(mesh: Workers)
     await use(mesh, StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (160, 300)))
     heard = [await mesh.generate("a", request) for request in requests]
     await mesh.until_ended(*(request.request_id for request in requests))
-    assert all(each.moved_to == ["b", "c"] for each in heard), [each.moved_to for each in heard]
+    still(
+        all(each.moved_to == ["b", "c"] for each in heard), f"each moves in time: {[each.moved_to for each in heard]}"
+    )
     await use(mesh, None)
     for one, request, size in zip(heard, requests, sizes, strict=True):
         again = request_of(f"{request.request_id}/undisturbed", *size)

@@ -13,6 +13,7 @@ from engine_worker.engines.vllm.engine import VllmEngine
 from engine_worker.engines.vllm.settings import VllmSettings
 from mesh.errors import RequestRefused
 from penstock.testing.engine import GREEDY, EngineConformance, EngineDriver
+from tests.in_time import still
 from tests.vllm.tiny_model import EOS_TOKEN_ID, VOCABULARY, find_ending_prompt, greedy_answer
 
 pytestmark = pytest.mark.vllm
@@ -162,11 +163,11 @@ class TestVllmEngine(EngineConformance):
         assert seen[0] == 900
         assert seen == sorted(seen, reverse=True)
         # A budget of STEP_TOKENS takes four steps; a busy machine may show two of them at once.
-        assert len(set(seen)) >= 3, seen
+        still(len(set(seen)) >= 3, f"the steps of the prefill are seen one by one: {seen}")
         load = driver.engine.load()
         assert load.queued_prefill_tokens == 0
         assert load.prefilled_tokens_total - prefilled == 900
-        assert load.running_requests == 2
+        still(load.running_requests == 2, f"both run: {load.running_requests}")
         assert load.running_tokens >= 900
         assert load.kv_blocks_used >= 900 // BLOCK_TOKENS
         await driver.end_of(prefilling)
