@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from mesh.rpc.client import DefaultDeadline
 from mesh.rpc.metrics import RpcMetrics
 from tests.unit.fault_simulation.grpc_servicer import Servicer
-from tests.unit.fault_simulation.grpc_worlds import RealWorld, SimulatedWorld
+from tests.unit.fault_simulation.grpc_worlds import RealWorld, SimulatedWorld, answer_of
 
 pytestmark = pytest.mark.live
 
@@ -50,21 +50,6 @@ async def _failure(awaitable: Any) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await awaitable
     return raised.value
-
-
-async def _answered_again(channel: grpc.aio.Channel) -> None:
-    """Return once a call is answered over a new connection. grpc.aio ends the calls of a broken connection first and
-    leaves it a moment later: a call in between still takes it, and fails as they did."""
-    async with asyncio.timeout(5):
-        while True:
-            try:
-                assert await _method(channel, "Echo")(b"again", timeout=2) == b"again"
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not Code.UNAVAILABLE:
-                    raise
-                await asyncio.sleep(0.005)
-            else:
-                return
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -397,7 +382,7 @@ def test_a_connection_that_is_reset(world: Any) -> None:
             with pytest.raises(asyncio.InvalidStateError):
                 await call.write(b"x")
             await _until(lambda: servicer.seen == ["cancelled", "cancelled"])
-            await _answered_again(channel)
+            assert await answer_of(lambda: _method(channel, "Echo")(b"again", timeout=2)) == b"again"
         await server.stop(None)
 
     world.run(scenario)
