@@ -302,7 +302,13 @@ class _ServerCall:
         self._task = self._loop.create_task(self._handle(context), name=f"rpc {call.method}")
         self._task.add_done_callback(self._handled)
         if timeout_s is not None:
-            self._timer = self._loop.call_later(max(timeout_s, 0.0), self._caller_gone)
+            self._timer = self._loop.call_later(max(timeout_s, 0.0), self._deadline_passed)
+
+    def _deadline_passed(self) -> None:
+        """Say so: this clock began before the caller's, which would hear of a cancelled handler first."""
+        assert self._context is not None, "it is being served"
+        self._context.send_status(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._caller_gone()
 
     def _caller_gone(self) -> None:
         """Cancel the handler. Whoever reads in it hears first that there is nothing more."""

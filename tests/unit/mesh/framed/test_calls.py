@@ -151,6 +151,17 @@ async def test_deadlines(transport: Transport) -> None:
         await _until(lambda: it.servicer.seen == ["cancelled"])
 
 
+async def test_the_server_says_which_deadline_has_passed() -> None:
+    """Its clock began first: a caller whose own is late hears of the deadline, not of a cancelled handler."""
+    async with world(framed(), framed()) as it:
+        call = it.call("Listen", timeout=0.2)
+        assert await call.read() == b"listening"
+        assert call._deadline is not None
+        call._deadline.cancel()
+        assert await _failure(call.read()) == (Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        await _until(lambda: it.servicer.seen == ["cancelled"])
+
+
 async def test_stopping_a_server(transport: Transport) -> None:
     async with world(transport, transport) as it:
         lasting, ending = it.call("Listen"), it.call("Ignore")
