@@ -51,6 +51,8 @@ def is_late(error: BaseException) -> bool:
     """Whether a test failed with nothing but waits that ran out: its own, its client's or its command's."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_late, error.exceptions))
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.UNAVAILABLE:
+        return "timed out" in (error.details() or "")  # gRPC has waited in vain for a connection
     if isinstance(error, grpc.RpcError):
         return bool(getattr(error, "code", lambda: None)() == grpc.StatusCode.DEADLINE_EXCEEDED)
     if type(error).__name__ == "APITimeoutError":  # openai's, which few tests import

@@ -97,6 +97,11 @@ def test_a_wait_that_runs_out_is_late_and_what_is_wrong_is_not() -> None:
     assert is_late(ExceptionGroup("both", [TimeoutError(), NotInTime("x")]))
     assert not is_late(ExceptionGroup("both", [TimeoutError(), AssertionError("wrong")]))
     assert not is_late(AssertionError("not in time"))
+    refused, unheard = (
+        grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+        for details in ("Connection refused", "connect() timed out")
+    )
+    assert [is_late(refused), is_late(unheard)] == [False, True]
 
 
 def test_lateness_is_told_from_broken_promises() -> None:

@@ -26,6 +26,7 @@ from penstock.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig
 from simulator.instance.instance import SimulatedInstance
+from tests.in_time import still
 
 WAIT_S = 60.0
 MODEL = "m"
@@ -139,6 +140,8 @@ class Workers:
     async def migrate(self, source: str, request_id: str, target: str, **fields: Any) -> worker_pb2.MigrateResponse:
         message = worker_pb2.MigrateRequest(request_id=request_id, target_instance_id=target, **fields)
         answer: worker_pb2.MigrateResponse = await self.workers[source].stub.Migrate(message, timeout=WAIT_S)
+        if (heard := self.heard.get(request_id)) is not None and not heard.moved_to:
+            still("does not run here" not in answer.reason, f"{request_id} runs when it is to be moved")
         return answer
 
     async def abort(self, name: str, request_id: str) -> None:

@@ -13,6 +13,7 @@ from controlplane.policies.stages.layout import StageLayout
 from controlplane.policies.stages.record import BoundaryRecord, StageRecord, boundary_key, layout_key
 from controlplane.policies.stages.refinement import Refinement, RefinementParameters
 from penstock.v1 import stages_pb2, stages_pb2_grpc
+from tests.in_time import still
 from tests.unit.engine_worker.coordinator.running_workers import (
     MODEL,
     WAIT_S,
@@ -57,7 +58,8 @@ async def test_requests_flow_through_three_stages_without_a_lost_token() -> None
         requests = [make_request(f"r{salt}", prompt=40, max_tokens=500, salt=salt) for salt in range(3)]
         heard = [await mesh.generate("a", request) for request in requests]
         await mesh.until_ended(*(request.request_id for request in requests))
-        assert [each.moved_to for each in heard] == [["b", "c"]] * 3
+        # Each worker says on its own stream where a request has gone; the two streams are read in any order.
+        assert [sorted(each.moved_to) for each in heard] == [["b", "c"]] * 3
         assert [each.token_ids for each in heard] == [undisturbed(request) for request in requests]
         assert mesh.workers["a"].metric("penstock_worker_stage_deals_total", outcome="moved") == 3
         assert mesh.workers["c"].metric("penstock_worker_stage") == 2
@@ -148,7 +150,7 @@ async def test_plans_that_change_in_mid_stream_drop_no_request() -> None:
         await mesh.until(lambda: all(len(each.moved_to) >= 2 for each in heard))
         await plan(mesh, StageLayout(MODEL, 3, (("a", "b", "c"),), ()))
         await mesh.until_ended(*(request.request_id for request in requests))
-        assert {each.moved_to[1] for each in heard} <= {"a", "c"}
+        assert all({"a", "c"} & set(each.moved_to) for each in heard)
         assert [each.token_ids for each in heard] == [undisturbed(request) for request in requests]
 
 
@@ -157,12 +159,13 @@ async def test_a_stage_whose_last_worker_leaves_is_covered_and_a_plan_taken_away
     async with running_workers("a", "b", "c") as mesh:
         layout = StageLayout(MODEL, 1, (("a",), ("b",), ("c",)), (90, 160))
         await plan(mesh, layout)
-        request = make_request("r", prompt=40, max_tokens=220)
+        request = make_request("r", prompt=40, max_tokens=600)
         heard = await mesh.generate("a", request)
         # Its drain begins; who watches the members sees it leave.
         await mesh.workers["b"].announcement.withdraw()
         await eventually(lambda: stage_of(mesh, "c") == 1)
         await mesh.until_ended("r")
+        still(bool(heard.moved_to), "it runs until it is moved")
         assert heard.moved_to == ["c"]
         assert heard.token_ids == undisturbed(request)
         await mesh.workers["b"].context.store.delete(layout_key(MODEL))
