@@ -277,8 +277,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         try:
             await _until_over(reader, writer, stream)
         finally:
-            reader.cancel()
-            writer.cancel()
+            for task in (reader, writer):
+                task.add_done_callback(_end_heard)
+                task.cancel()
 
     async def _read(self, inbound: Inbound, stream: OutputStream) -> None:
         async for message in inbound:
@@ -344,6 +345,12 @@ async def _until_over(reader: asyncio.Task[None], writer: asyncio.Task[None], st
         for finished in [each for each in waiting if each.done()]:
             finished.result()
             waiting.remove(finished)
+
+
+def _end_heard(task: asyncio.Task[None]) -> None:
+    """Where both failed, one has said why."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:

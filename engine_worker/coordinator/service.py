@@ -54,6 +54,7 @@ class MigrationService(migration_pb2_grpc.MigrationServicer):
             log.exception("a source broke the migration protocol", extra={"instance_id": hello.instance_id})
             await _abort(context, grpc.StatusCode.INTERNAL, str(error))
         finally:
+            writer.add_done_callback(_end_heard)
             writer.cancel()
             self._incoming.disconnect(connection)
 
@@ -69,6 +70,12 @@ async def _read_hello(inbound: Inbound) -> migration_pb2.SourceHello:
 async def _write(outbox: LossyOutbox[migration_pb2.TargetMessage], context: Any) -> None:
     async for message in outbox:
         await context.write(message)
+
+
+def _end_heard(writer: asyncio.Task[None]) -> None:
+    """Where writing failed, reading did too and has said why."""
+    if not writer.cancelled():
+        writer.exception()
 
 
 async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:

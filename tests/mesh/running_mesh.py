@@ -111,7 +111,8 @@ class RunningMesh:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         status = self.process.wait(STOP_TIMEOUT_S)
-        assert self.leftovers() == [], "something was left to the garbage collector, or died unheard"
+        left = "\n".join(self.leftovers())
+        assert not left, f"something was left to the garbage collector, or died unheard:\n{left}"
         return status
 
     def leftovers(self) -> list[str]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from engine_worker.engines.vllm.connector.bridge_tasks import BridgeTasks
 from engine_worker.engines.vllm.connector.control import BEAT_S, Control, OwnControl, ServedControl
 from engine_worker.engines.vllm.connector.endpoint import TOKEN_VARIABLE
 from engine_worker.engines.vllm.connector.host_copies import HostCopies, open_host_store
@@ -124,7 +125,7 @@ class CoreBridge:
         self._outcomes: dict[str, PenstockError | int] = {}
         self._cancelled_loads: dict[str, None] = {}
         """Carriers that ended before all ranks were ready to load."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BridgeTasks()
 
     # vLLM's engine loop.
 
@@ -154,8 +155,8 @@ class CoreBridge:
             disk = None if disk_store is None else DiskTier(store, disk_store, clock, SystemThreads())
             self.host = HostCopies(memory, store, self._loop, self.inbox.append, self._note_loaded, clock, disk)
             if disk is not None:
-                self._loop.call_soon_threadsafe(self._spawn, disk.save())
-            self._loop.call_soon_threadsafe(self._spawn, self.host.follow(_HOST_LOOK_S))
+                self._loop.call_soon_threadsafe(self._tasks.spawn, disk.save())
+            self._loop.call_soon_threadsafe(self._tasks.spawn, self.host.follow(_HOST_LOOK_S))
 
     def is_ours(self, parameters: Any) -> bool:
         """Whether a request's parameters come from the worker. A server that runs by itself has other clients, who must
@@ -193,7 +194,7 @@ class CoreBridge:
 
     def end_exports(self, internal_id: str, migration_ids: list[str]) -> None:
         """The request ended by itself: have its blocks freed once no peer reads them."""
-        self._loop.call_soon_threadsafe(lambda: self._spawn(self._free(internal_id, migration_ids)))
+        self._loop.call_soon_threadsafe(lambda: self._tasks.spawn(self._free(internal_id, migration_ids)))
 
     def withdraw_now(self, migration_ids: Sequence[str]) -> None:
         """Return when no peer reads the blocks of these exports any more."""
@@ -215,7 +216,7 @@ class CoreBridge:
 
     def unstage_later(self, migration_id: str) -> None:
         """The staged blocks have been used, or never will be."""
-        self._loop.call_soon_threadsafe(lambda: self._spawn(self._unstage(migration_id)))
+        self._loop.call_soon_threadsafe(lambda: self._tasks.spawn(self._unstage(migration_id)))
 
     def stop(self) -> None:
         """End the agent and the thread."""
@@ -251,26 +252,24 @@ class CoreBridge:
         if self._listens:
             token = os.environ.get(TOKEN_VARIABLE, "")
             self._control = ServedControl(self._endpoint, token, self._secret, SystemClock(), self._let_all_go)
-            self._spawn(self._watch(self._control))
+            self._tasks.spawn(self._watch(self._control))
         else:
             self._control = OwnControl(self._endpoint)
-        self._spawn(self._listen(self._control))
+        self._tasks.spawn(self._listen(self._control))
 
     async def _stop(self) -> None:
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self.host is not None:
             await self.host.stop()
         if self._agent is not None:
             await self._agent.stop()
+        await self._tasks.cancel()  # what these two have said, and nobody hears any more
         if self._control is not None:
             self._control.close()
 
     async def _listen(self, control: Control) -> None:
         while True:
-            self._spawn(self._answer(await control.receive()))
+            self._tasks.spawn(self._answer(await control.receive()))
 
     async def _watch(self, control: Control) -> None:
         while True:
@@ -282,14 +281,14 @@ class CoreBridge:
         """The attached worker is gone: nobody will take back what it has asked for."""
         self.pauses.clear()
         for internal_id in tuple(self._held):
-            self._spawn(self._free(internal_id, self._held.pop(internal_id)))
+            self._tasks.spawn(self._free(internal_id, self._held.pop(internal_id)))
         for migration_id in tuple(self._exports):
-            self._spawn(self._carry_out(Withdraw(migration_id)))
+            self._tasks.spawn(self._carry_out(Withdraw(migration_id)))
         for hold_id in tuple(self.holds):
-            self._spawn(self._carry_out(LetGo(hold_id)))
+            self._tasks.spawn(self._carry_out(LetGo(hold_id)))
         for migration_id in () if self._staging is None else self._staging.holders:
-            self._spawn(self._unstage(migration_id))
-        self._spawn(self._carry_out(Capture(0)))
+            self._tasks.spawn(self._unstage(migration_id))
+        self._tasks.spawn(self._carry_out(Capture(0)))
 
     async def _answer(self, call: Call) -> None:
         try:
@@ -367,16 +366,16 @@ class CoreBridge:
             case HoldReady(_, hold_id, block_ids):
                 self._publish_hold(hold_id, block_ids)
             case Unstaged(_, migration_id):
-                self._spawn(self._unstage(migration_id))
+                self._tasks.spawn(self._unstage(migration_id))
 
     def _publish_hold(self, hold_id: str, block_ids: tuple[int, ...]) -> None:
         if hold_id in self.holds:
-            self._spawn(self._publish_in_turn(self.holds, hold_id, block_ids, Held(hold_id, block_ids)))
+            self._tasks.spawn(self._publish_in_turn(self.holds, hold_id, block_ids, Held(hold_id, block_ids)))
 
     def _publish(self, migration_id: str, first_block: int, block_ids: tuple[int, ...]) -> None:
         if migration_id in self._exports:
             published = Published(migration_id, first_block, block_ids)
-            self._spawn(self._publish_in_turn(self._exports, migration_id, block_ids, published))
+            self._tasks.spawn(self._publish_in_turn(self._exports, migration_id, block_ids, published))
 
     async def _publish_in_turn(
         self, wanted: Mapping[str, str], export_id: str, block_ids: tuple[int, ...], notice: Notice
@@ -392,7 +391,7 @@ class CoreBridge:
 
     def _hold(self, internal_id: str, migration_ids: list[str], notice: PausedNotice) -> None:
         self._held[internal_id] = migration_ids
-        self._spawn(self._tell_in_turn(notice))
+        self._tasks.spawn(self._tell_in_turn(notice))
 
     async def _tell_in_turn(self, notice: Notice) -> None:
         async with self._telling:
@@ -408,7 +407,7 @@ class CoreBridge:
             await self._running_agent.withdraw(migration_id)
 
     def _begin_load(self, order: Any) -> None:
-        task = self._spawn(self._load(order))
+        task = self._tasks.spawn(self._load(order))
         self._loads[order.carrier_id] = task
         # Reported here and not in the task, which does not even begin if it is cancelled first.
         task.add_done_callback(lambda done: self._load_ended(order, done))
@@ -444,7 +443,7 @@ class CoreBridge:
         assert self._staging is not None, "started before it is asked"
         if order.migration_id in self._stagings:
             raise KvTransferRefused(f"migration {order.migration_id} is pulling already: one pull at a time")
-        task = self._spawn(self._pull_staged(order, self._staging))
+        task = self._tasks.spawn(self._pull_staged(order, self._staging))
         self._stagings[order.migration_id] = task
         try:
             await asyncio.shield(task)
@@ -476,17 +475,7 @@ class CoreBridge:
 
     def _send(self, message: FromCore) -> None:
         if self._control is not None:
-            self._spawn(self._control.send(message))
-
-    def _spawn(self, work: Any) -> "asyncio.Task[Any]":
-        task: asyncio.Task[Any] = self._loop.create_task(_awaited(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-
-async def _awaited(work: Any) -> Any:
-    return await work
+            self._tasks.spawn(self._control.send(message))
 
 
 _bridges: dict[str, CoreBridge] = {}

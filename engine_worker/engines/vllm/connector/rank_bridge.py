@@ -12,6 +12,7 @@ import msgspec
 import zmq.asyncio
 from zmq.constants import SocketOption, SocketType
 
+from engine_worker.engines.vllm.connector.bridge_tasks import BridgeTasks
 from engine_worker.engines.vllm.connector.orders import HeldPrefix, Load
 from engine_worker.engines.vllm.connector.rank_messages import (
     FromRank,
@@ -63,7 +64,7 @@ class RankBridge:
         self._agent: KvTransferAgent | None = None
         self._socket: Any = None
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BridgeTasks()
         self._broken: dict[str, None] = {}
         self.capture: Callable[[int], str] = lambda every_steps: "this process has no model"
         """See `WorkerSide.capture`."""
@@ -122,13 +123,10 @@ class RankBridge:
         self._socket.setsockopt(SocketOption.LINGER, 0)
         self._socket.connect(self._endpoint + RANKS_SUFFIX)
         await self._say(RankHello(self._rank, await self._agent.describe()))
-        self._spawn(self._listen())
+        self._tasks.spawn(self._listen())
 
     async def _stop(self) -> None:
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         if self._agent is not None:
             await self._agent.stop()
         self._socket.close()
@@ -144,7 +142,7 @@ class RankBridge:
                 if (running := self._running.get(number)) is not None:
                     running.cancel()
             case RankCall(number, command):
-                self._running[number] = task = self._spawn(self._answer(number, command))
+                self._running[number] = task = self._tasks.spawn(self._answer(number, command))
                 task.add_done_callback(partial(self._answered, number))
 
     async def _answer(self, number: int, command: RankCommand) -> None:
@@ -160,12 +158,12 @@ class RankBridge:
             # What the KV memory raises may be anything; without an answer the core would wait for ever.
             log.exception("a command failed", extra={"command": type(command).__name__})
             error, message = "EngineFailed", repr(failed)
-        self._spawn(self._say(RankAnswer(self._rank, number, value, error, message)))
+        self._tasks.spawn(self._say(RankAnswer(self._rank, number, value, error, message)))
 
     def _answered(self, number: int, task: "asyncio.Task[None]") -> None:
         self._running.pop(number, None)
         if task.cancelled():  # before it began
-            self._spawn(self._say(RankAnswer(self._rank, number, None, CANCELLED, "it was cancelled")))
+            self._tasks.spawn(self._say(RankAnswer(self._rank, number, None, CANCELLED, "it was cancelled")))
 
     async def _carry_out(self, command: RankCommand) -> RankValue | None:
         assert self._agent is not None, "started before it is asked"
@@ -195,13 +193,7 @@ class RankBridge:
             del self._broken[next(iter(self._broken))]
 
     def _say_later(self, message: FromRank) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._spawn(self._say(message)))
+        self._loop.call_soon_threadsafe(lambda: self._tasks.spawn(self._say(message)))
 
     async def _say(self, message: FromRank) -> None:
         await self._socket.send(msgspec.msgpack.encode(message))
-
-    def _spawn(self, work: Any) -> "asyncio.Task[Any]":
-        task: asyncio.Task[Any] = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
