@@ -49,6 +49,8 @@ class SimulatedSettings:
     cost: LinearCost = field(default_factory=LinearCost)
     time_scale: float = 1.0
     """Multiplies every duration of the cost model."""
+    pace_file: str = ""
+    """A file with a number that multiplies the duration of each step too, read again whenever it has changed."""
     tensor_parallel_size: int = 1
     """What the instance says of itself; its costs are those of `cost`, however many GPUs they stand for."""
     pipeline_parallel_size: int = 1
@@ -170,6 +172,9 @@ def _simulated(
     entropy: Entropy | None = None,
 ) -> Engine:
     """Its answers depend on prompt and request alone."""
+    from engine_worker.engines.simulated_pace import PaceFile, steady
+
+    pace = PaceFile(settings.pace_file) if settings.pace_file else steady
     if settings.runner == "pooling":
         from engine_worker.engines.simulated_pooling import PoolingSimulatedEngine
 
@@ -181,6 +186,7 @@ def _simulated(
             tensor_parallel=settings.tensor_parallel_size,
             pipeline_parallel=settings.pipeline_parallel_size,
             dimensions=settings.embedding_dimensions,
+            pace=pace,
         )
     from engine_worker.engines.simulated_lengths import LengthPredictingSimulatedEngine
     from engine_worker.engines.simulated_media import SimulatedMedia
@@ -201,6 +207,7 @@ def _simulated(
         lora=_simulated_adapters(settings, clock, read_digest),
         host=HostTierSettings(settings.host_kv_bytes, settings.host_kv_dir, *parse_disk(settings.disk_kv)),
         stores=stores,
+        pace=pace,
     )
 
 

@@ -14,6 +14,8 @@ import grpc
 import httpx
 
 POLL_S: Final = 0.02
+MOST_OF_A_CPU: Final = 0.2
+"""How much of one a wait takes at most, so that it does not hold up what it waits for."""
 
 
 class NotInTime(AssertionError):
@@ -28,11 +30,13 @@ def eventually(condition: Callable[[], Any], timeout_s: float, what: str | Calla
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
+        began_s = time.monotonic()
         if result := condition():
             return result
-        if time.monotonic() >= deadline_s:
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
             raise NotInTime(f"not within {timeout_s:g} s: {what if isinstance(what, str) else what()}")
-        time.sleep(POLL_S)
+        time.sleep(max(POLL_S, (now_s - began_s) * (1 - MOST_OF_A_CPU) / MOST_OF_A_CPU))
 
 
 def still(holds: bool, what: str) -> None:

@@ -18,6 +18,7 @@ from engine_worker.engines.media import check_expanded
 from engine_worker.engines.simulated_host_tier import SimulatedHostTier
 from engine_worker.engines.simulated_lora import SimulatedAdapters
 from engine_worker.engines.simulated_media import TEXT_ONLY, SimulatedMedia
+from engine_worker.engines.simulated_pace import Pace, steady
 from engine_worker.host_tier.disk_store import DiskStore
 from engine_worker.host_tier.disk_tier import DiskTier
 from engine_worker.host_tier.settings import NO_HOST_TIER, OF_THIS_MACHINE, HostStores, HostTierSettings
@@ -63,8 +64,9 @@ class SimulatedEngine:
         lora: SimulatedAdapters | None = None,
         host: HostTierSettings = NO_HOST_TIER,
         stores: HostStores = OF_THIS_MACHINE,
+        pace: Pace = steady,
     ) -> None:
-        """`stores`: of its host, if it has one."""
+        """`stores`: of its host, if it has one; `pace`: asked before each step, whose duration it multiplies too."""
         if time_scale <= 0:
             raise ConfigurationError(f"time_scale must be more than 0, got {time_scale}")
         if tensor_parallel < 1 or pipeline_parallel < 1:
@@ -81,6 +83,7 @@ class SimulatedEngine:
         self.instance = SimulatedInstance(config, self._cost)
         """Open to the KV transfer agent, which shares the engine's event loop."""
         self._time_scale = time_scale
+        self._pace, self._last_pace = pace, 1.0
         self._clock = clock
         self._outputs: Mailbox[StepOutput] = Mailbox()
         self._kv_blocks: Mailbox[KvBlocks] = Mailbox()
@@ -160,7 +163,7 @@ class SimulatedEngine:
 
     def load(self) -> LoadReport:
         """The load now, with durations as the clock shows them."""
-        load, scale = self.instance.load(), self._time_scale
+        load, scale = self.instance.load(), self._time_scale * self._last_pace
         if self.adapters.slots:
             load = structs.replace(load, adapters=self._lora.report(self._request_ids))
         load = structs.replace(
@@ -309,11 +312,12 @@ class SimulatedEngine:
                 ends_at_s = self._clock.now_s()
                 continue
             shape = self._cost.shape
-            ends_at_s += step.duration_ms * 1e-3 * self._time_scale
+            self._last_pace = self._pace()
+            ends_at_s += step.duration_ms * 1e-3 * self._time_scale * self._last_pace
             ends_at_s = await self._sleep_until(ends_at_s)
             result = self.instance.finish_step(step)
             if self._observe is not None:
-                self._observe(_sample(shape, step.duration_ms * self._time_scale))
+                self._observe(_sample(shape, step.duration_ms * self._time_scale * self._last_pace))
             self._count_hits(result.deltas)
             if result.deltas and (deltas := self._answered(result.deltas)):
                 self._outputs.put(StepOutput(deltas=deltas))

@@ -10,6 +10,7 @@ from engine_worker.engines.predicted_lengths import PredictedLength
 from engine_worker.engines.simulated_lora import SimulatedAdapters
 from engine_worker.engines.simulated_media import TEXT_ONLY, SimulatedMedia
 from engine_worker.engines.simulated_movable import MovableSimulatedEngine
+from engine_worker.engines.simulated_pace import Pace, steady
 from engine_worker.host_tier.settings import NO_HOST_TIER, OF_THIS_MACHINE, HostStores, HostTierSettings
 from engine_worker.kv.fabric import KvFabric
 from engine_worker.kv.settings import KvTransferSettings
@@ -44,6 +45,7 @@ class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
         lora: SimulatedAdapters | None = None,
         host: HostTierSettings = NO_HOST_TIER,
         stores: HostStores = OF_THIS_MACHINE,
+        pace: Pace = steady,
     ) -> None:
         """`length_error` spoils the true lengths as a predictor would; None: the engine predicts nothing."""
         super().__init__(
@@ -61,6 +63,7 @@ class LengthPredictingSimulatedEngine(MovableSimulatedEngine):
             lora=lora,
             host=host,
             stores=stores,
+            pace=pace,
         )
         self._length_error = length_error
         self._every_steps = 0

@@ -11,6 +11,7 @@ from engine_worker.engines.movable import ExportProgress, PausedRequest
 from engine_worker.engines.simulated import SimulatedEngine
 from engine_worker.engines.simulated_lora import SimulatedAdapters
 from engine_worker.engines.simulated_media import TEXT_ONLY, SimulatedMedia
+from engine_worker.engines.simulated_pace import Pace, steady
 from engine_worker.engines.simulated_prefixes import SimulatedPrefixes
 from engine_worker.host_tier.settings import NO_HOST_TIER, OF_THIS_MACHINE, HostStores, HostTierSettings
 from engine_worker.kv.addresses import join
@@ -72,6 +73,7 @@ class MovableSimulatedEngine(SimulatedEngine):
         lora: SimulatedAdapters | None = None,
         host: HostTierSettings = NO_HOST_TIER,
         stores: HostStores = OF_THIS_MACHINE,
+        pace: Pace = steady,
     ) -> None:
         """`make_fabric`: what its blocks travel over; `entropy`: what their connections are told apart by, the system's
         by default. `kv_host` and `kv_port`: where its transfer agent listens."""
@@ -86,6 +88,7 @@ class MovableSimulatedEngine(SimulatedEngine):
             lora=lora,
             host=host,
             stores=stores,
+            pace=pace,
         )
         self._make_fabric = make_fabric
         self._entropy = entropy or SystemEntropy()

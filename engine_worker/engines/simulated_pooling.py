@@ -10,6 +10,7 @@ from controlplane.model.pooling import PoolingTask
 from controlplane.model.request import EngineRequest, SamplingParams, TokenDelta
 from engine_worker.engines.pooling import PoolingParameters
 from engine_worker.engines.simulated import SimulatedEngine
+from engine_worker.engines.simulated_pace import Pace, steady
 from engine_worker.engines.simulated_vectors import pooled
 from mesh.errors import EngineFailed, RequestRefused
 from mesh.runtime import Clock
@@ -27,6 +28,7 @@ class PoolingSimulatedEngine(SimulatedEngine):
         clock: Clock,
         *,
         time_scale: float,
+        pace: Pace = steady,
         tensor_parallel: int,
         pipeline_parallel: int,
         dimensions: int,
@@ -37,6 +39,7 @@ class PoolingSimulatedEngine(SimulatedEngine):
             cost,
             clock,
             time_scale=time_scale,
+            pace=pace,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
         )

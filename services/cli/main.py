@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -90,10 +91,10 @@ def penstock() -> None:
     """
 
 
-def main() -> None:
-    """Entry point: Penstock's own errors become one line and an exit status."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: Penstock's own errors become one line and an exit status. `arguments`: by default the process's."""
     try:
-        penstock.main(prog_name="penstock", standalone_mode=True)
+        penstock.main(args=arguments, prog_name="penstock", standalone_mode=True)
     except ConfigurationError as error:
         click.echo(f"penstock: {error}", err=True)
         sys.exit(EXIT_USAGE)

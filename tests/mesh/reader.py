@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from openai import OpenAI
 
-TOKENS = 600
+TOKENS = 200
 JOIN_S = 60
 
 

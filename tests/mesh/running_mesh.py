@@ -1,5 +1,6 @@
 """A real mesh of real processes, brought up by the very command that users type."""
 
+import asyncio
 import json
 import os
 import random
@@ -8,13 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from services.cli.connection import AS_OPERATOR
+from services.cli.main import main
 from tests.in_time import eventually
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 40.0
+HELD_PACE = 10.0
+"""A step of a simulated engine takes a tenth of a second then: short enough for every deadline of a move."""
 _LEFTOVER = re.compile(
     r"Task was destroyed|is already running|asynchronous generator|never retrieved|never awaited|Exception ignored"
 )
@@ -57,6 +67,9 @@ class RunningMesh:
         self._environment.pop("PENSTOCK_STORE", None)
         self.output_path = run_dir / "up.log"
         self.log_dir = run_dir / "penstock" / "default" / "logs"
+        self._pace_path = run_dir / "pace"
+        if "simulated" in arguments:
+            arguments += ("--engine-arg", f"pace_file={self._pace_path}")
         with self.output_path.open("wb") as output:
             command = (*PENSTOCK, "up", "--port", str(self.port), *(() if asks_who else ("--insecure",)), *arguments)
             self.process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)
@@ -70,13 +83,48 @@ class RunningMesh:
 
         eventually(serving, timeout_s, lambda: f"the mesh serves\n{self.story()}")
 
+    @contextmanager
+    def paced(self, pace: float) -> Iterator[None]:
+        """Each step of its simulated engines takes so many times as long in the block."""
+        fresh = self._pace_path.with_suffix(".new")
+        fresh.write_text(f"{pace:g}")
+        fresh.replace(self._pace_path)
+        try:
+            yield
+        finally:
+            self._pace_path.unlink()
+
+    def held(self) -> AbstractContextManager[None]:
+        """An answer of 200 tokens that begins in the block goes on for 20 s more, and ends within 2 s after it."""
+        return self.paced(HELD_PACE)
+
     def story(self) -> str:
         """What the mesh printed and logged, for a failing test's message."""
         logs = [f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(self.log_dir.glob("*.log"))]
         return "\n".join([self.output_path.read_text(), *logs])
 
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run another `penstock` command beside the mesh, as from another shell."""
+        """Run a `penstock` command that looks or orders, in this process: it takes milliseconds, and a process of its
+        own takes a second of CPU to start, while streams run on.
+
+        Beside an event loop of the test's own it is a process after all: gRPC serves the loop of one thread well.
+        """
+        if threading.current_thread() is not threading.main_thread() or asyncio._get_running_loop() is not None:
+            return self.shell(*arguments)
+        output, errors = (TextIOWrapper(BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        status = 0
+        with patch.dict(os.environ, self._environment, clear=True), redirect_stdout(output), redirect_stderr(errors):
+            try:
+                main(arguments)
+            except SystemExit as ended:
+                status = ended.code if isinstance(ended.code, int) else bool(ended.code)
+            finally:
+                AS_OPERATOR.use("")
+        printed = (each.buffer.getvalue().decode() for each in (output, errors))
+        return subprocess.CompletedProcess(arguments, status, *printed)
+
+    def shell(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a `penstock` command as from another shell."""
         return subprocess.run(
             (*PENSTOCK, *arguments), env=self._environment, capture_output=True, text=True, timeout=60, check=False
         )
@@ -94,9 +142,13 @@ class RunningMesh:
         return status
 
     def pid(self, member_id: str) -> int:
-        """The process id of a member, as it announced it."""
-        (role,) = (role for role in self.status()["roles"] if role["member_id"] == member_id)
-        return int(role["attributes"]["pid"])
+        """The process id of a member, once it has announced itself: what began again may be about to."""
+
+        def announced() -> list[int]:
+            return [int(each["attributes"]["pid"]) for each in self.status()["roles"] if each["member_id"] == member_id]
+
+        (pid,) = eventually(announced, 60, f"{member_id} is announced")
+        return int(pid)
 
     def kill(self, member_id: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to a member's process."""

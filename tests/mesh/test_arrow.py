@@ -17,6 +17,8 @@ from tests.mesh.running_mesh import RunningMesh
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 TOKENS = 200
+TIME_SCALE = 0.2
+"""The profile is measured in a fifth of the time."""
 PREFILLING, DECODING = {"prefill", "decode_to_prefill"}, {"decode", "prefill_to_decode"}
 
 
@@ -28,7 +30,8 @@ class RecordedMesh(RunningMesh):
         environment = {"PENSTOCK_SERVE_SCHEDULER_RECORD": str(self.recording)}
         super().__init__(
             run_dir,
-            *("--engine", "simulated", "--workers", "4", "--policy", "arrow", "--profile"),
+            *("--engine", "simulated", "--engine-arg", f"time_scale={TIME_SCALE}"),
+            *("--workers", "4", "--policy", "arrow", "--profile"),
             environment=environment,
         )
 

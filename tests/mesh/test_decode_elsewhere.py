@@ -16,7 +16,8 @@ pytest.importorskip("ucxx", reason="KV transfers need UCX")
 @pytest.fixture
 def measured(tmp_path: Path) -> Iterator[RunningMesh]:
     """Two simulated instances, one of which was profiled."""
-    running = RunningMesh(tmp_path, "--engine", "simulated", "--workers", "2", "--profile")
+    fast = ("--engine", "simulated", "--engine-arg", "time_scale=0.2")  # the profile takes a fifth of the time, too
+    running = RunningMesh(tmp_path, *fast, "--workers", "2", "--profile")
     try:
         running.wait_until_serving()
         yield running

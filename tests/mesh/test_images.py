@@ -24,7 +24,7 @@ TEMPLATE = (
     "<|assistant|>"
 )
 CAT, DOG = b"picture of a cat" * 4000, b"picture of a dog" * 4000
-TOKENS = 800
+TOKENS = 200
 DECODE = ("eyes-decode-0", "eyes-decode-1")
 JOIN_S = 60.0
 
@@ -81,9 +81,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     tokenizer.save(str(model / "tokenizer.json"))
     config = json.loads((DEMO_MODEL / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
-    # Slow enough for a command to find the request still running.
-    engine = ("--engine", "simulated", "--engine-arg", "time_scale=3")
-    options = (*engine, "--model", f"eyes={model}", "--prefill", "1", "--decode", "2")
+    options = ("--engine", "simulated", "--model", f"eyes={model}", "--prefill", "1", "--decode", "2")
     running = RunningMesh(tmp_path_factory.mktemp("mesh"), *options)
     try:
         running.wait_until_serving()
@@ -105,6 +103,12 @@ def decoder(mesh: RunningMesh, viewer: Viewer) -> str:
     assert explained.returncode == 0, explained.stderr
     found: str = json.loads(explained.stdout)["decode_instance_id"]
     assert found in DECODE
+
+    def decodes() -> bool:
+        loads = {each["instance_id"]: each["load"] for each in mesh.status()["instances"]}
+        return int(loads[found]["decoding_requests"]) > 0
+
+    eventually(decodes, 60, f"{found} decodes it")
     return found
 
 
@@ -119,17 +123,19 @@ def test_answers_depend_on_what_is_in_an_image(seeing: RunningMesh, undisturbed:
 
 
 def test_moved_in_mid_stream(seeing: RunningMesh, undisturbed: tuple[str, int, int]) -> None:
-    viewer = Viewer(seeing, CAT, DOG)
-    (target,) = set(DECODE) - {decoder(seeing, viewer)}
-    answer = seeing.cli("migrate", viewer.request_id, "--to", target, "--json")
+    with seeing.held():
+        viewer = Viewer(seeing, CAT, DOG)
+        (target,) = set(DECODE) - {decoder(seeing, viewer)}
+        answer = seeing.cli("migrate", viewer.request_id, "--to", target, "--json")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert [move["moved"] for move in json.loads(answer.stdout)] == [True]
     assert viewer.whole() == undisturbed
 
 
 def test_recovered_with_its_images(seeing: RunningMesh, undisturbed: tuple[str, int, int]) -> None:
-    viewer = Viewer(seeing, CAT, DOG)
-    seeing.kill(decoder(seeing, viewer))
+    with seeing.held():
+        viewer = Viewer(seeing, CAT, DOG)
+        seeing.kill(decoder(seeing, viewer))
     assert viewer.whole() == undisturbed
     eventually(lambda: set(seeing.instances().values()) == {"ready"}, 60, "the killed instance is back")
 

@@ -12,16 +12,7 @@ from tests.in_time import eventually, still
 from tests.mesh.reader import Reader
 from tests.mesh.running_mesh import RunningMesh
 
-LORA = (
-    "--engine",
-    "simulated",
-    "--engine-arg",
-    "enable_lora=true",
-    "--engine-arg",
-    "max_loras=2",
-    "--engine-arg",
-    "cost.fixed_ms=20",
-)
+LORA = ("--engine", "simulated", "--engine-arg", "enable_lora=true", "--engine-arg", "max_loras=2")
 
 
 @pytest.fixture
@@ -61,10 +52,11 @@ def test_an_adapter_is_loaded_used_moved_and_unloaded(lora_mesh: RunningMesh, tm
     assert listed["poet"]["parent"] == loaded["base_model"]
     undisturbed = Reader(mesh, "once upon a time", model="poet").whole_text()
     assert undisturbed != Reader(mesh, "once upon a time").whole_text()
-    reader = Reader(mesh, "once upon a time", model="poet")
-    eventually(lambda: reader.text, 60, "the stream has begun")
-    target = next(name for name in names if name != reader.instance)
-    moved = mesh.cli("migrate", reader.request_id, "--to", target, "--json")
+    with mesh.held():
+        reader = Reader(mesh, "once upon a time", model="poet")
+        eventually(lambda: reader.text, 60, "the stream has begun")
+        target = next(name for name in names if name != reader.instance)
+        moved = mesh.cli("migrate", reader.request_id, "--to", target, "--json")
     still(moved.returncode == 0 or reader.reads, "the request runs until it has been moved")
     assert moved.returncode == 0, moved.stdout + moved.stderr
     assert reader.whole_text() == undisturbed

@@ -1,7 +1,6 @@
 """Requests move inside a real mesh while their clients read on."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from tests.in_time import eventually, still
 from tests.mesh.reader import JOIN_S, Reader
-from tests.mesh.running_mesh import PENSTOCK, RunningMesh
+from tests.mesh.running_mesh import RunningMesh
 
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
@@ -26,19 +25,13 @@ def mesh_to_drain(tmp_path: Path) -> Iterator[RunningMesh]:
         running.cut()
 
 
-def penstock(mesh: RunningMesh, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of the CLI against the mesh."""
-    return subprocess.run(
-        (*PENSTOCK, *arguments), env=mesh._environment, capture_output=True, text=True, timeout=JOIN_S
-    )
-
-
 def test_a_stream_is_moved_by_command_and_its_client_reads_on(mesh: RunningMesh) -> None:
     undisturbed = Reader(mesh, "once upon a time").whole_text()
-    reader = Reader(mesh, "once upon a time")
-    eventually(lambda: reader.text, 60, "the stream has begun")
-    target = next(name for name in sorted(mesh.instances()) if name != reader.instance)
-    answer = penstock(mesh, "migrate", reader.request_id, "--to", target, "--json")
+    with mesh.held():
+        reader = Reader(mesh, "once upon a time")
+        eventually(lambda: reader.text, 60, "the stream has begun")
+        target = next(name for name in sorted(mesh.instances()) if name != reader.instance)
+        answer = mesh.cli("migrate", reader.request_id, "--to", target, "--json")
     still(answer.returncode == 0 or reader.reads, "the request runs until it has been moved")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     (move,) = json.loads(answer.stdout)
@@ -47,7 +40,7 @@ def test_a_stream_is_moved_by_command_and_its_client_reads_on(mesh: RunningMesh)
 
 
 def test_a_request_that_does_not_run_cannot_be_moved(mesh: RunningMesh) -> None:
-    answer = penstock(mesh, "migrate", "nobody", "--to", "demo-large-0")
+    answer = mesh.cli("migrate", "nobody", "--to", "demo-large-0")
     assert answer.returncode == 1
     assert "runs on no instance" in answer.stderr
 
@@ -55,14 +48,15 @@ def test_a_request_that_does_not_run_cannot_be_moved(mesh: RunningMesh) -> None:
 def test_a_drained_instance_leaves_and_no_stream_is_cut(mesh_to_drain: RunningMesh) -> None:
     mesh = mesh_to_drain
     prompts = [f"story number {number}" for number in range(16)]
-    readers = [Reader(mesh, prompt) for prompt in prompts]
-    eventually(lambda: all(reader.text for reader in readers), 60, "all streams have begun")
-    victim = readers[0].instance
-    answer = penstock(mesh, "drain", victim, "--json")
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    with mesh.held():
+        readers = [Reader(mesh, prompt) for prompt in prompts]
+        eventually(lambda: all(reader.text for reader in readers), 60, "all streams have begun")
+        victim = readers[0].instance
+        answer = mesh.cli("drain", victim, "--json")
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        eventually(lambda: victim not in mesh.instances(), 60, "the drained instance has left")
     still(json.loads(answer.stdout)["running_requests"] > 0, "requests run there")
     texts = [reader.whole_text() for reader in readers]
-    eventually(lambda: victim not in mesh.instances(), 60, "the drained instance has left")
     eventually(lambda: f"{victim} was drained" in mesh.output_path.read_text(), 60, "the supervisor says so")
     undisturbed = [Reader(mesh, prompt) for prompt in prompts]
     assert texts == [reader.whole_text() for reader in undisturbed]
@@ -72,16 +66,15 @@ def test_a_target_killed_in_the_midst_of_migrations_costs_no_stream(mesh: Runnin
     prompts = [f"chapter {number} " + "and so it went on " * 60 for number in range(8)]
     undisturbed = [Reader(mesh, prompt) for prompt in prompts]
     texts = [reader.whole_text() for reader in undisturbed]
-    readers = [Reader(mesh, prompt) for prompt in prompts]
-    eventually(lambda: all(reader.text for reader in readers), 60, "all streams have begun")
-    target = sorted(mesh.instances())[0]
-    orders = [
-        subprocess.Popen((*PENSTOCK, "migrate", reader.request_id, "--to", target), env=mesh._environment)
-        for reader in readers
-        if reader.instance != target
-    ]
-    orders[0].wait(JOIN_S)
-    mesh.kill(target)
+    with mesh.held():
+        readers = [Reader(mesh, prompt) for prompt in prompts]
+        eventually(lambda: all(reader.text for reader in readers), 60, "all streams have begun")
+        target = sorted(mesh.instances())[0]
+        orders = [
+            mesh.start("migrate", reader.request_id, "--to", target) for reader in readers if reader.instance != target
+        ]
+        orders[0].wait(JOIN_S)
+        mesh.kill(target)
     assert [reader.whole_text() for reader in readers] == texts
     for order in orders:
         order.wait(JOIN_S)

@@ -13,7 +13,7 @@ from tests.mesh.running_mesh import RunningMesh
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
 
 INSTANCES = 3
-LONG_TOKENS, SHORT_TOKENS = 1500, 20
+LONG_TOKENS, SHORT_TOKENS = 500, 20
 
 
 @pytest.fixture
@@ -45,13 +45,14 @@ def start_all(mesh: RunningMesh) -> list[Reader]:
 
 def test_crowded_requests_are_moved_and_their_clients_read_on(rescheduling_mesh: RunningMesh) -> None:
     mesh = rescheduling_mesh
-    readers = start_all(mesh)
+    with mesh.held():
+        readers = start_all(mesh)
+        status = eventually(
+            lambda: (now := rescheduler(mesh)) and now["moved_total"] and now,
+            60,
+            lambda: f"a request was moved\n{mesh.story()}",
+        )
     texts = [reader.whole_text() for reader in readers]
-    status = eventually(
-        lambda: (now := rescheduler(mesh)) and now["moved_total"] and now,
-        30,
-        lambda: f"a request was moved\n{mesh.story()}",
-    )
     moved = next(order for order in status["orders"] if order["outcome"] == "moved")
     assert "lowers the variance" in moved["reason"]
     ids = {reader.request_id for reader in readers}
@@ -65,12 +66,13 @@ def test_crowded_requests_are_moved_and_their_clients_read_on(rescheduling_mesh:
     assert [reader.whole_text() for reader in start_all(mesh)] == texts, "where a request runs changes no token"
     assert rescheduler(mesh)["moved_total"] == off["moved_total"]
     assert rescheduler(mesh, "trajectories", "--set", "floor_ms=1")["mode"] == "trajectories"
-    readers = start_all(mesh)
-    by_worth = eventually(
-        lambda: [each for each in rescheduler(mesh)["orders"] if "trajectories: moves to" in each["reason"]],
-        60,
-        lambda: f"a move that saves everybody time\n{mesh.story()}",
-    )
+    with mesh.held():
+        readers = start_all(mesh)
+        by_worth = eventually(
+            lambda: [each for each in rescheduler(mesh)["orders"] if "trajectories: moves to" in each["reason"]],
+            60,
+            lambda: f"a move that saves everybody time\n{mesh.story()}",
+        )
     assert all("saves" in each["reason"] and "costs" in each["reason"] for each in by_worth)
     assert [reader.whole_text() for reader in readers] == texts
 

@@ -28,9 +28,10 @@ def staged_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
         # Load this light is worth no cut; a chain has as many stages as instances whatever the load.
         assert running.cli("stages", "on", "--method", "chain", "--refinement", "frozen").returncode == 0
         prompts = [(LONG if number % 4 == 0 else SHORT).format(number) for number in range(64)]
-        for begin in range(0, len(prompts), 16):
-            for reader in [Reader(running, prompt) for prompt in prompts[begin : begin + 16]]:
-                reader.whole_text()
+        with running.paced(0.2):
+            for begin in range(0, len(prompts), 16):
+                for reader in [Reader(running, prompt) for prompt in prompts[begin : begin + 16]]:
+                    reader.whole_text()
         eventually(lambda: plan(running)["revision"], 60, "stages are planned")
         yield running
         assert running.stop() == 0

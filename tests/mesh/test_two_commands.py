@@ -44,7 +44,7 @@ def test_status_tells_all(mesh: RunningMesh) -> None:
 
 
 def test_status_for_people(mesh: RunningMesh) -> None:
-    result = mesh.cli("status")
+    result = mesh.shell("status")
     assert result.returncode == 0, result.stderr
     assert "demo-large-0" in result.stdout
     assert "policy: penstock" in result.stdout
@@ -53,7 +53,7 @@ def test_status_for_people(mesh: RunningMesh) -> None:
 def test_explain_shows_scores(mesh: RunningMesh) -> None:
     client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none")
     raw = client.completions.with_raw_response.create(model="demo-large", prompt="a b c d e f", max_tokens=3)
-    result = mesh.cli("explain", raw.headers["x-request-id"], "--json")
+    result = mesh.shell("explain", raw.headers["x-request-id"], "--json")
     assert result.returncode == 0, result.stderr
     explanation = json.loads(result.stdout)
     assert explanation["policy"] == "penstock"
@@ -63,7 +63,7 @@ def test_explain_shows_scores(mesh: RunningMesh) -> None:
 
 
 def test_explaining_an_unknown_request_fails_clearly(mesh: RunningMesh) -> None:
-    result = mesh.cli("explain", "nobody")
+    result = mesh.shell("explain", "nobody")
     assert result.returncode == 1
     assert "nobody" in result.stderr
 
@@ -123,7 +123,7 @@ def test_every_worker_tells_of_its_kv_transfers(mesh: RunningMesh) -> None:
 
 
 def test_a_second_mesh_of_the_same_name_is_refused(mesh: RunningMesh) -> None:
-    result = mesh.cli("up", "--engine", "simulated", "--port", str(free_port()))
+    result = mesh.shell("up", "--engine", "simulated", "--port", str(free_port()))
     assert result.returncode == 2
     assert "already running" in result.stderr
 

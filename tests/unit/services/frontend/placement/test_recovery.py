@@ -237,7 +237,7 @@ def heartbeat(stalled_ms: int) -> worker_pb2.WorkerMessage:
 async def test_a_worker_that_hangs_loses_its_requests(model_path: Path, hang: str) -> None:
     async with mesh_of_fakes(model_path) as mesh:
         one, _ = await two_workers(mesh, stops_after(10))
-        one.load = never
+        one.load, one.beats = never, False
         asking = asyncio.create_task(ask(mesh))
         await mesh.until(lambda: emitted(mesh) == 10)
         if hang == "stalled":
