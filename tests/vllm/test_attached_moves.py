@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
+from controlplane.model.prefix_hash import block_hashes
 from controlplane.model.request import EngineRequest, SamplingParams
 from engine_worker.engines.attached.advice import kv_transfer_config
 from engine_worker.engines.attached.engine import AttachedEngine
@@ -135,7 +136,7 @@ async def test_a_cached_prefix_is_pulled(sides: tuple[Side, Side], leaves: bool)
         source.engine.prefixes.let_go(name.request_id)
     assert fetched == blocks
     if not leaves:  # of whose cache an event tells a little later
-        await target.driver.until(lambda: len(target.driver.cached_hashes) >= blocks)
+        await target.driver.until(lambda: set(block_hashes(shared, BLOCK_TOKENS)) <= target.driver.cached_hashes)
     pulled = await target.driver.answer(shared, short)
     assert pulled.cached_tokens == blocks * BLOCK_TOKENS
     assert pulled.token_ids == computed.token_ids
