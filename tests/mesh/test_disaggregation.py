@@ -44,14 +44,21 @@ def explained(mesh: RunningMesh, request_id: str) -> dict[str, Any]:
     return explanation
 
 
+def decoding(mesh: RunningMesh, instance_id: str) -> int:
+    """How many requests an instance decodes now."""
+    loads = {each["instance_id"]: each["load"] for each in mesh.status()["instances"]}
+    return int(loads[instance_id]["decoding_requests"])
+
+
 def prompts(count: int) -> list[str]:
     return [f"part {number} " + "of a long story " * (20 * number) for number in range(count)]
 
 
 def test_the_text_is_that_of_one_instance_and_explain_shows_both_choices(split: RunningMesh, truth: list[str]) -> None:
-    readers = [Reader(split, prompt, TOKENS) for prompt in prompts(6)]
-    assert {reader.instance for reader in readers} == {PREFILL}
-    eventually(lambda: all(reader.text for reader in readers), 60, "all streams have begun")
+    with split.held():  # so that few tokens are decoded before the hand-off
+        readers = [Reader(split, prompt, TOKENS) for prompt in prompts(6)]
+        assert {reader.instance for reader in readers} == {PREFILL}
+        eventually(lambda: sum(decoding(split, name) for name in DECODE) == 6, 60, "all are decoded where they should")
     texts = [reader.whole_text() for reader in readers]
     assert texts == truth
     explanations = [explained(split, reader.request_id) for reader in readers]
@@ -68,17 +75,9 @@ def test_the_text_is_that_of_one_instance_and_explain_shows_both_choices(split: 
 
 def test_a_killed_decode_instance_costs_no_stream(split: RunningMesh, truth: list[str]) -> None:
     victim = DECODE[0]
-
-    def decodes() -> int:
-        return next(
-            int(each["load"]["decoding_requests"])
-            for each in split.status()["instances"]
-            if each["instance_id"] == victim
-        )
-
     with split.held():
         readers = [Reader(split, prompt, TOKENS) for prompt in prompts(6)]
-        eventually(lambda: decodes() > 0, 60, "the victim decodes")
+        eventually(lambda: decoding(split, victim) > 0, 60, "the victim decodes")
         split.kill(victim)
     texts = [reader.whole_text() for reader in readers]
     assert texts == truth
