@@ -45,7 +45,8 @@ class FakeServer:
     started_s: float = 1000.0
     owner: str = "vllm"
     publishes: str = ""
-    """Endpoint of KV events, as vLLM's configuration has it."""
+    """Endpoint of KV events, as vLLM's configuration has it; with several cores none of TCP, whose next port may be
+    taken."""
     breaks_after: int = 0
     """Chunks after which a stream breaks off, once."""
     stops_after: int = 0
@@ -53,8 +54,7 @@ class FakeServer:
     foreign: int = 0
     """Requests of others, as the metrics tell, in the first engine core."""
     cores: int = 1
-    """By data parallelism, as far as the metrics tell, the headers of requests, and the events: the second core's come
-    from the port behind the first one's."""
+    """By data parallelism, as far as the metrics tell, the headers of requests, and the events."""
     metrics_told: int = 0
     asked_cores: list[str] = field(default_factory=list)
     """By the headers of requests to /v1/completions."""
@@ -81,10 +81,12 @@ class FakeServer:
         self._connections: set[asyncio.StreamWriter] = set()
         self._sequences = [0] * self.cores
         self._publishers: list[Any] = []
+        self._unheard = set(range(self.cores))
+        """Cores whose events nobody has subscribed to yet."""
         for core in range(self.cores if self.publishes else 0):
-            publisher = zmq.asyncio.Context.instance().socket(SocketType.PUB)
+            publisher = zmq.asyncio.Context.instance().socket(SocketType.XPUB)
             endpoint = of_core(self.publishes if core == 0 else self._publishers[0].last_endpoint.decode(), core)
-            (publisher.bind if core or "*" in self.publishes else publisher.connect)(endpoint)
+            publisher.bind(endpoint)
             self._publishers.append(publisher)
         if self._publishers:
             self.published_at = self._publishers[0].last_endpoint.decode()
@@ -335,6 +337,10 @@ class FakeServer:
         if change.removed:
             events.append({"type": "BlockRemoved", "block_hashes": list(change.removed), "medium": "GPU"})
         payload = msgspec.msgpack.encode([0.0, events])
+        if core in self._unheard:
+            # A subscription takes a connection first, and what is published before it arrives is lost.
+            await self._publishers[core].recv()
+            self._unheard.remove(core)
         await self._publishers[core].send_multipart([b"", self._sequences[core].to_bytes(8, "big"), payload])
         self._sequences[core] += 1
 

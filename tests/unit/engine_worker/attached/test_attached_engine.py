@@ -240,9 +240,9 @@ async def test_structured_output_that_breaks_off_goes_on_where_somebody_knows_wh
         assert "structured output cannot go on" in last.error
 
 
-async def test_each_core_of_a_server_has_requests_by_its_load_and_its_cache() -> None:
+async def test_each_core_of_a_server_has_requests_by_its_load_and_its_cache(tmp_path: Path) -> None:
     async with (
-        FakeServer(cores=2, foreign=3, publishes="tcp://127.0.0.1:*") as server,
+        FakeServer(cores=2, foreign=3, publishes=f"ipc://{tmp_path}/events") as server,
         attached(server, kv_events=server.published_at, data_parallel_size=2) as reader,
     ):
         engine = reader.engine
