@@ -1,5 +1,6 @@
 # make up       set everything up and run a mesh of three vLLM instances on this machine
 # make test     set everything up and run all checks and tests
+# make test-soak  the live tests again and again beside busy processes, and how often each failed; RUNS and BUSY say how often and how busy
 # make fuzz     thousands of simulated meshes under faults; SEEDS=0:10000 says which
 # make test-clients  the client libraries that people use, against a mesh
 # make test-containers  deploy/compose.yaml on a Docker engine: built, up, asked, and broken
@@ -33,7 +34,7 @@ SAMPLE ?=
 
 QUICK := not process and not slow and not vllm and not etcd and not docker and not ray and not kubernetes
 
-.PHONY: up newcomer test fuzz test-ranks test-clients test-containers test-ray test-kubernetes test-console screenshots check quick quick-steps quick-types quick-tests mutants install package lock lock-clients unlocked docs wheel protos lint types fast-tests test-services clean
+.PHONY: up newcomer test test-soak fuzz test-ranks test-clients test-containers test-ray test-kubernetes test-console screenshots check quick quick-steps quick-types quick-tests mutants install package lock lock-clients unlocked docs wheel protos lint types fast-tests test-services clean
 
 up: install
 	$(BIN)/penstock up $(ARGS)
@@ -44,6 +45,12 @@ newcomer:
 # Four parts (docs/testing.md): style and types, certain tests, seeds, live tests. The last lines say what failed and why.
 test: install test-services
 	$(BIN)/python scripts/run_tests.py $(ARGS)
+
+# Before a release and by night: a live test that fails one time in twenty is broken like one that fails always.
+RUNS ?= 10
+BUSY ?= 2
+test-soak: install test-services
+	$(BIN)/python scripts/soak_tests.py --runs $(RUNS) --busy $(BUSY) $(ARGS)
 
 # Thousands of meshes under faults, before a release and by night; what fails is told and kept in build/fuzz.
 SEEDS ?= 0:1000

@@ -25,7 +25,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -52,6 +51,7 @@ from mesh.errors import ConfigurationError, JudgeUnavailable
 from mesh.parent_death import PARENT_VARIABLE
 from mesh.run_file import run_dir
 from services.cascade.judges.interface import Judge, JudgeContext, JudgedAnswer, JudgeFactory
+from services.cli.chaos.temporary_mesh import free_ports
 from simulator.cost.linear import LinearCost
 from simulator.instance.config import InstanceConfig, OutputConfig
 from simulator.report.interval import half_interval
@@ -218,10 +218,7 @@ async def running_mesh(folder: Path, instances: Sequence[int]) -> AsyncIterator[
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: cascade-at-load\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    name = f"cascade-{os.getpid()}"
+    name, port = f"cascade-{os.getpid()}", free_ports()
     path = os.pathsep.join(filter(None, (str(folder), str(Path.cwd()), os.environ.get("PYTHONPATH", ""))))
     environment = {
         **os.environ,

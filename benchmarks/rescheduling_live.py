@@ -22,7 +22,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -44,6 +43,7 @@ from mesh.run_file import read_run_file, run_dir
 from mesh.runtime import GrpcTransport, system_runtime
 from mesh.store import open_store
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2, worker_pb2_grpc
+from services.cli.chaos.temporary_mesh import free_ports
 
 MODEL = "demo-large"
 PROMPT_CHARACTERS = 80
@@ -374,10 +374,7 @@ class RunningMesh:
 @asynccontextmanager
 async def running_mesh(engine: str, setup: Setup, policy: str, *, learns: bool) -> AsyncIterator[RunningMesh]:
     """A mesh of its own, ended afterwards."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    name = f"rescheduling-{os.getpid()}"
+    name, port = f"rescheduling-{os.getpid()}", free_ports()
     command = [sys.executable, "-m", "services.cli.main", "up", "--insecure", "--mesh", name, "--port", str(port)]
     command += ["--engine", engine, "--workers", str(setup.workers), "--model", MODEL, "--policy", policy]
     command += ["--ready-timeout-s", f"{START_S:g}"]

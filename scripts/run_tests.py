@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run_part(part: Part, arguments: Sequence[str], run: Run) -> None:
     print(f"\n--- {part.name} tests", flush=True)
     began_s = time.monotonic()
-    status, tests = _pytest((*part.arguments, "-m", f"({part.chosen}) and {ELSEWHERE}", *arguments), part.limit_s)
+    status, tests = run_pytest((*part.arguments, "-m", f"({part.chosen}) and {ELSEWHERE}", *arguments), part.limit_s)
     run.tests += tests
     run.found += [f"FOUND {test['test']}: {test['found']}" for test in tests if test["found"]]
     failed = [test for test in tests if test["outcome"] == "failed"]
@@ -120,11 +120,11 @@ def _run_part(part: Part, arguments: Sequence[str], run: Run) -> None:
 
 def _passes_alone(test: str) -> bool:
     print(f"\n--- {test} was late; once more, alone", flush=True)
-    status, _ = _pytest(("--timeout", "300", test), RETRY_S)
+    status, _ = run_pytest(("--timeout", "300", test), RETRY_S)
     return status == 0
 
 
-def _pytest(arguments: Sequence[str], limit_s: float) -> tuple[int, list[dict[str, Any]]]:
+def run_pytest(arguments: Sequence[str], limit_s: float) -> tuple[int, list[dict[str, Any]]]:
     """Its exit status and what it says of each test; a run that is ended has a status of its own."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         # The tests' own folders lie in a short path, since that of a Unix socket has 107 characters at most.

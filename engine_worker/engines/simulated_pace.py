@@ -22,7 +22,7 @@ class PaceFile:
     ten times as fast, and without a file it is 1.
 
     So a machine that throttles can be played, and requests can be held until they have been moved. What is no positive
-    number changes nothing, and a warning says so.
+    number or cannot be read changes nothing, and a warning says so.
     """
 
     def __init__(self, path: str) -> None:
@@ -39,6 +39,8 @@ class PaceFile:
                 self._read()
         except FileNotFoundError:
             self._pace, self._seen = 1.0, None
+        except OSError as error:
+            log.warning("the pace cannot be read, so the last one stays", extra={"error": str(error)})
         return self._pace
 
     def _read(self) -> None:

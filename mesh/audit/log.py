@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -30,14 +31,26 @@ _ATTEMPTS: Final = 8
 """At the next number, which another process of the role may take first."""
 
 
+@dataclass(slots=True)
+class Unwritten:
+    """An order that is not known to be in the store yet.
+
+    It keeps the number that it has taken: a write that is cancelled or not answered in time may have happened, and the
+    next one goes to the same place, so that no order is there twice.
+    """
+
+    order: Order
+    number: int | None = None
+
+
 class AuditLog:
-    """Of one process."""
+    """The orders that one process was given."""
 
     def __init__(self, role: str = "none", member_id: str = "none") -> None:
         self.to = f"{role}/{member_id}"
         """How this process is named in its orders."""
         self._ring = f"{AUDIT}{role}/"
-        self._unwritten: deque[Order] = deque()
+        self._unwritten: deque[Unwritten] = deque()
         self._news = asyncio.Event()
 
     def add(self, order: Order) -> None:
@@ -46,7 +59,7 @@ class AuditLog:
         if len(self._unwritten) >= MAX_UNWRITTEN:
             self._unwritten.popleft()
             log.error("the state store is away for long: an order is in this log only")
-        self._unwritten.append(order)
+        self._unwritten.append(Unwritten(order))
         self._news.set()
 
     async def write(self, store: StateStore, backoff: Backoff) -> None:
@@ -71,22 +84,27 @@ class AuditLog:
 
     async def _write_all(self, store: StateStore) -> None:
         while self._unwritten:
-            order = self._unwritten[0]
-            await put_order(store, self._ring, order)
-            if self._unwritten and self._unwritten[0] is order:  # and was not dropped meanwhile
+            oldest = self._unwritten[0]
+            await put_order(store, self._ring, oldest)
+            if self._unwritten and self._unwritten[0] is oldest:  # and was not dropped meanwhile
                 self._unwritten.popleft()
 
 
-async def put_order(store: StateStore, ring: str, order: Order) -> None:
-    """In the place of the oldest one, where the ring is full. Raises PenstockError."""
-    counter = f"{ring}next"
+async def put_order(store: StateStore, ring: str, unwritten: Unwritten) -> None:
+    """Write an order in the place of its number, which is that of the oldest one where the ring is full. Raises
+    PenstockError."""
+    if unwritten.number is None:
+        unwritten.number = await _next_number(store, f"{ring}next")
+    await store.put(f"{ring}{unwritten.number % KEPT:04}", msgspec.json.encode(unwritten.order))
+
+
+async def _next_number(store: StateStore, counter: str) -> int:
     for _ in range(_ATTEMPTS):
         found = await store.get(counter)
         number = int(found.value) if found is not None and found.value.isdigit() else 0
         revision = 0 if found is None else found.mod_revision
         if await store.compare_and_swap(counter, revision, str(number + 1).encode()) is not None:
-            await store.put(f"{ring}{number % KEPT:04}", msgspec.json.encode(order))
-            return
+            return number
     raise PenstockError(f"{_ATTEMPTS} other orders came first each time; the order is written again soon")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mesh.errors import ConfigurationError
+from services.cli.chaos.temporary_mesh import free_ports
 from tests.kv.peer_process import LocalAgent, peer_process
 
 LISTENING = "0A"
@@ -43,17 +44,8 @@ def _all_listening() -> Iterator[tuple[str, int, str]]:
                 yield host, int(port, 16), fields[9]
 
 
-def free_ports() -> int:
-    """The first of two neighbouring ports that are free now."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first, suppress(OSError):
-            port: int = first.getsockname()[1]
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
-
-
 async def test_on_the_loopback_and_nowhere_else() -> None:
-    port, others = free_ports(), listening(os.getpid())
+    port, others = free_ports(2), listening(os.getpid())
     async with peer_process(port=port) as peer, LocalAgent() as agent:
         assert peer.address.port == port
         assert listening(peer.pid) == {("127.0.0.1", port), ("127.0.0.1", port + 1)}

@@ -18,6 +18,7 @@ from mesh.run_file import RunFile
 from mesh.runtime import GrpcTransport, Transport, system_runtime
 from mesh.store import open_store
 from penstock.v1 import member_pb2, member_pb2_grpc
+from services.cli.supervisor.local_mesh import DEMO_MODELS
 from services.frontend.requests.api_keys import SECRET_BYTES, new_key_line
 from tests.in_time import eventually
 from tests.mesh.running_mesh import PENSTOCK, RunningMesh
@@ -56,6 +57,12 @@ async def acted(mesh: RunningMesh, action: dict[str, str]) -> httpx.Response:
         return await client.post("/console/actions", json=action)
 
 
+def finds_no_store(member_id: str, mesh: RunningMesh) -> bool:
+    """Whether a process has said so: the store does not even speak with those whom it does not know."""
+    said = (line for line in mesh.output_path.read_text().splitlines() if f'"member_id": "{member_id}"' in line)
+    return any("the state store cannot be reached" in line for line in said)
+
+
 async def test_nobody_gets_in_without_an_identity_of_the_mesh(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY_LINE}\n")
@@ -86,9 +93,11 @@ async def test_nobody_gets_in_without_an_identity_of_the_mesh(tmp_path: Path) ->
                 await store.put("/penstock/members/worker/rogue", b"{}", timeout_s=3)
             await store.close()
         # A rogue worker that knows the store's address does not even learn who is in the mesh.
-        arguments = ("serve", "worker", "--engine", "simulated", "--model", "demo-large", "--member-id", "rogue")
+        model = ("--model", "demo-large", "--model-path", str(DEMO_MODELS / "demo-large"))
+        arguments = ("serve", "worker", "--engine", "simulated", *model, "--member-id", "rogue")
         rogue = mesh.start(*arguments, "--store", running.store_url, "--identity", str(tmp_path / "strangers"))
         try:
+            eventually(lambda: finds_no_store("rogue", mesh), 60, mesh.story)
             answer = await completion(mesh)
             assert answer.status_code == 200, answer.text
             assert set(mesh.instances()) == {"demo-large-0", "demo-large-1"}

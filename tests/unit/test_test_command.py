@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from fault_simulation.invariants import Violation
-from scripts import run_tests
+from scripts import run_tests, soak_tests
 from tests.conftest import GUARD
 from tests.in_time import NotInTime, eventually, is_late, still, within
 
@@ -125,7 +125,7 @@ def run_part(
         tried.append(arguments[-1])
         return (0 if alone else 1), []
 
-    monkeypatch.setattr(run_tests, "_pytest", answer)
+    monkeypatch.setattr(run_tests, "run_pytest", answer)
     run = run_tests.Run()
     chosen = next(each for each in run_tests.PARTS if each.name == part)
     run_tests._run_part(chosen, ("tests/somewhere",), run)
@@ -168,7 +168,7 @@ def test_a_find_is_told_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tests_that_are_no_longer_found_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_tests, "_pytest", lambda arguments, limit_s: (0, [outcome("a")]))
+    monkeypatch.setattr(run_tests, "run_pytest", lambda arguments, limit_s: (0, [outcome("a")]))
     run = run_tests.Run()
     run_tests._run_part(run_tests.PARTS[0], (), run)
     assert run.failures == [f"certain: 1 tests passed, and {run_tests.PARTS[0].floor} are the least there should be"]
@@ -197,3 +197,35 @@ def test_a_run_says_at_once_what_fails_and_leaves_what_became_of_each(tmp_path: 
     }, done.stdout
     assert became["test_a_find"]["found"] == "a stream that lasts too long"
     assert done.stdout.count("FAILED NOW") == 5, "one test fails in its call and in its teardown"
+
+
+def test_a_soak_counts_what_failed_and_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        [outcome("a"), outcome("b", "failed", "NotInTime: slow"), outcome("c", "failed")],
+        [outcome("a"), outcome("b", "failed"), outcome("c")],
+        [outcome("a"), outcome("b"), outcome("c")],
+    ]
+    left, asked = list(runs), list[Sequence[str]]()
+
+    def answer(arguments: Sequence[str], limit_s: float) -> tuple[int, list[dict[str, Any]]]:
+        asked.append(arguments)
+        tests = left.pop(0)
+        return int(any(test["outcome"] == "failed" for test in tests)), tests
+
+    monkeypatch.setattr(soak_tests, "run_pytest", answer)
+    assert soak_tests.main(["--runs", "3", "--busy", "0", "tests/somewhere"]) == 1
+    assert all(each[-1] == "tests/somewhere" for each in asked)
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "2 of 3 failed, 1 of them by lateness alone: b",
+        "1 of 3 failed: c",
+        "3 runs of 3 live tests: 3 failed (1 by lateness alone)",
+    ]
+    left[:] = [runs[2]]
+    assert soak_tests.main(["--runs", "1", "--busy", "0"]) == 0
+
+
+def test_a_soak_that_pytest_does_not_end_has_failed() -> None:
+    soak = soak_tests.Soak()
+    soak.add(-9, [], is_narrowed=True)
+    assert soak.has_failed
+    assert next(iter(soak.lines())) == "run 1: pytest ended with -9"

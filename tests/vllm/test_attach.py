@@ -118,8 +118,12 @@ async def test_a_stock_server_is_answered_explained_and_killed_without_a_wrong_t
             print(f"{len(struck)} of {STREAMS} streams were at the server that was killed")
             assert [stream.text for stream in broken] == [stream.text for stream in whole]
             assert {stream.finish_reason for stream in broken} == {"length"}
-            explained = await asyncio.to_thread(mesh.cli, "explain", struck[0].request_id)
-            assert "attached-0" in explained.stdout, explained.stderr
+            there = next(stream for stream in whole if stream.instance == "attached-0")
+            for stream, instance_id in ((there, "attached-0"), (struck[0], f"{MODEL}-0")):
+                explained = await asyncio.to_thread(mesh.cli, "explain", stream.request_id, "--json")
+                assert explained.returncode == 0, explained.stderr
+                placed = json.loads(explained.stdout)["chosen_instance_id"]
+                assert placed == instance_id, "the last placement, which of what was struck is that of the other one"
             assert await asyncio.to_thread(mesh.stop) == 0
         finally:
             mesh.cut()

@@ -165,7 +165,7 @@ class ReschedulingManager:
             return ()
         heard_s = {each.instance_id: each.heard_s for report in event.models.values() for each in report.instances}
         self.migrations.settle(heard_s.get, now_s)
-        self.migrations.keep(_running(event.models.values()))
+        self.migrations.keep(_running(event.models.values()), now_s)
         shunned, held = self.migrations.shunned_targets(now_s), self.migrations.held_requests(now_s)
         instructions: list[ReschedulingInstruction] = []
         for model in [each for each in self.views if each not in event.models]:

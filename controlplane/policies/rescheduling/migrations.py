@@ -17,6 +17,9 @@ TOLERATED_REFUSALS = 1
 """A target may refuse so often in a row before it is left alone: one refusal is often the request's own fault."""
 UNSETTLED_S = 10.0
 """A move that reports do not confirm for so long is taken for confirmed."""
+UNSEEN_S = 60.0
+"""A request that no report names for so long has ended. A report without it proves nothing: it may have been made
+before the target took the request over, and arrive after the move has ended; and a request that moves is in none."""
 
 
 class OrderOutcome(StrEnum):
@@ -47,6 +50,13 @@ class OrderedMigration:
 
 
 @dataclass(slots=True)
+class _Left:
+    instances: frozenset[str]
+    seen_s: float
+    """When the request was last known to run."""
+
+
+@dataclass(slots=True)
 class _Hold:
     failures: int
     until_s: float
@@ -65,8 +75,8 @@ class Migrations:
         self._remembered: deque[OrderedMigration] = deque(maxlen=max_remembered)
         self._requests: dict[str, _Hold] = {}
         self._targets: dict[str, _Hold] = {}
-        self._left: dict[str, frozenset[str]] = {}
-        """By request that runs: the instances that it was moved away from."""
+        self._left: dict[str, _Left] = {}
+        """By request: the instances that it was moved away from."""
 
     def __contains__(self, request_id: str) -> bool:
         """Whether an order about the request is under way or not settled yet."""
@@ -111,7 +121,9 @@ class Migrations:
         request_id, target_id = ordered.order.request_id, ordered.order.target_instance_id
         if moved:
             self.moved_total += 1
-            self._left[request_id] = self._left.get(request_id, frozenset()) | {ordered.order.source_instance_id}
+            left = self._left.pop(request_id, None)
+            before = frozenset[str]() if left is None else left.instances
+            self._left[request_id] = _Left(before | {ordered.order.source_instance_id}, now_s)
             self._requests.pop(request_id, None)
             self._targets.pop(target_id, None)
         else:
@@ -134,15 +146,18 @@ class Migrations:
             for key in [key for key, hold in holds.items() if now_s > hold.until_s + LONGEST_HOLD_S]:
                 del holds[key]
 
-    def keep(self, running: Container[str]) -> None:
-        """These requests run; what is remembered of others is forgotten."""
-        for request_id in [each for each in self._left if each not in running and each not in self._unsettled]:
-            del self._left[request_id]
+    def keep(self, running: Container[str], now_s: float) -> None:
+        """Reports name these requests; where others have been is forgotten after `UNSEEN_S`."""
+        for request_id, left in list(self._left.items()):
+            if request_id in running or request_id in self._unsettled:
+                left.seen_s = now_s
+            elif now_s - left.seen_s > UNSEEN_S:
+                del self._left[request_id]
 
     def left(self) -> dict[str, frozenset[str]]:
         """The instances that each running request was moved away from: it does not go back, so that no two instances
         can pass a request to and fro."""
-        return dict(self._left)
+        return {request_id: left.instances for request_id, left in self._left.items()}
 
     def moving(self) -> tuple[MigrationOrder, ...]:
         """Orders whose requests count at their targets already."""

@@ -44,7 +44,7 @@ async def temporary_mesh(
 ) -> AsyncIterator[RunFile]:
     """Yields what the mesh tells of itself. The logs of its processes go to the folder `keep_logs`, if any, and are
     deleted otherwise. Raises PeerUnavailable if it does not come up."""
-    name, port = f"chaos-{os.getpid()}", _free_ports(kind.frontends)
+    name, port = f"chaos-{os.getpid()}", free_ports(kind.frontends)
     command = [sys.executable, "-m", "services.cli.main", "up", "--mesh", name, "--port", str(port)]
     command += ["--engine", kind.engine, "--workers", str(kind.workers), "--model", CHAOS_MODEL]
     command += ["--frontends", str(kind.frontends), "--ready-timeout-s", str(ready_timeout_s), *kind.options]
@@ -94,8 +94,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             continue
 
 
-def _free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that nobody listens on just now."""
+def free_ports(count: int = 1) -> int:
+    """The first of `count` consecutive ports that nobody listens on just now. Raises PeerUnavailable."""
     for _ in range(MAX_TRIES):
         first = random.SystemRandom().choice(PORTS)
         with ExitStack() as probes:

@@ -51,6 +51,18 @@ def test_what_is_no_pace_changes_nothing_and_says_so_once(
     assert [record.message for record in caplog.records] == ["this is no pace, so the last one stays"]
 
 
+def test_what_cannot_be_read_changes_nothing_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "pace"
+    pace = PaceFile(str(path))
+    write(path, "3", 1)
+    assert pace() == 3.0
+    path.unlink()
+    path.mkdir()
+    with caplog.at_level(logging.WARNING):
+        assert (pace(), pace()) == (3.0, 3.0)
+    assert [record.message for record in caplog.records] == ["the pace cannot be read, so the last one stays"]
+
+
 async def test_each_step_takes_as_long_as_the_pace_says_when_it_begins() -> None:
     time, paces = FakeTime(), iter([1.0, 20.0, 0.5])
     engine = SimulatedEngine(InstanceConfig(), COST, time, pace=lambda: next(paces))

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from penstock.v1 import scheduler_pb2
+from tests.in_time import still
 from tests.unit.controlplane.local_mesh import local_mesh, place_request, scheduler_stub, snapshot_until
 
 pytestmark = pytest.mark.live
@@ -82,8 +83,9 @@ async def test_a_monitor_that_falls_silent_is_left_for_another_before_placements
         other = await mesh.monitor("monitor-1", stale_s=1e6)
         for monitor in (silent, other):
             await (await mesh.worker(monitor, "a")).load()
-        scheduler = await mesh.scheduler("scheduler-0", monitor_silence_s=1.5)
+        scheduler = await mesh.scheduler("scheduler-0", monitor_silence_s=4.0)
         async with scheduler_stub(scheduler) as stub:
             await snapshot_until(stub, lambda s: s.synced and len(s.instances) == 1)
+            still(scheduler.metric("penstock_scheduler_watches_total") == 1, "it watches the one that will fall silent")
             await snapshot_until(stub, lambda s: s.synced and scheduler.metric("penstock_scheduler_watches_total") == 2)
             assert scheduler.metric("penstock_scheduler_fallbacks_total") == 0

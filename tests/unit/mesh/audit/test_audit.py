@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.audit.log import KEPT, MAX_UNWRITTEN, AuditLog, put_order, read_orders
+from fault_simulation.loop import VirtualLoop
+from mesh.audit.log import KEPT, MAX_UNWRITTEN, AuditLog, Unwritten, put_order, read_orders
 from mesh.audit.orders import MAX_TEXT, ORDER_METHODS, Order, shown_parameters
 from mesh.audit.recorder import OrderRecorder
 from mesh.backoff import Backoff
@@ -141,10 +142,63 @@ async def test_a_store_that_was_away_gets_the_orders_later(store: EmbeddedStore)
     ]
 
 
+class Halting(EmbeddedStore):
+    """Stops for ever in one of its calls, before or after it has been carried out."""
+
+    def __init__(self, host: StoreHost, calls_before: int, *, is_done: bool) -> None:
+        super().__init__(host)
+        self._calls_left = calls_before
+        self._is_done = is_done
+        self.halted = asyncio.Event()
+
+    async def get(self, key: str, **options: Any) -> Any:
+        return await self._answer(super().get, key, **options)
+
+    async def compare_and_swap(self, *arguments: Any, **options: Any) -> Any:
+        return await self._answer(super().compare_and_swap, *arguments, **options)
+
+    async def put(self, *arguments: Any, **options: Any) -> Any:
+        return await self._answer(super().put, *arguments, **options)
+
+    async def _answer(self, call: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
+        self._calls_left -= 1
+        halts = self._calls_left < 0
+        answer = await call(*arguments, **options) if self._is_done or not halts else None
+        if halts:
+            self.halted.set()
+            await asyncio.Event().wait()
+        return answer
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("calls_before", range(6))
+def test_an_order_whose_writing_is_cancelled_is_there_once(calls_before: int, is_done: bool) -> None:
+    """A process ends in any call that writes two orders, before the store has done it or before its answer comes."""
+
+    async def play() -> None:
+        host = StoreHost(SystemClock(), SystemEntropy())
+        store, halting = EmbeddedStore(host), Halting(host, calls_before, is_done=is_done)
+        audit = AuditLog("worker", "w-0")
+        orders = [Order(number, "o", "drain", "worker/w-0") for number in range(2)]
+        for order in orders:
+            audit.add(order)
+        writing = asyncio.create_task(audit.write(halting, Backoff(0, 0)))
+        await halting.halted.wait()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await audit.flush(store)
+        assert await read_orders(store) == orders
+        for each in (store, halting):
+            await each.close()
+        host.close()
+
+    VirtualLoop().run(play())
+
+
 async def test_the_store_remembers_the_last_orders_of_each_role(store: EmbeddedStore) -> None:
     for number in range(KEPT + 3):
-        await put_order(store, f"{AUDIT}worker/", Order(number, "o", "drain", "worker/w"))
-    await put_order(store, f"{AUDIT}scheduler/", Order(0, "o", "policy", "scheduler/s"))
+        await put_order(store, f"{AUDIT}worker/", Unwritten(Order(number, "o", "drain", "worker/w")))
+    await put_order(store, f"{AUDIT}scheduler/", Unwritten(Order(0, "o", "policy", "scheduler/s")))
     await store.put(f"{AUDIT}worker/0007", b"whatever")
     orders = await read_orders(store)
     assert len(orders) == KEPT, "those of the ring but the broken one, and the scheduler's"
@@ -154,7 +208,7 @@ async def test_the_store_remembers_the_last_orders_of_each_role(store: EmbeddedS
 
 async def test_writers_at_once_overwrite_nothing(store: EmbeddedStore) -> None:
     orders = [Order(number, "o", "drain", f"worker/{number}") for number in range(4)]
-    await asyncio.gather(*(put_order(store, f"{AUDIT}worker/", order) for order in orders))
+    await asyncio.gather(*(put_order(store, f"{AUDIT}worker/", Unwritten(order)) for order in orders))
     assert await read_orders(store) == orders
 
 
