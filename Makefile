@@ -49,7 +49,7 @@ test: install test-services
 # Before a release and by night: a live test that fails one time in twenty is broken like one that fails always.
 RUNS ?= 10
 BUSY ?= 2
-test-soak: install test-services
+test-soak: install test-services $(DOCS_STAMP)
 	$(BIN)/python scripts/soak_tests.py --runs $(RUNS) --busy $(BUSY) $(ARGS)
 
 # Thousands of meshes under faults, before a release and by night; what fails is told and kept in build/fuzz.

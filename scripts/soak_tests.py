@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +54,16 @@ class Soak:
     @property
     def has_failed(self) -> bool:
         return bool(self.wrong or self.late or self.broken)
+
+    def counts(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "runs": self.runs,
+            "tests": self.tests,
+            "wrong": dict(self.wrong),
+            "late": dict(self.late),
+            "broken": self.broken,
+        }
 
     def lines(self) -> Iterable[str]:
         """The tests that failed, the most frequent first, and a verdict."""
@@ -98,7 +108,7 @@ def main(words: Sequence[str]) -> int:
         for line in soak.lines():
             print(line)
         if options.json is not None:
-            options.json.write_text(json.dumps(asdict(soak), indent=2) + "\n")
+            options.json.write_text(json.dumps(soak.counts(), indent=2) + "\n")
     return int(soak.has_failed)
 
 

@@ -6,6 +6,7 @@ FLAKY if it passes. A wrong answer, a lost token or a crash is never tried again
 """
 
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -45,6 +46,13 @@ def still(holds: bool, what: str) -> None:
         raise NotInTime(f"came too late: {what}")
 
 
+def ends_within(thread: threading.Thread, limit_s: float) -> None:
+    """Wait until a thread has ended, which reads a stream. Raises NotInTime."""
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise NotInTime(f"a stream has not ended within {limit_s:g} s")
+
+
 def within(took_s: float, limit_s: float, what: str) -> None:
     """What was measured by the real clock took less than that. Raises NotInTime."""
     if took_s >= limit_s:
@@ -56,7 +64,8 @@ def is_late(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_late, error.exceptions))
     if isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.UNAVAILABLE:
-        return "timed out" in (error.details() or "")  # gRPC has waited in vain for a connection
+        # gRPC has waited in vain for a connection, or for the answer to its first bytes.
+        return any(words in (error.details() or "") for words in ("timed out", "handshaker shutdown"))
     if isinstance(error, grpc.RpcError):
         return bool(getattr(error, "code", lambda: None)() == grpc.StatusCode.DEADLINE_EXCEEDED)
     if type(error).__name__ == "APITimeoutError":  # openai's, which few tests import

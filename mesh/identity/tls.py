@@ -27,7 +27,7 @@ def transport_of(identity: str, role: str) -> "Transport":
 _UNIX: Final = "unix:"
 _CONNECT_MS: Final = ("grpc.min_reconnect_backoff_ms", 3_000)
 """What an attempt to connect gets, whatever the name says. Both ends compute in a handshake: on a machine at load 20
-the 100 ms of plaintext channels were too short, and each new attempt began anew."""
+100 ms were too short, and each new attempt began anew."""
 _MAX_FORMER: Final = 4
 """Channels with credentials of before that one `RenewingChannel` keeps, for the calls on them."""
 

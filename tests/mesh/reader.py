@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from openai import OpenAI
 
+from tests.in_time import ends_within
+
 TOKENS = 200
 JOIN_S = 60
 
@@ -58,9 +60,9 @@ class Reader:
         return self._thread.is_alive()
 
     def whole_text(self) -> str:
-        """Everything, once the stream has ended."""
-        self._thread.join(JOIN_S)
-        assert not self._thread.is_alive(), "the stream hangs"
-        assert self.error is None, self.error
+        """Everything, once the stream has ended. Raises what the client has raised."""
+        ends_within(self._thread, JOIN_S)
+        if self.error is not None:
+            raise self.error
         assert self.usage.completion_tokens == self._tokens
         return self.text

@@ -54,8 +54,9 @@ def ask(mesh: RunningMesh, **options: Any) -> Any:
     return httpx.post(f"{mesh.url}/v1/chat/completions", json=body, timeout=60)
 
 
-def instances(mesh: RunningMesh) -> list[str]:
-    return sorted(instance["instance_id"] for instance in mesh.status()["instances"])
+def ready(mesh: RunningMesh) -> list[str]:
+    """Instances that take requests now."""
+    return sorted(name for name, state in mesh.instances().items() if state == "ready")
 
 
 def is_as_planned(mesh: RunningMesh) -> bool:
@@ -134,13 +135,13 @@ def test_a_plan_starts_and_drains_instances_without_cutting_a_stream(tiers: Runn
     apply(tiers, tmp_path, small=1, large=3, threshold=40.0)
     eventually(lambda: thresholds(tiers) == [40.0], 60, "the plan's threshold is in force")
     wanted = [f"{LARGE}-0", f"{LARGE}-1", f"{LARGE}-2", f"{SMALL}-0"]
-    eventually(lambda: instances(tiers) == wanted, 60, "the planned instances run")
+    eventually(lambda: ready(tiers) == wanted, 60, "the planned instances run")
     readers = [Reader(tiers, f"stream {number} " * 20) for number in range(12)]
     assert len({reader.instance for reader in readers}) > 1
     apply(tiers, tmp_path, small=2, large=1)
     texts = [reader.whole_text() for reader in readers]
     assert all(texts)
-    eventually(lambda: instances(tiers) == [f"{LARGE}-0", f"{SMALL}-0", f"{SMALL}-1"], 60, "the others were drained")
+    eventually(lambda: ready(tiers) == [f"{LARGE}-0", f"{SMALL}-0", f"{SMALL}-1"], 60, "the others were drained")
     eventually(lambda: is_as_planned(tiers), 60, "the supervisor says so")
     assert "instances of penstock up default: as planned" in tiers.cli("plan", "show").stdout
     assert "instances of penstock up default: as planned" in tiers.cli("status").stdout
@@ -153,7 +154,7 @@ def test_an_instance_that_dies_while_a_cascades_answer_streams_costs_no_token(
 ) -> None:
     set_up(tiers, 0.0, "--judge", "exact")
     apply(tiers, tmp_path, small=2, large=1, threshold=0.0)
-    eventually(lambda: instances(tiers) == [f"{LARGE}-0", f"{SMALL}-0", f"{SMALL}-1"], 60, "the planned instances run")
+    eventually(lambda: ready(tiers) == [f"{LARGE}-0", f"{SMALL}-0", f"{SMALL}-1"], 60, "the planned instances run")
     pids = {instance: tiers.pid(instance) for instance in (f"{SMALL}-0", f"{SMALL}-1")}
     prompt = "a long story " * 20
     reader = Reader(tiers, prompt, model="both")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.in_time import eventually, still
+from tests.in_time import ends_within, eventually, still
 from tests.mesh.running_mesh import RunningMesh
 
 pytest.importorskip("ucxx", reason="KV transfers need UCX")
@@ -66,9 +66,9 @@ class Choices:
 
     def whole(self) -> tuple[list[str], list[int], list[str]]:
         """Texts, tokens with logprobs and finish reasons, once the stream has ended."""
-        self._thread.join(JOIN_S)
-        assert not self._thread.is_alive(), "the stream hangs"
-        assert self._error is None, self._error
+        ends_within(self._thread, JOIN_S)
+        if self._error is not None:
+            raise self._error
         return self.texts, self.tokens, self.finishes
 
 

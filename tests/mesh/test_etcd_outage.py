@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from mesh.membership import LEASE_TTL_S
-from tests.in_time import eventually
+from tests.in_time import eventually, still
 from tests.mesh.running_mesh import RunningMesh
 from tests.mesh.store.etcd_process import EtcdProcess, find_etcd
 
@@ -51,7 +51,7 @@ def test_serving_goes_on_and_everyone_announces_itself_again(mesh_on_etcd: Runni
     while time.monotonic() < until_s:
         stream = client.completions.create(model="demo-large", prompt="while etcd is away", max_tokens=50, stream=True)
         served += sum(1 for _ in stream) > 0
-    assert served >= 5
+    still(served >= 5, "several streams are served during the outage")
     etcd.start()
 
     def whole_again() -> bool:

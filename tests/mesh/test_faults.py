@@ -2,19 +2,16 @@
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 from openai import OpenAI
 
 from tests.in_time import eventually, still, within
+from tests.mesh.reader import Reader
 from tests.mesh.running_mesh import RunningMesh
-
-LONG_STREAM_TOKENS = 200
 
 
 @pytest.fixture
@@ -29,38 +26,6 @@ def whole_mesh(mesh: RunningMesh) -> Iterator[RunningMesh]:
     eventually(all_ready, 60, "all instances are ready again")
 
 
-class Stream:
-    """One streamed completion, read on a thread."""
-
-    def __init__(self, mesh: RunningMesh, prompt: str, tokens: int = LONG_STREAM_TOKENS) -> None:
-        self._client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60)
-        self._raw = self._client.completions.with_raw_response.create(
-            model="demo-large",
-            prompt=prompt,
-            max_tokens=tokens,
-            stream=True,
-            temperature=0,
-            extra_body={"ignore_eos": True},
-        )
-        self.instance = self._raw.headers["x-penstock-instance"]
-        self.chunks = 0
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            for _ in self._raw.parse():
-                self.chunks += 1
-        except openai.OpenAIError as error:
-            self.error = error
-
-    def wait(self) -> None:
-        """Until the stream has ended, one way or the other."""
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "the stream hangs"
-
-
 def complete(mesh: RunningMesh) -> str:
     """One short request; returns the instance that served it."""
     client = OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=20)
@@ -70,9 +35,9 @@ def complete(mesh: RunningMesh) -> str:
 
 def test_a_killed_worker_is_avoided_at_once_costs_no_stream_and_rejoins(whole_mesh: RunningMesh) -> None:
     with whole_mesh.held():
-        streams = [Stream(whole_mesh, f"stream {number}") for number in range(6)]
+        streams = [Reader(whole_mesh, f"stream {number}") for number in range(6)]
         victim = streams[0].instance
-        eventually(lambda: all(stream.chunks for stream in streams), 60, "all streams have begun")
+        eventually(lambda: all(stream.text for stream in streams), 60, "all streams have begun")
         whole_mesh.kill(victim)
     killed_s = time.monotonic()
     with ThreadPoolExecutor(6) as pool:  # all at once: within seconds the victim has another life
@@ -81,9 +46,7 @@ def test_a_killed_worker_is_avoided_at_once_costs_no_stream_and_rejoins(whole_me
     assert victim not in served
     within(time.monotonic() - killed_s, 2 * 6, "six new requests, one after the other")
     for stream in streams:
-        stream.wait()
-        assert stream.error is None
-        assert stream.chunks > LONG_STREAM_TOKENS // 4
+        assert stream.whole_text()
     eventually(lambda: whole_mesh.instances().get(victim) == "ready", 60, "the worker rejoins")
 
 
@@ -95,14 +58,12 @@ def test_streams_outlive_the_control_plane_and_its_state_is_rebuilt(whole_mesh: 
         return bool(ready and status["synced"] and not status["policy"].get("fallback"))
 
     with whole_mesh.held():
-        stream = Stream(whole_mesh, "outlives")
-        eventually(lambda: stream.chunks, 60, "the stream has begun")
+        stream = Reader(whole_mesh, "outlives")
+        eventually(lambda: stream.text, 60, "the stream has begun")
         whole_mesh.kill(role)
         complete(whole_mesh)
         eventually(rebuilt, 60, f"the {role}'s state is rebuilt")
-    stream.wait()
-    assert stream.error is None
-    assert stream.chunks > LONG_STREAM_TOKENS // 4
+    assert stream.whole_text()
 
 
 def test_a_hung_worker_gets_nothing_new(whole_mesh: RunningMesh) -> None:
@@ -132,11 +93,10 @@ def test_a_worker_that_somebody_else_ends_comes_back(whole_mesh: RunningMesh) ->
 def test_restarted_workers_cost_no_stream(whole_mesh: RunningMesh) -> None:
     pids = {name: whole_mesh.pid(name) for name in whole_mesh.instances()}
     with whole_mesh.held():
-        streams = [Stream(whole_mesh, f"stream {number}") for number in range(6)]
+        streams = [Reader(whole_mesh, f"stream {number}") for number in range(6)]
         done = whole_mesh.cli("restart", "--rolling", "--role", "worker", "--json")
     assert done.returncode == 0, done.stderr
     for stream in streams:
-        stream.wait()
-        assert stream.error is None
+        assert stream.whole_text()
     assert [each["member_id"] for each in json.loads(done.stdout)["restarted"]] == sorted(pids)
     assert all(whole_mesh.pid(name) != pid for name, pid in pids.items())

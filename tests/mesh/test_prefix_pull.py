@@ -60,13 +60,14 @@ def test_requests_pull_the_prefix_that_another_instance_has(mesh_in_turn: Runnin
     prompts = [f"{shared} and so it ended, {number}" for number in range(2)]
     readers = [read(mesh, prompt) for prompt in prompts]
     texts = [reader.whole_text() for reader in readers]
-    assert len({first.instance, *(reader.instance for reader in readers)}) == 3
+    still(len({first.instance, *(reader.instance for reader in readers)}) == 3, "all take requests, in turn")
     for reader in readers:
         pull = explain(mesh, reader)["pull"]
         assert pull["instance_id"] in {first.instance, readers[0].instance} - {reader.instance}
         assert pull["tokens"] > 1000
         assert 0 < pull["pull_ms"] < pull["compute_ms"]
-        assert reader.usage.prompt_tokens_details.cached_tokens >= pull["tokens"]
+        cached = reader.usage.prompt_tokens_details.cached_tokens
+        still(cached >= pull["tokens"], "the prefix comes before it is given up and computed")
         shown = mesh.cli("explain", reader.request_id).stdout
         assert f"pulls {pull['tokens']:,} tokens from {pull['instance_id']}" in shown
 

@@ -70,8 +70,10 @@ def test_requests_cross_stages_and_their_clients_read_on(staged_mesh: RunningMes
     assert len(plan(staged_mesh)["stages"]) > 1
     prompts = [SHORT.format(f"{number} of the second round") for number in range(24)]
     before = moved_requests(staged_mesh)
-    texts = [reader.whole_text() for reader in [Reader(staged_mesh, prompt) for prompt in prompts]]
-    assert moved_requests(staged_mesh) > before, staged_mesh.cli("stages").stdout
+    with staged_mesh.held():
+        readers = [Reader(staged_mesh, prompt) for prompt in prompts]
+        eventually(lambda: moved_requests(staged_mesh) > before, 60, lambda: staged_mesh.cli("stages").stdout)
+    texts = [reader.whole_text() for reader in readers]
     assert staged_mesh.cli("stages", "off").returncode == 0
     eventually(lambda: not plan(staged_mesh)["revision"], 60, "the plan is taken away")
     undisturbed = [reader.whole_text() for reader in [Reader(staged_mesh, prompt) for prompt in prompts]]

@@ -199,7 +199,9 @@ def test_a_run_says_at_once_what_fails_and_leaves_what_became_of_each(tmp_path: 
     assert done.stdout.count("FAILED NOW") == 5, "one test fails in its call and in its teardown"
 
 
-def test_a_soak_counts_what_failed_and_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_soak_counts_what_failed_and_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     runs = [
         [outcome("a"), outcome("b", "failed", "NotInTime: slow"), outcome("c", "failed")],
         [outcome("a"), outcome("b", "failed"), outcome("c")],
@@ -213,7 +215,10 @@ def test_a_soak_counts_what_failed_and_why(monkeypatch: pytest.MonkeyPatch, caps
         return int(any(test["outcome"] == "failed" for test in tests)), tests
 
     monkeypatch.setattr(soak_tests, "run_pytest", answer)
-    assert soak_tests.main(["--runs", "3", "--busy", "0", "tests/somewhere"]) == 1
+    counts = tmp_path / "counts.json"
+    assert soak_tests.main(["--runs", "3", "--busy", "0", "--json", str(counts), "tests/somewhere"]) == 1
+    told = json.loads(counts.read_text())
+    assert (told["runs"], told["wrong"], told["late"]) == (3, {"b": 1, "c": 1}, {"b": 1})
     assert all(each[-1] == "tests/somewhere" for each in asked)
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "2 of 3 failed, 1 of them by lateness alone: b",

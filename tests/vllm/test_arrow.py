@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.frontend.requests.api_keys import SECRET_BYTES, new_key_line
-from tests.in_time import eventually
+from tests.in_time import eventually, still
 from tests.mesh.reader import Reader
 from tests.mesh.running_mesh import RunningMesh
 
@@ -66,9 +66,9 @@ def test_a_tenant_finds_and_pulls_its_own_blocks_only(mesh: RunningMesh) -> None
         eventually(lambda: cached_blocks(mesh) > known + 10, 60, "the scheduler knows of its blocks")  # noqa: B023
         again = read_in_turn(mesh, prompt, key)
         texts |= {first.text, again.text}
-        assert first.instance != again.instance
+        still(first.instance != again.instance, "both instances take requests, in turn")
         assert first.usage.prompt_tokens_details.cached_tokens == 0, "though another tenant has asked the same"
-        assert again.usage.prompt_tokens_details.cached_tokens > 300
+        still(again.usage.prompt_tokens_details.cached_tokens > 300, "its blocks come sooner than it is computed")
     assert len(texts) == 1
 
 

@@ -33,8 +33,9 @@ class FramedChannel(grpc.aio.Channel):
         self._unary: UnaryCalls | None = None
 
     async def close(self, grace: float | None = None) -> None:
+        """Unary calls that wait have `grace` seconds for their answers, as gRPC's have; streams in frames have none."""
         if self._unary is not None:
-            self._unary.close()
+            await self._unary.close(grace)
         for call in list(self._calls):
             call.cancel()
         await self._channel.close(grace)

@@ -158,8 +158,10 @@ class UnaryCalls:
             raise call_error(code, answer.details)
         return bytes(answer.response)
 
-    def close(self) -> None:
-        """Give all calls up."""
+    async def close(self, grace_s: float | None) -> None:
+        """Give up all calls that are not answered within `grace_s`."""
+        if grace_s and self._waiting:
+            await asyncio.wait(list(self._waiting.values()), timeout=grace_s)
         if self._stream is not None:
             self._stream.cancel()
         for answered in self._waiting.values():

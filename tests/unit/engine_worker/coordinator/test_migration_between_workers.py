@@ -246,7 +246,8 @@ async def test_a_worker_whose_blocks_cannot_move_says_so_and_is_left_alone(broke
         agent._fabric.obstacle = lambda: "UCX has no route"
         agent._doubt.set()
         async with asyncio.timeout(WAIT_S):
-            while not worker.instance.transfer_obstacle:  # noqa: ASYNC110  it is looked for once a second
+            # It is looked for once a second, and its coordinator looks around every 50 ms.
+            while not worker.role.coordinator._obstacle:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         heard = await mesh.generate("a", make_request("r"))
         await mesh.until_tokens("r", 5)

@@ -26,7 +26,7 @@ from tests.unit.mesh.identity.identities import transport as identified
 pytestmark = pytest.mark.live
 
 Code = grpc.StatusCode
-UNARY = ("Echo", "Fail", "Refuse", "Hang", "Large", "Soft", "Missing", "Count")
+UNARY = ("Echo", "Fail", "Refuse", "Hang", "Wait", "Large", "Soft", "Missing", "Count")
 
 
 class World:
@@ -58,6 +58,11 @@ def handlers(servicer: Servicer) -> dict[str, grpc.RpcMethodHandler]:
             raise DecodeError("no message")
         return message
 
+    async def wait(request: bytes, context: Any) -> bytes:
+        servicer.hung += 1
+        await servicer.go_on.wait()
+        return request
+
     async def soft(request: bytes, context: Any) -> bytes:
         context.set_code(Code.ABORTED)
         context.set_details("softly")
@@ -71,6 +76,7 @@ def handlers(servicer: Servicer) -> dict[str, grpc.RpcMethodHandler]:
         "Fail": unary(servicer.fail),
         "Refuse": unary(servicer.refuse),
         "Hang": unary(servicer.hang),
+        "Wait": unary(wait),
         "Large": unary(servicer.large),
         "Soft": unary(soft),
         "Count": grpc.unary_stream_rpc_method_handler(
@@ -166,6 +172,26 @@ async def test_closing_a_channel_gives_its_calls_up(transport: Transport) -> Non
         with pytest.raises(asyncio.CancelledError):
             await hanging
         await it.until(lambda: "cancelled" in it.servicer.seen)
+
+
+async def test_closing_a_channel_with_grace_lets_its_calls_have_their_answers(transport: Transport) -> None:
+    async with world(transport) as it:
+        waiting = asyncio.ensure_future(it.call("Wait", timeout=60))
+        await it.until(lambda: it.servicer.hung == 1)
+        closing = asyncio.create_task(it.channel.close(30))
+        await asyncio.sleep(0)
+        it.servicer.go_on.set()
+        assert await waiting == b"a"
+        await closing
+
+
+async def test_a_call_that_outlasts_the_grace_is_given_up(transport: Transport) -> None:
+    async with world(transport) as it:
+        hanging = asyncio.ensure_future(it.call("Hang", timeout=60))
+        await it.until(lambda: it.servicer.hung == 1)
+        await it.channel.close(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
 
 
 async def test_a_stream_of_answers(transport: Transport) -> None:
