@@ -1,6 +1,7 @@
 """Hypothesis profiles, and a word on what a run leaves out."""
 
 import gc
+import logging
 import sys
 import time
 from collections import Counter
@@ -53,6 +54,15 @@ GUARD: Final = CertainGuard()
 
 _left_out = pytest.StashKey[Counter[str]]()
 _left_out_files = pytest.StashKey[list[str]]()
+
+
+def is_of_this_test(record: logging.LogRecord) -> bool:
+    """Not what gRPC's poller, which all loops of a process share, still has for the loop of a test that is over."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed")
+
+
+logging.getLogger("asyncio").addFilter(is_of_this_test)
 
 
 def pytest_configure(config: pytest.Config) -> None:
