@@ -24,6 +24,7 @@ MAY_BE_MISSING: Final = re.compile(
     "|".join(
         (
             "PENSTOCK_DATA",  # published traces and measurements are not in this repository
+            "NVIDIA GPU",  # tests/cuda, and a benchmark
             "make test-console",  # Chromium and what drives it have a command of their own
         )
     )

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -345,6 +346,14 @@ def test_kv_throughput(tmp_path: Path) -> None:
     assert run.figures["bytes"] == 8 * 2**20
     assert are_measured(run.figures["headline"]["times_grpc"], run.figures["headline"]["bare_over_agent"])
     assert all(case in run.printed for case in cases)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
+def test_cuda_copies(tmp_path: Path) -> None:
+    run = Run(tmp_path, "cuda_copies", "--blocks", "32", "--rounds", "1")
+    assert json.loads(run.printed) == run.figures
+    assert {"out, device", "in, device", "out, pinned host", "in, pinned host"} <= run.figures["gb_per_s"].keys()
+    assert are_measured(*run.figures["gb_per_s"].values(), *run.figures["step_ms_median"].values())
 
 
 @needs_ucx

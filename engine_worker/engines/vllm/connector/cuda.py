@@ -26,7 +26,10 @@ class CudaAccelerator:
         return self._marked(self._stream)
 
     def device_buffer(self, nbytes: int) -> Any:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        # Of the copies' own stream: torch hands out at once what the engine's stream has freed, because whatever comes
+        # there next waits for the step that still reads it. A copy would not.
+        with torch.cuda.stream(self._stream):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def pinned_buffer(self, nbytes: int) -> Any:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()

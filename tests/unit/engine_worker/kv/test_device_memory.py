@@ -73,6 +73,22 @@ async def test_nothing_is_sent_before_the_engine_is_done_and_nothing_is_waited_f
     assert (transfer.target._regions[0][1] == 77).all()
 
 
+async def test_a_copy_that_ends_soon_is_noticed_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortest pause of an event loop is a millisecond, in which a GPU copies a hundred messages."""
+    gpu, pauses_s, turn = FakeGpu(), list[float](), asyncio.sleep
+    memory = device_memory(gpu, 1, sends=True)
+
+    async def sleep(pause_s: float) -> None:
+        pauses_s.append(pause_s)
+        if len(pauses_s) == 5:
+            gpu.copies.step()
+        await turn(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await memory.gather([Extent(0, 1, 2)], memory.staging(2 * BLOCK_BYTES))
+    assert pauses_s == [0] * 5
+
+
 async def test_scattered_blocks_of_a_region_are_one_copy() -> None:
     gpu = FakeGpu()
     memory = device_memory(gpu, 1, sends=True)
