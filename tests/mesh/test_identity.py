@@ -117,11 +117,12 @@ async def test_nobody_gets_in_without_an_identity_of_the_mesh(tmp_path: Path) ->
         given = json.loads(mesh.cli("audit", "--json").stdout)
         told = [(order["order"], order["who"], order["outcome"]) for order in given]
         operator = "spiffe://default/operator"
-        assert told == [
-            ("policy", operator, "done"),
-            ("policy", operator, "done"),
+        # The console's order and that which it has the scheduler carry out end at about the same time.
+        assert sorted(told) == [
             ("console", "key ops", "done"),
             ("drain", operator, "done"),
+            ("policy", operator, "done"),
+            ("policy", operator, "done"),
         ]
         assert mesh.stop() == 0
         assert not own.exists(), "nobody can join the next mesh with what is left of this one"
