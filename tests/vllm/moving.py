@@ -53,7 +53,7 @@ SETTINGS = VllmSettings(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sides() -> AsyncIterator[tuple[Side, Side]]:
     engines = VllmEngine(SETTINGS), VllmEngine(SETTINGS)
-    limits = await asyncio.gather(*(engine.start() for engine in engines))
+    limits = [await engine.start() for engine in engines]  # not at once: vLLM renews metrics of the whole process
     source, target = (
         Side(engine, EngineDriver(engine, limit, 60.0)) for engine, limit in zip(engines, limits, strict=True)
     )

@@ -123,7 +123,7 @@ async def sight(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sight
         others=("limit_mm_per_prompt.image=3",),
     )
     engines = VllmEngine(settings), VllmEngine(settings)
-    limits = await asyncio.gather(*(engine.start() for engine in engines))
+    limits = [await engine.start() for engine in engines]  # not at once: vLLM renews metrics of the whole process
     source, target = (
         Side(engine, EngineDriver(engine, limit, 60.0)) for engine, limit in zip(engines, limits, strict=True)
     )

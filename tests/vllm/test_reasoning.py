@@ -1,7 +1,6 @@
 """Reasoning with a grammar behind it: from the first token, after a recovery, after a live move; and preemption under a
 grammar."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -51,7 +50,7 @@ async def thinking(thinker: Path) -> AsyncIterator[tuple[Side, Side]]:
     large = replace(SETTINGS, model_path=str(thinker), reasoning_parser="deepseek_r1", max_model_len=MAX_MODEL_LEN)
     small = replace(large, kv_cache_memory_bytes=SMALL_BLOCKS * BLOCK_BYTES)
     engines = VllmEngine(large), VllmEngine(small)
-    limits = await asyncio.gather(*(engine.start() for engine in engines))
+    limits = [await engine.start() for engine in engines]  # not at once: vLLM renews metrics of the whole process
     first, second = (
         Side(engine, EngineDriver(engine, limit, 120.0)) for engine, limit in zip(engines, limits, strict=True)
     )
