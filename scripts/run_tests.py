@@ -108,6 +108,7 @@ def _run_part(part: Part, arguments: Sequence[str], run: Run) -> None:
             run.failures.append(f"FAILED {test['test']}{' ' + test['late'] if test['late'] else ''}")
         else:
             run.flaky.append(f"FLAKY {test['test']}: {test['late']}")
+    run.failures += [f"FAILED {test['test']} was running at the end" for test in tests if test["outcome"] == "running"]
     if status not in (0, 1, *([NONE_CHOSEN] if arguments else [])):
         run.failures.append(f"{part.name}: pytest ended with {status}")
     elif status and not failed:
@@ -143,7 +144,8 @@ def run_pytest(arguments: Sequence[str], limit_s: float) -> tuple[int, list[dict
                 _end(running)
                 raise
         lines = outcomes.read_text().splitlines() if outcomes.exists() else []
-    return status, [json.loads(line) for line in lines]
+    told = [json.loads(line) for line in lines]
+    return status, list({test["test"]: test for test in told}.values())
 
 
 def _end(running: "subprocess.Popen[bytes]") -> int:

@@ -46,7 +46,7 @@ class Soak:
         self.runs += 1
         self.tests = len(tests)
         for test in tests:
-            if test["outcome"] == "failed":
+            if test["outcome"] in ("failed", "running"):
                 (self.late if test["late"] else self.wrong)[test["test"]] += 1
         if status not in (0, 1) and not (status == NONE_CHOSEN and is_narrowed):
             self.broken.append(f"run {self.runs}: pytest ended with {status}")
@@ -56,7 +56,7 @@ class Soak:
         return bool(self.wrong or self.late or self.broken)
 
     def counts(self) -> dict[str, Any]:
-        """For `--json`."""
+        """What `--json` writes: by test, the runs in which it failed."""
         return {
             "runs": self.runs,
             "tests": self.tests,

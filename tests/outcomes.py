@@ -1,8 +1,9 @@
 """Says what failed as soon as it fails, and leaves what became of each test for `scripts/run_tests.py`.
 
-The file of `--outcomes` holds a JSON object for each test: `test` (its id), `outcome` (passed, failed or skipped),
-`seconds`, `late` (the wait that ran out, if nothing else was wrong) and `found` (what a seed found that must be mended
-but fails no run).
+The file of `--outcomes` holds JSON objects, written as tests begin and end: `test` (its id), `outcome` (running,
+passed, failed or skipped), `seconds`, `late` (the wait that ran out, if nothing else was wrong) and `found` (what a
+seed found that must be mended but fails no run). The last one of a test counts; what still runs there was running at
+the end.
 """
 
 import json
@@ -15,6 +16,7 @@ import pytest
 
 from tests.in_time import is_late
 
+RUNNING: Final = "running"
 LATE, FOUND = "late", "found"
 """Among the properties of a test's report."""
 
@@ -47,7 +49,12 @@ class Outcomes:
         """A file whose tests cannot even be found counts as a test that failed."""
         if report.failed and report.nodeid not in self._tests:  # each process of pytest-xdist looks for all tests
             self._test(report.nodeid)["outcome"] = "failed"
+            self._write(report.nodeid)
             self._print(f"\nFAILED NOW {report.nodeid} (collection)\n{report.longreprtext}")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A run that is ended in the midst says by this what it was at."""
+        self._write(nodeid, RUNNING)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up a test's set-up, call and teardown; print a failure at once."""
@@ -57,6 +64,8 @@ class Outcomes:
         test[LATE], test[FOUND] = said.get(LATE, test[LATE]), said.get(FOUND, test[FOUND])
         if report.failed or (report.skipped and test["outcome"] != "failed"):
             test["outcome"] = report.outcome
+        if report.failed or report.when == "teardown":
+            self._write(report.nodeid)
         if report.failed:
             self._print(f"\nFAILED NOW {report.nodeid} ({report.when})\n{report.longreprtext}")
             for title, text in report.sections:
@@ -66,14 +75,15 @@ class Outcomes:
         new = {"test": node_id, "outcome": "passed", "seconds": 0.0, LATE: "", FOUND: ""}
         return self._tests.setdefault(node_id, new)
 
+    def _write(self, node_id: str, outcome: str = "") -> None:
+        if (path := self._config.getoption("--outcomes")) is not None:
+            test = self._test(node_id)
+            with path.open("a") as lines:
+                lines.write(json.dumps({**test, "outcome": outcome or test["outcome"]}) + "\n")
+
     def _print(self, text: str) -> None:
         if terminal := self._config.pluginmanager.get_plugin("terminalreporter"):
             terminal.write_line(text, red=True)
-
-    def pytest_sessionfinish(self) -> None:
-        """Write them."""
-        if (path := self._config.getoption("--outcomes")) is not None:
-            path.write_text("".join(json.dumps(test) + "\n" for test in self._tests.values()))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -161,6 +161,11 @@ def test_more_late_tests_than_a_busy_machine_explains_are_red(monkeypatch: pytes
     assert tried == []
 
 
+def test_what_still_runs_when_a_part_is_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, tried = run_part(monkeypatch, "live", [outcome("a"), outcome("b", "running")])
+    assert (run.failures, tried) == (["FAILED b was running at the end"], [])
+
+
 def test_a_find_is_told_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = run_part(monkeypatch, "seeds", [outcome("seed", found="gave up early")])
     assert (run.failures, run.found) == ([], ["FOUND seed: gave up early"])
