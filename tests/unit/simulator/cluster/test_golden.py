@@ -70,7 +70,7 @@ MANY_LONG = [replace(each, arrival_s=each.arrival_s / 3, output_tokens=700) for 
         ("lmetric", NAMELESS, ClusterConfig(4, ROOMY), 0, "5c8157a674e328ce"),
         ("lmetric", MANY_LONG, ClusterConfig(4, CONFIG, report_interval_ms=64.0), 156, "b44480eb68122680"),
         ("lmetric_hotspot", workload(), ClusterConfig(4, ROOMY, failures=FAILURES), 0, "52d61acfaff731d8"),
-        ("penstock", LONG_ANSWERS, ClusterConfig(4, ROOMY), 0, "466768ffadb1debf"),
+        ("penstock", LONG_ANSWERS, ClusterConfig(4, ROOMY), 0, "4ed2fc25db50a769"),
         ("linear", LONG_ANSWERS, ClusterConfig(3, CONFIG, report_interval_ms=0.0), 6, "c7474e43b4a75e28"),
         ("arrow", LONG_ANSWERS, ClusterConfig(4, ROOMY), 0, "a326d966ce530bfe"),
         (
