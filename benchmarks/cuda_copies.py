@@ -23,14 +23,15 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from engine_worker.engines.vllm.connector.cuda import CudaAccelerator
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.device_memory import DeviceMemory
-from engine_worker.kv.plan import Extent
-from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.plan import RegionBlocks
+from engine_worker.kv.settings import GATHERED_BYTES, KvTransferSettings
 from engine_worker.kv.ucx_environment import has_cuda_transport, load_ucx
 from mesh.runtime import SystemClock, SystemEntropy
 
@@ -72,24 +73,28 @@ def regions(blocks: int) -> list[torch.Tensor]:
     return [torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda") for _ in range(LAYERS)]
 
 
-def messages(chosen: Sequence[int]) -> list[list[Extent]]:
-    """Extents of each message."""
+def messages(chosen: Sequence[int]) -> list[list[RegionBlocks]]:
+    """The blocks of each message."""
     return [
-        [Extent(layer, block, 1) for block in chosen[first : first + MESSAGE_BLOCKS]]
+        [RegionBlocks(layer, np.array(chosen[first : first + MESSAGE_BLOCKS]))]
         for layer in range(LAYERS)
         for first in range(0, len(chosen), MESSAGE_BLOCKS)
     ]
 
 
-async def copied(memory: DeviceMemory, parts: Sequence[list[Extent]], *, leaves: bool) -> float:
+def blocks_in(message: Sequence[RegionBlocks]) -> int:
+    return sum(len(each.ids) for each in message)
+
+
+async def copied(memory: DeviceMemory, parts: Sequence[list[RegionBlocks]], *, leaves: bool) -> float:
     """GB/s of all messages, one after another, out of the blocks or into them."""
     buffer = memory.staging(MESSAGE_BLOCKS * BLOCK_BYTES)
     began_s = time.perf_counter()
     for part in parts:
-        content = buffer[: len(part) * BLOCK_BYTES]
+        content = buffer[: blocks_in(part) * BLOCK_BYTES]
         await (memory.gather(part, content) if leaves else memory.scatter(part, content))
     took_s = time.perf_counter() - began_s
-    return sum(map(len, parts)) * BLOCK_BYTES / took_s / 1e9
+    return sum(map(blocks_in, parts)) * BLOCK_BYTES / took_s / 1e9
 
 
 def step_ms() -> list[float]:
@@ -106,7 +111,7 @@ def step_ms() -> list[float]:
     return [before.elapsed_time(after) for before, after in pairwise(marks[5:])]
 
 
-def steps_beside_copies(agent: Agent, memory: DeviceMemory, parts: Sequence[list[Extent]]) -> list[float]:
+def steps_beside_copies(agent: Agent, memory: DeviceMemory, parts: Sequence[list[RegionBlocks]]) -> list[float]:
     """The same, while blocks are gathered without a break."""
     is_over = Event()
 
@@ -124,7 +129,7 @@ def steps_beside_copies(agent: Agent, memory: DeviceMemory, parts: Sequence[list
 
 async def pulled(source: DeviceMemory, target: DeviceMemory, chosen: Sequence[int]) -> float:
     """GB/s of one pull, after one that opens connections."""
-    settings, clock = KvTransferSettings(device="cuda"), SystemClock()
+    settings, clock = KvTransferSettings(device="cuda", gathered_bytes=GATHERED_BYTES["cuda"]), SystemClock()
     agents = [
         KvTransferAgent(memory, settings, clock, SystemEntropy(), agent_id=name)
         for name, memory in (("source", source), ("target", target))

@@ -5,7 +5,8 @@
 Compares the KV transfer agent with gRPC streaming of the same bytes (1 MiB messages) and with the bare UCX binding
 (ucxx's own asyncio interface, tag messages, its best progress mode and message size). Methods take turns, so that
 what else the machine does falls on all of them; the figures are medians, and the ratios are of one run. CPU is that
-of both processes together. What one thread copies within a process is measured in the same turns.
+of both processes together. What one thread copies within a process is measured in the same turns. `--gpu` measures
+the agent with its blocks in the memory of the first GPU, which the two processes share.
 """
 
 import json
@@ -24,8 +25,10 @@ from typing import Any
 import click
 
 from benchmarks.kv_throughput_process import BLOCK_BYTES, REGIONS
+from engine_worker.kv.settings import GATHERED_BYTES
 
 SHARED_MEMORY = "tcp,posix,sysv,self"
+CUDA = f"{SHARED_MEMORY},cuda"
 AT_LEAST_TIMES_GRPC = 4.0
 WITHIN_TIMES_BARE = 1.5
 
@@ -184,6 +187,29 @@ def sweep() -> list[Case]:
     return [*cases, Case("agent shm, scattered, each in place", "agent", SHARED_MEMORY, in_place, "scattered")]
 
 
+def on_gpu() -> list[Case]:
+    """Between memories of the first GPU, which both processes use, and by way of the host's."""
+    cases = []
+    for transports, label in ((CUDA, "cuda"), (SHARED_MEMORY, "pinned host")):
+        options: dict[str, Any] = {"device": "cuda", "gathered_bytes": GATHERED_BYTES["cuda"]}
+        cases += [
+            Case(f"agent {label}, contiguous", "agent", transports, options),
+            Case(f"agent {label}, scattered", "agent", transports, options, "scattered"),
+            Case(f"agent {label}, scattered, 3 parallel", "agent", transports, options, "scattered", 3),
+        ]
+        cases += [
+            Case(
+                f"agent {label}, scattered, {size} MiB",
+                "agent",
+                transports,
+                options | {"gathered_bytes": size * 2**20, "message_bytes": max(size, 4) * 2**20},
+                "scattered",
+            )
+            for size in (1, 16)
+        ]
+    return cases
+
+
 def chosen(cases: list[Case], patterns: Sequence[str]) -> list[Case]:
     """Those whose name matches one of the patterns; all without any. Raises `UsageError` if none does."""
     matching = [case for case in cases if not patterns or any(fnmatch(case.name, each) for each in patterns)]
@@ -232,10 +258,18 @@ def print_table(results: list[Result]) -> None:
 @click.option("--blocks", default=256, show_default=True, help="Of 1 MiB, moved by each pull.")
 @click.option("--case", "patterns", multiple=True, help="Only cases of this name; may have * in it. Repeat for more.")
 @click.option("--sweep", "is_sweep", is_flag=True, help="The agent's message sizes and windows instead.")
+@click.option("--gpu", "is_on_gpu", is_flag=True, help="The agent with KV in a GPU's memory instead.")
 def main(
-    json_path: Path | None, rounds: int, pulls: int, blocks: int, patterns: tuple[str, ...], is_sweep: bool
+    json_path: Path | None,
+    rounds: int,
+    pulls: int,
+    blocks: int,
+    patterns: tuple[str, ...],
+    is_sweep: bool,
+    is_on_gpu: bool,
 ) -> None:
-    results = measure(chosen(sweep() if is_sweep else comparison(), patterns), rounds, pulls, blocks)
+    cases = on_gpu() if is_on_gpu else sweep() if is_sweep else comparison()
+    results = measure(chosen(cases, patterns), rounds, pulls, blocks)
     print_table(results)
     result: dict[str, Any] = {
         "benchmark": "kv_throughput",

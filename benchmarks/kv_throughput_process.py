@@ -16,9 +16,10 @@ import numpy as np
 
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
-from engine_worker.kv.memory import RegionMemory
+from engine_worker.kv.device_memory import DeviceMemory
+from engine_worker.kv.memory import KvMemory, RegionMemory
 from engine_worker.kv.settings import KvTransferSettings
-from engine_worker.kv.ucx_environment import load_ucx
+from engine_worker.kv.ucx_environment import has_cuda_transport, load_ucx
 from mesh.rpc.limits import CHANNEL_OPTIONS, SERVER_OPTIONS
 from mesh.runtime import SystemClock, SystemEntropy
 
@@ -46,10 +47,9 @@ class AgentMover:
     def __init__(self, memory: np.ndarray, options: dict[str, Any]) -> None:
         regions = memory.reshape(REGIONS, -1, BLOCK_BYTES)
         self._blocks = regions.shape[1]
-        kv_memory = RegionMemory(list(regions), model="m", dtype="uint8", block_tokens=16)
-        self._agent = KvTransferAgent(
-            kv_memory, KvTransferSettings(**options), SystemClock(), SystemEntropy(), agent_id="benchmark"
-        )
+        settings = KvTransferSettings(**options)
+        kv_memory = _on_gpu(regions) if settings.device == "cuda" else _on_host(regions)
+        self._agent = KvTransferAgent(kv_memory, settings, SystemClock(), SystemEntropy(), agent_id="benchmark")
 
     async def start(self) -> int:
         port = await self._agent.start()
@@ -71,6 +71,30 @@ class AgentMover:
                 for first in range(0, self._blocks, share)
             )
         )
+
+
+def _on_host(regions: np.ndarray) -> KvMemory:
+    return RegionMemory(list(regions), model="m", dtype="uint8", block_tokens=16)
+
+
+def _on_gpu(regions: np.ndarray) -> KvMemory:
+    """A copy of the regions in the memory of the first GPU; by way of the host's where UCX has no CUDA transport."""
+    import torch
+
+    from engine_worker.engines.vllm.connector.cuda import CudaAccelerator
+
+    accelerator = CudaAccelerator(torch.device("cuda", 0))
+    accelerator.use_in_this_thread()
+    copies = [torch.from_numpy(region).cuda() for region in regions]
+    torch.cuda.synchronize()
+    return DeviceMemory(
+        copies,
+        accelerator,
+        sends_device_memory=has_cuda_transport(load_ucx("cuda")),
+        model="m",
+        dtype="uint8",
+        block_tokens=16,
+    )
 
 
 class GrpcMover:

@@ -3,8 +3,10 @@
 import logging
 import platform
 import subprocess
-from collections.abc import Sequence
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +38,11 @@ class Accelerator(Protocol):
     def pinned_buffer(self, nbytes: int) -> Any:
         """Bytes in page-locked host memory, as a NumPy array."""
 
-    def gather_rows(self, source: Any, rows: Sequence[int], into: Any) -> None:
+    def gather_rows(self, source: Any, rows: NDArray[np.int64], into: Any) -> None:
         """Begin to copy rows of an array in the GPU's memory, one after another, into a buffer of either kind. A row
         may be a matrix, and may have gaps."""
 
-    def scatter_rows(self, content: Any, rows: Sequence[int], target: Any) -> None:
+    def scatter_rows(self, content: Any, rows: NDArray[np.int64], target: Any) -> None:
         """Begin to copy a buffer of either kind into rows of an array in the GPU's memory."""
 
 

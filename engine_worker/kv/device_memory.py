@@ -11,8 +11,8 @@ from typing import Any
 
 from engine_worker.device import Accelerator, Mark
 from engine_worker.kv.layout import Region
-from engine_worker.kv.memory import Buffer, RegionMemory
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.memory import Buffer, RegionMemory, cut
+from engine_worker.kv.plan import RegionBlocks
 
 _EAGER_LOOKS = 50
 """Looks at an event between which the event loop turns once: a message of 1 MiB is copied within a few of them."""
@@ -67,14 +67,14 @@ class DeviceMemory(RegionMemory):
         if self._engine_mark is not None:
             await _reached(self._engine_mark)
 
-    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
-        for region, rows, begin, end in self._rows(extents):
-            self._accelerator.gather_rows(self._regions[region], rows, into[begin:end])
+    async def gather(self, blocks: Sequence[RegionBlocks], into: Buffer) -> None:
+        for (region, ids), content in cut(blocks, self.layout.region_block_bytes, into):
+            self._accelerator.gather_rows(self._regions[region], ids, content)
         await _reached(self._accelerator.mark_copies())
 
-    async def scatter(self, extents: Sequence[Extent], content: Buffer) -> None:
-        for region, rows, begin, end in self._rows(extents):
-            self._accelerator.scatter_rows(content[begin:end], rows, self._regions[region])
+    async def scatter(self, blocks: Sequence[RegionBlocks], content: Buffer) -> None:
+        for (region, ids), piece in cut(blocks, self.layout.region_block_bytes, content):
+            self._accelerator.scatter_rows(piece, ids, self._regions[region])
         await _reached(self._accelerator.mark_copies())
 
 

@@ -1,9 +1,7 @@
 """The KV memory of an engine, as the agent reads and writes it."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from itertools import groupby
 from math import prod
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -12,7 +10,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from engine_worker.kv.layout import KvLayout, Region
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import RegionBlocks
 from engine_worker.kv.regions import Part, part_block_bytes
 from mesh.errors import ConfigurationError
 
@@ -40,10 +38,10 @@ class KvMemory(Protocol):
     async def ready(self) -> None:
         """Return once the engine has done what it had begun with its blocks when they were exported or reserved."""
 
-    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
+    async def gather(self, blocks: Sequence[RegionBlocks], into: Buffer) -> None:
         """Copy blocks, one after another, into a staging buffer."""
 
-    async def scatter(self, extents: Sequence[Extent], content: Buffer) -> None:
+    async def scatter(self, blocks: Sequence[RegionBlocks], content: Buffer) -> None:
         """Copy blocks out of a staging buffer. May raise `KvBlockCorrupt`."""
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
@@ -54,35 +52,7 @@ class KvMemory(Protocol):
         regions."""
 
 
-class HostMemory(ABC):
-    """What memories have in common whose blocks are copied by the processor: by `read` and `write`, at once."""
-
-    layout: KvLayout
-
-    @abstractmethod
-    def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        """Copy consecutive blocks into a buffer."""
-
-    @abstractmethod
-    def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
-        """Copy a buffer into consecutive blocks."""
-
-    def staging(self, nbytes: int) -> Buffer:
-        return np.empty(nbytes, np.uint8)
-
-    async def ready(self) -> None:  # noqa: B027 - nothing to wait for is an answer
-        """At once: what is written to host memory is there when the call returns."""
-
-    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
-        for extent, content in _cut(self.layout, extents, into):
-            self.read(*extent, content)
-
-    async def scatter(self, extents: Sequence[Extent], content: Buffer) -> None:
-        for extent, piece in _cut(self.layout, extents, content):
-            self.write(*extent, piece)
-
-
-class RegionMemory(HostMemory):
+class RegionMemory:
     """The `KvMemory` of blocks in arrays: of each region a matrix of uint8, blocks x bytes of a block, with any stride
     between blocks. A block of which some heads lie in several pieces is a matrix itself: pieces x bytes.
 
@@ -135,41 +105,28 @@ class RegionMemory(HostMemory):
             return None
         return self._regions[region][first_block : first_block + count].reshape(-1)
 
-    def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        """Copy consecutive blocks into a buffer."""
-        blocks = self._regions[region][first_block : first_block + count]
-        into.reshape(blocks.shape)[:] = blocks
+    def staging(self, nbytes: int) -> Buffer:
+        return np.empty(nbytes, np.uint8)
 
-    def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
-        """Copy a buffer into consecutive blocks."""
-        blocks = self._regions[region][first_block : first_block + count]
-        blocks[:] = content.reshape(blocks.shape)
+    async def ready(self) -> None:
+        """At once: what is written to host memory is there when the call returns."""
 
-    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
-        for region, rows, begin, end in self._rows(extents):
-            blocks = self._regions[region]
-            target = into[begin:end].reshape(-1, *blocks.shape[1:])
-            if max(rows) >= self.blocks:
-                raise IndexError(f"block {max(rows)} is asked for, and there are {self.blocks}")
-            if blocks.flags.c_contiguous:
+    async def gather(self, blocks: Sequence[RegionBlocks], into: Buffer) -> None:
+        for (region, ids), content in cut(blocks, self.layout.region_block_bytes, into):
+            source = self._regions[region]
+            target = content.reshape(-1, *source.shape[1:])
+            if ids.min() < 0 or ids.max() >= self.blocks:
+                raise IndexError(f"blocks {ids.min()} to {ids.max()} are asked for, and there are {self.blocks}")
+            if source.flags.c_contiguous:
                 # With mode="raise" NumPy would copy it all once more, into a buffer of its own.
-                np.take(blocks, rows, axis=0, out=target, mode="clip")
+                np.take(source, ids, axis=0, out=target, mode="clip")
             else:  # of which `take` would copy all of the memory
-                target[...] = blocks[rows]
+                target[...] = source[ids]
 
-    async def scatter(self, extents: Sequence[Extent], content: Buffer) -> None:
-        for region, rows, begin, end in self._rows(extents):
-            blocks = self._regions[region]
-            blocks[rows] = content[begin:end].reshape(-1, *blocks.shape[1:])
-
-    def _rows(self, extents: Sequence[Extent]) -> Iterator[tuple[int, list[int], int, int]]:
-        """Of each region: its blocks, and where they are in the buffer; one copy each, however scattered they lie."""
-        offset = 0
-        for region, theirs in groupby(extents, lambda extent: extent.region):
-            rows = [row for each in theirs for row in range(each.first_block, each.first_block + each.blocks)]
-            end = offset + len(rows) * self.layout.region_block_bytes[region]
-            yield region, rows, offset, end
-            offset = end
+    async def scatter(self, blocks: Sequence[RegionBlocks], content: Buffer) -> None:
+        for (region, ids), piece in cut(blocks, self.layout.region_block_bytes, content):
+            target = self._regions[region]
+            target[ids] = piece.reshape(-1, *target.shape[1:])
 
     def part(self, parts: Sequence[Part]) -> Self:
         layout, named = self.layout, self.layout.regions
@@ -197,7 +154,7 @@ class RegionMemory(HostMemory):
         return int(region.strides[0] if isinstance(region, np.ndarray) else region.stride(0))
 
 
-class BlockBytesMemory(HostMemory):
+class BlockBytesMemory:
     """The `KvMemory` of an engine that hands out and takes in blocks as bytes; always staged. For the simulated
     engine."""
 
@@ -219,16 +176,23 @@ class BlockBytesMemory(HostMemory):
     def view(self, region: int, first_block: int, count: int) -> None:
         """Always None: the engine's blocks cannot be read or written in place."""
 
-    def read(self, region: int, first_block: int, count: int, into: Buffer) -> None:
-        """Have the engine hand out consecutive blocks."""
-        rows = into.reshape(count, -1)
-        for index in range(count):
-            rows[index] = np.frombuffer(self._read_block(first_block + index), np.uint8)
+    def staging(self, nbytes: int) -> Buffer:
+        return np.empty(nbytes, np.uint8)
 
-    def write(self, region: int, first_block: int, count: int, content: Buffer) -> None:
-        """Have the engine take in consecutive blocks."""
-        for index, row in enumerate(content.reshape(count, -1)):
-            self._write_block(first_block + index, row.tobytes())
+    async def ready(self) -> None:
+        """At once: the engine is asked block by block."""
+
+    async def gather(self, blocks: Sequence[RegionBlocks], into: Buffer) -> None:
+        for block, content in self._each(blocks, into):
+            content[:] = np.frombuffer(self._read_block(block), np.uint8)
+
+    async def scatter(self, blocks: Sequence[RegionBlocks], content: Buffer) -> None:
+        for block, piece in self._each(blocks, content):
+            self._write_block(block, piece.tobytes())
+
+    def _each(self, blocks: Sequence[RegionBlocks], buffer: Buffer) -> Iterator[tuple[int, Buffer]]:
+        for (_, ids), pieces in cut(blocks, self.layout.region_block_bytes, buffer):
+            yield from zip(ids.tolist(), pieces.reshape(len(ids), -1), strict=True)
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
         content: NDArray[np.uint8] = buffer
@@ -249,10 +213,12 @@ def _heads(region: Any, named: Region, part: Part) -> Any:
     return region.reshape(region.shape[0], named.runs, -1)[:, :, first:end]
 
 
-def _cut(layout: KvLayout, extents: Sequence[Extent], buffer: Buffer) -> Iterator[tuple[Extent, Buffer]]:
-    """Each extent with its part of the buffer."""
+def cut(
+    blocks: Sequence[RegionBlocks], region_block_bytes: Sequence[int], buffer: Buffer
+) -> Iterator[tuple[RegionBlocks, Buffer]]:
+    """Blocks of each region with their part of a staging buffer."""
     offset = 0
-    for extent in extents:
-        end = offset + extent.blocks * layout.region_block_bytes[extent.region]
-        yield extent, buffer[offset:end]
+    for each in blocks:
+        end = offset + len(each.ids) * region_block_bytes[each.region]
+        yield each, buffer[offset:end]
         offset = end

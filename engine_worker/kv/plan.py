@@ -1,11 +1,15 @@
 """Which bytes travel in which message. Pure: both sides compute it and need not tell each other."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mesh.errors import KvTransferRefused
+
+BlockIds: TypeAlias = NDArray[np.int64]
 
 
 class Run(NamedTuple):
@@ -16,20 +20,17 @@ class Run(NamedTuple):
     blocks: int
 
 
-class Piece(NamedTuple):
-    """Blocks of a run in one region."""
+class RegionBlocks(NamedTuple):
+    """Blocks of one region, in the order in which they travel."""
 
     region: int
-    run: int
-    first_block: int
-    """Counted from the run's first."""
-    blocks: int
+    ids: BlockIds
 
 
 class Message(NamedTuple):
-    """The blocks that one message carries, in this order."""
+    """The blocks that one message carries, of one region after another."""
 
-    pieces: tuple[Piece, ...]
+    blocks: tuple[RegionBlocks, ...]
     nbytes: int
 
 
@@ -70,53 +71,76 @@ class Packing(msgspec.Struct, frozen=True):
     direct_bytes: int
 
 
-def plan_messages(run_blocks: Sequence[int], region_block_bytes: Sequence[int], packing: Packing) -> Iterator[Message]:
-    """The messages of runs that have so many blocks each, region by region.
+def plan_messages(
+    runs: Sequence[tuple[int, int]], region_block_bytes: Sequence[int], packing: Packing
+) -> Iterator[Message]:
+    """The messages of runs, each a first block and a number of blocks, region by region.
 
     A run that is at least `direct_bytes` long in a region is cut into messages of its own, so that it can travel
     without a copy. Shorter ones are packed together. No message carries part of a block's bytes in a region, so
-    none of these must be larger than `message_bytes`.
+    none of these must be larger than `message_bytes`. Which run travels in which message follows from the numbers of
+    blocks alone, which both sides have; where the runs begin is each side's own.
     """
-    packed: list[Piece] = []
+    orders = {block_bytes: _Order(runs, block_bytes, packing) for block_bytes in set(region_block_bytes)}
+    packed: list[RegionBlocks] = []
     packed_bytes = 0
     for region, block_bytes in enumerate(region_block_bytes):
-        for run, blocks in enumerate(run_blocks):
-            nbytes = blocks * block_bytes
-            if nbytes >= packing.direct_bytes:
-                yield from _cut(region, run, blocks, block_bytes, packing.message_bytes)
-                continue
-            if packed_bytes + nbytes > packing.gathered_bytes:
+        order = orders[block_bytes]
+        first, long = 0, 0
+        while first < len(order.short):
+            end = order.last_within(first, packing.gathered_bytes - packed_bytes)
+            if end > first:
+                blocks = order.blocks(first, end)
+                packed.append(RegionBlocks(region, blocks))
+                packed_bytes += len(blocks) * block_bytes
+                first = end
+            if end < len(order.short):
+                while long < len(order.long) and order.long[long] < order.short[end]:
+                    yield from order.cut(region, long)
+                    long += 1
                 yield Message(tuple(packed), packed_bytes)
                 packed, packed_bytes = [], 0
-            packed.append(Piece(region, run, 0, blocks))
-            packed_bytes += nbytes
+        for each in range(long, len(order.long)):
+            yield from order.cut(region, each)
     if packed:
         yield Message(tuple(packed), packed_bytes)
 
 
-def _cut(region: int, run: int, run_blocks: int, block_bytes: int, message_bytes: int) -> Iterator[Message]:
-    step = message_bytes // block_bytes
-    for first_block in range(0, run_blocks, step):
-        blocks = min(step, run_blocks - first_block)
-        yield Message((Piece(region, run, first_block, blocks),), blocks * block_bytes)
+class _Order:
+    """The runs in regions whose blocks have so many bytes: which are short, and their blocks one after another.
 
+    In arrays, because a transfer has thousands of blocks: with one Python object for each block of each region, a plan
+    took each side six times as long, and a GPU's copies wait for it.
+    """
 
-class Extent(NamedTuple):
-    """Blocks of one region that are consecutive on one side."""
+    def __init__(self, runs: Sequence[tuple[int, int]], block_bytes: int, packing: Packing) -> None:
+        starts, counts = np.array(runs, np.int64).reshape(-1, 2).T
+        is_long = counts * block_bytes >= packing.direct_bytes
+        self.short, self.long = np.flatnonzero(~is_long), np.flatnonzero(is_long)
+        """Numbers of the runs."""
+        self._block_bytes = block_bytes
+        self._message_blocks = packing.message_bytes // block_bytes
+        self._long_runs = [runs[number] for number in self.long]
+        counts = counts[self.short]
+        self._ends = np.cumsum(counts)
+        """Where each of the short runs ends in `_blocks`."""
+        firsts = starts[self.short] - (self._ends - counts)
+        self._blocks: BlockIds = np.repeat(firsts, counts) + np.arange(counts.sum())
 
-    region: int
-    first_block: int
-    blocks: int
+    def last_within(self, first: int, nbytes: int) -> int:
+        """The end of the short runs from `first` on that have so many bytes together, or less."""
+        return int(np.searchsorted(self._ends, self._begin(first) + nbytes // self._block_bytes, side="right"))
 
+    def blocks(self, first: int, end: int) -> BlockIds:
+        """Those of some of the short runs."""
+        return self._blocks[self._begin(first) : self._ends[end - 1]]
 
-def extents(message: Message, run_starts: Sequence[int]) -> list[Extent]:
-    """Where a message's bytes lie on the side where the runs begin at these blocks."""
-    found: list[Extent] = []
-    for piece in message.pieces:
-        first = run_starts[piece.run] + piece.first_block
-        last = found[-1] if found else None
-        if last is not None and last.region == piece.region and last.first_block + last.blocks == first:
-            found[-1] = Extent(last.region, last.first_block, last.blocks + piece.blocks)
-        else:
-            found.append(Extent(piece.region, first, piece.blocks))
-    return found
+    def cut(self, region: int, number: int) -> Iterator[Message]:
+        """The messages of a long run."""
+        start, count = self._long_runs[number]
+        for first in range(start, start + count, self._message_blocks):
+            blocks = np.arange(first, min(first + self._message_blocks, start + count))
+            yield Message((RegionBlocks(region, blocks),), len(blocks) * self._block_bytes)
+
+    def _begin(self, first: int) -> int:
+        return int(self._ends[first - 1]) if first else 0

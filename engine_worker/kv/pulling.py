@@ -10,19 +10,19 @@ from xxhash import xxh3_64_intdigest
 from engine_worker.kv.connection import Connection
 from engine_worker.kv.memory import Buffer, KvMemory
 from engine_worker.kv.messages import Cancel, Failed, Grant, Pull
-from engine_worker.kv.plan import Extent, Message, Run, extents, plan_messages
+from engine_worker.kv.plan import Message, Run, plan_messages
 from engine_worker.kv.staging import StagingRing, place
 from mesh.errors import KvBlockCorrupt, KvTransferFailed, KvTransferRefused, PenstockError
 from mesh.invariants import invariants
 
 
 class _Receiving:
-    __slots__ = ("buffer", "extents", "future", "is_staged")
+    __slots__ = ("buffer", "future", "is_staged", "message")
 
-    def __init__(self, future: asyncio.Future[None], buffer: Buffer, where: list[Extent], is_staged: bool) -> None:
+    def __init__(self, future: asyncio.Future[None], buffer: Buffer, message: Message, is_staged: bool) -> None:
         self.future = future
         self.buffer = buffer
-        self.extents = where
+        self.message = message
         self.is_staged = is_staged
 
 
@@ -40,11 +40,8 @@ class RunningPull:
         self._connection = connection
         self._memory = memory
         self._grace_s = grace_s
-        self._starts = [run.target_block for run in runs]
         self._messages = plan_messages(
-            [run.blocks for run in runs],
-            memory.layout.region_block_bytes,
-            request.packing,
+            [(run.target_block, run.blocks) for run in runs], memory.layout.region_block_bytes, request.packing
         )
         self._is_asked = False
         self._is_cancelled = False
@@ -155,13 +152,12 @@ class RunningPull:
             self._post(message, ring)
 
     def _post(self, message: Message, ring: StagingRing) -> None:
-        where = extents(message, self._starts)
-        buffer = place(self._memory, where)
+        buffer = place(self._memory, message)
         is_staged = buffer is None
         if is_staged:
             buffer = ring.buffer(self._posted, message.nbytes)
         future = self._connection.receive_data(self.request.transfer, buffer)
-        self._receiving.append(_Receiving(future, buffer, where, is_staged))
+        self._receiving.append(_Receiving(future, buffer, message, is_staged))
         self._posted += 1
 
     def _grant(self, window_messages: int) -> None:
@@ -186,7 +182,7 @@ class RunningPull:
             if self.request.checksums:
                 self._digests.append(xxh3_64_intdigest(self._memory.host_bytes(receiving.buffer)))
             if receiving.is_staged:
-                await self._memory.scatter(receiving.extents, receiving.buffer)
+                await self._memory.scatter(receiving.message.blocks, receiving.buffer)
         except Exception as error:  # noqa: BLE001  the caller gets it when the transfer has come to rest
             self.stop(error)
 

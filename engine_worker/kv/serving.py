@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 from engine_worker.kv.connection import Connection
 from engine_worker.kv.memory import Buffer, KvMemory
 from engine_worker.kv.messages import MAX_DIGESTS, Digests, Done, Failed, Pull
-from engine_worker.kv.plan import Message, extents, plan_messages
+from engine_worker.kv.plan import Message, plan_messages
 from engine_worker.kv.regions import part_block_bytes, part_refusal
 from engine_worker.kv.staging import StagingRing, place
 
@@ -27,6 +27,11 @@ def request_refusal(request: Pull, memory: KvMemory, message_bytes: int) -> str:
         return (
             f"messages of {packing.message_bytes} bytes are asked for and {message_bytes} is the largest here: give "
             "all workers one message_bytes"
+        )
+    if not 1 <= packing.direct_bytes <= packing.gathered_bytes:
+        return (
+            f"runs of less than {packing.direct_bytes} bytes are asked for in messages of {packing.gathered_bytes}; "
+            "direct_bytes is from 1 to gathered_bytes"
         )
     if sum(count for _, count in request.runs) > memory.blocks:
         return f"more blocks are asked for than there are ({memory.blocks})"
@@ -112,13 +117,7 @@ class ServedPull:
 
     async def _send_blocks(self, ring: StagingRing, window_messages: int) -> None:
         layout, request = self._memory.layout, self.request
-        starts = [first for first, _ in request.runs]
-        messages = plan_messages(
-            [count for _, count in request.runs],
-            layout.region_block_bytes,
-            request.packing,
-        )
-        for message in messages:
+        for message in plan_messages(request.runs, layout.region_block_bytes, request.packing):
             while self._sent >= self._granted and self._failure is None:
                 self._changed.clear()
                 await self._changed.wait()
@@ -126,19 +125,18 @@ class ServedPull:
                 await self._sending.popleft()
             if self._failure is not None:
                 return
-            buffer = await self._content(message, starts, ring)
+            buffer = await self._content(message, ring)
             if request.checksums:
                 self._add_digest(xxh3_64_intdigest(self._memory.host_bytes(buffer)))
             self._sending.append(self._connection.send_data(request.transfer, buffer))
             self._sent += 1
         self._send_digests()
 
-    async def _content(self, message: Message, starts: list[int], ring: StagingRing) -> Buffer:
-        where = extents(message, starts)
-        buffer = None if self.request.is_copied else place(self._memory, where)
+    async def _content(self, message: Message, ring: StagingRing) -> Buffer:
+        buffer = None if self.request.is_copied else place(self._memory, message)
         if buffer is None:
             buffer = ring.buffer(self._sent, message.nbytes)
-            await self._memory.gather(where, buffer)
+            await self._memory.gather(message.blocks, buffer)
         return buffer
 
     def _add_digest(self, digest: int) -> None:

@@ -1,7 +1,9 @@
 """Staging buffers: bounded, reused, made when first needed."""
 
+import numpy as np
+
 from engine_worker.kv.memory import Buffer, KvMemory
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import Message
 
 
 class StagingRing:
@@ -23,6 +25,11 @@ class StagingRing:
         return buffer[:nbytes]
 
 
-def place(memory: KvMemory, extents: list[Extent]) -> Buffer | None:
-    """The blocks in place if they lie in one piece."""
-    return memory.view(*extents[0]) if len(extents) == 1 else None
+def place(memory: KvMemory, message: Message) -> Buffer | None:
+    """The message's blocks in place if they lie in one piece."""
+    if len(message.blocks) > 1:
+        return None
+    ((region, ids),) = message.blocks
+    if ids[-1] - ids[0] != len(ids) - 1 or (np.diff(ids) != 1).any():
+        return None
+    return memory.view(region, int(ids[0]), len(ids))

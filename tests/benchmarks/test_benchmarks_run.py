@@ -24,6 +24,7 @@ from tests.unit.simulator.cascade.instance_profiles import profile_of
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 300.0
 needs_ucx = pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="needs UCX: pip install '.[kv]'")
+needs_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
 
 
 class Run:
@@ -337,18 +338,24 @@ def test_disaggregation(tmp_path: Path) -> None:
 
 
 @needs_ucx
-def test_kv_throughput(tmp_path: Path) -> None:
-    cases = ("grpc, 1 MiB messages", "agent shm, contiguous", "bare shm, polling, 1 MiB messages")
+@pytest.mark.parametrize(
+    ("memory", "cases"),
+    [
+        ([], ("grpc, 1 MiB messages", "agent shm, contiguous", "bare shm, polling, 1 MiB messages")),
+        pytest.param(["--gpu"], ("agent cuda, scattered", "agent pinned host, scattered"), marks=needs_gpu),
+    ],
+)
+def test_kv_throughput(tmp_path: Path, memory: list[str], cases: tuple[str, ...]) -> None:
     chosen = [word for case in cases for word in ("--case", case)]
-    run = Run(tmp_path, "kv_throughput", "--rounds", "1", "--pulls", "1", "--blocks", "8", *chosen)
+    run = Run(tmp_path, "kv_throughput", *memory, "--rounds", "1", "--pulls", "1", "--blocks", "8", *chosen)
     assert {result["case"]["name"] for result in run.figures["results"]} == set(cases)
     assert all(are_measured(result["gb_per_s"], result["cpu_s_per_gb"]) for result in run.figures["results"])
     assert run.figures["bytes"] == 8 * 2**20
-    assert are_measured(run.figures["headline"]["times_grpc"], run.figures["headline"]["bare_over_agent"])
+    assert memory or are_measured(run.figures["headline"]["times_grpc"], run.figures["headline"]["bare_over_agent"])
     assert all(case in run.printed for case in cases)
 
 
-@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
+@needs_gpu
 def test_cuda_copies(tmp_path: Path) -> None:
     run = Run(tmp_path, "cuda_copies", "--blocks", "32", "--rounds", "1")
     assert json.loads(run.printed) == run.figures

@@ -13,7 +13,7 @@ import pytest
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.device_memory import DeviceMemory
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import RegionBlocks
 from engine_worker.kv.settings import KvTransferSettings
 from mesh.runtime import SystemClock, SystemEntropy
 
@@ -75,8 +75,9 @@ def regions(seed: int) -> list[Any]:
     return [*made, gaps[:, 0]]
 
 
-def extents(blocks: Sequence[int]) -> list[Extent]:
-    return [Extent(region, block, 1) for region in range(REGIONS) for block in blocks]
+def everywhere(ids: Sequence[int]) -> list[RegionBlocks]:
+    """Blocks in all regions."""
+    return [RegionBlocks(region, np.array(ids)) for region in range(REGIONS)]
 
 
 def busy_engine() -> Any:
@@ -106,8 +107,8 @@ def test_blocks_are_gathered_and_put_in_their_places(agent: Agent, sends: bool) 
 
     async def copied() -> Any:
         buffer = sending.staging(REGIONS * len(SCATTERED) * BLOCK_BYTES)
-        await sending.gather(extents(SCATTERED), buffer)
-        await receiving.scatter(extents(places), buffer)
+        await sending.gather(everywhere(SCATTERED), buffer)
+        await receiving.scatter(everywhere(places), buffer)
         return buffer
 
     buffer = agent.run(copied)
@@ -129,8 +130,8 @@ def test_blocks_of_odd_lengths_are_copied_too(agent: Agent) -> None:
 
     async def copied() -> None:
         buffer = sending.staging(3 * 1001)
-        await sending.gather([Extent(0, block, 1) for block in (1, 5, 6)], buffer)
-        await receiving.scatter([Extent(0, block, 1) for block in (9, 0, 63)], buffer)
+        await sending.gather([RegionBlocks(0, np.array([1, 5, 6]))], buffer)
+        await receiving.scatter([RegionBlocks(0, np.array([9, 0, 63]))], buffer)
 
     agent.run(copied)
     assert (target[[9, 0, 63]] == source[[1, 5, 6]]).all()
@@ -153,7 +154,7 @@ def test_blocks_are_read_once_the_step_that_computes_them_is_done(agent: Agent, 
     async def read() -> Any:
         await memory.ready()
         buffer = memory.staging(REGIONS * len(SCATTERED) * BLOCK_BYTES)
-        await memory.gather(extents(SCATTERED), buffer)
+        await memory.gather(everywhere(SCATTERED), buffer)
         return buffer
 
     assert (host(agent.run(read)) == 77).all()
@@ -168,8 +169,8 @@ def test_no_copy_waits_for_the_engine(agent: Agent, sends: bool) -> None:
     torch.cuda.synchronize()
 
     async def there_and_back() -> None:
-        await memory.gather(extents(SCATTERED), buffer)
-        await memory.scatter(extents(SCATTERED), buffer)
+        await memory.gather(everywhere(SCATTERED), buffer)
+        await memory.scatter(everywhere(SCATTERED), buffer)
 
     agent.run(there_and_back)  # what is compiled or allocated once is now
     step = busy_engine()
@@ -194,7 +195,7 @@ def test_a_staging_buffer_is_no_memory_that_a_step_under_way_still_reads(agent: 
         result.copy_(read)
         del read
         buffer = agent.call(lambda: memory.staging(nbytes))
-        agent.run(partial(memory.gather, extents(SCATTERED), buffer))
+        agent.run(partial(memory.gather, everywhere(SCATTERED), buffer))
         torch.cuda.synchronize()
         assert (result == 5).all()
         del buffer

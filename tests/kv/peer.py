@@ -19,7 +19,7 @@ import numpy as np
 from engine_worker.kv.agent import KvTransferAgent
 from engine_worker.kv.connection import PeerAddress
 from engine_worker.kv.memory import Buffer, RegionMemory
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import RegionBlocks
 from engine_worker.kv.settings import KvTransferSettings
 from mesh.errors import PenstockError
 from mesh.runtime import SystemClock, SystemEntropy
@@ -50,9 +50,9 @@ class TestMemory(RegionMemory):
     def view(self, region: int, first_block: int, count: int) -> Buffer | None:
         return None if self._read_ms else super().view(region, first_block, count)
 
-    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
-        time.sleep(len(extents) * self._read_ms / 1e3)  # noqa: ASYNC251 - a copy holds the agent's thread up, too
-        await super().gather(extents, into)
+    async def gather(self, blocks: Sequence[RegionBlocks], into: Buffer) -> None:
+        time.sleep(sum(len(each.ids) for each in blocks) * self._read_ms / 1e3)  # noqa: ASYNC251 - a copy holds the agent's thread up, too
+        await super().gather(blocks, into)
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
         """Its content as it was before the engine's next step."""

@@ -1,10 +1,11 @@
 """CUDA as KV copies see it, by torch."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+from engine_worker.kv.plan import BlockIds
 
 
 class CudaAccelerator:
@@ -34,7 +35,7 @@ class CudaAccelerator:
     def pinned_buffer(self, nbytes: int) -> Any:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
-    def gather_rows(self, source: Any, rows: Sequence[int], into: Any) -> None:
+    def gather_rows(self, source: Any, rows: BlockIds, into: Any) -> None:
         with torch.cuda.stream(self._stream):
             buffer = _tensor(into).view(len(rows), *source.shape[1:])
             if buffer.is_cuda:
@@ -42,14 +43,14 @@ class CudaAccelerator:
             else:
                 buffer.copy_(source.index_select(0, self._index(rows)), non_blocking=True)
 
-    def scatter_rows(self, content: Any, rows: Sequence[int], target: Any) -> None:
+    def scatter_rows(self, content: Any, rows: BlockIds, target: Any) -> None:
         with torch.cuda.stream(self._stream):
             buffer = _tensor(content).view(len(rows), *target.shape[1:]).to(self._device, non_blocking=True)
             target.index_copy_(0, self._index(rows), buffer)
 
-    def _index(self, rows: Sequence[int]) -> torch.Tensor:
+    def _index(self, rows: BlockIds) -> torch.Tensor:
         # From memory that is not page-locked, the copy would wait for the stream.
-        return torch.tensor(rows, dtype=torch.int64).pin_memory().to(self._device, non_blocking=True)
+        return torch.from_numpy(rows).pin_memory().to(self._device, non_blocking=True)
 
     @staticmethod
     def _marked(stream: Any) -> Any:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from engine_worker.host_tier.disk_tier import DiskTier
 from engine_worker.host_tier.settings import HostTierSettings, open_store
 from engine_worker.host_tier.store import HostStore
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import RegionBlocks
 from mesh.errors import HostTierUnavailable
 from mesh.runtime import Clock
 
@@ -145,7 +147,9 @@ class HostCopies:
             most = len(order.names) - order.first
             for index, slot in self._store.reserve(order.names, order.first, most):
                 reserved.append((slot, order.mesh_hashes[index - order.first]))
-                await self._memory.gather(self._extents(order.block_ids[index - order.first]), self._store.view(slot))
+                await self._memory.gather(
+                    self._everywhere(order.block_ids[index - order.first]), self._store.view(slot)
+                )
                 await asyncio.sleep(0)
             self._store.commit(reserved)
             reserved = []
@@ -181,7 +185,7 @@ class HostCopies:
         try:
             await self._memory.ready()
             for slot, block_id in zip(order.slots, order.block_ids, strict=True):
-                await self._memory.scatter(self._extents(block_id), self._store.view(slot))
+                await self._memory.scatter(self._everywhere(block_id), self._store.view(slot))
                 await asyncio.sleep(0)
             failed = ()
             of_disk, disk_s = self._from_disk.get(order.internal_id, (0, 0.0))
@@ -201,8 +205,10 @@ class HostCopies:
                 del self._from_disk[next(iter(self._from_disk))]
             self._from_disk[internal_id] = blocks, self._clock.now_s() - began_s
 
-    def _extents(self, block_id: int) -> list[Extent]:
-        return [Extent(region, block_id, 1) for region in range(len(self._memory.layout.region_block_bytes))]
+    def _everywhere(self, block_id: int) -> list[RegionBlocks]:
+        """The block in all regions."""
+        ids = np.array([block_id])
+        return [RegionBlocks(region, ids) for region in range(len(self._memory.layout.region_block_bytes))]
 
     def _spawn(self, work: Callable[..., Any], *arguments: Any) -> None:
         def begin() -> None:

@@ -5,10 +5,12 @@ from copy import copy
 from itertools import groupby
 from typing import Self
 
+import numpy as np
+
 from engine_worker.kv.device_memory import DeviceMemory
 from engine_worker.kv.layout import KvLayout
 from engine_worker.kv.memory import Buffer, RegionMemory
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import BlockIds, RegionBlocks
 from engine_worker.kv.regions import Part
 
 
@@ -42,12 +44,12 @@ class StagedMemory:
     async def ready(self) -> None:
         await self._engine.ready()
 
-    async def gather(self, extents: Sequence[Extent], into: Buffer) -> None:
-        for memory, part, begin, end in self._parts_of(extents):
+    async def gather(self, blocks: Sequence[RegionBlocks], into: Buffer) -> None:
+        for memory, part, begin, end in self._parts_of(blocks):
             await memory.gather(part, into[begin:end])
 
-    async def scatter(self, extents: Sequence[Extent], content: Buffer) -> None:
-        for memory, part, begin, end in self._parts_of(extents):
+    async def scatter(self, blocks: Sequence[RegionBlocks], content: Buffer) -> None:
+        for memory, part, begin, end in self._parts_of(blocks):
             await memory.scatter(part, content[begin:end])
 
     def host_bytes(self, buffer: Buffer) -> memoryview:
@@ -58,15 +60,21 @@ class StagedMemory:
         taken._engine, taken._staging = self._engine.part(parts), self._staging.part(parts)
         return taken
 
-    def _parts_of(self, extents: Sequence[Extent]) -> Iterator[tuple[RegionMemory, list[Extent], int, int]]:
-        """Extents of the one memory or the other that follow each other, and where they are in a buffer."""
+    def _parts_of(self, blocks: Sequence[RegionBlocks]) -> Iterator[tuple[RegionMemory, list[RegionBlocks], int, int]]:
+        """Blocks of the one memory or the other that follow each other, and where they are in a buffer."""
         offset = 0
-        for is_staged, theirs in groupby(extents, lambda extent: extent.first_block >= self.first_staging):
+        pieces = [RegionBlocks(each.region, ids) for each in blocks for ids in self._split(each.ids)]
+        for is_staged, theirs in groupby(pieces, lambda each: bool(each.ids[0] >= self.first_staging)):
             memory, first = (self._staging, self.first_staging) if is_staged else (self._engine, 0)
-            part = [each._replace(first_block=each.first_block - first) for each in theirs]
-            end = offset + sum(each.blocks * self.layout.region_block_bytes[each.region] for each in part)
+            part = [RegionBlocks(each.region, each.ids - first) for each in theirs]
+            end = offset + sum(len(each.ids) * self.layout.region_block_bytes[each.region] for each in part)
             yield memory, part, offset, end
             offset = end
+
+    def _split(self, ids: BlockIds) -> list[BlockIds]:
+        """In pieces of one memory each."""
+        is_staged = ids >= self.first_staging
+        return np.split(ids, np.flatnonzero(is_staged[1:] != is_staged[:-1]) + 1)
 
     def _of(self, block: int) -> tuple[RegionMemory, int]:
         if block >= self.first_staging:

@@ -10,7 +10,7 @@ from engine_worker.engines.vllm.connector.settings import ConnectorSettings
 from engine_worker.engines.vllm.hidden_states.extension import extended_workers, sees_logits
 from engine_worker.engines.vllm.hidden_states.message import EXTENSION_CLASS
 from engine_worker.host_tier.settings import HostTierSettings, parse_disk
-from engine_worker.kv.settings import Device, KvTransferSettings
+from engine_worker.kv.settings import GATHERED_BYTES, Device, KvTransferSettings
 from engine_worker.kv.ucx_environment import has_cuda_transport, load_ucx
 
 
@@ -51,7 +51,8 @@ class WorkerSide:
         device: Device = "cuda" if about.device == "cuda" else "cpu"
         # UCX takes the port above, too.
         port = about.port and about.port + 2 * self._shape.rank
-        self._bridge.start(self._memory, KvTransferSettings(host=about.host, port=port, device=device))
+        transfers = KvTransferSettings(about.host, port, device, gathered_bytes=GATHERED_BYTES[device])
+        self._bridge.start(self._memory, transfers)
         if about.host_key and isinstance(self._bridge, CoreBridge):
             host = HostTierSettings(about.host_kv_bytes, about.host_kv_dir, *parse_disk(about.disk_kv))
             self._bridge.serve_host(self._memory, about.host_key, host)

@@ -1,9 +1,10 @@
 """A GPU of which the test says when its streams get on: arrays stand for its memory."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class Stream:
@@ -60,10 +61,10 @@ class FakeGpu:
         self.pinned_bytes += nbytes
         return np.zeros(nbytes, np.uint8)
 
-    def gather_rows(self, source: np.ndarray, rows: Sequence[int], into: np.ndarray) -> None:
+    def gather_rows(self, source: np.ndarray, rows: NDArray[np.int64], into: np.ndarray) -> None:
         self.kernels += 1
-        self.copies.work.append(lambda: np.copyto(into.reshape(len(rows), *source.shape[1:]), source[list(rows)]))
+        self.copies.work.append(lambda: np.copyto(into.reshape(len(rows), *source.shape[1:]), source[rows]))
 
-    def scatter_rows(self, content: np.ndarray, rows: Sequence[int], target: np.ndarray) -> None:
+    def scatter_rows(self, content: np.ndarray, rows: NDArray[np.int64], target: np.ndarray) -> None:
         self.kernels += 1
-        self.copies.work.append(lambda: target.__setitem__(list(rows), content.reshape(len(rows), *target.shape[1:])))
+        self.copies.work.append(lambda: target.__setitem__(rows, content.reshape(len(rows), *target.shape[1:])))

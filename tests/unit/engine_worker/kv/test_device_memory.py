@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine_worker.kv.device_memory import DeviceMemory
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import RegionBlocks
 from engine_worker.kv.serving import ServedPull
 from tests.unit.engine_worker.kv.fake_gpu import FakeGpu
 from tests.unit.engine_worker.kv.test_transfer import BLOCK_BYTES, BLOCKS, Transfer
@@ -85,14 +85,14 @@ async def test_a_copy_that_ends_soon_is_noticed_without_a_pause(monkeypatch: pyt
         await turn(0)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    await memory.gather([Extent(0, 1, 2)], memory.staging(2 * BLOCK_BYTES))
+    await memory.gather([RegionBlocks(0, np.array([1, 2]))], memory.staging(2 * BLOCK_BYTES))
     assert pauses_s == [0] * 5
 
 
 async def test_scattered_blocks_of_a_region_are_one_copy() -> None:
     gpu = FakeGpu()
     memory = device_memory(gpu, 1, sends=True)
-    scattered = [Extent(0, 1, 2), Extent(0, 9, 1), Extent(1, 1, 2), Extent(1, 9, 1)]
+    scattered = [RegionBlocks(region, np.array([1, 2, 9])) for region in (0, 1)]
     buffer = memory.staging(6 * BLOCK_BYTES)
     gathering = asyncio.create_task(memory.gather(scattered, buffer))
     await asyncio.sleep(0)

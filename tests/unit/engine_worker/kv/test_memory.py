@@ -5,13 +5,18 @@ import pytest
 
 from engine_worker.kv.layout import KvLayout
 from engine_worker.kv.memory import BlockBytesMemory, KvMemory, RegionMemory
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import Message, RegionBlocks
 from engine_worker.kv.staging import StagingRing, place
 from mesh.errors import ConfigurationError
 
 
 def memory_of(*regions: np.ndarray) -> RegionMemory:
     return RegionMemory(regions, model="m", dtype="uint8", block_tokens=16)
+
+
+def blocks_of(*ids: int) -> RegionBlocks:
+    """Blocks of the first region."""
+    return RegionBlocks(0, np.array(ids))
 
 
 def numbered(blocks: int, block_bytes: int) -> np.ndarray:
@@ -61,16 +66,33 @@ async def test_gathered_blocks_are_scattered_to_their_places(kind: str) -> None:
     content = {index: blocks[index].tobytes() for index in range(8)}
     memory: KvMemory = memory_of(blocks) if kind == "regions" else simulated(content)
     buffer = StagingRing(memory, buffers=2, gathered_bytes=128).buffer(3, 96)
-    await memory.gather([Extent(0, 4, 2), Extent(0, 1, 1)], buffer)
-    await memory.scatter([Extent(0, 6, 1), Extent(0, 2, 2)], buffer)
+    await memory.gather([blocks_of(4, 5), blocks_of(1)], buffer)
+    await memory.scatter([blocks_of(6), blocks_of(2, 3)], buffer)
     now = blocks if kind == "regions" else np.stack([np.frombuffer(content[i], np.uint8) for i in range(8)])
     assert (now == kept[[0, 1, 5, 1, 4, 5, 4, 7]]).all()
 
 
-def test_blocks_in_pieces_have_no_place() -> None:
+@pytest.mark.parametrize("ids", [(1, 2, 5), (1, 3, 2, 4), (3, 2, 1)])
+def test_blocks_in_pieces_have_no_place(ids: tuple[int, ...]) -> None:
     memory = memory_of(numbered(8, 32))
-    assert place(memory, [Extent(0, 1, 2), Extent(0, 5, 1)]) is None
-    assert place(simulated({}), [Extent(0, 1, 1)]) is None
+    assert place(memory, Message((blocks_of(*ids),), 96)) is None
+
+
+def test_consecutive_blocks_of_one_region_have_a_place() -> None:
+    region = numbered(8, 32)
+    memory = memory_of(region, numbered(8, 32))
+    seen = place(memory, Message((blocks_of(2, 3, 4),), 96))
+    assert seen is not None
+    assert np.shares_memory(seen, region)
+    assert (seen == region[2:5].reshape(-1)).all()
+    assert place(memory, Message((blocks_of(2), RegionBlocks(1, np.array([3]))), 64)) is None
+    assert place(simulated({}), Message((blocks_of(1),), 32)) is None
+
+
+@pytest.mark.parametrize("ids", [(0, 8), (-1, 0)])
+async def test_blocks_that_there_are_not_are_never_read(ids: tuple[int, ...]) -> None:
+    with pytest.raises(IndexError, match="there are 8"):
+        await memory_of(numbered(8, 32)).gather([blocks_of(*ids)], np.empty(64, np.uint8))
 
 
 def test_a_ring_reuses_its_buffers() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine_worker.kv.layout import KvLayout, Region, layout_mismatch
 from engine_worker.kv.memory import RegionMemory
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import RegionBlocks
 from engine_worker.kv.regions import Part, part_block_bytes, part_refusal, plan_sources, whole
 from mesh.errors import KvTransferRefused
 
@@ -93,10 +93,10 @@ async def test_every_rank_has_its_layers_and_heads_afterwards(pair: tuple[Model,
             there, here = sources[source].part(theirs), target.part(ours)
             assert there.layout.region_block_bytes == here.layout.region_block_bytes
             assert there.layout.region_block_bytes == part_block_bytes(sources[source].layout, theirs)
-            extents = [Extent(number, 0, BLOCKS) for number in range(len(theirs))]
+            blocks = [RegionBlocks(number, np.arange(BLOCKS)) for number in range(len(theirs))]
             buffer = there.staging(BLOCKS * there.layout.block_bytes)
-            await there.gather(extents, buffer)
-            await here.scatter(extents, buffer)
+            await there.gather(blocks, buffer)
+            await here.scatter(blocks, buffer)
         expected = shard(model, target_shape, rank, is_filled=True)
         for region, wanted in zip(target._regions, expected._regions, strict=True):
             assert (region == wanted).all()

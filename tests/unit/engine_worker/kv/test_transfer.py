@@ -1,6 +1,7 @@
 """Both sides of a transfer against each other: however it ends, it comes to rest and leaves nothing behind."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 
 from engine_worker.kv.memory import RegionMemory
 from engine_worker.kv.messages import Cancel, Control, Digests, Done, Failed, Grant, Pull
-from engine_worker.kv.plan import Packing, joint_runs
+from engine_worker.kv.plan import Packing, RegionBlocks, joint_runs
 from engine_worker.kv.pulling import RunningPull
-from engine_worker.kv.serving import ServedPull
+from engine_worker.kv.serving import ServedPull, request_refusal
 from engine_worker.kv.staging import StagingRing
 from mesh.errors import KvBlockCorrupt, KvTransferFailed, KvTransferRefused, PeerUnavailable
 from tests.unit.engine_worker.kv.memory_wire import MemoryConnection, connected
@@ -29,13 +30,13 @@ class FailingMemory(RegionMemory):
 
     copies_left = 10**9
 
-    def read(self, region: int, first_block: int, count: int, into: np.ndarray) -> None:
+    async def gather(self, blocks: Sequence[RegionBlocks], into: np.ndarray) -> None:
         self._count()
-        super().read(region, first_block, count, into)
+        await super().gather(blocks, into)
 
-    def write(self, region: int, first_block: int, count: int, content: np.ndarray) -> None:
+    async def scatter(self, blocks: Sequence[RegionBlocks], content: np.ndarray) -> None:
         self._count()
-        super().write(region, first_block, count, content)
+        await super().scatter(blocks, content)
 
     def _count(self) -> None:
         self.copies_left -= 1
@@ -117,6 +118,22 @@ class Transfer:
         assert self.here.left_over == self.there.left_over == 0
 
 
+@pytest.mark.parametrize(
+    ("packing", "refusal"),
+    [
+        (PACKING, ""),
+        (Packing(message_bytes=128, gathered_bytes=48, direct_bytes=32), "64 is the largest here"),
+        (Packing(message_bytes=64, gathered_bytes=96, direct_bytes=32), "64 is the largest here"),
+        (Packing(message_bytes=64, gathered_bytes=32, direct_bytes=48), "less than 48 bytes"),
+        (Packing(message_bytes=64, gathered_bytes=32, direct_bytes=0), "less than 0 bytes"),
+    ],
+)
+def test_messages_that_no_puller_would_ask_for_are_refused(packing: Packing, refusal: str) -> None:
+    told = request_refusal(Pull(1, "m1", ((0, 4),), 0, 1000, packing, False), memory(1), message_bytes=64)
+    assert refusal in told
+    assert bool(told) == bool(refusal)
+
+
 @st.composite
 def block_lists(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     count = draw(st.integers(1, BLOCKS))
@@ -179,6 +196,7 @@ def test_a_transfer_that_ends_early_leaves_the_connection_usable(
         assert error is None or isinstance(error, expected[trouble])
         assert error is not None or transfer.blocks_are_right()
         assert trouble != "refuse" or error is not None
+        assert error is not None or min(transfer.source.copies_left, transfer.target.copies_left) >= 0
         if transfer.serving is not None:
             await transfer.assert_at_rest()
         assert not transfer.here.is_cut, transfer.here.reason

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from engine_worker.kv.settings import KvTransferSettings
+from engine_worker.kv.settings import GATHERED_BYTES, Device, KvTransferSettings
 from engine_worker.kv.ucx_environment import load_ucx, ucx_environment
 from mesh.errors import ConfigurationError
 
@@ -45,6 +45,11 @@ def test_importing_the_agent_does_not_import_ucx() -> None:
         "sys.exit('ucxx' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize("device", GATHERED_BYTES)
+def test_what_a_device_gathers_by_default_goes_with_the_other_defaults(device: Device) -> None:
+    assert KvTransferSettings(device=device, gathered_bytes=GATHERED_BYTES[device]).message_bytes == 4 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """vLLM's KV tensors, in each order in which it stores a block: which heads lie where."""
 
+import numpy as np
 import pytest
 
 from engine_worker.kv.layout import Region
-from engine_worker.kv.plan import Extent
+from engine_worker.kv.plan import RegionBlocks
 from engine_worker.kv.regions import plan_sources
 
 torch = pytest.importorskip("torch")
@@ -52,7 +53,7 @@ async def test_one_head_of_two_is_a_part_in_the_engines_and_in_staging_memory(or
     whole._staged[0].zero_()
     content = part.staging(2 * part.layout.block_bytes)
     content[:] = 255
-    await part.scatter([Extent(0, 1, 1), Extent(0, whole.first_staging, 1)], content)
+    await part.scatter([RegionBlocks(0, np.array([1, whole.first_staging]))], content)
     untouched, written = tensor[1].view(torch.uint8)
     assert not untouched.any()
     assert written.all()
