@@ -3,9 +3,10 @@
     python -m benchmarks.placement --json OUT
 
 A decision is what `controlplane.policies.place.place` does: a fresh snapshot (load reports keep arriving between
-decisions), the walk of the prompt's chain through the index, the policy, and the correction for the request
-placed. Hashing the prompt is not in it. Prompts have 2048 tokens in blocks of 16 tokens. CPU time of the thread,
-because such machines are shared; a machine's other load still shows through its caches.
+decisions), the walk of the prompt's chain through the index, the policy, and the correction for the request placed,
+which the instance's next report takes back: it has admitted the request. Hashing the prompt is not in it. Prompts have
+2048 tokens in blocks of 16 tokens. CPU time of the thread, because such machines are shared; a machine's other load
+still shows through its caches.
 
 Three kinds of prompt: `hit` (the whole chain of 128 blocks is held: a system prompt of 32 blocks by every
 instance, the rest by one or two), `system` (only the system prompt is held), `cold` (nothing is held).
@@ -32,7 +33,7 @@ import numpy as np
 from controlplane.model.cluster import ClusterLimits, ClusterTable
 from controlplane.model.instance import InstanceDescription, InstanceState, KvBlocks, KvTier, LoadReport
 from controlplane.model.kv_costs import datasheet_kv_costs
-from controlplane.model.placement import PlacementRequest
+from controlplane.model.placement import Placement, PlacementRequest
 from controlplane.model.prefix_index import PrefixIndex
 from controlplane.model.step_costs import DATASHEET_COSTS
 from controlplane.policies.interface import Policy
@@ -94,6 +95,9 @@ class Cluster:
         self.conversations: list[list[int]] = []
         while len(self.table.index) < blocks:
             self._converse()
+        self.decisions = 0
+        self._placed: dict[str, list[str]] = {}
+        """Requests by the instance whose next report admits them."""
         self.reports_apply_ns: list[int] = []
         self.report(rounds=instances)
 
@@ -119,6 +123,7 @@ class Cluster:
     def report(self, rounds: int) -> None:
         """Load reports of `rounds` instances."""
         for row in self.random.integers(len(self.ids), size=rounds).tolist():
+            admitted = self._placed.pop(self.ids[row], ())
             load = LoadReport(
                 running_requests=int(self.random.integers(1, 40)),
                 queued_requests=int(self.random.integers(4)),
@@ -126,8 +131,20 @@ class Cluster:
                 running_tokens=int(self.random.integers(50_000)),
             )
             start_ns = time.thread_time_ns()
-            self.table.reported(self.ids[row], "1", load, InstanceState.READY)
+            self.table.reported(self.ids[row], "1", load, InstanceState.READY, admitted)
             self.reports_apply_ns.append(time.thread_time_ns() - start_ns)
+            for request_id in admitted:
+                self.table.ended(request_id)
+
+    def request(self, prompt: str) -> PlacementRequest:
+        """The next one; 500 come in a second."""
+        self.decisions += 1
+        name, now_s = f"r{self.decisions}", self.decisions / 500
+        return PlacementRequest(name, MODEL, BLOCK_TOKENS * PROMPT_BLOCKS, now_s, self.prompt(prompt))
+
+    def placed(self, placement: Placement) -> None:
+        """The instance admits the request before its next report."""
+        self._placed.setdefault(placement.instance.instance_id, []).append(placement.request.request_id)
 
     def prompt(self, kind: str) -> list[int]:
         """Fresh int objects, as they come off the wire: nothing of the chain is in the processor's caches."""
@@ -149,12 +166,11 @@ def decision_cpu_us(cluster: Cluster, policy: Policy, prompt: str, decisions: in
     taken_ns = np.empty(decisions, np.int64)
     for number in range(decisions):
         cluster.report(REPORTS_BETWEEN_DECISIONS)
-        request = PlacementRequest(
-            f"r{number}", MODEL, BLOCK_TOKENS * PROMPT_BLOCKS, number / 500, cluster.prompt(prompt)
-        )
+        request = cluster.request(prompt)
         start_ns = time.thread_time_ns()
-        place(cluster.table, policy, request, asks_later=cluster.kv == "moved")
+        placement = place(cluster.table, policy, request, asks_later=cluster.kv == "moved")
         taken_ns[number] = time.thread_time_ns() - start_ns
+        cluster.placed(placement)
     return taken_ns / 1000
 
 

@@ -35,7 +35,8 @@ class BlockTable:
         # Half full at the limit: 2 % of the buckets then overflow.
         bucket_bits = max(1, (2 * max_blocks // BUCKET_KEYS - 1).bit_length())
         self._shift = 64 - bucket_bits
-        self._shift_key = np.uint64(self._shift)
+        # As arrays: numpy reads a number in as long as it takes to shift a chain by it.
+        self._shift_key, self._bucket_keys = np.array(self._shift, np.uint64), np.array(BUCKET_KEYS)
         self.places = BUCKET_KEYS << bucket_bits
         self._keys = np.zeros(self.places, np.uint64)
         self._values = np.zeros(self.places, np.int32)
@@ -60,10 +61,12 @@ class BlockTable:
         keys = np.frombuffer(array("Q", blocks), np.uint64)
         starts = (keys >> self._shift_key).view(np.int64)
         places = (self._buckets.take(starts, axis=0) == keys[:, None]).argmax(axis=1)
-        places += starts << 3
-        # A key that is not in its bucket has argmax 0: compare again.
+        places += starts * self._bucket_keys
         values: NDArray[np.int32] = self._values.take(places)
-        values *= self._keys.take(places) == keys
+        # A key that is not in its bucket has argmax 0: compare again.
+        found = self._keys.take(places) == keys
+        if not found[found.argmin()]:
+            values *= found
         end = len(values)
         first_absent = int(values.argmin())
         while values[first_absent] == ABSENT:

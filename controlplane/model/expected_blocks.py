@@ -76,7 +76,8 @@ class ExpectedBlocks:
         """A prompt was placed; `marks` are those that the instance does not have."""
         self.forget(request_id)
         first = self._first
-        fresh = [mark for mark in marks if mark not in first]
+        is_fresh = first.keys().isdisjoint(marks)  # as nearly always: no Python code runs for each
+        fresh = list(marks) if is_fresh else [mark for mark in marks if mark not in first]
         if not fresh or len(fresh) > self._max_marks:
             return
         prompt = self._prompts[request_id] = _Prompt(request_id, instance_id, fresh, now_s)

@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Iterable
-from typing import cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,14 +36,17 @@ class Fleet:
         self._instances: tuple[InstanceDescription, ...] = ()
         self._rows: dict[str, int] = {}
         self._table: Integers = np.zeros((Column.COUNT, 0), np.int64)
-        # Single items are read and written twice as fast through a memoryview as through numpy.
-        self._items = self._table.data
+        # Single items are read and written twice as fast through a memoryview as through numpy, and again twice as fast
+        # through one for each indicator.
+        self._items = _items_of(self._table)
         self._prices: NDArray[np.float64] = np.zeros((PriceRow.COUNT, 0))
-        self._price_items = cast("memoryview[float]", self._prices.data)
+        self._price_items = _items_of(self._prices)
         self._row_costs: list[StepCosts] = []
         self._profiled: set[str] = set()
         """Instances whose costs are known."""
         self._running_requests = 0
+        self._batch_total = 0
+        self._held_tokens_total = 0
         self._placeable: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._prefill_rows: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._decode_rows: NDArray[np.bool_] = np.zeros(0, np.bool_)
@@ -83,6 +86,8 @@ class Fleet:
                 self._brings_kv,
                 self._least_kv_tokens,
                 prices,
+                self._batch_total,
+                self._held_tokens_total,
                 len(self._profiled) == len(self._ids),
             )
         return self._snapshot
@@ -111,7 +116,9 @@ class Fleet:
         """Drop an instance's row. Raises `KeyError` for an unknown one."""
         row = self._rows[instance_id]
         self.slots_mask ^= 1 << self.slot(instance_id)
-        self._running_requests -= self._items[Column.RUNNING_REQUESTS, row]
+        self._running_requests -= self._items[Column.RUNNING_REQUESTS][row]
+        self._batch_total -= int(self._price_items[PriceRow.BATCH][row])
+        self._held_tokens_total -= int(self._price_items[PriceRow.HELD_TOKENS][row])
         self._table = np.ascontiguousarray(np.delete(self._table, row, axis=1))
         self._prices = np.ascontiguousarray(np.delete(self._prices, row, axis=1))
         del self._row_costs[row]
@@ -144,19 +151,19 @@ class Fleet:
             load.finished_requests_total - before.finished_requests_total,
         )
         items, row = self._items, self._rows[instance_id]
-        self._running_requests += load.running_requests - items[Column.RUNNING_REQUESTS, row]
-        items[Column.RUNNING_REQUESTS, row] = load.running_requests
-        items[Column.QUEUED_REQUESTS, row] = load.queued_requests
-        items[Column.QUEUED_PREFILL_TOKENS, row] = load.queued_prefill_tokens
-        items[Column.RUNNING_TOKENS, row] = load.running_tokens
-        items[Column.KV_BLOCKS_USED, row] = load.kv_blocks_used
-        items[Column.DECODING_REQUESTS, row] = load.decoding_requests
-        items[Column.TOKEN_INTERVAL_US, row] = round(1000 * load.token_interval_ms)
+        self._running_requests += load.running_requests - items[Column.RUNNING_REQUESTS][row]
+        items[Column.RUNNING_REQUESTS][row] = load.running_requests
+        items[Column.QUEUED_REQUESTS][row] = load.queued_requests
+        items[Column.QUEUED_PREFILL_TOKENS][row] = load.queued_prefill_tokens
+        items[Column.RUNNING_TOKENS][row] = load.running_tokens
+        items[Column.KV_BLOCKS_USED][row] = load.kv_blocks_used
+        items[Column.DECODING_REQUESTS][row] = load.decoding_requests
+        items[Column.TOKEN_INTERVAL_US][row] = round(1000 * load.token_interval_ms)
         self._add_up(row)
-        if items[Column.STATE, row] == (code := STATE_CODES[state]):
+        if items[Column.STATE][row] == (code := STATE_CODES[state]):
             self._changed()
         else:
-            items[Column.STATE, row] = code
+            items[Column.STATE][row] = code
             self._update_placeable(row)
 
     def set_costs(self, instance_id: str, costs: StepCosts) -> None:
@@ -206,27 +213,27 @@ class Fleet:
     def add_unreported(self, instance_id: str, requests: int, prefill_tokens: int) -> None:
         """Add to (or, negative, take from) what is placed there and not reported yet."""
         row = self._rows[instance_id]
-        self._items[Column.UNREPORTED_REQUESTS, row] += requests
-        self._items[Column.UNREPORTED_PREFILL_TOKENS, row] += prefill_tokens
+        self._items[Column.UNREPORTED_REQUESTS][row] += requests
+        self._items[Column.UNREPORTED_PREFILL_TOKENS][row] += prefill_tokens
         self._add_up(row)
         self._changed()
 
     def believed(self, instance_id: str) -> tuple[int, int]:
         """Requests, and prompt tokens to be computed, that the instance has with what it has not reported yet."""
         items, row = self._items, self._rows[instance_id]
-        return items[Column.BATCH_REQUESTS, row], items[Column.PENDING_PREFILL_TOKENS, row]
+        return items[Column.BATCH_REQUESTS][row], items[Column.PENDING_PREFILL_TOKENS][row]
 
     def admit(self, instance_id: str, prefill_tokens: int) -> None:
         """A request that was placed there counts no more as unreported; `report`, which must follow, counts it."""
         row = self._rows[instance_id]
-        self._items[Column.UNREPORTED_REQUESTS, row] -= 1
-        self._items[Column.UNREPORTED_PREFILL_TOKENS, row] -= prefill_tokens
+        self._items[Column.UNREPORTED_REQUESTS][row] -= 1
+        self._items[Column.UNREPORTED_PREFILL_TOKENS][row] -= prefill_tokens
 
     def add_unreported_decodes(self, instance_id: str, requests: int, context_tokens: int) -> None:
         """Add to (or, negative, take from) what is to be decoded there and has not come yet."""
         row = self._rows[instance_id]
-        self._items[Column.UNREPORTED_DECODES, row] += requests
-        self._items[Column.UNREPORTED_DECODE_TOKENS, row] += context_tokens
+        self._items[Column.UNREPORTED_DECODES][row] += requests
+        self._items[Column.UNREPORTED_DECODE_TOKENS][row] += context_tokens
         self._changed()
 
     @invariants
@@ -248,6 +255,9 @@ class Fleet:
         pending = table[Column.QUEUED_PREFILL_TOKENS] + table[Column.UNREPORTED_PREFILL_TOKENS]
         assert np.array_equal(table[Column.PENDING_PREFILL_TOKENS], pending), "prefills are those that wait and come"
         assert self._running_requests == table[Column.RUNNING_REQUESTS].sum(), "running requests are counted"
+        assert self._batch_total == batch.sum(), "batches are added up"
+        held = table[Column.RUNNING_TOKENS] + pending
+        assert self._held_tokens_total == held.sum(), "what batches have in the KV memory is added up"
         assert self._costs.T.tolist() == [list(msgspec.structs.astuple(each)) for each in self._row_costs], (
             "by row, too"
         )
@@ -262,31 +272,33 @@ class Fleet:
     def _add_up(self, row: int) -> None:
         """What every decision would otherwise compute for every instance."""
         items = self._items
-        items[Column.BATCH_REQUESTS, row] = (
-            items[Column.RUNNING_REQUESTS, row]
-            + items[Column.QUEUED_REQUESTS, row]
-            + items[Column.UNREPORTED_REQUESTS, row]
+        items[Column.BATCH_REQUESTS][row] = (
+            items[Column.RUNNING_REQUESTS][row]
+            + items[Column.QUEUED_REQUESTS][row]
+            + items[Column.UNREPORTED_REQUESTS][row]
         )
-        items[Column.PENDING_PREFILL_TOKENS, row] = (
-            items[Column.QUEUED_PREFILL_TOKENS, row] + items[Column.UNREPORTED_PREFILL_TOKENS, row]
+        items[Column.PENDING_PREFILL_TOKENS][row] = (
+            items[Column.QUEUED_PREFILL_TOKENS][row] + items[Column.UNREPORTED_PREFILL_TOKENS][row]
         )
         self._set_prices(row)
 
     def _set_prices(self, row: int) -> None:
         prices = self._prices_of(row)
         items = self._price_items
-        for kind in range(PriceRow.COUNT):
-            items[kind, row] = prices[kind]
+        self._batch_total += int(prices[PriceRow.BATCH] - items[PriceRow.BATCH][row])
+        self._held_tokens_total += int(prices[PriceRow.HELD_TOKENS] - items[PriceRow.HELD_TOKENS][row])
+        for column, price in zip(items, prices, strict=True):
+            column[row] = price
 
     def _prices_of(self, row: int) -> tuple[float, ...]:
         items = self._items
         return prompt_prices(
             self._row_costs[row],
-            items[Column.STEP_TOKENS, row],
-            items[Column.RUNNING_REQUESTS, row],
-            items[Column.RUNNING_TOKENS, row],
-            items[Column.BATCH_REQUESTS, row],
-            items[Column.PENDING_PREFILL_TOKENS, row],
+            items[Column.STEP_TOKENS][row],
+            items[Column.RUNNING_REQUESTS][row],
+            items[Column.RUNNING_TOKENS][row],
+            items[Column.BATCH_REQUESTS][row],
+            items[Column.PENDING_PREFILL_TOKENS][row],
         )
 
     def _update_placeable(self, row: int) -> None:
@@ -316,7 +328,7 @@ class Fleet:
         self.placeable_instances = int(self._placeable.sum())
 
     def _reindex(self) -> None:
-        self._items, self._price_items = self._table.data, cast("memoryview[float]", self._prices.data)
+        self._items, self._price_items = _items_of(self._table), _items_of(self._prices)
         self._rows = {instance_id: row for row, instance_id in enumerate(self._ids)}
         self._prefill_rows = _rows_where(instance.phase.prefills for instance in self._instances)
         self._decode_rows = _rows_where(instance.phase.decodes for instance in self._instances)
@@ -334,6 +346,11 @@ def _uniform(costs: NDArray[np.float64]) -> tuple[float, ...] | None:
     """The costs that all instances have; None where they differ, and without an instance."""
     is_uniform = costs.size > 0 and bool((costs == costs[:, :1]).all())
     return tuple(costs[:, 0].tolist()) if is_uniform else None
+
+
+def _items_of(table: NDArray[Any]) -> "list[memoryview[Any]]":
+    """The items of each row, to be read and written in place."""
+    return [row.data for row in table]
 
 
 def _rows_where(flags: Iterable[bool]) -> NDArray[np.bool_]:

@@ -96,6 +96,10 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     """The KV memory of the instance that has least, in tokens."""
     prices: NDArray[np.float64]
     """What a prompt costs on each instance as it is now. Shape (PriceRow.COUNT, instances), read-only."""
+    batch_total: int
+    """`batch_requests` of all instances."""
+    held_tokens_total: int
+    """What the requests of all instances have in the KV memory once their prompts are computed."""
     is_profiled: bool
     """Whether the costs of all instances were measured; if not, some are a data sheet's."""
 

@@ -32,6 +32,10 @@ MAX_LINKS: Final = 10_000
 """Links remembered before those that are idle again are forgotten."""
 _NEVER_MS: Final = 1e12
 """In place of infinity, which times no tokens is no number."""
+# As arrays: numpy reads a number of Python's in as long as it takes to multiply a column.
+_ONE: Final = np.array(1.0)
+_LEAST_BROUGHT_TOKENS: Final = np.array(float(LEAST_BROUGHT_TOKENS))
+_NEVER: Final = np.array(np.inf)
 
 
 def step_costs(snapshot: Snapshot) -> Sequence[Milliseconds | float]:
@@ -94,8 +98,8 @@ class PrefillWays(msgspec.Struct, frozen=True, eq=False):
     """All ways to get the prompt's KV, on each instance."""
 
     prompt_tokens: int
-    prices: Sequence[Milliseconds]
-    """The rows of `Snapshot.prices`."""
+    prices: NDArray[np.float64]
+    """Those of the snapshot."""
     new: NDArray[np.float64]
     """Tokens that are new where what is not cached there is computed."""
     computed: Milliseconds
@@ -112,16 +116,16 @@ class PrefillWays(msgspec.Struct, frozen=True, eq=False):
     host. Without host memory a price on that was tried and rejected (see `Penstock`)."""
 
     @classmethod
-    def of(
-        cls, problem: PlacementProblem, prices: Sequence[Milliseconds], sources: Sequence[PrefixSource]
-    ) -> "PrefillWays":
-        """`prices` are the rows of the snapshot's."""
+    def of(cls, problem: PlacementProblem, sources: Sequence[PrefixSource]) -> "PrefillWays":
+        """The ways to get the prompt's KV with these to pull from."""
+        prices = problem.snapshot.prices
         # As floats: an operation on integers and floats takes twice as long as one on floats alone.
         cached, prompt_tokens = problem.cached_tokens.astype(np.float64), problem.request.prompt_tokens
         host_tokens = None if problem.host_tokens is None else problem.host_tokens.astype(np.float64)
-        wait = prices[PriceRow.WAIT]
-        new = np.maximum(prompt_tokens - cached, 1.0)
-        computed = _total(prompt_tokens, prices, wait, new)
+        wait, tokens, pairs = prices[PriceRow.WAIT], np.array(float(prompt_tokens)), np.array(2.0 * prompt_tokens + 1.0)
+        new = tokens - cached
+        np.maximum(new, _ONE, out=new)
+        computed = _total(prices, wait, new, pairs)
         if not sources and host_tokens is None:
             return cls(prompt_tokens, prices, new, computed, computed, None, (), (), 0.0)
         pull_fixed, pull_token, load_fixed, load_token = kv_costs(problem.snapshot)
@@ -134,18 +138,20 @@ class PrefillWays(msgspec.Struct, frozen=True, eq=False):
                 begin = brought * load_token
                 begin += load_fixed
                 np.maximum(wait, begin, out=begin)
-                left = np.maximum(prompt_tokens - host_tokens, 1.0)
-                loaded = _way(brought, begin, left, _total(prompt_tokens, prices, begin, left), total)
-                total = np.minimum(total, loaded.total)
+                left = tokens - host_tokens
+                np.maximum(left, _ONE, out=left)
+                costs = _total(prices, begin, left, pairs)
+                np.putmask(costs, brought < _LEAST_BROUGHT_TOKENS, _NEVER)
+                loaded = Way(begin, left, costs, total)
+                total = np.minimum(total, costs)
         for source in sources:
-            brought = source.tokens - cached
-            begin = brought * pull_token
-            begin += pull_fixed + source.ready_ms
+            begin = np.asarray(source.tokens * pull_token + (pull_fixed + source.ready_ms)) - cached * pull_token
             np.maximum(wait, begin, out=begin)
             rest = max(prompt_tokens - source.tokens, 1.0)
-            way = _way(brought, begin, rest, _total(prompt_tokens, prices, begin, rest), total)
-            pulled.append(way)
-            total = np.minimum(total, way.total)
+            costs = _total(prices, begin, rest, pairs)
+            np.putmask(costs, cached > np.array(float(source.tokens - LEAST_BROUGHT_TOKENS)), _NEVER)
+            pulled.append(Way(begin, rest, costs, total))
+            total = np.minimum(total, costs)
         if host_tokens is None:
             return cls(prompt_tokens, prices, new, computed, total, loaded, sources, pulled, 0.0)
         displaced = new * finite_or_none(load_token)
@@ -186,26 +192,19 @@ class PrefillWays(msgspec.Struct, frozen=True, eq=False):
 
 
 def _total(
-    prompt_tokens: int, prices: Sequence[Milliseconds], begin: Milliseconds, new: NDArray[np.float64] | float
-) -> Milliseconds:
-    """To everybody, until a prompt is computed that can begin at `begin` and has so many new tokens."""
-    # Each of these operations takes as long as to look at ten times as many instances.
-    pairs = new * (2 * prompt_tokens + 1 - new)
-    total: Milliseconds = new * prices[PriceRow.TOKEN]
-    total += begin
-    total += pairs * prices[PriceRow.HALF_PAIR]
-    return total
-
-
-def _way(
-    brought: NDArray[np.float64],
+    prices: NDArray[np.float64],
     begin: Milliseconds,
     new: NDArray[np.float64] | float,
-    total: Milliseconds,
-    others: Milliseconds,
-) -> Way:
-    np.putmask(total, brought < LEAST_BROUGHT_TOKENS, np.inf)
-    return Way(begin, new, total, others)
+    pairs: NDArray[np.float64],
+) -> Milliseconds:
+    """To everybody, until a prompt is computed that can begin at `begin` and has so many new tokens. `pairs`: twice its
+    tokens and one; less the new ones, twice as many tokens as a new one attends to in the mean."""
+    # In place, and no more of them than need be: an operation's call takes as long as ten times as many instances.
+    total: Milliseconds = (pairs - new) * prices[PriceRow.HALF_PAIR]
+    total += prices[PriceRow.TOKEN]
+    total *= new
+    total += begin
+    return total
 
 
 def finite_or_none(token_ms: Milliseconds | float) -> Milliseconds | float:
@@ -231,8 +230,8 @@ def longest_sources(problem: PlacementProblem) -> list[int]:
     longest = held[held.argmax()]  # quicker than max(), which goes through Python
     if longest < LEAST_BROUGHT_TOKENS:
         return []
-    rows: list[int] = (held == longest).nonzero()[0].tolist()
-    return [] if len(rows) == len(snapshot) else rows
+    rows = (held == longest).nonzero()[0]
+    return [] if len(rows) == len(snapshot) else rows.tolist()
 
 
 def awaited_source(problem: PlacementProblem) -> PrefixSource | None:
@@ -287,7 +286,7 @@ def choose_pull(problem: PlacementProblem, row: int) -> PrefixSource | None:
         sources = (PrefixSource(longest, held_tokens(problem, longest)), *sources)
     if not sources or sources[-1].tokens - problem.cached_tokens[row] < LEAST_BROUGHT_TOKENS:
         return None
-    return PrefillWays.of(problem, tuple(problem.snapshot.prices), sources).source_of(row)
+    return PrefillWays.of(problem, sources).source_of(row)
 
 
 def pull_ms(problem: PlacementProblem, source: PrefixSource, row: int) -> float:

@@ -1,6 +1,5 @@
 """Placement by the milliseconds that a choice adds to everybody."""
 
-from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import msgspec
@@ -25,7 +24,7 @@ from controlplane.policies.kv_options import (
 )
 from controlplane.policies.parameters import PolicyParameters
 from controlplane.policies.prefill_shares import LEAST_GAIN, PrefillShares
-from controlplane.policies.prompts_to_come import PromptsToCome
+from controlplane.policies.prompts_to_come import PromptsToCome, prompt_work_ms
 from controlplane.policies.selection import RoundRobinCounter, among_candidates, lowest
 
 _ARRAYS_KEPT: Final = 12
@@ -70,11 +69,10 @@ class Penstock:
 
     def decide(self, problem: PlacementProblem) -> Decision:
         snapshot, request, candidates = problem.snapshot, problem.request, problem.candidates
-        prices = tuple(snapshot.prices)
-        ways = PrefillWays.of(problem, prices, self._sources(problem))
+        ways = PrefillWays.of(problem, self._sources(problem))
         # Who may be decoded elsewhere is not held up by the prompts that come here.
         moves = problem.is_decode_chosen_later and snapshot.is_profiled and not snapshot.is_restricted
-        answer = _Answer.of(problem, prices, None if moves else self._to_come.slowdown(problem))
+        answer = _Answer.of(problem, None if moves else self._to_come.slowdown(problem))
         scores = ways.total + answer.total
         if candidates is not snapshot.placeable or snapshot.placeable_instances < len(snapshot):
             scores = among_candidates(scores, candidates)
@@ -86,8 +84,9 @@ class Penstock:
         source = ways.source_of(row)
         loaded_tokens = 0 if problem.host_tokens is None else int(problem.host_tokens[row])
         had_tokens = max(int(cached[row]), 0 if source is None else source.tokens, loaded_tokens)
-        self._to_come.placed(problem, row, had_tokens)
-        stays = self._stays(problem, row, had_tokens)
+        work_ms = prompt_work_ms(problem, row, had_tokens)
+        self._to_come.placed(problem, row, work_ms)
+        stays = self._stays(problem, row, had_tokens, work_ms)
         if source is None:
             return Decision(row, scores, indicators, stays=stays, pull_row=-1)
         begins_s, pulled_ms = request.now_s + source.comes_ms / 1000, pull_ms(problem, source, row)
@@ -111,11 +110,11 @@ class Penstock:
         stays = Decision(prefill_row, np.zeros(len(snapshot)))
         return phases.choose_decode(problem, stays) or DecodeChoice(prefill_row, phases.STAYS)
 
-    def _stays(self, problem: PlacementProblem, row: int, had_tokens: int) -> bool:
+    def _stays(self, problem: PlacementProblem, row: int, had_tokens: int, work_ms: float) -> bool:
         """Whether it is known already that the request will be decoded where it is prefilled."""
         if not problem.snapshot.is_profiled:
             return True
-        share = self._prefills.placed(problem, row, had_tokens)
+        share = self._prefills.placed(problem, row, had_tokens, work_ms)
         return problem.snapshot.is_restricted or share < LEAST_GAIN
 
     def _sources(self, problem: PlacementProblem) -> tuple[PrefixSource, ...]:
@@ -148,19 +147,19 @@ class _Answer(msgspec.Struct, frozen=True, eq=False):
     """Of it, what does not fit into the KV memory and has to be computed again, by everybody."""
 
     @classmethod
-    def of(cls, problem: PlacementProblem, prices: Sequence[Milliseconds], slowdown: Milliseconds | None) -> "_Answer":
-        """`prices` are the rows of the snapshot's. `slowdown`: of the answer, by the prompts that come there; None: it
-        may be decoded elsewhere."""
+    def of(cls, problem: PlacementProblem, slowdown: Milliseconds | None) -> "_Answer":
+        """`slowdown`: of the answer, by the prompts that come there; None: it may be decoded elsewhere."""
         snapshot, prompt_tokens = problem.snapshot, problem.request.prompt_tokens
         fixed, token, per_request, context, _ = step_costs(snapshot)
         answer_tokens = 0.0 if problem.request.max_tokens == 1 else snapshot.answer_tokens
         other_ms = (context * prompt_tokens + per_request) * answer_tokens
-        batch, held = prices[PriceRow.BATCH], prices[PriceRow.HELD_TOKENS]
-        total = (context * answer_tokens) * held + (per_request * answer_tokens) * batch
+        batch, held = snapshot.prices[PriceRow.BATCH], snapshot.prices[PriceRow.HELD_TOKENS]
+        total = (context * answer_tokens) * held
+        total += (per_request * answer_tokens + (other_ms if slowdown is None else 0.0)) * batch
         total += (fixed + per_request + context * prompt_tokens) * answer_tokens
         if slowdown is not None:
             total += total * slowdown
-        total += other_ms * batch
+            total += other_ms * batch
         recomputed: Milliseconds | float = 0.0
         if held[held.argmax()] + prompt_tokens > snapshot.least_kv_tokens:
             overflow = held + (prompt_tokens - snapshot.kv_blocks_total * snapshot.block_tokens)

@@ -24,7 +24,6 @@ from controlplane.model.placement import DecodeChoice, PlacementProblem
 from controlplane.model.prompt_prices import PriceRow
 from controlplane.model.snapshot import Snapshot
 from controlplane.policies.kv_options import Milliseconds, finite_or_none, kv_costs, step_costs
-from controlplane.policies.prompts_to_come import prompt_work_ms
 from controlplane.policies.selection import MAX_MODELS, among_candidates
 
 LEAST_GAIN: Final = 0.05
@@ -76,16 +75,16 @@ class PrefillShares:
     def __init__(self) -> None:
         self._models: dict[str, _Prompts] = {}
 
-    def placed(self, problem: PlacementProblem, row: int, had_tokens: int) -> float:
-        """A prompt goes to the instance in that row, which need not compute `had_tokens` of it. Returns the share of
-        prefill there without it."""
+    def placed(self, problem: PlacementProblem, row: int, had_tokens: int, work_ms: float) -> float:
+        """A prompt goes to the instance in that row, which need not compute `had_tokens` of it and has `work_ms` to
+        compute (`prompt_work_ms`). Returns the share of prefill there without it."""
         snapshot, request = problem.snapshot, problem.request
         prompts = self._prompts_of(snapshot, request.now_s)
         memory_s = _memory_s(snapshot, prompts.mean_costs(snapshot))
         prompts.shares *= np.exp((prompts.at_s - request.now_s) / memory_s)
         prompts.at_s = request.now_s
         before = float(prompts.shares[row])
-        prompts.shares[row] += prompt_work_ms(problem, row, had_tokens) / 1000 / memory_s
+        prompts.shares[row] += work_ms / 1000 / memory_s
         prompts.cached_tokens += min(had_tokens, request.prompt_tokens) - FORGOTTEN_A_PROMPT * prompts.cached_tokens
         prompts.prompt_tokens += request.prompt_tokens - FORGOTTEN_A_PROMPT * prompts.prompt_tokens
         return before
@@ -147,11 +146,7 @@ class PrefillShares:
 def _memory_s(snapshot: Snapshot, costs: Sequence[float]) -> float:
     """`costs`: the means over the instances of the rows of `Snapshot.costs`."""
     fixed, _, per_request, context, _ = costs
-    batch, held = _mean(snapshot.prices[PriceRow.BATCH]), _mean(snapshot.prices[PriceRow.HELD_TOKENS])
+    instances = len(snapshot.instances)
+    batch, held = snapshot.batch_total / instances, snapshot.held_tokens_total / instances
     answer_ms = snapshot.answer_tokens * (fixed + per_request * batch + context * held)
     return max(LEAST_REMEMBERED_S, REMEMBERED_ANSWERS * answer_ms / 1000)
-
-
-def _mean(row: Milliseconds) -> float:
-    """In a third of the time that `mean` takes."""
-    return float(np.add.reduce(row)) / len(row)

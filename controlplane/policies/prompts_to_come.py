@@ -66,6 +66,8 @@ class _Prompts:
             known = {each.instance_id: ms for each, ms in zip(self.instances, self.work_ms.tolist(), strict=True)}
             self.work_ms = np.array([known.get(each.instance_id, 0.0) for each in snapshot.instances])
             self.instances = snapshot.instances
+            # Those that have gone take their prompts along: about as large a share of them as of the work.
+            self.prompts *= float(self.work_ms.sum()) / (sum(known.values()) or 1.0)
         if is_other or now_s - self.at_s >= REFRESH_S:
             remembered = np.exp(min(0.0, self.at_s - now_s) / REMEMBERED_S)
             self.work_ms *= remembered
@@ -92,10 +94,10 @@ class PromptsToCome:
     def __init__(self) -> None:
         self._models: dict[str, _Prompts] = {}
 
-    def placed(self, problem: PlacementProblem, row: int, had_tokens: int) -> None:
-        """A prompt goes to the instance in that row, which need not compute `had_tokens` of it."""
+    def placed(self, problem: PlacementProblem, row: int, work_ms: float) -> None:
+        """A prompt goes to the instance in that row, which has `work_ms` of it to compute (`prompt_work_ms`)."""
         prompts = self._prompts_of(problem)
-        prompts.work_ms[row] += prompt_work_ms(problem, row, had_tokens)
+        prompts.work_ms[row] += work_ms
         prompts.prompts += 1
 
     def slowdown(self, problem: PlacementProblem) -> Milliseconds:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -68,7 +68,7 @@ def _print(explanation: dict[str, Any]) -> None:
     from services.cli.terminal_table import fitted, output_console
 
     scores = explanation["scores"]
-    indicators = list(dict.fromkeys(name for score in scores for name in score["indicators"]))
+    indicators = indicator_names(scores)
     title = f"{explanation['request_id']}: {explanation['policy']} ({explanation['rule']})"
     decodes = any("decode_score" in score for score in scores)
     pools = any(score["pool"] for score in scores)
@@ -102,6 +102,11 @@ def _print(explanation: dict[str, Any]) -> None:
     for move in explanation["moves"]:
         at = datetime.fromtimestamp(move["ordered_unix_ms"] / 1000).strftime("%H:%M:%S")
         console.print(f"{at} {order_line(move)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def indicator_names(scores: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All that any score is made of, in the order of the columns: by name, since on the wire they have no order."""
+    return sorted({name for score in scores for name in score["indicators"]})
 
 
 def pull_line(pull: Mapping[str, Any]) -> str:

@@ -124,7 +124,8 @@ def plain(problem: PlacementProblem, case: Case, row: int, sources: Sequence[Sou
     wait = wait_of(case)
 
     def prefill(begin: float, new: float) -> float:
-        return begin + new * token + (new * (prompt_tokens + 0.5 - 0.5 * new)) * ((batch + 1) * costs.attended_pair_ms)
+        mean_pairs = prompt_tokens + 0.5 - 0.5 * new
+        return begin + new * (token + mean_pairs * ((batch + 1) * costs.attended_pair_ms))
 
     new = max(prompt_tokens - cached, 1)
     totals = [prefill(wait, new)]
@@ -137,7 +138,10 @@ def plain(problem: PlacementProblem, case: Case, row: int, sources: Sequence[Sou
     for source in sources:
         brought = source.tokens - cached
         if brought >= LEAST_BROUGHT_TOKENS and kv.pull_token_ms is not None:
-            begin = max(wait, brought * kv.pull_token_ms + (kv.pull_fixed_ms + source.comes_ms))
+            pull_ms = (
+                source.tokens * kv.pull_token_ms + (kv.pull_fixed_ms + source.comes_ms) - cached * kv.pull_token_ms
+            )
+            begin = max(wait, pull_ms)
             pulled = prefill(begin, max(prompt_tokens - source.tokens, 1))
             pulled_from = source if pulled < min(totals) else pulled_from
             totals.append(pulled)

@@ -8,7 +8,7 @@ from controlplane.model.cluster import ClusterTable
 from controlplane.model.placement import PlacementProblem
 from controlplane.model.step_costs import DATASHEET_COSTS
 from controlplane.policies.penstock import Penstock
-from controlplane.policies.prompts_to_come import REMEMBERED_S, PromptsToCome
+from controlplane.policies.prompts_to_come import REMEMBERED_S, PromptsToCome, prompt_work_ms
 from tests.unit.controlplane.builders import cache, cluster, request
 from tests.unit.controlplane.policies.problems import LONG, asked
 
@@ -23,7 +23,8 @@ def after(prompts: int, every_s: float) -> tuple[ClusterTable, PromptsToCome, fl
     """That many prompts one after the other on the first of two instances, and the time then."""
     table, to_come = cluster("a", "b"), PromptsToCome()
     for number in range(prompts):
-        to_come.placed(at(table, number * every_s), 0, 0)
+        problem = at(table, number * every_s)
+        to_come.placed(problem, 0, prompt_work_ms(problem, 0, 0))
     return table, to_come, prompts * every_s
 
 
@@ -75,6 +76,16 @@ def test_instances_may_come_and_go() -> None:
     assert to_come.slowdown(at(table, now_s)).tolist() == pytest.approx([before[0]])
     more = cluster("0", "a", "c")
     assert to_come.slowdown(at(more, now_s)).tolist() == pytest.approx([0.0, before[0], 0.0], abs=1e-6)
+
+
+def test_prompts_of_an_instance_that_has_gone_say_nothing_of_the_others() -> None:
+    table, to_come = cluster("a", "b", "c"), PromptsToCome()
+    for number in range(100):
+        problem = at(table, number / 10)
+        to_come.placed(problem, 2 if number else 0, prompt_work_ms(problem, 0, 0))
+    table.lost("c", "1")
+    slowdowns = to_come.slowdown(at(table, 10.0))
+    assert slowdowns[0] > slowdowns[1] > 0.6 * slowdowns[0] > 0, "one prompt is hardly more than chance"
 
 
 def test_a_request_goes_where_fewer_prompts_have_come_of_late() -> None:

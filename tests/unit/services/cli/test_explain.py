@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mesh.errors import PeerUnavailable, RpcError
-from services.cli.explain import merged, pull_line
+from services.cli.explain import indicator_names, merged, pull_line
 
 UNKNOWN = RpcError("scheduler s answered NOT_FOUND: no placement of request 'r' is known here")
 
@@ -24,6 +24,13 @@ def test_the_last_placement_counts_and_everybodys_moves() -> None:
 def test_a_request_that_nobody_placed_is_an_error_that_says_what_they_said() -> None:
     with pytest.raises(PeerUnavailable, match="no scheduler knows the placement of request 'r': scheduler s answered"):
         merged("r", {"a": UNKNOWN, "b": answer("", 0, 20)})
+
+
+def test_columns_stand_in_the_same_order_however_they_come() -> None:
+    first, second = {"wait_ms": 1, "decode_ms": 2}, {"decode_ms": 3, "prefill_ms": 4, "wait_ms": 5}
+    names = ["decode_ms", "prefill_ms", "wait_ms"]
+    assert indicator_names([{"indicators": first}, {"indicators": second}]) == names
+    assert indicator_names([{"indicators": second}, {"indicators": first}]) == names
 
 
 def test_a_pulled_prefix_has_a_line_that_says_what_it_saves() -> None:
