@@ -14,6 +14,8 @@ from typing import Any, Final
 import grpc
 import httpx
 
+from mesh.errors import DeadlineExceeded
+
 POLL_S: Final = 0.02
 MOST_OF_A_CPU: Final = 0.2
 """How much of one a wait takes at most, so that it does not hold up what it waits for."""
@@ -70,4 +72,5 @@ def is_late(error: BaseException) -> bool:
         return bool(getattr(error, "code", lambda: None)() == grpc.StatusCode.DEADLINE_EXCEEDED)
     if type(error).__name__ == "APITimeoutError":  # openai's, which few tests import
         return True
-    return isinstance(error, (NotInTime, TimeoutError, httpx.TimeoutException, subprocess.TimeoutExpired))
+    late = (NotInTime, TimeoutError, DeadlineExceeded, httpx.TimeoutException, subprocess.TimeoutExpired)
+    return isinstance(error, late)

@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 
 from fault_simulation.invariants import Violation
+from mesh.errors import DeadlineExceeded
 from scripts import run_tests, soak_tests
 from tests.conftest import GUARD
 from tests.in_time import NotInTime, eventually, is_late, still, within
@@ -92,7 +93,7 @@ def test_a_wait_that_runs_out_is_late_and_what_is_wrong_is_not() -> None:
     within(0.5, 1.0, "a move")
     still(True, "it runs")
     assert eventually(lambda: "this", 0.0, "that") == "this"
-    late = [NotInTime("x"), TimeoutError(), subprocess.TimeoutExpired("penstock", 60)]
+    late = [NotInTime("x"), TimeoutError(), DeadlineExceeded("x"), subprocess.TimeoutExpired("penstock", 60)]
     assert all(map(is_late, late))
     assert is_late(ExceptionGroup("both", [TimeoutError(), NotInTime("x")]))
     assert not is_late(ExceptionGroup("both", [TimeoutError(), AssertionError("wrong")]))

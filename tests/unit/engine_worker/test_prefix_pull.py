@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from controlplane.model.request import EngineRequest
+from engine_worker.prefix_pull.speed import LEAST_STEP_TOKENS
+from tests.in_time import still
 from tests.unit.engine_worker.coordinator.running_workers import (
     Heard,
     Workers,
@@ -49,6 +51,12 @@ def outcomes(workers: Workers, name: str = "b") -> dict[str, float]:
     return {kind: count for kind, count in found.items() if count}
 
 
+async def ended(workers: Workers, *request_ids: str) -> None:
+    """They are over, and a pull was quicker than to compute the prefix, as on a machine that is not busy."""
+    await workers.until_ended(*request_ids)
+    still("late" not in outcomes(workers), "the prefix is pulled")
+
+
 async def all_free(workers: Workers) -> None:
     """Every block is free again, nothing is held and nobody waits."""
     async with asyncio.timeout(10.0):
@@ -70,7 +78,7 @@ async def test_a_request_begins_with_the_prefix_that_another_instance_has(worker
     await warm(workers)
     request = like("r")
     heard = await pull(workers, request)
-    await workers.until_ended("r")
+    await ended(workers, "r")
     assert heard.token_ids == undisturbed(request)
     assert heard.cached_tokens == 16 * BLOCKS
     assert outcomes(workers) == {"pulled": 1}
@@ -83,21 +91,22 @@ async def test_a_request_begins_with_the_prefix_that_another_instance_has(worker
 
 async def test_only_what_lacks_is_pulled_and_the_rest_is_computed(workers: Workers) -> None:
     await warm(workers)
-    short = like("short", prompt_token_ids=SHARED.prompt_token_ids[:200])
+    # So short that `b` does not know yet how fast it computes, and gives the pull seconds.
+    short = like("short", prompt_token_ids=SHARED.prompt_token_ids[: LEAST_STEP_TOKENS - 4])
     await warm(workers, "b", short)
     longer = like("longer", prompt_token_ids=SHARED.prompt_token_ids + tuple(range(5, 100)))
     heard = await pull(workers, longer, tokens=592)
-    await workers.until_ended("longer")
+    await ended(workers, "longer")
     assert heard.token_ids == undisturbed(longer)
     assert heard.cached_tokens == 592
-    assert workers.workers["b"].metric("penstock_prefix_pulled_tokens_total") == 592 - 192
+    assert workers.workers["b"].metric("penstock_prefix_pulled_tokens_total") == 592 - 48
     await all_free(workers)
 
 
 async def test_what_the_source_does_not_have_is_computed(workers: Workers) -> None:
     request = like("r")
     heard = await pull(workers, request)
-    await workers.until_ended("r")
+    await ended(workers, "r")
     assert heard.token_ids == undisturbed(request)
     assert heard.cached_tokens == 0
     assert outcomes(workers) == {"refused": 1}
@@ -107,7 +116,7 @@ async def test_what_the_source_does_not_have_is_computed(workers: Workers) -> No
 @pytest.mark.parametrize("source", ["nobody", "b"])
 async def test_a_source_that_is_not_there_costs_nothing(workers: Workers, source: str) -> None:
     heard = await pull(workers, like("r"), source=source)
-    await workers.until_ended("r")
+    await ended(workers, "r")
     assert heard.token_ids == undisturbed(like("r"))
     assert outcomes(workers) == ({"refused": 1} if source == "nobody" else {})
 
@@ -116,7 +125,7 @@ async def test_choices_of_one_prompt_share_a_pull(workers: Workers) -> None:
     await warm(workers)
     for name in ("r/0", "r/1", "r/2"):
         await pull(workers, like(name))
-    await workers.until_ended("r/0", "r/1", "r/2")
+    await ended(workers, "r/0", "r/1", "r/2")
     assert outcomes(workers) == {"pulled": 1}
     assert {workers.heard[name].cached_tokens for name in ("r/0", "r/1", "r/2")} == {16 * BLOCKS}
     await all_free(workers)
@@ -126,7 +135,7 @@ async def test_a_request_that_is_taken_back_while_it_waits_frees_everything(work
     await warm(workers)
     heard = await pull(workers, like("r"))
     await workers.abort("b", "r")
-    await workers.until_ended("r")
+    await ended(workers, "r")
     assert heard.token_ids in ([], undisturbed(like("r"))[: len(heard.token_ids)])
     await all_free(workers)
     assert not workers.workers["b"].instance.table.find("r")
@@ -135,7 +144,7 @@ async def test_a_request_that_is_taken_back_while_it_waits_frees_everything(work
 async def test_blocks_to_come_are_waited_for(workers: Workers) -> None:
     first = await workers.generate("a", like("first"))
     heard = await pull(workers, like("second"))
-    await workers.until_ended("first", "second")
+    await ended(workers, "first", "second")
     assert first.token_ids == heard.token_ids == undisturbed(SHARED)
     assert heard.cached_tokens == 16 * BLOCKS
     assert outcomes(workers) == {"pulled": 1}
@@ -146,7 +155,7 @@ async def test_a_source_of_other_weights_or_of_another_life_refuses(workers: Wor
     await warm(workers)
     workers.workers["a"].role.puller._known_fingerprint = "0badcafe"
     heard = await pull(workers, like("r"))
-    await workers.until_ended("r")
+    await ended(workers, "r")
     assert heard.token_ids == undisturbed(like("r"))
     assert outcomes(workers) == {"refused": 1}
     assert workers.workers["a"].metric("penstock_prefix_refused_holds_total") == 1
@@ -156,7 +165,7 @@ async def test_a_source_of_other_weights_or_of_another_life_refuses(workers: Wor
 async def test_another_cache_salt_is_another_prefix(workers: Workers) -> None:
     await warm(workers)
     heard = await pull(workers, like("r", cache_salt="tenant"))
-    await workers.until_ended("r")
+    await ended(workers, "r")
     assert heard.cached_tokens == 0
     assert outcomes(workers) == {"refused": 1}
 
@@ -173,7 +182,7 @@ async def test_what_only_the_host_of_the_source_has_is_loaded_there_and_pulled(t
                     break
                 await asyncio.sleep(0.005)
         heard = await pull(workers, like("r"), source="source")
-        await workers.until_ended("r")
+        await ended(workers, "r")
         assert heard.token_ids == undisturbed(like("r"))
         assert heard.cached_tokens == 16 * BLOCKS
         assert outcomes(workers) == {"pulled": 1}
