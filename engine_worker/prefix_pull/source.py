@@ -131,8 +131,8 @@ class HeldPrefixes(prefix_pull_pb2_grpc.PrefixPullServicer):
         request = call.request
         # Only what a request here is about to compute is worth waiting for.
         wait_s = wait_ms / 1000 if self._is_computing(request) else 0.0
-        pinning = self._engine.prefixes.hold(hold_id, request, blocks, wait_s, call.kv_token)
-        task = self._tasks.spawn(or_error(pinning), name=f"pin {hold_id}")
+        pinning = or_error(self._engine.prefixes.hold, hold_id, request, blocks, wait_s, call.kv_token)
+        task = self._tasks.spawn(pinning, name=f"pin {hold_id}")
         self._pins[hold_id] = task
         task.add_done_callback(lambda done: self._pinned(hold_id, done))
 

@@ -245,7 +245,7 @@ class PulledPrefixes:
     def _fetch(self, pull_id: str, blocks: int, allowed_s: float) -> None:
         pull = self._pulls[pull_id]
         pull.fetch = self._tasks.spawn(
-            or_error(self._fetch_from(pull_id, pull, blocks, allowed_s)), name=f"fetch {pull_id}"
+            or_error(self._fetch_from, pull_id, pull, blocks, allowed_s), name=f"fetch {pull_id}"
         )
         # Told here and not in the task, which does not even begin if it is cancelled first.
         pull.fetch.add_done_callback(lambda done: self._fetched(pull_id, done))

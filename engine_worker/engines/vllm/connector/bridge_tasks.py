@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from mesh.errors import PenstockError
@@ -19,9 +19,9 @@ class BridgeTasks:
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
         return iter(self._tasks)
 
-    def spawn(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin it on the loop that runs here, which is the bridge's."""
-        task: asyncio.Task[Any] = asyncio.create_task(_awaited(work))
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -39,7 +39,3 @@ class BridgeTasks:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, PenstockError):
             log.error("a task of the KV bridge failed", exc_info=error)
-
-
-async def _awaited(work: Awaitable[Any]) -> Any:
-    return await work
