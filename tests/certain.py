@@ -38,6 +38,9 @@ WATCHED: Final[tuple[tuple[Any, str, str], ...]] = (
 )
 SHOWN_FRAMES: Final = 4
 
+ONCE_ON_A_MACHINE: Final = ("matplotlib/font_manager.py",)
+"""Files of libraries that may do it: the first plot on a machine lists its fonts by a process, and no later one."""
+
 
 class NotCertain(Exception):
     """A certain test did what only a live one may."""
@@ -65,8 +68,9 @@ class CertainGuard:
     def _watched(self, watched: Callable[..., Any], what: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             if self._seen is not None and not self._seen:
-                stack = traceback.format_stack(limit=SHOWN_FRAMES + 1)[:-1]
-                self._seen.append(f"{what}:\n{''.join(stack)}")
+                stack = traceback.extract_stack()[:-1]
+                if not any(frame.filename.endswith(ONCE_ON_A_MACHINE) for frame in stack):
+                    self._seen.append(f"{what}:\n{''.join(traceback.format_list(stack[-SHOWN_FRAMES:]))}")
             return watched(*arguments, **named)
 
         return call

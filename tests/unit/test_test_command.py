@@ -78,6 +78,13 @@ def test_a_certain_test_that_waits_for_others_fails(uncertain: Callable[[], Any]
         uncertain()
 
 
+@pytest.mark.live
+def test_the_first_plot_on_a_machine_may_list_its_fonts() -> None:
+    listing = compile("subprocess.run('true', check=True)", "lib/matplotlib/font_manager.py", "exec")
+    with GUARD.watching("a test"):
+        exec(listing, {"subprocess": subprocess})
+
+
 def test_what_a_certain_test_raises_itself_goes_first() -> None:
     with pytest.raises(ValueError, match="its own"), GUARD.watching("a test"):
         raise ValueError("its own")
