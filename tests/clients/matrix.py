@@ -91,11 +91,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join((f"{passed} of {len(outcomes)} pass.", "", *lines))
 
 
-def written_into(page: str, printed: str) -> str:
+def written_into(page: str, printed: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with what is between the two marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{printed}\n\n{END}{after}"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{printed}\n\n{end}{after}"
 
 
 def main() -> int:

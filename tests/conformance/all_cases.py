@@ -1,0 +1,15 @@
+"""Every case, in the order in which they are asked."""
+
+from tests.conformance.case import Case
+from tests.conformance.chat_cases import CASES as CHAT_CASES
+from tests.conformance.completion_cases import CASES as COMPLETION_CASES
+from tests.conformance.other_cases import MESSAGES_CASES, RESPONSES_CASES, SERVER_CASES, TOKENIZER_CASES
+
+CASES: list[Case] = [
+    *CHAT_CASES,
+    *COMPLETION_CASES,
+    *RESPONSES_CASES,
+    *MESSAGES_CASES,
+    *TOKENIZER_CASES,
+    *SERVER_CASES,
+]

@@ -1,0 +1,154 @@
+"""What a server answers to a case, in a form in which two servers can be compared.
+
+How a stream is cut into chunks depends on time, so its chunks are folded into one value: texts are joined, lists are
+put one behind the other, and of everything else the last value holds.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import httpx
+import msgspec
+
+from tests.conformance.case import Case
+
+Json: TypeAlias = Any
+
+TIMEOUT_S = 60.0
+DONE = "[DONE]"
+JOINED = frozenset(("content", "text", "reasoning", "arguments", "delta", "partial_json", "thinking", "input_json_delta"))
+"""Names of texts that a stream sends in pieces."""
+WHOLE = frozenset(("response", "item", "part", "content_block", "message"))
+"""Names of values that an event holds whole."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: `body` is JSON, a text, or the folded events of a stream."""
+
+    status: int
+    content_type: str
+    body: Json
+
+    def as_json(self) -> Json:
+        return {"status": self.status, "content_type": self.content_type, "body": self.body}
+
+
+def ask(client: httpx.Client, case: Case) -> Answer:
+    """The answer to a case, and before it to the one that it goes on from. A server that does not answer is status 0."""
+    path = case.path
+    if case.after is not None:
+        before = ask(client, case.after)
+        path = path.replace("{id}", str(before.body.get("id")) if isinstance(before.body, dict) else "none")
+    try:
+        answered = client.request(
+            case.method,
+            path,
+            content=case.raw if case.raw is not None else None if case.body is None else msgspec.json.encode(case.body),
+            headers={"content-type": "application/json", **case.headers},
+            timeout=TIMEOUT_S,
+        )
+    except httpx.HTTPError as error:
+        return Answer(0, "", repr(error))
+    content_type = answered.headers.get("content-type", "").partition(";")[0]
+    if content_type == "text/event-stream":
+        return Answer(answered.status_code, content_type, folded(events_of(answered.text)))
+    try:
+        return Answer(answered.status_code, content_type, msgspec.json.decode(answered.content))
+    except msgspec.DecodeError:
+        return Answer(answered.status_code, content_type, answered.text)
+
+
+def events_of(text: str) -> Iterator[tuple[str, str]]:
+    """Type and data of each server-sent event; most have no type."""
+    kind, data = "", []
+    for line in (*text.splitlines(), ""):
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            kind = value
+        elif name == "data":
+            data.append(value)
+        elif not line and data:
+            yield kind, "\n".join(data)
+            kind, data = "", []
+
+
+def folded(events: Iterator[tuple[str, str]]) -> Json:
+    """One value for all events of a stream: which types come in which order, what all of a type say together, in which
+    of them each field is, and whether `[DONE]` ends them."""
+    chunks: list[tuple[str, Json]] = []
+    is_done = False
+    for kind, data in events:
+        if data == DONE:
+            is_done = True
+        else:
+            chunks.append((kind, msgspec.json.decode(data)))
+    by_type: dict[str, list[Json]] = {}
+    for kind, chunk in chunks:
+        by_type.setdefault(kind, []).append(chunk)
+    return {
+        "order": [kind for kind, _ in groupby(kind for kind, _ in chunks)],
+        "done": is_done,
+        "events": {
+            kind: {"all": _together(of_type), "fields": _presence(of_type)} for kind, of_type in by_type.items()
+        },
+    }
+
+
+def _together(chunks: Sequence[Json]) -> Json:
+    whole: Json = {}
+    for chunk in chunks:
+        whole = _fold("", whole, chunk)
+    return whole
+
+
+def _fold(name: str, before: Json, value: Json) -> Json:
+    if before is None or name in WHOLE:
+        return value
+    if value is None:
+        return before
+    if isinstance(before, dict) and isinstance(value, Mapping):
+        return {key: _fold(key, before.get(key), value.get(key)) for key in {**before, **value}}
+    if isinstance(before, list) and isinstance(value, list):
+        if all(isinstance(each, dict) and "index" in each for each in (*before, *value)):
+            by_index = {each["index"]: each for each in before}
+            for each in value:
+                by_index[each["index"]] = _fold("", by_index.get(each["index"]), each)
+            return [by_index[index] for index in sorted(by_index)]
+        return before + value
+    if isinstance(before, str) and isinstance(value, str) and name in JOINED:
+        return before + value
+    return value
+
+
+def _presence(chunks: Sequence[Json]) -> dict[str, str]:
+    """For each path, whether `all`, the `first`, the `last` or `some` of the chunks have it, and with which types."""
+    found: dict[str, list[int]] = {}
+    for position, chunk in enumerate(chunks):
+        for path in set(_paths("", chunk)):
+            found.setdefault(path, []).append(position)
+    return {path: _where(positions, len(chunks)) for path, positions in sorted(found.items())}
+
+
+def _where(positions: Sequence[int], total: int) -> str:
+    if len(positions) == total:
+        return "all"
+    if list(positions) == [0]:
+        return "first"
+    if list(positions) == [total - 1]:
+        return "last"
+    return "some"
+
+
+def _paths(path: str, value: Json) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from _paths(f"{path}.{key}", below)
+    elif isinstance(value, list):
+        for below in value:
+            yield from _paths(f"{path}[]", below)
+    else:
+        yield f"{path} is null" if value is None else path

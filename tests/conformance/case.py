@@ -1,0 +1,27 @@
+"""One question that is put to a stock server and to the mesh."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked, under a name that is unique and begins with its subject: `chat: seed`."""
+
+    name: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    method: str = "POST"
+    after: Self | None = None
+    """Asked before; `{id}` in the path stands for the `id` of its answer."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    raw: bytes | None = None
+    """Sent in place of `body`, for what is no JSON."""
+
+    @property
+    def subject(self) -> str:
+        return self.name.partition(":")[0]

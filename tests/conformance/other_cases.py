@@ -1,0 +1,216 @@
+"""Responses, Messages, the tokenizer's paths, models and what else a server says of itself, and pooling."""
+
+from typing import Any
+
+from tests.conformance.case import MESSAGES, RESPONSES, Case
+from tests.conformance.chat_cases import ADD, OTHER_TOOL, SUM, TOOL
+from tests.conformance.completion_cases import PROMPT
+
+FLAT_TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": SUM}
+ANTHROPIC_TOOL = {"name": "add", "description": "Adds.", "input_schema": SUM}
+ASKED = "Add 4991 and 6299."
+
+
+def response(name: str, **fields: Any) -> Case:
+    """A greedy response of a few tokens; a field that is `...` is left out."""
+    body = {"model": "demo-large", "input": ASKED, "max_output_tokens": 12, "temperature": 0} | fields
+    return Case(f"responses: {name}", RESPONSES, {key: value for key, value in body.items() if value is not ...})
+
+
+def message(name: str, **fields: Any) -> Case:
+    """A greedy message of a few tokens; a field that is `...` is left out."""
+    body = {"model": "demo-large", "messages": ADD, "max_tokens": 12, "temperature": 0} | fields
+    return Case(f"messages: {name}", MESSAGES, {key: value for key, value in body.items() if value is not ...})
+
+
+def of_model(subject: str, name: str, path: str, model: str = "demo-large", **fields: Any) -> Case:
+    body = {"model": model} | fields
+    return Case(f"{subject}: {name}", path, {key: value for key, value in body.items() if value is not ...})
+
+
+def get(subject: str, path: str, **others: Any) -> Case:
+    return Case(f"{subject}: GET {path}", path, method="GET", **others)
+
+
+TEXT_PARTS = [{"role": "user", "content": [{"type": "input_text", "text": ASKED}]}]
+PRIOR = [{"role": "user", "content": "Add 1 and 2."}, {"role": "assistant", "content": "3"}, *ADD]
+ITEMS = [
+    {"role": "user", "content": "Add 1 and 2."},
+    {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"sum": 3}'},
+    {"type": "function_call_output", "call_id": "call_1", "output": "3"},
+    *ADD,
+]
+
+RESPONSES_CASES = [
+    response("plain"),
+    response("plain, streamed", stream=True),
+    response("no limit", max_output_tokens=..., input="Add 1 and 2."),
+    response("to the end", max_output_tokens=60, input="Add 1 and 2."),
+    response("to the end, streamed", max_output_tokens=60, input="Add 1 and 2.", stream=True),
+    response("model left out", model=...),
+    response("model unknown", model="nobody"),
+    response("input missing", input=...),
+    response("input empty", input=""),
+    response("input of parts", input=TEXT_PARTS),
+    response("input of turns", input=PRIOR),
+    response("input of calls", input=ITEMS),
+    response("input of an unknown kind", input=[{"type": "telepathy"}]),
+    response("instructions", instructions="Be brief."),
+    response("seed", seed=7),
+    response("stop", stop=["9"]),
+    response("top_k", top_k=1),
+    response("min_p", min_p=0.1),
+    response("top_p", top_p=0.5),
+    response("temperature left out", temperature=..., top_k=1),
+    response("presence_penalty", presence_penalty=1.0),
+    response("frequency_penalty", frequency_penalty=1.0),
+    response("frequency_penalty 3", frequency_penalty=3.0),
+    response("repetition_penalty", repetition_penalty=1.3),
+    response("logit_bias", logit_bias={"300": 100}),
+    response("ignore_eos", ignore_eos=True),
+    response("skip_special_tokens", skip_special_tokens=False),
+    response("include_stop_str_in_output", include_stop_str_in_output=True, stop=["9"]),
+    response("top_logprobs", top_logprobs=2, include=["message.output_text.logprobs"]),
+    response("top_logprobs, streamed", top_logprobs=2, include=["message.output_text.logprobs"], stream=True),
+    response("top_logprobs alone", top_logprobs=2),
+    response("logprobs of the sampled token", include=["message.output_text.logprobs"]),
+    response("include encrypted reasoning", include=["reasoning.encrypted_content"]),
+    response("include unknown", include=["telepathy"]),
+    response("structured_outputs", structured_outputs={"choice": ["yes", "no"]}),
+    response("text of a schema", text={"format": {"type": "json_schema", "name": "sum", "schema": SUM}}),
+    response("text of a schema, streamed", text={"format": {"type": "json_schema", "name": "s", "schema": SUM}}, stream=True),
+    response("text of an object", text={"format": {"type": "json_object"}}),
+    response("text plain", text={"format": {"type": "text"}}),
+    response("text verbosity", text={"verbosity": "low"}),
+    response("chat_template_kwargs", chat_template_kwargs={"enable_thinking": False}),
+    response("vllm_xargs", vllm_xargs={"a": 1}),
+    response("kv_transfer_params", kv_transfer_params={}),
+    response("cache_salt", cache_salt="c2FsdA"),
+    response("cache_salt with a slash", cache_salt="a/b"),
+    response("priority 0", priority=0),
+    response("request_id", request_id="resp_mine"),
+    response("session_id", session_id="mine"),
+    response("user", user="ann"),
+    response("metadata", metadata={"a": "b"}),
+    response("prompt_cache_key", prompt_cache_key="mine"),
+    response("service_tier", service_tier="default"),
+    response("service_tier unknown", service_tier="first class"),
+    response("truncation auto", truncation="auto"),
+    response("truncation disabled", truncation="disabled"),
+    response("max_tool_calls", max_tool_calls=2),
+    response("parallel_tool_calls", parallel_tool_calls=False),
+    response("reasoning effort", reasoning={"effort": "low"}),
+    response("reasoning summary", reasoning={"summary": "auto"}),
+    response("include_reasoning", include_reasoning=False),
+    response("tool_choice auto without tools", tool_choice="auto"),
+    response("tool_choice required without tools", tool_choice="required"),
+    response("tools", tools=[FLAT_TOOL]),
+    response("tools required", tools=[FLAT_TOOL], tool_choice="required", max_output_tokens=60),
+    response("tools required, streamed", tools=[FLAT_TOOL], tool_choice="required", max_output_tokens=60, stream=True),
+    response("tools named", tools=[FLAT_TOOL], tool_choice={"type": "function", "name": "add"}, max_output_tokens=60),
+    response("tools none", tools=[FLAT_TOOL], tool_choice="none"),
+    response("tools empty", tools=[]),
+    response("a tool of the server's", tools=[{"type": "web_search"}]),
+    response("enable_response_messages", enable_response_messages=True),
+    response("store false", store=False),
+    response("background", background=True),
+    response("background without store", background=True, store=False),
+    response("previous unknown", previous_response_id="resp_nobody"),
+    response("previous wrong", previous_response_id="nobody"),
+    response("unknown parameter", mood="good"),
+    response("max_output_tokens 0", max_output_tokens=0),
+    response("max_output_tokens negative", max_output_tokens=-1),
+    response("temperature 3", temperature=3),
+    get("responses", "/v1/responses/resp_nobody"),
+    get("responses", "/v1/responses/{id}", after=response("kept")),
+    Case("responses: cancel of an unknown one", "/v1/responses/resp_nobody/cancel"),
+    Case("responses: cancel of an ended one", "/v1/responses/{id}/cancel", after=response("kept")),
+]
+
+MESSAGES_CASES = [
+    message("plain"),
+    message("plain, streamed", stream=True),
+    message("to the end", max_tokens=60, messages=[{"role": "user", "content": "Add 1 and 2."}]),
+    message("to the end, streamed", max_tokens=60, stream=True, messages=[{"role": "user", "content": "Add 1 and 2."}]),
+    message("model missing", model=...),
+    message("model unknown", model="nobody"),
+    message("max_tokens missing", max_tokens=...),
+    message("max_tokens 0", max_tokens=0),
+    message("messages empty", messages=[]),
+    message("turns", messages=PRIOR),
+    message("parts", messages=[{"role": "user", "content": [{"type": "text", "text": ASKED}]}]),
+    message("cache_control", messages=[{"role": "user", "content": [{"type": "text", "text": ASKED, "cache_control": {"type": "ephemeral"}}]}]),
+    message("system", system="Be brief."),
+    message("system of parts", system=[{"type": "text", "text": "Be brief."}]),
+    message("a system's message", messages=[{"role": "system", "content": "Be brief."}, *ADD]),
+    message("stop_sequences", stop_sequences=["9"]),
+    message("stop_sequences, streamed", stop_sequences=["9"], stream=True),
+    message("top_k", top_k=1),
+    message("top_p", top_p=0.5),
+    message("metadata", metadata={"user_id": "ann"}),
+    message("tools", tools=[ANTHROPIC_TOOL]),
+    message("tools any", tools=[ANTHROPIC_TOOL], tool_choice={"type": "any"}, max_tokens=60),
+    message("tools any, streamed", tools=[ANTHROPIC_TOOL], tool_choice={"type": "any"}, max_tokens=60, stream=True),
+    message("tools named", tools=[ANTHROPIC_TOOL], tool_choice={"type": "tool", "name": "add"}, max_tokens=60),
+    message("tools none", tools=[ANTHROPIC_TOOL], tool_choice={"type": "none"}),
+    message("tool_choice without a name", tools=[ANTHROPIC_TOOL], tool_choice={"type": "tool"}),
+    message("a tool's result", tools=[ANTHROPIC_TOOL], messages=[
+        {"role": "user", "content": ASKED},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "call_1", "name": "add", "input": {"sum": 7}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "7"}]},
+    ]),
+    message("thinking disabled", thinking={"type": "disabled"}),
+    message("thinking enabled", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2048),
+    message("thinking adaptive", thinking={"type": "adaptive"}),
+    message("output_config effort", output_config={"effort": "low"}),
+    message("output_config format", output_config={"format": {"type": "json_schema", "schema": SUM}}),
+    message("cache_salt", cache_salt="c2FsdA"),
+    message("chat_template_kwargs", chat_template_kwargs={"enable_thinking": False}),
+    message("vllm_xargs", vllm_xargs={"a": 1}),
+    message("kv_transfer_params", kv_transfer_params={}),
+    message("watermarking", watermarking=False),
+    message("unknown parameter", mood="good"),
+    message("an earlier thought", messages=[ADD[0], {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": "y"}, {"type": "text", "text": "1"}]}, ADD[0]]),
+    of_model("messages", "count_tokens", "/v1/messages/count_tokens", messages=ADD),
+    of_model("messages", "count_tokens of tools", "/v1/messages/count_tokens", messages=ADD, tools=[ANTHROPIC_TOOL]),
+    of_model("messages", "count_tokens of nothing", "/v1/messages/count_tokens"),
+]
+
+TOKENIZER_CASES = [
+    of_model("tokenizer", "text", "/tokenize", prompt=PROMPT),
+    of_model("tokenizer", "text without special tokens", "/tokenize", prompt=PROMPT, add_special_tokens=False),
+    of_model("tokenizer", "text, token strings", "/tokenize", prompt=PROMPT, return_token_strs=True),
+    of_model("tokenizer", "text empty", "/tokenize", prompt=""),
+    of_model("tokenizer", "text missing", "/tokenize"),
+    of_model("tokenizer", "unknown model", "/tokenize", model="nobody", prompt="x"),
+    of_model("tokenizer", "chat", "/tokenize", messages=ADD),
+    of_model("tokenizer", "chat, token strings", "/tokenize", messages=ADD, return_token_strs=True),
+    of_model("tokenizer", "chat with tools", "/tokenize", messages=ADD, tools=[TOOL, OTHER_TOOL]),
+    of_model("tokenizer", "chat without a generation prompt", "/tokenize", messages=ADD, add_generation_prompt=False),
+    of_model("tokenizer", "chat continued and begun", "/tokenize", messages=ADD, continue_final_message=True, add_generation_prompt=True),
+    of_model("tokenizer", "chat_template", "/tokenize", messages=ADD, chat_template="{{ messages[0]['content'] }}"),
+    of_model("tokenizer", "detokenize", "/detokenize", tokens=[1, 20, 300, 2]),
+    of_model("tokenizer", "detokenize nothing", "/detokenize", tokens=[]),
+    of_model("tokenizer", "detokenize an unknown token", "/detokenize", tokens=[100_000]),
+    of_model("tokenizer", "detokenize a negative token", "/detokenize", tokens=[-1]),
+    get("tokenizer", "/tokenizer_info"),
+]
+
+SERVER_CASES = [
+    get("server", "/v1/models"),
+    get("server", "/v1/models/demo-large"),
+    get("server", "/health"),
+    get("server", "/ping"),
+    get("server", "/version"),
+    get("server", "/load"),
+    get("server", "/nowhere"),
+    Case("server: POST /ping", "/ping"),
+    Case("server: invocations, chat", "/invocations", {"model": "demo-large", "messages": ADD, "max_tokens": 4, "temperature": 0}),
+    Case("server: invocations, completion", "/invocations", {"model": "demo-large", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}),
+    Case("server: batch of chats", "/v1/chat/completions/batch", {"model": "demo-large", "messages": [ADD, ADD], "max_tokens": 4, "temperature": 0}),
+    of_model("server", "render a chat", "/v1/chat/completions/render", messages=ADD),
+    of_model("server", "render a completion", "/v1/completions/render", prompt=PROMPT),
+    of_model("server", "embeddings of a model that generates", "/v1/embeddings", input="x"),
+    of_model("server", "score of a model that generates", "/score", text_1="x", text_2="y"),
+    Case("server: ORCA's header", "/v1/completions", {"model": "demo-large", "prompt": PROMPT, "max_tokens": 2, "temperature": 0}, headers={"endpoint-load-metrics-format": "text"}),
+]
