@@ -289,6 +289,7 @@ def _add_logprobs(message: Any, positions: Sequence[PositionLogprobs]) -> None:
 def _set_logprob(message: request_pb2.TokenLogprob, value: TokenLogprob) -> None:
     message.token_id = value.token_id
     message.logprob = value.logprob
+    message.rank = value.rank
 
 
 def pooling_parameters(message: worker_pb2.PoolRequest) -> PoolingParameters:

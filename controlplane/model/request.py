@@ -181,6 +181,8 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
+    rank: int = 0
+    """1: the likeliest of the vocabulary; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

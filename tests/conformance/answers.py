@@ -18,7 +18,9 @@ Json: TypeAlias = Any
 
 TIMEOUT_S = 60.0
 DONE = "[DONE]"
-JOINED = frozenset(("content", "text", "reasoning", "arguments", "delta", "partial_json", "thinking", "input_json_delta"))
+JOINED = frozenset(
+    ("content", "text", "reasoning", "arguments", "delta", "partial_json", "thinking", "input_json_delta")
+)
 """Names of texts that a stream sends in pieces."""
 WHOLE = frozenset(("response", "item", "part", "content_block", "message"))
 """Names of values that an event holds whole."""
@@ -125,10 +127,11 @@ def _fold(name: str, before: Json, value: Json) -> Json:
 
 
 def _presence(chunks: Sequence[Json]) -> dict[str, str]:
-    """For each path, whether `all`, the `first`, the `last` or `some` of the chunks have it, and with which types."""
+    """For each path, whether `all`, the `first`, the `last` or `some` of the chunks have it. A null in a delta adds nothing,
+    whether it is there or not."""
     found: dict[str, list[int]] = {}
     for position, chunk in enumerate(chunks):
-        for path in set(_paths("", chunk)):
+        for path in {path for path in _paths("", chunk) if ".delta" not in path or not path.endswith(" is null")}:
             found.setdefault(path, []).append(position)
     return {path: _where(positions, len(chunks)) for path, positions in sorted(found.items())}
 

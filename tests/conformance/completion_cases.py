@@ -88,7 +88,9 @@ CASES = [
     completion("bad_words", bad_words=["9", "1"]),
     completion("add_special_tokens", add_special_tokens=False, return_token_ids=True),
     completion("truncate_prompt_tokens", truncate_prompt_tokens=4, return_token_ids=True, max_tokens=1),
-    completion("truncation_side", truncate_prompt_tokens=4, truncation_side="right", return_token_ids=True, max_tokens=1),
+    completion(
+        "truncation_side", truncate_prompt_tokens=4, truncation_side="right", return_token_ids=True, max_tokens=1
+    ),
     completion("unknown parameter", mood="good"),
     completion("watermarking", watermarking=False),
     completion("repetition_detection", repetition_detection={"max_pattern_size": 4, "min_count": 3}),
@@ -111,14 +113,19 @@ CASES = [
     streamed("stream_options null", stream_options=None),
     completion("stream_options of no stream", stream_options={"include_usage": True}),
     *both("response_format json_object", response_format={"type": "json_object"}),
-    completion("response_format json_schema", response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SUM}}),
+    completion(
+        "response_format json_schema",
+        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SUM}},
+    ),
     completion("structured_outputs choice", structured_outputs={"choice": ["yes", "no"]}),
     completion("structured_outputs regex", structured_outputs={"regex": "[0-9]{3}"}),
     completion("structured_outputs grammar", structured_outputs={"grammar": 'root ::= "yes" | "no"'}),
     completion("structured_outputs wrong regex", structured_outputs={"regex": "["}),
     *both("beam search", use_beam_search=True, n=2, max_tokens=4),
     completion("beam search, prompts", use_beam_search=True, n=2, max_tokens=4, prompt=[PROMPT, "Count from 7"]),
-    completion("beam search, prompts of tokens", use_beam_search=True, n=2, max_tokens=4, prompt=[[1, 20, 30], [1, 40]]),
+    completion(
+        "beam search, prompts of tokens", use_beam_search=True, n=2, max_tokens=4, prompt=[[1, 20, 30], [1, 40]]
+    ),
     completion("beam search, logprobs", use_beam_search=True, n=2, max_tokens=4, logprobs=1),
     Case("completions: no JSON", COMPLETIONS, raw=b"{"),
 ]

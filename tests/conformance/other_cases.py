@@ -78,7 +78,9 @@ RESPONSES_CASES = [
     response("include unknown", include=["telepathy"]),
     response("structured_outputs", structured_outputs={"choice": ["yes", "no"]}),
     response("text of a schema", text={"format": {"type": "json_schema", "name": "sum", "schema": SUM}}),
-    response("text of a schema, streamed", text={"format": {"type": "json_schema", "name": "s", "schema": SUM}}, stream=True),
+    response(
+        "text of a schema, streamed", text={"format": {"type": "json_schema", "name": "s", "schema": SUM}}, stream=True
+    ),
     response("text of an object", text={"format": {"type": "json_object"}}),
     response("text plain", text={"format": {"type": "text"}}),
     response("text verbosity", text={"verbosity": "low"}),
@@ -139,7 +141,12 @@ MESSAGES_CASES = [
     message("messages empty", messages=[]),
     message("turns", messages=PRIOR),
     message("parts", messages=[{"role": "user", "content": [{"type": "text", "text": ASKED}]}]),
-    message("cache_control", messages=[{"role": "user", "content": [{"type": "text", "text": ASKED, "cache_control": {"type": "ephemeral"}}]}]),
+    message(
+        "cache_control",
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": ASKED, "cache_control": {"type": "ephemeral"}}]}
+        ],
+    ),
     message("system", system="Be brief."),
     message("system of parts", system=[{"type": "text", "text": "Be brief."}]),
     message("a system's message", messages=[{"role": "system", "content": "Be brief."}, *ADD]),
@@ -154,11 +161,18 @@ MESSAGES_CASES = [
     message("tools named", tools=[ANTHROPIC_TOOL], tool_choice={"type": "tool", "name": "add"}, max_tokens=60),
     message("tools none", tools=[ANTHROPIC_TOOL], tool_choice={"type": "none"}),
     message("tool_choice without a name", tools=[ANTHROPIC_TOOL], tool_choice={"type": "tool"}),
-    message("a tool's result", tools=[ANTHROPIC_TOOL], messages=[
-        {"role": "user", "content": ASKED},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "call_1", "name": "add", "input": {"sum": 7}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "7"}]},
-    ]),
+    message(
+        "a tool's result",
+        tools=[ANTHROPIC_TOOL],
+        messages=[
+            {"role": "user", "content": ASKED},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "call_1", "name": "add", "input": {"sum": 7}}],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "7"}]},
+        ],
+    ),
     message("thinking disabled", thinking={"type": "disabled"}),
     message("thinking enabled", thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2048),
     message("thinking adaptive", thinking={"type": "adaptive"}),
@@ -170,7 +184,17 @@ MESSAGES_CASES = [
     message("kv_transfer_params", kv_transfer_params={}),
     message("watermarking", watermarking=False),
     message("unknown parameter", mood="good"),
-    message("an earlier thought", messages=[ADD[0], {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": "y"}, {"type": "text", "text": "1"}]}, ADD[0]]),
+    message(
+        "an earlier thought",
+        messages=[
+            ADD[0],
+            {
+                "role": "assistant",
+                "content": [{"type": "thinking", "thinking": "x", "signature": "y"}, {"type": "text", "text": "1"}],
+            },
+            ADD[0],
+        ],
+    ),
     of_model("messages", "count_tokens", "/v1/messages/count_tokens", messages=ADD),
     of_model("messages", "count_tokens of tools", "/v1/messages/count_tokens", messages=ADD, tools=[ANTHROPIC_TOOL]),
     of_model("messages", "count_tokens of nothing", "/v1/messages/count_tokens"),
@@ -187,7 +211,14 @@ TOKENIZER_CASES = [
     of_model("tokenizer", "chat, token strings", "/tokenize", messages=ADD, return_token_strs=True),
     of_model("tokenizer", "chat with tools", "/tokenize", messages=ADD, tools=[TOOL, OTHER_TOOL]),
     of_model("tokenizer", "chat without a generation prompt", "/tokenize", messages=ADD, add_generation_prompt=False),
-    of_model("tokenizer", "chat continued and begun", "/tokenize", messages=ADD, continue_final_message=True, add_generation_prompt=True),
+    of_model(
+        "tokenizer",
+        "chat continued and begun",
+        "/tokenize",
+        messages=ADD,
+        continue_final_message=True,
+        add_generation_prompt=True,
+    ),
     of_model("tokenizer", "chat_template", "/tokenize", messages=ADD, chat_template="{{ messages[0]['content'] }}"),
     of_model("tokenizer", "detokenize", "/detokenize", tokens=[1, 20, 300, 2]),
     of_model("tokenizer", "detokenize nothing", "/detokenize", tokens=[]),
@@ -205,12 +236,29 @@ SERVER_CASES = [
     get("server", "/load"),
     get("server", "/nowhere"),
     Case("server: POST /ping", "/ping"),
-    Case("server: invocations, chat", "/invocations", {"model": "demo-large", "messages": ADD, "max_tokens": 4, "temperature": 0}),
-    Case("server: invocations, completion", "/invocations", {"model": "demo-large", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}),
-    Case("server: batch of chats", "/v1/chat/completions/batch", {"model": "demo-large", "messages": [ADD, ADD], "max_tokens": 4, "temperature": 0}),
+    Case(
+        "server: invocations, chat",
+        "/invocations",
+        {"model": "demo-large", "messages": ADD, "max_tokens": 4, "temperature": 0},
+    ),
+    Case(
+        "server: invocations, completion",
+        "/invocations",
+        {"model": "demo-large", "prompt": PROMPT, "max_tokens": 4, "temperature": 0},
+    ),
+    Case(
+        "server: batch of chats",
+        "/v1/chat/completions/batch",
+        {"model": "demo-large", "messages": [ADD, ADD], "max_tokens": 4, "temperature": 0},
+    ),
     of_model("server", "render a chat", "/v1/chat/completions/render", messages=ADD),
     of_model("server", "render a completion", "/v1/completions/render", prompt=PROMPT),
     of_model("server", "embeddings of a model that generates", "/v1/embeddings", input="x"),
     of_model("server", "score of a model that generates", "/score", text_1="x", text_2="y"),
-    Case("server: ORCA's header", "/v1/completions", {"model": "demo-large", "prompt": PROMPT, "max_tokens": 2, "temperature": 0}, headers={"endpoint-load-metrics-format": "text"}),
+    Case(
+        "server: ORCA's header",
+        "/v1/completions",
+        {"model": "demo-large", "prompt": PROMPT, "max_tokens": 2, "temperature": 0},
+        headers={"endpoint-load-metrics-format": "text"},
+    ),
 ]

@@ -26,11 +26,11 @@ STOCK_ENVIRONMENT = {
 }
 STOCK_ARGUMENTS = (
     *("--served-model-name", "demo-large", "--dtype", "float32", "--enforce-eager", "--gpu-memory-utilization", "0.1"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "pythonic", "--enable-prompt-tokens-details"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
     # What `penstock up` sets: the demo models write blanks without end otherwise.
     *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
 )
-MESH_ARGUMENTS = ("--model", "demo-large:1", "--engine-arg", "dtype=float32", "--tool-call-parser", "pythonic")
+MESH_ARGUMENTS = ("--model", "demo-large:1", "--engine-arg", "dtype=float32", "--tool-call-parser", "hermes")
 
 
 @contextmanager

@@ -79,6 +79,6 @@ def _position(chosen: int, candidates: Mapping[int, Logprob], rivals: int) -> Po
         if candidate.rank is not None and candidate.rank <= rivals
     )
     return PositionLogprobs(
-        chosen=TokenLogprob(chosen, candidates[chosen].logprob),
+        chosen=TokenLogprob(chosen, candidates[chosen].logprob, candidates[chosen].rank or 0),
         top=tuple(TokenLogprob(token_id, logprob) for _, token_id, logprob in ranked[:rivals]),
     )

@@ -39,6 +39,8 @@ class TextRules:
     """Strings that end it."""
     ending_token_ids: frozenset[int] = frozenset()
     """The end-of-sequence tokens and the request's stop tokens."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """The request's stop tokens without the end-of-sequence tokens."""
     shows_stop: bool = False
     """The string or the token that ended the choice is part of its text."""
     min_tokens: int = 0
@@ -47,6 +49,8 @@ class TextRules:
     """The client wants them, too."""
     tells_tokens: bool = False
     """The parser process reads the answer, token by token."""
+    tells_end: bool = False
+    """The token that ended the choice has its place among the logprobs, although it is not shown."""
     is_empty: bool = False
     """Only the prompt was to be computed: what is generated is nothing of the client's."""
 
@@ -69,6 +73,8 @@ class ChoicePiece:
     """`text` by token, where the parser process reads it; at the end one without a token is possible."""
     message: MessageDelta | None = None
     """What the parser process has made of it."""
+    stop_reason: int | str | None = None
+    """The stop token or the stop string that ended the choice."""
 
 
 class ChoiceText:
@@ -121,9 +127,14 @@ class ChoiceText:
         token_ids, rules = piece.token_ids, self._rules
         self.tokens += len(token_ids)
         finish = _FINISHES[piece.finish_reason] if piece.finish_reason else None
+        stop_reason: int | str | None = None
+        if finish == "stop" and token_ids and token_ids[-1] in rules.stop_token_ids:
+            stop_reason = token_ids[-1]
         if finish == "stop" and token_ids and token_ids[-1] in rules.ending_token_ids and not rules.shows_stop:
             token_ids = token_ids[:-1]
         text = self._with_logprobs(token_ids, piece) if piece.logprobs else self._read_tokens(token_ids)
+        if rules.tells_end and not self._stops.stopped and len(token_ids) < len(piece.logprobs):
+            self._held.append(TokenPosition(self._read, piece.logprobs[len(token_ids)]))
         if rules.tells_tokens and len(token_ids) < len(piece.token_ids) and not self._stops.stopped:
             self._parts.append(("", piece.token_ids[-1:]))
         said = piece.token_ids
@@ -139,7 +150,7 @@ class ChoiceText:
                 before, ids = self._parts.pop() if self._parts else ("", ())
                 self._parts.append((before + held, ids))
         if self._stops.stopped:
-            finish = "stop"
+            finish, stop_reason = "stop", self._stops.found
         self.finish = finish
         self._shown += len(text)
         positions = self._decided_positions()
@@ -148,7 +159,9 @@ class ChoiceText:
         token_ids, self._token_ids = self._token_ids, []
         parts, self._parts = self._parts, []
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
-        return ChoicePiece(self._index, text, positions, finish, self.tokens, token_ids, prompt_logprobs, parts)
+        return ChoicePiece(
+            self._index, text, positions, finish, self.tokens, token_ids, prompt_logprobs, parts, None, stop_reason
+        )
 
     def forget(self) -> None:
         """The client has the token ids up to here, from a stream that it resumes."""
@@ -204,9 +217,9 @@ class ChoiceText:
 
     def _is_decided(self) -> bool:
         """Whether the first position that is held back can be shown."""
-        begins = self._held[0].text_offset < self._shown
         if self.finish is not None:
-            return begins or not self._stops.stopped
+            return True
+        begins = self._held[0].text_offset < self._shown
         end = self._held[1].text_offset if len(self._held) > 1 else self._read
         return begins and end <= self._shown
 
@@ -217,10 +230,12 @@ def choice_text(request: GenerationRequest, plan: GenerationPlan, index: int) ->
     rules = TextRules(
         plan.stop,
         plan.ending_token_ids,
+        frozenset(prompt.sampling.stop_token_ids) - text.eos_token_ids,
         shows_stop=bool(request.include_stop_str_in_output),
         min_tokens=prompt.sampling.min_tokens,
         keeps_token_ids=bool(request.return_token_ids),
         tells_tokens=plan.read_by is not None,
+        tells_end=request.logprobs is not None and request.logprobs is not False,
         is_empty=request.max_tokens == 0,
     )
     shows_all = plan.read_by is not None and plan.read_by.shows_special_tokens

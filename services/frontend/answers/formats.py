@@ -1,8 +1,9 @@
 """What an answer looks like to a client, in the form of the endpoint that was asked: one object for a whole answer, one
 event for each chunk of a stream."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Protocol
 
 import msgspec
@@ -11,6 +12,7 @@ from penstock.v1 import request_pb2
 from services.frontend.answers.choice import ChoicePiece, Finish, TokenPosition
 from services.frontend.answers.message_text import MessageReading, MessageText, call_id, message_reading
 from services.frontend.answers.schema import (
+    SYSTEM_FINGERPRINT,
     CalledFunction,
     CascadeFacts,
     ChatChoice,
@@ -73,6 +75,13 @@ class AnswerExtras:
     """Logprobs spell tokens by their ids."""
     counts: bool = False
     """Every chunk says how many tokens its choice has."""
+    prompt_text: str | None = None
+    """What the chat template made of the conversation, where it is told."""
+    is_chat: bool = True
+    role: str = "assistant"
+    """Whose message a chat's answer is."""
+    block_tokens: int = 0
+    """Of the prefix cache; 0: not known."""
 
     @classmethod
     def of(cls, request: GenerationRequest, plan: GenerationPlan) -> "AnswerExtras":
@@ -84,19 +93,42 @@ class AnswerExtras:
             [prompt.token_ids for prompt in prompts],
             bool(request.return_token_ids),
             bool(request.return_tokens_as_token_ids),
-            options is not None and bool(options.continuous_usage_stats),
+            options is not None and bool(options.include_usage) and bool(options.continuous_usage_stats),
+            plan.prompts[0].text,
+            isinstance(request, ChatCompletionRequest),
+            _role(request),
+            plan.model.block_tokens,
         )
 
-    def usage_of(self, piece: ChoicePiece) -> Usage | None:
-        """Of the piece's choice up to it, if every chunk says so."""
+    def usage_of(self, index: int, tokens: int) -> Usage | msgspec.UnsetType:
+        """Of a choice that has so many tokens, if every chunk says so."""
         if not self.counts:
-            return None
-        prompt_tokens = len(self.prompts[piece.index])
-        return Usage(prompt_tokens, piece.tokens, prompt_tokens + piece.tokens)
+            return msgspec.UNSET
+        prompt_tokens = len(self.prompts[index])
+        usage = Usage(prompt_tokens, tokens, prompt_tokens + tokens)
+        if self.is_chat:
+            usage.completion_tokens_details = None
+        return usage
 
-    def ids_of(self, token_ids: Sequence[int]) -> list[int] | msgspec.UnsetType:
+    def ids_of(self, token_ids: Sequence[int]) -> list[int] | None:
         """As an answer holds them, if it does."""
-        return list(token_ids) if self.token_ids else msgspec.UNSET
+        return list(token_ids) if self.token_ids else None
+
+    def with_created(self, usage: Usage) -> Usage:
+        """The usage of a chat with the tokens of its prompt that later ones find in the prefix cache."""
+        details = usage.prompt_tokens_details
+        if isinstance(details, msgspec.UnsetType) or not self.block_tokens or not self.prompts:
+            return usage
+        in_blocks = len(self.prompts[0]) // self.block_tokens * self.block_tokens
+        created = msgspec.structs.replace(details, created_cache_tokens=max(0, in_blocks - details.cached_tokens))
+        return msgspec.structs.replace(usage, prompt_tokens_details=created)
+
+
+def _role(request: GenerationRequest) -> str:
+    """vLLM's reading: what goes on with a message is of its role."""
+    if isinstance(request, ChatCompletionRequest) and request.add_generation_prompt is False:
+        return str(request.messages[-1]["role"])
+    return "assistant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +143,8 @@ class WholeChoice:
     prompt_logprobs: Sequence[request_pb2.PositionLogprobs] = ()
     message: MessageDelta | None = None
     """What the parser process has made of it."""
+    stop_reason: int | str | None = None
+    """The stop token or the stop string that ended it."""
 
     @classmethod
     def of(cls, pieces: Sequence[ChoicePiece]) -> "WholeChoice":
@@ -125,6 +159,7 @@ class WholeChoice:
             [token_id for piece in pieces for token_id in piece.token_ids],
             next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs), ()),
             last.message,
+            last.stop_reason,
         )
 
 
@@ -186,21 +221,24 @@ class ChatFormat:
         self._chunk = ChatCompletionChunk(
             header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade
         )
-        if header.include_usage:
-            self._chunk.usage = None
-        self._envelope = ChunkEnvelope(self._chunk, len(extras.echoes), b'"delta":{"content":', b"},")
+        plain: Callable[[int], ChatChunkChoice] = lambda index: ChatChunkChoice(  # noqa: E731
+            index, ChatDelta(content=""), None, None
+        )
+        self._envelope = ChunkEnvelope(self._chunk, len(extras.echoes), plain)
         self._is_plain = not (header.logprobs or extras.token_ids or extras.counts)
 
     def first_events(self) -> bytes:
         """One chunk for each choice that says its role, as OpenAI sends before any text, and brings what is echoed."""
-        roles = [
-            ChatChunkChoice(index, ChatDelta(role="assistant", content=echo), None, None)
-            for index, echo in enumerate(self._extras.echoes)
-        ]
-        events = [self._envelope.choice_event(role) for role in roles]
-        if self._extras.token_ids:
-            prompt = list(self._extras.prompts[0])
-            events[0] = event(encode(msgspec.structs.replace(self._chunk, choices=roles[:1], prompt_token_ids=prompt)))
+        extras = self._extras
+        first = msgspec.structs.replace(
+            self._chunk, prompt_token_ids=extras.ids_of(_first(extras.prompts)), prompt_text=extras.prompt_text
+        )
+        events = []
+        for index, echo in enumerate(extras.echoes):
+            delta = ChatDelta(role=extras.role, content=echo)
+            first.choices = [ChatChunkChoice(index, delta, None, None, token_ids=msgspec.UNSET)]
+            first.usage = extras.usage_of(index, 0)
+            events.append(event(encode(first)))
         return b"".join(events)
 
     def event(self, piece: ChoicePiece) -> bytes:
@@ -211,10 +249,15 @@ class ChatFormat:
         if delta == _NOTHING and finish is None and self._is_plain:
             return b""
         logprobs = self._logprobs(piece.positions)
-        choice = ChatChunkChoice(piece.index, delta, logprobs, finish, extras.ids_of(piece.token_ids))
-        if (usage := extras.usage_of(piece)) is not None:
-            return event(encode(msgspec.structs.replace(self._chunk, choices=[choice], usage=usage)))
-        return self._envelope.choice_event(choice)
+        choice = ChatChunkChoice(piece.index, delta, logprobs, finish, token_ids=extras.ids_of(piece.token_ids))
+        if finish is None and not extras.counts:
+            return self._envelope.choice_event(choice)
+        if finish is not None:
+            choice.stop_reason = piece.stop_reason
+        chunk = msgspec.structs.replace(self._chunk, choices=[choice], usage=extras.usage_of(piece.index, piece.tokens))
+        if finish is not None and not self._header.include_usage:
+            chunk.system_fingerprint = SYSTEM_FINGERPRINT
+        return event(encode(chunk))
 
     def covered(self, piece: ChoicePiece) -> None:
         if self._messages is not None:
@@ -244,7 +287,7 @@ class ChatFormat:
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk without choices that `stream_options.include_usage` asks for."""
-        return event(encode(msgspec.structs.replace(self._chunk, usage=usage)))
+        return _usage_event(self._chunk, self._extras.with_created(usage))
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The `chat.completion` object."""
@@ -256,9 +299,10 @@ class ChatFormat:
                 header.created_unix_s,
                 header.model,
                 listed,
-                usage,
-                prompt_token_ids=extras.ids_of(extras.prompts[0] if extras.prompts else ()),
+                extras.with_created(usage).whole(),
                 prompt_logprobs=prompt_logprobs(choices[0].prompt_logprobs, header.text),
+                prompt_token_ids=extras.ids_of(_first(extras.prompts)),
+                prompt_text=extras.prompt_text,
                 penstock=header.cascade,
             )
         )
@@ -267,14 +311,15 @@ class ChatFormat:
         message = self._whole_message(choice)
         finish = self._finish(choice) or choice.finish
         token_ids = self._extras.ids_of(choice.token_ids)
-        return ChatChoice(choice.index, message, self._logprobs(choice.positions), finish, token_ids)
+        logprobs = self._logprobs(choice.positions)
+        return ChatChoice(choice.index, message, logprobs, finish, choice.stop_reason, token_ids)
 
     def _whole_message(self, choice: WholeChoice) -> ChatMessage:
         echo = self._extras.echoes[choice.index]
         if self._messages is None:
-            return ChatMessage(echo + choice.text)
+            return ChatMessage(echo + choice.text, self._extras.role)
         read = self._messages[choice.index].read(choice.text, choice.finish, choice.message)
-        message = ChatMessage((echo + read.content) or None)
+        message = ChatMessage((echo + read.content) or None, self._extras.role)
         if read.reasoning:
             message.reasoning = read.reasoning
         if read.calls:  # of one piece of text, so that each call is one delta
@@ -302,24 +347,23 @@ class CompletionFormat:
         self._extras = extras
         self._spell = Speller(header.text, by_id=extras.spells_ids)
         self._chunk = Completion(header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade)
-        if header.include_usage:
-            self._chunk.usage = None
-        self._envelope = ChunkEnvelope(self._chunk, len(extras.echoes), b'"text":', b",")
+        plain: Callable[[int], CompletionChoice] = lambda index: CompletionChoice(index, "", None, None)  # noqa: E731
+        self._envelope = ChunkEnvelope(self._chunk, len(extras.echoes), plain)
         self._is_plain = not (header.logprobs or extras.token_ids or extras.counts)
         self._begun: set[int] = set()
         """Choices whose first piece was sent: with logprobs it is what brings the echo."""
+        self._named = [0] * len(extras.echoes)
+        """Characters in the names of the tokens whose logprobs were told, by choice."""
 
     def first_events(self) -> bytes:
         """The prompts that the client asked to have echoed or told, one chunk for each choice; often empty."""
         extras, events = self._extras, []
         for index, echo in enumerate(extras.echoes):
             shown = "" if self._header.logprobs else echo
-            if extras.token_ids:
-                prompt = list(extras.prompts[index])
-                choice = CompletionChoice(index, shown, None, None, token_ids=[], prompt_token_ids=prompt)
+            if extras.token_ids or shown:
+                choice = CompletionChoice(index, shown, None, None, prompt_token_ids=list(extras.prompts[index]))
+                choice.token_ids = extras.ids_of(())
                 events.append(self._envelope.choice_event(choice))
-            elif shown:
-                events.append(self._envelope.text_event(index, shown))
         return b"".join(events)
 
     def event(self, piece: ChoicePiece) -> bytes:
@@ -331,9 +375,16 @@ class CompletionFormat:
             self._begun.add(piece.index)
             echo = self._extras.echoes[piece.index]
         choice = self._choice(piece, echo)
-        if (usage := self._extras.usage_of(piece)) is not None:
-            return event(encode(msgspec.structs.replace(self._chunk, choices=[choice], usage=usage)))
-        return self._envelope.choice_event(choice)
+        if echo:
+            choice.prompt_token_ids = list(self._extras.prompts[piece.index])
+        is_last = piece.finish is not None and not self._header.include_usage
+        if not is_last and not self._extras.counts:
+            return self._envelope.choice_event(choice)
+        usage = self._extras.usage_of(piece.index, piece.tokens)
+        chunk = msgspec.structs.replace(self._chunk, choices=[choice], usage=usage)
+        if is_last:
+            chunk.system_fingerprint = SYSTEM_FINGERPRINT
+        return event(encode(chunk))
 
     def covered(self, piece: ChoicePiece) -> None:
         """See `AnswerFormat`. Text needs nothing of what stands before it."""
@@ -343,7 +394,7 @@ class CompletionFormat:
 
     def usage_event(self, usage: Usage) -> bytes:
         """The chunk without choices that `stream_options.include_usage` asks for."""
-        return event(encode(msgspec.structs.replace(self._chunk, usage=usage)))
+        return _usage_event(self._chunk, usage)
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """The `text_completion` object, each echoed prompt in front of its text."""
@@ -352,17 +403,43 @@ class CompletionFormat:
             told = self._choice(choice, extras.echoes[choice.index])
             told.prompt_token_ids = extras.ids_of(extras.prompts[choice.index] if extras.prompts else ())
             told.prompt_logprobs = prompt_logprobs(choice.prompt_logprobs, self._header.text)
+            told.routed_experts = None
             listed.append(told)
-        return encode(msgspec.structs.replace(self._chunk, choices=listed, usage=usage))
+        return encode(
+            msgspec.structs.replace(
+                self._chunk,
+                choices=listed,
+                service_tier=None,
+                system_fingerprint=SYSTEM_FINGERPRINT,
+                usage=usage.whole(),
+                kv_transfer_params=None,
+                ec_transfer_params=None,
+                metrics=None,
+            )
+        )
 
     def _choice(self, part: ChoicePiece | WholeChoice, echo: str) -> CompletionChoice:
         logprobs, extras = None, self._extras
         if self._header.logprobs:
-            logprobs = completion_logprobs(part.positions, self._spell, len(extras.echoes[part.index]))
+            of_prompt = None
             if echo:
                 of_prompt = echoed_logprobs(extras.prompts[part.index], part.prompt_logprobs, self._spell)
+                self._named[part.index] = sum(map(len, of_prompt.tokens))
+            logprobs = completion_logprobs(part.positions, self._spell, self._named[part.index])
+            self._named[part.index] += sum(map(len, logprobs.tokens))
+            if of_prompt is not None:
                 logprobs = _joined(of_prompt, logprobs)
-        return CompletionChoice(part.index, echo + part.text, logprobs, part.finish, extras.ids_of(part.token_ids))
+        token_ids = extras.ids_of(part.token_ids)
+        return CompletionChoice(part.index, echo + part.text, logprobs, part.finish, part.stop_reason, None, token_ids)
+
+
+def _first(prompts: Sequence[Sequence[int]]) -> Sequence[int]:
+    return prompts[0] if prompts else ()
+
+
+def _usage_event(chunk: ChatCompletionChunk | Completion, usage: Usage) -> bytes:
+    told = msgspec.structs.replace(chunk, usage=usage.in_stream(), system_fingerprint=SYSTEM_FINGERPRINT)
+    return event(encode(told))
 
 
 class Speller:
@@ -379,15 +456,15 @@ class Speller:
         return (f"token_id:{token_id}" if self._by_id else spelled), spelled_bytes
 
 
-def completion_logprobs(
-    positions: Sequence[TokenPosition], spell: Speller, echoed_characters: int
-) -> CompletionLogprobs:
-    """`choices[].logprobs` of a completion; `text_offset` counts characters, those of an echoed prompt included."""
+def completion_logprobs(positions: Sequence[TokenPosition], spell: Speller, offset: int) -> CompletionLogprobs:
+    """`choices[].logprobs` of a completion; `text_offset` begins at `offset` and counts the names of the tokens, which are
+    not always their text: vLLM's reading."""
+    tokens = [spell(position.logprobs.chosen.token_id)[0] for position in positions]
     return CompletionLogprobs(
-        tokens=[spell(position.logprobs.chosen.token_id)[0] for position in positions],
+        tokens=tokens,
         token_logprobs=[_finite(position.logprobs.chosen.logprob) for position in positions],
         top_logprobs=[_rivals(position.logprobs, spell) for position in positions],
-        text_offset=[echoed_characters + position.text_offset for position in positions],
+        text_offset=_offsets(tokens, offset),
     )
 
 
@@ -395,27 +472,28 @@ def echoed_logprobs(
     prompt: Sequence[int], logprobs: Sequence[request_pb2.PositionLogprobs], spell: Speller
 ) -> CompletionLogprobs:
     """Those of an echoed prompt, of whose first token nothing is known."""
-    detokenizer, offsets, read = spell.text.detokenizer(()), [], 0
-    for token_id in prompt:
-        offsets.append(read)
-        read += len(detokenizer.push((token_id,)))
+    tokens = [spell(token_id)[0] for token_id in prompt]
     return CompletionLogprobs(
-        tokens=[spell(token_id)[0] for token_id in prompt],
+        tokens=tokens,
         token_logprobs=[None, *(_finite(position.chosen.logprob) for position in logprobs)],
         top_logprobs=[None, *(_rivals(position, spell) for position in logprobs)],
-        text_offset=offsets,
+        text_offset=_offsets(tokens, 0),
     )
 
 
-def prompt_logprobs(
-    logprobs: Sequence[request_pb2.PositionLogprobs], text: ModelText
-) -> PromptLogprobs | msgspec.UnsetType:
-    """vLLM's `prompt_logprobs`; left out where they were not asked for."""
-    return [None, *(_prompt_entry(position, text) for position in logprobs)] if logprobs else msgspec.UNSET
+def _offsets(tokens: Sequence[str], first: int) -> list[int]:
+    return list(accumulate(map(len, tokens), initial=first))[:-1]
+
+
+def prompt_logprobs(logprobs: Sequence[request_pb2.PositionLogprobs], text: ModelText) -> PromptLogprobs | None:
+    """vLLM's `prompt_logprobs`; null where they were not asked for."""
+    return [None, *(_prompt_entry(position, text) for position in logprobs)] if logprobs else None
 
 
 def _prompt_entry(logprobs: request_pb2.PositionLogprobs, text: ModelText) -> dict[str, PromptLogprob]:
-    chosen = {logprobs.chosen.token_id: (logprobs.chosen.logprob, None)}
+    chosen: dict[int, tuple[float, int | None]] = {
+        logprobs.chosen.token_id: (logprobs.chosen.logprob, logprobs.chosen.rank or None)
+    }
     ranked = {rival.token_id: (rival.logprob, rank) for rank, rival in enumerate(logprobs.top, 1)}
     return {
         str(token_id): PromptLogprob(_finite(logprob), rank, text.token_text(token_id)[0])
@@ -443,7 +521,8 @@ def _top(token: request_pb2.TokenLogprob, spell: Speller) -> TopLogprob:
 
 
 def _rivals(logprobs: request_pb2.PositionLogprobs, spell: Speller) -> dict[str, float] | None:
-    return {spell(rival.token_id)[0]: _finite(rival.logprob) for rival in logprobs.top}
+    """The chosen token and its rivals: vLLM's reading of `top_logprobs`."""
+    return {spell(each.token_id)[0]: _finite(each.logprob) for each in (logprobs.chosen, *logprobs.top)}
 
 
 def _finite(logprob: float) -> float:

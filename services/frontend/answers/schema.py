@@ -1,10 +1,19 @@
-"""What the endpoint answers, as OpenAI defines it: encoded from these types and documented by them."""
+"""What the endpoint answers, as OpenAI defines it and vLLM extends it: encoded from these types and documented by them.
 
-from typing import Literal
+Fields that are null here belong to parts of vLLM that a mesh does not have, or say that nothing was asked for: its clients
+read them without asking whether they are there.
+"""
+
+from importlib.metadata import version
+from typing import Final, Literal
 
 import msgspec
 
+SYSTEM_FINGERPRINT: Final = f"penstock-{version('penstock')}"
+
 FinishReason = Literal["stop", "length", "tool_calls"]
+StopReason = int | str | None
+"""The stop token or the stop string that ended an answer; null for the end of sequence and for all other ends."""
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -12,6 +21,14 @@ class PromptTokensDetails(msgspec.Struct):
 
     cached_tokens: int
     """Found in the prefix cache of the instance."""
+    created_cache_tokens: int | msgspec.UnsetType | None = None
+    """Of a chat: computed, and in whole blocks, so that later prompts find them there."""
+    multimodal_tokens: None | msgspec.UnsetType = None
+
+    def in_stream(self) -> "PromptTokensDetails":
+        """As the last chunk of a stream says it, without what is null."""
+        created = msgspec.UNSET if self.created_cache_tokens is None else self.created_cache_tokens
+        return PromptTokensDetails(self.cached_tokens, created, msgspec.UNSET)
 
 
 class Usage(msgspec.Struct):
@@ -22,6 +39,18 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
     """Left out while a stream goes on."""
+    completion_tokens_details: None | msgspec.UnsetType = msgspec.UNSET
+
+    def whole(self) -> "Usage":
+        """As an answer that is not streamed says it: every field is there."""
+        return msgspec.structs.replace(self, completion_tokens_details=None)
+
+    def in_stream(self) -> "Usage":
+        """As the last chunk of a stream says it."""
+        details = self.prompt_tokens_details
+        if isinstance(details, msgspec.UnsetType):
+            return self
+        return msgspec.structs.replace(self, prompt_tokens_details=details.in_stream())
 
     @property
     def cached_tokens(self) -> int:
@@ -64,7 +93,6 @@ class ChatLogprobs(msgspec.Struct):
     """Logprobs of a chat choice."""
 
     content: list[ChatTokenLogprob]
-    refusal: None = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -88,9 +116,12 @@ class ChatMessage(msgspec.Struct):
 
     content: str | None
     """Null where there is nothing but calls or reasoning."""
-    role: Literal["assistant"] = "assistant"
+    role: str = "assistant"
     refusal: None = None
-    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    reasoning: str | None = None
     """What the model thought before it answered."""
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
@@ -102,8 +133,10 @@ class ChatChoice(msgspec.Struct):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: StopReason = None
+    token_ids: list[int] | None = None
     """With `return_token_ids`: the answer's, the one that ended it included."""
+    routed_experts: None = None
 
 
 class TierFacts(msgspec.Struct):
@@ -154,10 +187,17 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """With `return_token_ids`."""
-    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    service_tier: None = None
+    system_fingerprint: str = SYSTEM_FINGERPRINT
+    prompt_logprobs: PromptLogprobs | None = None
     """Where they were asked for."""
+    prompt_token_ids: list[int] | None = None
+    """With `return_token_ids`."""
+    prompt_text: str | None = None
+    """With `return_prompt_text`: what the chat template made of the conversation."""
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    metrics: None = None
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
     """How a cascade came to the answer; left out where a model was asked."""
 
@@ -181,7 +221,7 @@ class ToolCallDelta(msgspec.Struct, omit_defaults=True):
 class ChatDelta(msgspec.Struct, omit_defaults=True):
     """What a chunk adds to a message."""
 
-    role: Literal["assistant"] | None = None
+    role: str | None = None
     content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
@@ -194,8 +234,10 @@ class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """With `return_token_ids`: those that came since the last chunk of this choice."""
+    stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
+    """With the last chunk of the choice."""
+    token_ids: list[int] | msgspec.UnsetType | None = None
+    """With `return_token_ids`: those that came since the last chunk of this choice. The first chunk has no such field."""
 
 
 class ChatCompletionChunk(msgspec.Struct):
@@ -206,10 +248,14 @@ class ChatCompletionChunk(msgspec.Struct):
     model: str
     choices: list[ChatChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """With `return_token_ids`, in the first chunk."""
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    """Only with `stream_options.include_usage`; set on the last chunk, with `continuous_usage_stats` on every one."""
+    system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
+    """In the last chunk."""
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+    """In the first chunk; null without `return_token_ids`."""
+    prompt_text: str | msgspec.UnsetType | None = msgspec.UNSET
+    """In the first chunk; null without `return_prompt_text`."""
+    usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    """With `stream_options.include_usage` on the last chunk, with `continuous_usage_stats` on every one."""
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
     """Only of a cascade: in the first chunk as far as it is known, and whole from the last token on."""
 
@@ -231,12 +277,14 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    """With `return_token_ids`: those that came since the last chunk of this choice."""
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: StopReason = None
+    prompt_token_ids: list[int] | None = None
     """With `return_token_ids`; of a stream, in the first chunk of each choice."""
-    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
-    """Where they were asked for."""
+    token_ids: list[int] | None = None
+    """With `return_token_ids`: those that came since the last chunk of this choice."""
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType | None = msgspec.UNSET
+    """Where they were asked for; chunks have no such field."""
+    routed_experts: None | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):
@@ -247,7 +295,13 @@ class Completion(msgspec.Struct):
     model: str
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    service_tier: None | msgspec.UnsetType = msgspec.UNSET
+    system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
+    """In the last chunk of a stream."""
+    usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    kv_transfer_params: None | msgspec.UnsetType = msgspec.UNSET
+    ec_transfer_params: None | msgspec.UnsetType = msgspec.UNSET
+    metrics: None | msgspec.UnsetType = msgspec.UNSET
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
     """How a cascade came to the answer; left out where a model was asked."""
 

@@ -1,5 +1,6 @@
 """Server-sent events, cheap: what surrounds a chunk's text is encoded once per request."""
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -12,7 +13,7 @@ DONE_EVENT: Final = b"data: [DONE]\n\n"
 _START: Final = b"data: "
 _END: Final = b"\n\n"
 _NO_CHOICES: Final = b'"choices":[]'
-_PLAIN_END: Final = b'"logprobs":null,"finish_reason":null}'
+_NO_TEXT: Final = b':""'
 
 
 def event(body: bytes) -> bytes:
@@ -26,17 +27,23 @@ def comment(text: str) -> bytes:
 
 
 class ChunkEnvelope:
-    """The parts of a chunk before and after its one choice."""
+    """The parts of a chunk before and after its one choice, and those of a plain choice before and after its text."""
 
     __slots__ = ("_before", "_heads", "_plain_tail", "_tail")
 
-    def __init__(self, chunk: ChatCompletionChunk | Completion, choices: int, text_key: bytes, text_end: bytes) -> None:
-        """`chunk` is one without choices; within a choice the text stands between `text_key` and `text_end`."""
+    def __init__(
+        self, chunk: ChatCompletionChunk | Completion, choices: int, plain: Callable[[int], msgspec.Struct]
+    ) -> None:
+        """`chunk` is one without choices; `plain` a choice that brings nothing but text, with an empty one."""
         before, _, after = encode(chunk).partition(_NO_CHOICES)
         self._before = _START + before + b'"choices":['
         self._tail = b"]" + after + _END
-        self._heads = [b'%s{"index":%d,%s' % (self._before, index, text_key) for index in range(choices)]
-        self._plain_tail = text_end + _PLAIN_END + self._tail
+        self._heads: list[bytes] = []
+        self._plain_tail = b""
+        for index in range(choices):
+            head, _, tail = encode(plain(index)).partition(_NO_TEXT)
+            self._heads.append(self._before + head + _NO_TEXT[:-2])
+            self._plain_tail = tail + self._tail
 
     def text_event(self, index: int, text: str) -> bytes:
         """A chunk that brings nothing but text: the hot path."""

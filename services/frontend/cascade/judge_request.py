@@ -65,9 +65,9 @@ def _prompt_text(request: ChatCompletionRequest | CompletionRequest, answer: Tie
         prompt = request.prompt[0] if isinstance(request.prompt, list) else request.prompt
         return prompt if isinstance(prompt, str) else answer.plan.model.text.decode(answer.plan.prompts[0].token_ids)
     texts = [
-        (message.role, message.content or "")
-        if isinstance(message.content, str | None)
-        else (message.role, "\n".join(part.text or "" for part in message.content))
+        (message.role, "\n".join(part.text or "" for part in message.content))
+        if isinstance(message.content, list)
+        else (message.role, message.content or "")
         for message in request.turns()
     ]
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)

@@ -1,9 +1,9 @@
-"""The answer of a beam search: all its choices come at once, at the end."""
+"""The answer of a beam search: all its choices come at once, at the end; those of several prompts one search after the
+other."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from starlette.types import Scope
 
@@ -22,65 +22,58 @@ from services.frontend.requests.plan import GenerationPlan, Prompt, plan_request
 from services.frontend.requests.schema import GenerationRequest
 from services.frontend.workers.token_mailbox import Piece
 
-_KEPT: Final = frozenset(
-    (
-        *("model", "prompt", "messages", "use_beam_search", "length_penalty", "n", "max_tokens", "ignore_eos"),
-        *("max_completion_tokens", "temperature", "stream", "stream_options", "echo", "user", "metadata", "store"),
-        *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens"),
-        *("truncate_prompt_tokens", "truncation_side", "return_token_ids", "priority", "cache_salt", "best_of"),
-        *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents", "service_tier"),
-        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
-        *("request_id", "session_id"),
-    )
-)
-"""Parameters that mean something to a beam search, or nothing to any request. vLLM leaves the others out in silence."""
 
-
-def refuse_for_beams(request: GenerationRequest) -> None:
-    """Raises ApiError (400) for parameters that a beam search cannot keep, and for too many beams."""
+def check_beams(request: GenerationRequest) -> None:
+    """Raises ApiError (400) for more than can be searched for."""
     if (request.n or 1) > MAX_BEAMS:
         raise bad_request(f"At most {MAX_BEAMS} beams are possible, as `n`.", "n")
     if request.max_tokens == 0:
         raise bad_request("A beam search generates one token at least.", "max_tokens")
-    for name in request.__struct_fields__:
-        if name not in _KEPT and getattr(request, name) not in (None, False, [], {}, "", "none", "auto"):
-            message = f"`{name}` is not supported with `use_beam_search`."
-            raise bad_request(message, name, "unsupported_parameter")
 
 
 class BeamExchange(ModelExchange):
-    """Searches for the likeliest answers to one prompt."""
+    """Searches for the likeliest answers to each prompt."""
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
-        refuse_for_beams(self._request)
+        check_beams(self._request)
         service = self._service
-        plan = await plan_request(self._request, self._request_id, self._model, MAX_BEAMS, service.threads)
-        if len(plan.prompts) > 1:
-            raise bad_request("A beam search answers one prompt.", "prompt")
-        prompt = plan.prompts[0]
-        endings = frozenset[int]() if prompt.sampling.ignore_eos else self._model.text.eos_token_ids
-        penalty = 1.0 if self._request.length_penalty is None else self._request.length_penalty
-        search = BeamSearch(len(prompt.token_ids), plan.n, prompt.sampling.max_tokens, endings, penalty)
-        client, step, cached_tokens = self._client(scope), 0, 0
-        while not search.is_done:
-            followers, found = await self._followers(sender, _step_plan(plan, search.beams, step), client)
-            search.take(followers)
-            cached_tokens = cached_tokens if step else found
-            step += 1
-        beams = search.best()
-        usage = _usage(len(prompt.token_ids), beams, cached_tokens)
+        request = self._request
+        plan = await plan_request(request, self._request_id, self._model, service.settings.max_choices, service.threads)
+        client, found, cached_tokens = self._client(scope), list[Beam](), 0
+        for number in range(len(plan.prompts)):
+            beams, cached = await self._search(sender, plan, number, client)
+            found += beams
+            cached_tokens += cached
+        usage = _usage(plan.prompt_tokens, found, cached_tokens)
         self._progress.tokens = Tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         metrics = service.metrics.of(self._model.engine_model)
         metrics.generated_tokens.inc(usage.completion_tokens)
         metrics.cached_tokens.inc(cached_tokens)
-        source: PieceSource = _Found([_piece(self._request, plan, index, beam) for index, beam in enumerate(beams)])
+        source: PieceSource = _Found([_piece(request, plan, index, beam) for index, beam in enumerate(found)])
         if plan.read_by is not None:
-            source = OutsidePieces(source, plan, self._left_s(), is_whole=not self._request.stream)
-        form = answer_format(self._request, self._header(plan), plan)
-        if self._request.stream:
+            source = OutsidePieces(source, plan, self._left_s(), is_whole=not request.stream)
+        form = answer_format(request, self._header(plan), plan)
+        if request.stream:
             await sender.stream(source, form, (lambda: usage) if self._include_usage else None)
         else:
-            await sender.whole(source, form, plan.n, lambda: usage)
+            await sender.whole(source, form, len(found), lambda: usage)
+
+    async def _search(
+        self, sender: AnswerSender, plan: GenerationPlan, number: int, client: Client
+    ) -> tuple[list[Beam], int]:
+        """The best beams of one prompt, and what of it was in the prefix cache. Raises ApiError."""
+        prompt = plan.prompts[number]
+        endings = frozenset[int]() if prompt.sampling.ignore_eos else self._model.text.eos_token_ids
+        penalty = 1.0 if self._request.length_penalty is None else self._request.length_penalty
+        search = BeamSearch(len(prompt.token_ids), plan.n, prompt.sampling.max_tokens, endings, penalty)
+        step, cached_tokens = 0, 0
+        while not search.is_done:
+            request_id = f"{plan.request_id}.{number}.{step}" if number else f"{plan.request_id}.{step}"
+            followers, found = await self._followers(sender, _step_plan(plan, number, search.beams, request_id), client)
+            search.take(followers)
+            cached_tokens = cached_tokens if step else found
+            step += 1
+        return search.best(), cached_tokens
 
     async def _followers(
         self, sender: AnswerSender, plan: GenerationPlan, client: Client
@@ -126,15 +119,16 @@ class _Found:
         return pieces
 
 
-def _step_plan(plan: GenerationPlan, beams: Sequence[Beam], step: int) -> GenerationPlan:
-    """One token behind each beam; under an id of its own, because the last step's requests may not have been forgotten
-    everywhere."""
-    whole = plan.prompts[0]
+def _step_plan(plan: GenerationPlan, number: int, beams: Sequence[Beam], request_id: str) -> GenerationPlan:
+    """One token behind each beam of a prompt; under an id of its own, because the last step's requests may not have been
+    forgotten everywhere."""
+    whole = plan.prompts[number]
     sampling = request_pb2.SamplingParams()
     sampling.CopyFrom(whole.sampling)
     sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.logprobs = 1, 0, 0.0, 2 * plan.n
+    sampling.ClearField("prompt_logprobs")
     prompts = tuple(Prompt([*whole.token_ids, *beam.token_ids], sampling) for beam in beams)
-    return replace(plan, request_id=f"{plan.request_id}.{step}", prompts=prompts, n=1, ticket=b"")
+    return replace(plan, request_id=request_id, prompts=prompts, n=1, ticket=b"")
 
 
 def _piece(request: GenerationRequest, plan: GenerationPlan, index: int, beam: Beam) -> ChoicePiece:

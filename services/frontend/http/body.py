@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -11,11 +11,14 @@ from services.frontend.errors import ApiError, bad_request, body_timeout, body_t
 from services.frontend.requests.service import FrontendService
 
 BODY_DEADLINE_S: Final = 60.0
+MAX_UNKNOWN: Final = 32
+"""Unknown parameters that a request may have: each costs a look at the whole of it."""
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_STEP = re.compile(r"([^.\[\]]+)|\[([^\]]*)\]")
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 
 
@@ -57,13 +60,54 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise bad_request("The body is nested too deeply.") from error
 
 
-_DECODERS: dict[type[msgspec.Struct], msgspec.json.Decoder[msgspec.Struct]] = {}
+def decode_leniently(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
+    """The request as vLLM reads it, and the names of its unknown parameters, which are left out: whoever calls this tells
+    them to the client. What is null is left out, too, and a text of digits is a number. Raises ApiError (400) naming the
+    parameter that is missing or wrong.
+
+    Most bodies need none of this, and cost as much as with `decode_body`.
+    """
+    try:
+        return _decoder(kind).decode(body), []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    fields: Any = decode_body(body, dict)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    unknown: list[str] = []
+    while True:
+        try:
+            return msgspec.convert(fields, kind, strict=False), unknown
+        except msgspec.ValidationError as error:
+            name = _left_out(fields, str(error)) if len(unknown) < MAX_UNKNOWN else None
+            if name is None:
+                raise _invalid(str(error)) from error
+            unknown.append(name)
+
+
+def _left_out(fields: dict[str, Any], message: str) -> str | None:
+    """The unknown field that an error is about, which is no longer there then; None: it is about something else."""
+    at = _PATH.search(message)
+    unknown = _UNKNOWN_FIELD.match(message)
+    if unknown is None:
+        return None
+    place: Any = fields
+    for name, index in _STEP.findall(at["path"] if at else ""):
+        try:
+            place = place[name] if name else place[int(index)]
+        except (LookupError, TypeError, ValueError):  # the path says `[...]` for a key of any name
+            return None
+    if not isinstance(place, dict) or place.pop(unknown["name"], None) is None:
+        return None
+    return _join(at["path"] if at else "", unknown["name"])
+
+
+_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     if kind not in _DECODERS:
         _DECODERS[kind] = msgspec.json.Decoder(kind)
-    return _DECODERS[kind]  # type: ignore[return-value]
+    return _DECODERS[kind]
 
 
 def _invalid(message: str) -> ApiError:

@@ -11,7 +11,7 @@ from mesh.tracing import TRACEPARENT_HEADER, SpanContext
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
 from services.frontend.http.beam_exchange import BeamExchange
-from services.frontend.http.body import decode_body, timely_body
+from services.frontend.http.body import decode_leniently, timely_body
 from services.frontend.http.cascade_exchange import CascadeExchange
 from services.frontend.http.exchange import Exchange, ModelExchange
 from services.frontend.http.openapi import generation_docs, resume_docs
@@ -22,7 +22,7 @@ from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.requests.service import allowed_priority, check_model
-from services.frontend.requests.unsupported import refuse_unsupported, without_effect
+from services.frontend.requests.unsupported import refuse_unsupported, tellable, without_effect
 
 EVENT_IDS_HEADER: Final = "x-penstock-event-ids"
 """`true`: events are to have ids. Without it they have none, because some clients read nothing but `data:` lines: that
@@ -82,10 +82,12 @@ async def accept_body(
     arrived_s = frontend.clock()
     given = http.headers.get(REQUEST_ID_HEADER)
     request_id = ""
+    request: Kind
+    unknown: list[str]
     try:
         request_id = new_request_id(id_prefix, given, frontend.entropy)
         key = await frontend.authenticate(authorization)
-        request = decode_body(await timely_body(frontend, http) if body is None else body, kind)
+        request, unknown = decode_leniently(await timely_body(frontend, http) if body is None else body, kind)
         if given is None and request.request_id is not None:
             request_id = new_request_id(id_prefix, request.request_id, frontend.entropy, "request_id")
             given = request.request_id
@@ -93,7 +95,7 @@ async def accept_body(
         request.priority = allowed_priority(key, request.priority)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
-        exchange.without_effect = without_effect(request)
+        exchange.without_effect = tellable([*unknown, *without_effect(request)])
         exchange.traceparent = _traceparent(http)
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
         exchange.wants_ids = exchange.may_return or http.headers.get(EVENT_IDS_HEADER, "").lower() == "true"

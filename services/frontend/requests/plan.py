@@ -40,6 +40,8 @@ from services.frontend.text.chat_template import ChatTemplate, ChatTemplateRefus
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's documented default for completions."""
 MAX_LOGIT_BIASES = 1024
+MAX_BIAS = 100.0
+"""OpenAI's bound; vLLM cuts what is beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Prompt:
     """Text that every answer begins with."""
     media: request_pb2.PromptMedia | None = None
     """Images and the like, of which some of `token_ids` are."""
+    text: str | None = None
+    """What a conversation was rendered to, where the client wants it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ async def prompt_ids(request: GenerationRequest, model: ServedModel, threads: Th
     placeholders that stand for them. Nothing else is checked. Raises ApiError (400) where there is no such prompt."""
     if isinstance(request, ChatCompletionRequest):
         media_parts(request.messages)
-        token_ids = await _chat_ids(request, model, _template_of(model), threads)
+        token_ids = await _chat_ids(_rendered_text(request, model, _template_of(model)), request, model, threads)
         max_tokens = request.max_completion_tokens or request.max_tokens
         return [_truncated(token_ids, request, model, max_tokens)]
     wholes = [await _prompt_ids(each, request, model, threads) for each in _prompts(request.prompt)]
@@ -143,7 +147,8 @@ async def plan_chat(
     if request.tools:
         _check_tools(request, model, template)
     logprobs = _chat_logprobs(request)
-    token_ids = await _chat_ids(request, model, template, threads)
+    text = _rendered_text(request, model, template)
+    token_ids = await _chat_ids(text, request, model, threads)
     expanded: ExpandedMedia | None = None
     if parts:
         if media is None:
@@ -158,7 +163,15 @@ async def plan_chat(
         max_tokens = max(1, min(default, model.max_model_len_tokens - len(token_ids)))
     token_ids = _truncated(token_ids, request, model, max_tokens)
     sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, structure, "messages")
-    prompt = Prompt(token_ids, sampling, _echoed_message(request), None if expanded is None else expanded.media)
+    if request.echo and not request.stream and not sampling.HasField("prompt_logprobs"):
+        sampling.prompt_logprobs = request.top_logprobs or 0  # as vLLM does
+    prompt = Prompt(
+        token_ids,
+        sampling,
+        _echoed_message(request),
+        None if expanded is None else expanded.media,
+        text if request.return_prompt_text else None,
+    )
     plan = _plan(request, request_id, model, (prompt,), structure_param)
     return plan if read_by is None else replace(plan, read_by=read_by)
 
@@ -176,9 +189,10 @@ async def plan_completion(
     prompts = []
     for source in sources:
         whole = await _prompt_ids(source, request, model, threads)
-        token_ids = _truncated(whole, request, model, max_tokens)
+        is_marked = isinstance(source, str) and request.add_special_tokens is not False
+        token_ids = _truncated(whole, request, model, max_tokens, is_marked=is_marked)
         echo = ""
-        if request.echo:
+        if request.echo and not request.return_token_ids:  # vLLM tells the prompt's tokens in its place
             echo = source if isinstance(source, str) and token_ids is whole else model.text.decode(token_ids)
         sampling = _sampling(request, model, len(token_ids), max_tokens, request.logprobs, structure, "prompt")
         prompts.append(Prompt(token_ids, sampling, echo))
@@ -208,15 +222,17 @@ def _template_of(model: ServedModel) -> ChatTemplate:
     return model.text.template
 
 
-async def _chat_ids(
-    request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate, threads: Threads
-) -> list[int]:
-    """A conversation as tokens. Raises ApiError (400) where the template refuses it."""
+def _rendered_text(request: ChatCompletionRequest, model: ServedModel, template: ChatTemplate) -> str:
+    """A conversation as the template writes it. Raises ApiError (400) where the template refuses it."""
     try:
         text = _rendered(request, model, template)
     except ChatTemplateRefused as error:
         raise bad_request(f"{error}.", "messages") from error
     _check_length(text, request, model, "messages")
+    return text
+
+
+async def _chat_ids(text: str, request: ChatCompletionRequest, model: ServedModel, threads: Threads) -> list[int]:
     token_ids = await model.text.chunked.encode_in(threads, text)
     return model.text.with_added_tokens(token_ids) if request.add_special_tokens else token_ids
 
@@ -233,6 +249,9 @@ def _rendered(request: ChatCompletionRequest, model: ServedModel, template: Chat
         variables["tools"] = for_template(request.tools)
     if request.documents is not None:
         variables["documents"] = request.documents
+    if (effort := request.reasoning_effort) is not None:
+        variables.setdefault("enable_thinking", effort != "none")
+        variables["reasoning_effort"] = effort
     if request.continue_final_message:
         if request.add_generation_prompt:
             message = "`add_generation_prompt` begins a new answer: leave it out with `continue_final_message`."
@@ -259,7 +278,7 @@ def _chat_structure(request: ChatCompletionRequest, model: ServedModel) -> tuple
     """What the text has to fit, and by which parameter."""
     structure, param = structure_of(request.response_format, request.structured_outputs)
     tools = request.tools or []
-    check_tools(tools, request.tool_choice, has_structure=bool(structure))
+    check_tools(tools, request.tool_choice)
     choice = effective_choice(tools, request.tool_choice)
     if calls := calls_structure(tools, choice, is_parallel=request.parallel_tool_calls is not False):
         return calls, "tool_choice"
@@ -318,8 +337,16 @@ def _check_length(text: str, request: SamplingFields, model: ServedModel, param:
         raise context_too_long(fewest_tokens, 1, model.max_model_len_tokens, param, is_least=True)
 
 
-def _truncated(token_ids: list[int], request: SamplingFields, model: ServedModel, max_tokens: int | None) -> list[int]:
-    """What `truncate_prompt_tokens` leaves of a prompt."""
+def _truncated(
+    token_ids: list[int],
+    request: SamplingFields,
+    model: ServedModel,
+    max_tokens: int | None,
+    *,
+    is_marked: bool = False,
+) -> list[int]:
+    """What `truncate_prompt_tokens` leaves of a prompt. `is_marked`: the tokens that the model wants around a text are
+    around it, and stay, as in vLLM."""
     limit = request.truncate_prompt_tokens
     if limit is None:
         return token_ids
@@ -329,12 +356,18 @@ def _truncated(token_ids: list[int], request: SamplingFields, model: ServedModel
         limit = max(1, model.max_model_len_tokens - (max_tokens or 1))
     if len(token_ids) <= limit:
         return token_ids
+    if is_marked and (marks := len(model.text.with_added_tokens([]))):
+        bare = model.text.without_added_tokens(token_ids)
+        kept = max(1, limit - marks)
+        return model.text.with_added_tokens(bare[:kept] if request.truncation_side == "right" else bare[-kept:])
     return token_ids[:limit] if request.truncation_side == "right" else token_ids[-limit:]
 
 
 async def _prompt_ids(
     source: str | list[int], request: CompletionRequest, model: ServedModel, threads: Threads
 ) -> list[int]:
+    if source == "":
+        raise bad_request("`prompt` must not be empty.", "prompt")
     if isinstance(source, str):
         _check_length(source, request, model, "prompt")
         token_ids = await model.text.chunked.encode_in(threads, source)
@@ -408,4 +441,4 @@ def _logit_bias(request: SamplingFields, model: ServedModel) -> tuple[tuple[int,
         known = token_id.isascii() and token_id.isdecimal() and len(token_id) <= len(str(INT32_MAX))
         if not known or int(token_id) >= model.text.vocabulary_size:
             raise bad_request(f"`{token_id[:32]}` is no token id of `{model.name}`.", "logit_bias")
-    return tuple((int(token_id), bias) for token_id, bias in biases.items())
+    return tuple((int(token_id), max(-MAX_BIAS, min(MAX_BIAS, bias))) for token_id, bias in biases.items())

@@ -35,7 +35,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 ExtraValue = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float
 ExtraArgument = ExtraValue | Annotated[list[ExtraValue], Meta(max_length=1024)]
-Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +82,7 @@ class Message(msgspec.Struct, kw_only=True):
     """One turn of a conversation. Whatever else it holds is given to the chat template, as these fields are."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart] | msgspec.UnsetType | None = msgspec.UNSET
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -92,7 +92,7 @@ class Message(msgspec.Struct, kw_only=True):
     refusal: str | None = None
 
     def __post_init__(self) -> None:
-        """Only an assistant's turn may be without content: it may have been a refusal or a call of a tool."""
+        """Null is the content of an assistant's turn alone, which may have been a refusal or a call of a tool."""
         if self.content is None and self.role in _ROLES_THAT_SPEAK:
             raise ValueError(f"a message of role `{self.role}` needs `content`")
 
@@ -125,8 +125,8 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, 
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: dict[str, Bias] | None = None
-    """From token id, as a string, to what is added to its logit."""
+    logit_bias: dict[str, float] | None = None
+    """From token id, as a string, to what is added to its logit; at most 100 either way."""
     include_stop_str_in_output: bool | None = None
     """Show the string or the token that ended the answer."""
     skip_special_tokens: bool | None = None
@@ -155,7 +155,7 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, 
     """For custom logits processors and other plugins of vLLM."""
     logprob_token_ids: list[TokenId] | None = None
     """Refused: vLLM 0.32 would give the other requests of the batch these tokens' logprobs instead of theirs."""
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    cache_salt: Annotated[str, Meta(pattern=r"^[^@/\\\x00]{1,128}$")] | None = None
     """Only requests of the same salt find this one's KV in the prefix cache, so that none can tell by its speed what
     others asked."""
     request_id: str | None = None
@@ -163,6 +163,16 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, 
     session_id: str | None = None
     """Accepted; without effect: what requests share is found by their tokens."""
     user: str | None = None
+    watermarking: bool | None = None
+    """Accepted; without effect: engines of a mesh mark nothing."""
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+    """Accepted; without effect: a chunk holds what has come."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Accepted; without effect: the mesh moves KV by itself."""
+    ec_transfer_params: dict[str, Any] | None = None
+    thinking_token_budget: int | dict[str, Any] | None = None
+    """Refused."""
+    routed_experts_prompt_start: Annotated[int, Meta(ge=0)] | None = None
 
     response_format: ResponseFormat | None = None
     """What the text must fit, in OpenAI's terms."""
@@ -225,14 +235,22 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     chat_template: str | None = None
     """Refused: the model's own is used."""
 
-    # Accepted in the form that asks for nothing special, refused otherwise.
+    return_prompt_text: bool | None = None
+    """Also give what the chat template made of the conversation."""
+    reasoning_effort: ReasoningEffort | None = None
+    """A variable of the chat template; `enable_thinking` follows from it where `chat_template_kwargs` does not have it."""
+    media_io_kwargs: dict[str, Any] | None = None
+    """Refused, as by a vLLM server that was not told to take it."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """The same."""
+
+    # Accepted, without effect, as vLLM does.
     functions: list[Any] | None = None
     function_call: Any = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     """A hint for speed; accepted."""
-    reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: dict[str, Any] | None = None
 
@@ -264,10 +282,12 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     """Put the prompt before the answer, and its logprobs before the answer's."""
-    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    """Only equal to n."""
+    best_of: int | None = None
+    """Accepted; without effect: every answer that is made is returned."""
     suffix: str | None = None
-    """Refused unless empty."""
+    """Refused."""
+    prompt_embeds: Any = None
+    """Refused."""
 
 
 GenerationRequest: TypeAlias = ChatCompletionRequest | CompletionRequest

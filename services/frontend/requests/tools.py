@@ -47,10 +47,10 @@ class NamedToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
-Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice | None, *, has_structure: bool) -> None:
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     """Raises ApiError (400, `param` set) for what contradicts itself."""
     names = set()
     for index, tool in enumerate(tools):
@@ -65,8 +65,6 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None, *, has_structu
         raise bad_request("`tool_choice` needs `tools`.", "tool_choice")
     if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
         raise bad_request(f"There is no tool `{choice.function.name}` among `tools`.", "tool_choice")
-    if choice != "auto" and has_structure:
-        raise bad_request("`tool_choice` makes the answer a call: leave `response_format` out.", "tool_choice")
 
 
 def effective_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> ToolChoice:
@@ -122,8 +120,20 @@ def earlier_calls(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def for_template(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """As chat templates know them; None if there are none, which templates ask for."""
-    return [msgspec.to_builtins(tool) for tool in tools] or None
+    """As chat templates know them; None if there are none, which templates ask for. What a tool leaves out is null, as
+    in vLLM, so that the prompt is the same."""
+    return [_tool_for_template(tool.function) for tool in tools] or None
+
+
+def _tool_for_template(function: Function) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": function.name,
+        "description": function.description,
+        "parameters": function.parameters,
+    }
+    if function.strict is not None:
+        told["strict"] = function.strict
+    return {"type": "function", "function": told}
 
 
 def calls_for_template(calls: Sequence[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
@@ -132,8 +142,8 @@ def calls_for_template(calls: Sequence[Mapping[str, Any]], param: str) -> list[d
     listed = []
     for index, call in enumerate(calls):
         function = dict(call["function"])
-        function["arguments"] = _arguments(function.get("arguments"), f"{param}[{index}].function.arguments")
-        listed.append({**call, "function": function})
+        arguments = _arguments(function.pop("arguments", None), f"{param}[{index}].function.arguments")
+        listed.append({**call, "function": {"arguments": arguments, **function}})  # in vLLM's order
     return listed
 
 

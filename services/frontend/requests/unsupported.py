@@ -1,6 +1,8 @@
 """Parameters that would change the answer and that this server does not implement: refused by name."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from services.frontend.errors import ApiError
 from services.frontend.media.parts import MODALITY_OF, is_media
@@ -20,13 +22,57 @@ _PART_FIELDS = frozenset(TextPart.__struct_fields__)
 
 _WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("prediction", "spaces_between_special_tokens", "session_id"),
+    *("prediction", "spaces_between_special_tokens", "session_id", "watermarking", "stream_interval"),
+    *(
+        "routed_experts_prompt_start",
+        "functions",
+        "function_call",
+        "modalities",
+    ),
+    *("audio", "web_search_options", "verbosity", "kv_transfer_params", "ec_transfer_params"),
 )
+_BEAMS_KEEP: Final = frozenset(
+    (
+        *("model", "prompt", "messages", "use_beam_search", "length_penalty", "n", "max_tokens", "ignore_eos"),
+        *("max_completion_tokens", "temperature", "stream", "stream_options", "echo", "include_stop_str_in_output"),
+        *("skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
+        *("return_token_ids", "return_prompt_text", "priority", "cache_salt", "add_generation_prompt", "request_id"),
+        *("continue_final_message", "chat_template_kwargs", "documents", "reasoning_effort"),
+    )
+)
+"""Parameters that mean something to a beam search."""
+_TELLABLE = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
+MAX_TOLD = 32
 
 
 def without_effect(request: SamplingFields) -> list[str]:
     """Parameters that the client has given and that change nothing here."""
-    return [name for name in _WITHOUT_EFFECT if getattr(request, name, None) is not None]
+    names = [name for name in _WITHOUT_EFFECT if getattr(request, name, None) is not None]
+    if request.length_penalty not in (None, 1.0) and not request.use_beam_search:
+        names.append("length_penalty")
+    if isinstance(request, CompletionRequest) and request.best_of not in (None, request.n or 1):
+        names.append("best_of")
+    if isinstance(request, ChatCompletionRequest):
+        names += _fields_of_parts(request)
+    if request.use_beam_search:
+        asks_nothing = (None, False, [], {}, "", "none", "auto")
+        given = (name for name in request.__struct_fields__ if getattr(request, name) not in asks_nothing)
+        names += [name for name in given if name not in _BEAMS_KEEP and name not in names]
+    return names
+
+
+def tellable(names: Sequence[str]) -> list[str]:
+    """Those of the names that may stand in a header, the first ones if they are many."""
+    return [name for name in names if _TELLABLE.fullmatch(name)][:MAX_TOLD]
+
+
+def _fields_of_parts(request: ChatCompletionRequest) -> Iterator[str]:
+    """The parts of a text are joined, without whatever else they hold."""
+    for index, message in enumerate(request.messages):
+        content = message.get("content")
+        for part_index, part in enumerate(content if isinstance(content, list) else ()):
+            for name in () if is_media(part) else part.keys() - _PART_FIELDS:
+                yield f"messages[{index}].content[{part_index}].{name}"
 
 
 def refuse_unsupported(request: SamplingFields) -> None:
@@ -37,19 +83,16 @@ def refuse_unsupported(request: SamplingFields) -> None:
 
 
 def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
-    if request.stream_options is not None:
-        if not request.stream:
-            yield "stream_options", "it is only allowed with `stream: true`."
-        if request.stream_options.continuous_usage_stats and not request.stream_options.include_usage:
-            yield "stream_options.continuous_usage_stats", "it is only allowed with `include_usage: true`."
-    if request.stream and request.prompt_logprobs is not None:  # type: ignore[attr-defined]
+    if request.stream_options is not None and not request.stream:
+        yield "stream_options", "it is only allowed with `stream: true`."
+    if request.thinking_token_budget is not None:
+        yield "thinking_token_budget", "its engines do not count the tokens of reasoning."
+    if request.stream and request.prompt_logprobs:  # type: ignore[attr-defined]
         yield "prompt_logprobs", "it is not allowed with `stream: true`."
     if request.logprob_token_ids:
         yield "logprob_token_ids", "other requests of the batch would get logprobs of these tokens; ask for rivals."
     for name in RESERVED_ARGUMENTS & (request.vllm_xargs or {}).keys():
         yield f"vllm_xargs.{name}", "the mesh sets it."
-    if request.length_penalty not in (None, 1.0) and not request.use_beam_search:
-        yield "length_penalty", "it is only allowed with `use_beam_search: true`."
     if isinstance(request, ChatCompletionRequest):
         yield from _unsupported_chat(request)
     if isinstance(request, CompletionRequest):
@@ -57,18 +100,9 @@ def _unsupported(request: SamplingFields) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str]]:
-    for param, value in (("functions", request.functions), ("function_call", request.function_call)):
-        if value not in (None, [], "none", "auto"):
-            yield param, "it is the former name of `tools` and `tool_choice`."
-    if any(modality != "text" for modality in request.modalities or ()):
-        yield "modalities", "answers are plain text."
-    if request.audio:
-        yield "audio", "answers are plain text."
-    if request.web_search_options is not None:
-        yield "web_search_options", "it does not search the web."
-    for param, effort in (("reasoning_effort", request.reasoning_effort), ("verbosity", request.verbosity)):
-        if effort not in (None, "none", "medium"):
-            yield param, "its models have no such setting."
+    for name in ("media_io_kwargs", "mm_processor_kwargs"):
+        if getattr(request, name) is not None:
+            yield name, "how media are read is up to those who run the model."
     if request.chat_template is not None:
         yield "chat_template", "the model's own is used; give it variables by `chat_template_kwargs`."
     for name in request.chat_template_kwargs or ():
@@ -76,10 +110,6 @@ def _unsupported_chat(request: ChatCompletionRequest) -> Iterator[tuple[str, str
             yield f"chat_template_kwargs.{name}", "it is a parameter of its own."
     for index, message in enumerate(request.turns()):
         yield from _unsupported_message(index, message)
-        content = request.messages[index].get("content")
-        for part_index, part in enumerate(content if isinstance(content, list) else ()):
-            for name in () if is_media(part) else part.keys() - _PART_FIELDS:
-                yield f"messages[{index}].content[{part_index}].{name}", "the parts of a text are joined without it."
 
 
 def _unsupported_message(index: int, message: Message) -> Iterator[tuple[str, str]]:
@@ -95,7 +125,7 @@ def _unsupported_message(index: int, message: Message) -> Iterator[tuple[str, st
 
 
 def _unsupported_completion(request: CompletionRequest) -> Iterator[tuple[str, str]]:
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        yield "best_of", "every answer that is made is returned; leave it out or set it to `n`."
-    if request.suffix:
+    if request.prompt_embeds is not None:
+        yield "prompt_embeds", "a prompt is text or token ids."
+    if request.suffix is not None:
         yield "suffix", "text can only be continued."

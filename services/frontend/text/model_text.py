@@ -104,6 +104,10 @@ class ModelText:
         chat template, which brings them itself."""
         return [*self._prefix_ids, *token_ids, *self._suffix_ids]
 
+    def without_added_tokens(self, token_ids: list[int]) -> list[int]:
+        """What `with_added_tokens` was given."""
+        return token_ids[len(self._prefix_ids) : len(token_ids) - len(self._suffix_ids)]
+
     def fewest_tokens(self, text: str) -> int:
         """That it can have, told by its length: so a text that cannot fit need not be tokenised. 0: nobody knows."""
         return -(-len(text) // self._longest_characters) if self._longest_characters else 0

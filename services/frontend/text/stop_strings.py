@@ -10,7 +10,7 @@ class StopStrings:
     a rule that does not depend on how the text was cut into pieces.
     """
 
-    __slots__ = ("_held", "_is_shown", "_longest", "_stops", "stopped")
+    __slots__ = ("_held", "_is_shown", "_longest", "_stops", "found", "stopped")
 
     def __init__(self, stops: Sequence[str], *, is_shown: bool = False) -> None:
         """`is_shown`: the stop string is part of the answer that it ends."""
@@ -22,6 +22,8 @@ class StopStrings:
         self._held = ""
         self.stopped = False
         """True once a stop string has appeared; nothing more will come out."""
+        self.found: str | None = None
+        """The one that has appeared."""
 
     @property
     def watches(self) -> bool:
@@ -56,6 +58,7 @@ class StopStrings:
         if not found:
             return None
         complete, begins = min(found)
+        self.found = text[begins:complete]
         return complete if self._is_shown else begins
 
     def _undecided_from(self, text: str) -> int:
