@@ -26,6 +26,7 @@ class MessagesTranslator:
         self._calls = -1
         """Index of the call whose arguments are being written."""
         self._finish = "stop"
+        self._stop_reason: int | str | None = None
         self._usage: dict[str, Any] = {}
 
     def whole(self, completion: dict[str, Any]) -> bytes:
@@ -43,15 +44,15 @@ class MessagesTranslator:
             {
                 **self._message(completion["model"]),
                 "content": content or [{"type": "text", "text": ""}],
-                "stop_reason": _stop_reason(choice["finish_reason"]),
+                **_stop(choice["finish_reason"], choice["stop_reason"]),
                 "usage": _usage(completion["usage"]),
             }
         )
 
     def event(self, chunk: dict[str, Any]) -> bytes:
-        body = b"" if self._began else self._begin(chunk["model"])
         if chunk.get("usage"):
             self._usage = chunk["usage"]
+        body = b"" if self._began else self._begin(chunk["model"])
         for choice in chunk["choices"]:
             delta = choice["delta"]
             if delta.get("reasoning"):
@@ -61,11 +62,12 @@ class MessagesTranslator:
             for call in delta.get("tool_calls") or ():
                 body += self._call(call)
             self._finish = choice.get("finish_reason") or self._finish
+            self._stop_reason = choice.get("stop_reason") or self._stop_reason
         return body
 
     def end(self) -> bytes:
         opened = b"" if self._blocks else self._open("text", {"type": "text", "text": ""})
-        delta = {"stop_reason": _stop_reason(self._finish), "stop_sequence": None}
+        delta = _stop(self._finish, self._stop_reason)
         return (
             opened
             + self._close()
@@ -83,7 +85,7 @@ class MessagesTranslator:
 
     def _begin(self, model: str) -> bytes:
         self._began = True
-        message = {**self._message(model), "content": [], "stop_reason": None, "usage": _usage({})}
+        message = {**self._message(model), "content": [], "stop_reason": None, "usage": _usage(self._usage)}
         return _event("message_start", {"message": message})
 
     def _message(self, model: str) -> dict[str, Any]:
@@ -129,8 +131,11 @@ def _event(kind: str, fields: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **fields}) + b"\n\n"
 
 
-def _stop_reason(finish: str) -> str:
-    return _STOP_REASONS.get(finish, "end_turn")
+def _stop(finish: str, found: int | str | None) -> dict[str, str | None]:
+    """`found`: the stop string that ended the answer, if one has."""
+    if finish == "stop" and isinstance(found, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": found}
+    return {"stop_reason": _STOP_REASONS.get(finish, "end_turn"), "stop_sequence": None}
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, int]:

@@ -29,15 +29,23 @@ class ResponsesTranslator:
         self._finish = "stop"
         self._usage: dict[str, Any] | None = None
         self._model = ""
+        self._raw: tuple[list[dict[str, Any]] | None, list[dict[str, Any]] | None] = (None, None)
+        """Prompt and answer as text and as tokens, where they are told."""
 
     def whole(self, completion: dict[str, Any]) -> bytes:
         choice = completion["choices"][0]
         message = choice["message"]
         self._model, self._usage, self._finish = completion["model"], completion["usage"], choice["finish_reason"]
+        if completion.get("prompt_token_ids") is not None:
+            prompt = (completion["prompt_text"] or "", completion["prompt_token_ids"])
+            self._raw = (_raw(*prompt), _raw(message.get("content") or "", choice["token_ids"] or []))
+        logprobs = (choice.get("logprobs") or {}).get("content")
         if message.get("reasoning"):
             self._output.append(self._new_item("reasoning", message["reasoning"]))
         if message.get("content"):
-            self._output.append(self._new_item("message", message["content"]))
+            item = self._new_item("message", message["content"])
+            item["content"][0]["logprobs"] = logprobs
+            self._output.append(item)
         for call in message.get("tool_calls") or ():
             function = call["function"]
             item = self._new_item("function_call", function["arguments"], call["id"], function["name"])
@@ -54,7 +62,7 @@ class ResponsesTranslator:
             if delta.get("reasoning"):
                 body += self._text("reasoning", delta["reasoning"])
             if delta.get("content"):
-                body += self._text("message", delta["content"])
+                body += self._text("message", delta["content"], (choice.get("logprobs") or {}).get("content"))
             for call in delta.get("tool_calls") or ():
                 body += self._call(call)
             self._finish = choice.get("finish_reason") or self._finish
@@ -78,14 +86,18 @@ class ResponsesTranslator:
         created = self._event("response.created", {"response": response})
         return created + self._event("response.in_progress", {"response": response})
 
-    def _text(self, kind: str, text: str) -> bytes:
+    def _text(self, kind: str, text: str, logprobs: list[dict[str, Any]] | None = None) -> bytes:
         body = b""
         if not self._is_open or self._output[-1]["type"] != kind:
             body = self._open(self._new_item(kind, ""))
         item = self._output[-1]
         item["content"][0]["text"] += text
         name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
-        fields: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        fields: dict[str, Any] = {}
+        if kind == "message":
+            if logprobs:
+                item["content"][0]["logprobs"] = [*(item["content"][0]["logprobs"] or ()), *logprobs]
+            fields["logprobs"] = [_without_bytes(each) for each in logprobs or ()]
         return body + self._event(name, {**self._place(), "content_index": 0, "delta": text, **fields})
 
     def _call(self, call: dict[str, Any]) -> bytes:
@@ -106,7 +118,7 @@ class ResponsesTranslator:
         shown = {**item, "content": []} if "content" in item else item
         body = self._event("response.output_item.added", {"output_index": len(self._output) - 1, "item": shown})
         if item["type"] == "message":
-            part = {**self._place(), "content_index": 0, "part": item["content"][0]}
+            part = {**self._place(), "content_index": 0, "part": {**item["content"][0], "logprobs": []}}
             body += self._event("response.content_part.added", part)
         return closed + body
 
@@ -145,13 +157,14 @@ class ResponsesTranslator:
         if kind == "reasoning":
             content = [{"type": "reasoning_text", "text": text}]
             return {"type": kind, "id": f"rs_{own}_{number}", "summary": [], "content": content, "status": _UNFINISHED}
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
         return {
             "type": kind,
             "id": f"msg_{own}_{number}",
             "role": "assistant",
             "content": [part],
             "status": _UNFINISHED,
+            "phase": None,
         }
 
     def _finished(self) -> bytes:
@@ -185,6 +198,8 @@ class ResponsesTranslator:
             "error": None,
             "incomplete_details": reason,
             "output": self._output,
+            "input_messages": self._raw[0],
+            "output_messages": self._raw[1],
             "usage": None if self._usage is None or status == _UNFINISHED else _usage(self._usage),
         }
 
@@ -205,8 +220,29 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached},
+        "input_tokens_details": {
+            "cached_tokens": cached,
+            "cache_write_tokens": (usage.get("prompt_tokens_details") or {}).get("created_cache_tokens") or 0,
+            "input_tokens_per_turn": [],
+            "cached_tokens_per_turn": [],
+        },
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens") or 0},
+        "output_tokens_details": {
+            "reasoning_tokens": details.get("reasoning_tokens") or 0,
+            "tool_output_tokens": 0,
+            "output_tokens_per_turn": [],
+            "tool_output_tokens_per_turn": [],
+        },
         "total_tokens": usage["total_tokens"],
     }
+
+
+def _raw(text: str, token_ids: list[int]) -> list[dict[str, Any]]:
+    """vLLM's `input_messages` and `output_messages`."""
+    return [{"message": text, "tokens": token_ids, "type": "raw_message_tokens"}]
+
+
+def _without_bytes(logprob: dict[str, Any]) -> dict[str, Any]:
+    """As deltas hold them."""
+    rivals = [{"token": each["token"], "logprob": each["logprob"]} for each in logprob["top_logprobs"]]
+    return {"token": logprob["token"], "logprob": logprob["logprob"], "top_logprobs": rivals}

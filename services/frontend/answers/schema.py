@@ -319,6 +319,23 @@ class ModelFacts(msgspec.Struct):
     """Sampling parameters of requests that leave them out, where they are not vLLM's."""
 
 
+class ModelPermission(msgspec.Struct):
+    """What may be done with a model."""
+
+    id: str
+    created: int
+    object: Literal["model_permission"] = "model_permission"
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: None = None
+    is_blocking: bool = False
+
+
 class Model(msgspec.Struct):
     """A model that can be asked for."""
 
@@ -329,10 +346,16 @@ class Model(msgspec.Struct):
     penstock: ModelFacts
     object: Literal["model"] = "model"
     owned_by: str = "penstock"
-    root: str | msgspec.UnsetType = msgspec.UNSET
-    """Of a LoRA adapter: where it was loaded from."""
-    parent: str | msgspec.UnsetType = msgspec.UNSET
+    root: str | None = None
+    """Of a LoRA adapter where it was loaded from, of any other model its name."""
+    parent: str | None = None
     """Of a LoRA adapter: the model that it changes."""
+    permission: list[ModelPermission] = []
+
+    def __post_init__(self) -> None:
+        """Says who may do what, in OpenAI's old form, which some clients read."""
+        self.root = self.root or self.id
+        self.permission = [ModelPermission(f"modelperm-{self.id}", self.created)]
 
 
 class ModelList(msgspec.Struct):

@@ -6,10 +6,10 @@ Raw ASGI because whatever wraps a response costs per chunk: one middleware doubl
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -80,6 +80,8 @@ class Exchange(Response, ABC):
         """The events of a stream are to have ids, by which it can be resumed."""
         self.may_return = False
         """The client has said that it comes back for the rest if its connection ends."""
+        self.sampling_defaults: Mapping[str, Any] = {}
+        """Of the model, for requests that leave them out."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and count the request under the status that its answer ended with."""
@@ -205,6 +207,7 @@ class ModelExchange(Exchange):
     ) -> None:
         super().__init__(service, request, request_id, model.engine_model, key, arrived_s)
         self._model = model
+        self.sampling_defaults = model.sampling_defaults
         self._created_unix_s = int(service.unix_time())
 
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:

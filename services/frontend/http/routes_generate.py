@@ -1,5 +1,6 @@
 """POST /v1/chat/completions, /v1/completions, and the route by which a lost stream is resumed."""
 
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from fastapi import APIRouter
@@ -76,8 +77,10 @@ async def accept_body(
     kind: type[Kind],
     id_prefix: str,
     authorization: str | None,
+    ignored: Sequence[str] = (),
 ) -> Exchange:
-    """Everything that can be refused without waiting. `body`: None if it has not been read yet. Raises ApiError."""
+    """Everything that can be refused without waiting. `body`: None if it has not been read yet. `ignored`: parameters
+    without effect that are none of its. Raises ApiError."""
     frontend = service.frontend
     arrived_s = frontend.clock()
     given = http.headers.get(REQUEST_ID_HEADER)
@@ -95,7 +98,7 @@ async def accept_body(
         request.priority = allowed_priority(key, request.priority)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
-        exchange.without_effect = tellable([*unknown, *without_effect(request)])
+        exchange.without_effect = tellable([*ignored, *unknown, *without_effect(request)])
         exchange.traceparent = _traceparent(http)
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
         exchange.wants_ids = exchange.may_return or http.headers.get(EVENT_IDS_HEADER, "").lower() == "true"

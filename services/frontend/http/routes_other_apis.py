@@ -1,6 +1,6 @@
 """POST /v1/responses and /v1/messages: chat completions in the words of OpenAI's Responses and Anthropic's Messages."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter
@@ -12,7 +12,8 @@ from services.frontend.answers.responses import ResponsesTranslator
 from services.frontend.answers.sse import encode
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
-from services.frontend.http.body import decode_body, timely_body
+from services.frontend.http.body import decode_body, decode_leniently, timely_body
+from services.frontend.http.exchange import Exchange
 from services.frontend.http.openapi import body_docs, object_docs, translated_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.routes_generate import accept_body
@@ -21,7 +22,7 @@ from services.frontend.requests import messages_schema, responses_schema
 from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from services.frontend.requests.plan import plan_chat
 from services.frontend.requests.response_store import StoredResponse
-from services.frontend.requests.responses_schema import ResponsesRequest
+from services.frontend.requests.responses_schema import LOGPROBS, ResponsesRequest
 from services.frontend.requests.schema import ChatCompletionRequest
 from services.frontend.requests.service import FrontendService
 from services.frontend.requests.shared_responses import SharedResponses
@@ -40,7 +41,7 @@ def other_api_routes(service: CascadeService) -> APIRouter:
     async def create_response(request: Request) -> Response:
         """Answer an input, or go on with an earlier response."""
         owner = await _owner(frontend, request)
-        body = decode_body(await timely_body(frontend, request), ResponsesRequest)
+        body, unknown = decode_leniently(await timely_body(frontend, request), ResponsesRequest)
         response_id = f"resp_{frontend.entropy.token_hex(16)}"
         earlier = await _earlier(responses, body.previous_response_id, owner)
         messages = (*earlier, *responses_schema.new_messages(body))
@@ -49,9 +50,13 @@ def other_api_routes(service: CascadeService) -> APIRouter:
             if body.store is not False:
                 responses.keep(response_id, StoredResponse.of(whole, (*messages, turn), owner))
 
+        def translator(exchange: Exchange) -> Translator:
+            facts = _facts(body, int(frontend.unix_time()), exchange.sampling_defaults)
+            return ResponsesTranslator(response_id, facts, keep)
+
         chat = responses_schema.chat_body(body, list(messages))
-        translator = ResponsesTranslator(response_id, _facts(body, int(frontend.unix_time())), keep)
-        return await _translated(service, request, chat, "resp", translator)
+        ignored = [*unknown, *responses_schema.without_effect(body)]
+        return await _translated(service, request, chat, "resp", translator, ignored)
 
     @router.get(STORED_PATH, **object_docs("The response", 401, 404))
     async def retrieve_response(request: Request) -> Response:
@@ -72,14 +77,23 @@ def other_api_routes(service: CascadeService) -> APIRouter:
             encode({"id": response_id, "object": "response", "deleted": True}), media_type="application/json"
         )
 
+    @router.post(f"{STORED_PATH}/cancel", **object_docs("It goes on no more", 400, 401, 404))
+    async def cancel_response(request: Request) -> Response:
+        """End a response that is made in the background, of which there are none here."""
+        response_id = request.path_params["response_id"]
+        if await responses.find(response_id, await _owner(frontend, request)) is None:
+            raise _response_not_found(response_id)
+        raise bad_request("Cannot cancel a synchronous response.", "response_id")
+
     @router.post("/v1/messages", **translated_docs("MessagesRequest", "The message"))
     async def create_message(request: Request) -> Response:
         """Answer a conversation as Anthropic's API does."""
 
         async def answer() -> Response:
-            body = decode_body(await timely_body(frontend, request), MessagesRequest)
+            body, unknown = decode_leniently(await timely_body(frontend, request), MessagesRequest)
             translator = MessagesTranslator(f"msg_{frontend.entropy.token_hex(16)}")
-            return await _translated(service, request, messages_schema.chat_body(body), "msg", translator)
+            chat = messages_schema.chat_body(body)
+            return await _translated(service, request, chat, "msg", lambda _: translator, unknown)
 
         return await _as_anthropic(frontend, request, answer)
 
@@ -88,12 +102,12 @@ def other_api_routes(service: CascadeService) -> APIRouter:
         """Tokens of the prompt that such a message would be."""
 
         async def answer() -> Response:
-            body = decode_body(await timely_body(frontend, request), CountTokensRequest)
+            body, _ = decode_leniently(await timely_body(frontend, request), CountTokensRequest)
             chat = decode_body(encode(messages_schema.chat_body(body)), ChatCompletionRequest)
             model = await frontend.model(chat.model, await frontend.authenticate(_authorization(request)))
             with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
                 plan = await plan_chat(chat, "count", model, frontend.threads, media)
-            return Response(encode(TokenCount(plan.prompt_tokens)), media_type="application/json")
+            return Response(encode(TokenCount.of(plan.prompt_tokens)), media_type="application/json")
 
         return await _as_anthropic(frontend, request, answer)
 
@@ -101,12 +115,20 @@ def other_api_routes(service: CascadeService) -> APIRouter:
 
 
 async def _translated(
-    service: CascadeService, request: Request, chat: dict[str, Any], id_prefix: str, translator: Translator
+    service: CascadeService,
+    request: Request,
+    chat: dict[str, Any],
+    id_prefix: str,
+    translator: Callable[[Exchange], Translator],
+    ignored: list[str],
 ) -> Response:
-    """Raises ApiError, which names the parameters of the chat completion where those have no other name."""
+    """`ignored`: parameters that have no effect. Raises ApiError, which names the parameters of the chat completion where
+    those have no other name."""
     authorization = _authorization(request)
-    exchange = await accept_body(service, request, encode(chat), ChatCompletionRequest, id_prefix, authorization)
-    return TranslatedExchange(exchange, translator)
+    exchange = await accept_body(
+        service, request, encode(chat), ChatCompletionRequest, id_prefix, authorization, ignored
+    )
+    return TranslatedExchange(exchange, translator(exchange))
 
 
 async def _as_anthropic(
@@ -139,10 +161,11 @@ async def _earlier(responses: SharedResponses, response_id: str | None, owner: s
         return ()
     found = await responses.find(response_id, owner)
     if found is None:
-        raise bad_request(
+        raise ApiError(
+            404,
             f"Previous response `{response_id}` not found: it was not stored, or is too old.",
-            "previous_response_id",
-            "previous_response_not_found",
+            param="previous_response_id",
+            code="previous_response_not_found",
         )
     return found.messages
 
@@ -151,22 +174,54 @@ def _response_not_found(response_id: str) -> ApiError:
     return ApiError(404, f"Response `{response_id}` not found.", param="response_id", code="response_not_found")
 
 
-def _facts(body: ResponsesRequest, created_at: int) -> dict[str, Any]:
+_FUNCTION_FACTS: Final = ("description", "strict", "allowed_callers", "async", "defer_loading", "output_schema")
+_FORMAT_FACTS: Final = ("description", "strict")
+_REASONING_FACTS: Final = ("context", "effort", "generate_summary", "mode", "summary")
+
+
+def _facts(body: ResponsesRequest, created_at: int, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What a response says of its request. `defaults`: sampling parameters of requests that leave them out."""
+    tools = body.tools or []
     return {
         "created_at": created_at,
         "background": False,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": body.metadata or {},
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": body.reasoning or {"effort": None, "summary": None},
+        "prompt": None,
+        "reasoning": None if body.reasoning is None else _with_nulls(body.reasoning, _REASONING_FACTS),
+        "service_tier": body.service_tier or "auto",
         "store": body.store is not False,
-        "temperature": body.temperature,
-        "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
-        "top_p": body.top_p,
-        "truncation": "disabled",
+        "temperature": _or_default(body.temperature, defaults, "temperature", 1.0),
+        "text": _text_facts(body),
+        "tool_choice": body.tool_choice or "auto" if tools else "none",
+        "tools": [_with_nulls(tool, _FUNCTION_FACTS) if tool.get("type") == "function" else tool for tool in tools],
+        "top_p": _or_default(body.top_p, defaults, "top_p", 1.0),
+        "presence_penalty": _or_default(body.presence_penalty, defaults, "presence_penalty", 0.0),
+        "frequency_penalty": _or_default(body.frequency_penalty, defaults, "frequency_penalty", 0.0),
+        "top_logprobs": body.top_logprobs if LOGPROBS in (body.include or ()) else None,
+        "truncation": body.truncation or "disabled",
         "user": body.user,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
     }
+
+
+def _text_facts(body: ResponsesRequest) -> dict[str, Any] | None:
+    if body.text is None:
+        return None
+    form = body.text.format
+    if form is not None and form.get("type") == "json_schema":
+        form = _with_nulls(form, _FORMAT_FACTS)
+    return {"format": form, "verbosity": body.text.verbosity}
+
+
+def _with_nulls(fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {**dict.fromkeys(names), **fields}
+
+
+def _or_default(value: float | None, defaults: Mapping[str, Any], name: str, otherwise: float) -> float:
+    return float(value if value is not None else defaults.get(name, otherwise))

@@ -6,8 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.answers.sse import encode
-from services.frontend.errors import bad_request
-from services.frontend.http.body import decode_body, timely_body
+from services.frontend.http.body import decode_body, decode_leniently, timely_body
 from services.frontend.http.openapi import body_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.requests.api_keys import ApiKey
@@ -48,24 +47,22 @@ def text_routes(frontend: FrontendService) -> APIRouter:
                 token_ids = model.text.with_added_tokens(token_ids)
             wants_text = asked.return_token_strs
         else:
-            text = decode_body(body, TokenizeTextRequest)
+            text, _ = decode_leniently(body, TokenizeTextRequest)
             model = await frontend.model(text.model, key)
             token_ids = await model.text.chunked.encode_in(frontend.threads, text.prompt)
             if text.add_special_tokens:
                 token_ids = model.text.with_added_tokens(token_ids)
             wants_text = text.return_token_strs
-        texts = [model.text.token_text(token_id)[0] for token_id in token_ids] if wants_text else None
+        texts = [model.text.token_name(token_id) for token_id in token_ids] if wants_text else None
         return _json(Tokenized(len(token_ids), model.max_model_len_tokens, token_ids, texts))
 
     @router.post("/detokenize", **body_docs(("DetokenizeRequest",), "Detokenized", "The text"))
     async def detokenize(request: Request) -> Response:
-        """The text of token ids, special tokens left out."""
+        """The text of token ids, special tokens included; ids beyond the vocabulary are none of it."""
         key = await frontend.authenticate(request.headers.get("authorization"))
-        asked = decode_body(await timely_body(frontend, request), DetokenizeRequest)
+        asked, _ = decode_leniently(await timely_body(frontend, request), DetokenizeRequest)
         model = await frontend.model(asked.model, key)
-        if asked.tokens and max(asked.tokens) >= model.text.vocabulary_size:
-            raise bad_request(f"`{model.name}` has {model.text.vocabulary_size} tokens; an id is beyond.", "tokens")
-        return _json(Detokenized(model.text.decode(asked.tokens)))
+        return _json(Detokenized(model.text.decode(asked.tokens, skip_special_tokens=False)))
 
     return router
 
@@ -75,7 +72,7 @@ async def _chat(frontend: FrontendService, body: bytes, key: ApiKey | None) -> t
     fields = msgspec.json.decode(body)
     for name in ("add_special_tokens", "return_token_strs"):
         fields.pop(name, None)
-    request = decode_body(msgspec.json.encode(fields), ChatCompletionRequest)
+    request, _ = decode_leniently(msgspec.json.encode(fields), ChatCompletionRequest)
     refuse_unsupported(request)
     model = await frontend.model(request.model, key)
     with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:

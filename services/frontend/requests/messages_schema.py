@@ -1,6 +1,6 @@
 """Bodies of Anthropic's Messages API, and the chat completion that each of them is."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,21 @@ class AnthropicToolChoice(msgspec.Struct, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """The form of the text."""
+
+    type: Literal["json_schema"] = "json_schema"
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """What the answer is to be like."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """A variable of the chat template, as `reasoning_effort`."""
+    format: OutputFormat | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens"""
 
@@ -61,13 +76,34 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     service_tier: str | None = None
     """Without effect."""
     thinking: dict[str, Any] | None = None
-    """Accepted if disabled: a model that reasons does so by itself."""
+    """Accepted if disabled or adaptive: a model that reasons does so by itself."""
+    output_config: OutputConfig | None = None
+
+    # vLLM's, checked as parameters of the chat completion.
+    cache_salt: Any = None
+    chat_template_kwargs: Any = None
+    vllm_xargs: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    watermarking: Any = None
 
 
 class TokenCount(msgspec.Struct):
     """POST /v1/messages/count_tokens"""
 
     input_tokens: int
+    context_management: dict[str, int]
+
+    @classmethod
+    def of(cls, tokens: int) -> "TokenCount":
+        """As vLLM says it."""
+        return cls(tokens, {"original_input_tokens": tokens})
+
+
+_SAME_IN_CHATS: Final = (
+    *("metadata", "service_tier", "cache_salt", "chat_template_kwargs", "vllm_xargs", "kv_transfer_params"),
+    *("ec_transfer_params", "watermarking"),
+)
 
 
 def chat_body(request: CountTokensRequest) -> dict[str, Any]:
@@ -98,10 +134,16 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
         "top_p": request.top_p,
         "top_k": request.top_k,
         "stop": request.stop_sequences or None,
+        **{name: getattr(request, name) for name in _SAME_IN_CHATS},
     }
+    if (config := request.output_config) is not None:
+        given["reasoning_effort"] = config.effort
+        if config.format is not None and config.format.schema is not None:
+            schema = {"name": "output", "schema": config.format.schema}
+            given["response_format"] = {"type": config.format.type, "json_schema": schema}
     body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if request.stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return body
 
 

@@ -9,6 +9,16 @@ from controlplane.model.sampling import INT32_MAX
 from services.frontend.errors import bad_request
 
 Item = dict[str, Any]
+Included = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+]
+LOGPROBS: Final = "message.output_text.logprobs"
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
 
 
@@ -41,24 +51,66 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    """Accepted; without effect: the server calls no tools itself."""
     text: TextOptions | None = None
     reasoning: dict[str, Any] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=INT32_MAX)] | None = None
     """Lower is served first."""
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """`auto`: of a conversation that is too long, the beginning is left out."""
     background: Literal[False] | None = None
+    include: list[Included] | None = None
+    """`message.output_text.logprobs`; the others are without effect."""
+    top_logprobs: int | None = None
+    """Of how many rivals, where `include` asks for logprobs."""
+    enable_response_messages: bool | None = None
+    """Also give the prompt and the answer as text and as tokens."""
     metadata: dict[str, Any] | None = None
     """Given back as it is."""
     user: str | None = None
 
+    # vLLM's, checked as parameters of the chat completion.
+    stop: Any = None
+    stop_token_ids: Any = None
+    seed: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    logit_bias: Any = None
+    ignore_eos: Any = None
+    skip_special_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    include_reasoning: Any = None
+    structured_outputs: Any = None
+    chat_template_kwargs: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
+    vllm_xargs: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    cache_salt: Any = None
+    request_id: Any = None
+    session_id: Any = None
+    watermarking: Any = None
+
     # OpenAI's, without effect on the answer.
-    include: list[str] | None = None
-    service_tier: str | None = None
+    service_tier: ServiceTier | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
 
+_SAME_IN_CHATS: Final = (
+    *("temperature", "top_p", "parallel_tool_calls", "priority", "user", "stop", "stop_token_ids", "seed", "top_k"),
+    *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos"),
+    *("skip_special_tokens", "include_stop_str_in_output", "include_reasoning", "structured_outputs"),
+    *("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "vllm_xargs", "kv_transfer_params"),
+    *("ec_transfer_params", "cache_salt", "request_id", "session_id", "watermarking", "service_tier"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+)
 _MEDIA_PARTS: Final = ("input_image", "input_audio")
 
 
@@ -90,20 +142,22 @@ def new_messages(request: ResponsesRequest) -> list[dict[str, Any]]:
 def chat_body(request: ResponsesRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """The chat completion's body; `messages`: the whole conversation. Raises ApiError (400)."""
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    functions = [_tool(tool) for tool in request.tools or () if tool.get("type") == "function"]
     given = {
         "model": request.model or None,
         "max_tokens": request.max_output_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "parallel_tool_calls": request.parallel_tool_calls,
-        "priority": request.priority,
-        "user": request.user,
+        "truncate_prompt_tokens": -1 if request.truncation == "auto" else None,
         "reasoning_effort": (request.reasoning or {}).get("effort"),
         "verbosity": request.text.verbosity if request.text else None,
-        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())] or None,
-        "tool_choice": _tool_choice(request.tool_choice),
+        "tools": functions or None,
+        "tool_choice": _tool_choice(request.tool_choice) if functions or request.tool_choice != "auto" else None,
         "response_format": _format(request.text.format) if request.text and request.text.format else None,
     }
+    given |= {name: getattr(request, name) for name in _SAME_IN_CHATS}
+    if LOGPROBS in (request.include or ()):
+        given |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    if request.enable_response_messages:
+        given |= {"return_token_ids": True, "return_prompt_text": True}
     body: dict[str, Any] = {"messages": [*instructions, *messages]}
     body |= {name: value for name, value in given.items() if value is not None}
     if request.stream:
@@ -130,9 +184,14 @@ def _add_call(messages: list[dict[str, Any]], item: Item, where: str) -> None:
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
 
 
-def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise bad_request(f"Tools of type `{tool.get('type')}` cannot be served; only functions.", f"{where}.type")
+def without_effect(request: ResponsesRequest) -> list[str]:
+    """Parameters that change nothing here and have no place in a chat completion, such as tools of OpenAI's own."""
+    names = [f"tools[{index}]" for index, tool in enumerate(request.tools or ()) if tool.get("type") != "function"]
+    names += [f"include[{index}]" for index, each in enumerate(request.include or ()) if each != LOGPROBS]
+    return [*names, "max_tool_calls"] if request.max_tool_calls is not None else names
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = {
         name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
     }

@@ -55,7 +55,7 @@ def without_effect(request: SamplingFields) -> list[str]:
     if isinstance(request, ChatCompletionRequest):
         names += _fields_of_parts(request)
     if request.use_beam_search:
-        asks_nothing = (None, False, [], {}, "", "none", "auto")
+        asks_nothing: tuple[object, ...] = (None, False, [], {}, "", "none", "auto")
         given = (name for name in request.__struct_fields__ if getattr(request, name) not in asks_nothing)
         names += [name for name in given if name not in _BEAMS_KEEP and name not in names]
     return names

@@ -117,6 +117,10 @@ class ModelText:
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return token_ids
 
+    def token_name(self, token_id: int) -> str:
+        """The token as the vocabulary has it (`Ġand`); empty for an id without a token."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def pair(self, first: str, second: str) -> list[int]:
         """Token ids of two texts as a cross-encoder reads them; segment ids, if it `has_segments`, not among them."""
         token_ids: list[int] = self._tokenizer.encode(first, second).ids
