@@ -3,6 +3,7 @@
 # make test-soak  the live tests again and again beside busy processes, and how often each failed; RUNS and BUSY say how often and how busy
 # make fuzz     thousands of simulated meshes under faults; SEEDS=0:10000 says which
 # make test-clients  the client libraries that people use, against a mesh
+# make test-conformance  a stock vLLM server and a mesh are asked the same
 # make test-containers  deploy/compose.yaml on a Docker engine: built, up, asked, and broken
 # make test-ray  instances on two Ray nodes of this machine, of which one is killed
 # make test-kubernetes  the chart and the operator on a real API server, which it builds
@@ -34,7 +35,7 @@ SAMPLE ?=
 
 QUICK := not process and not slow and not vllm and not etcd and not docker and not ray and not kubernetes
 
-.PHONY: up newcomer test test-soak fuzz test-ranks test-clients test-containers test-ray test-kubernetes test-console screenshots check quick quick-steps quick-types quick-tests mutants install package lock lock-clients unlocked docs wheel protos lint types fast-tests test-services clean
+.PHONY: up newcomer test test-soak fuzz test-ranks test-clients test-conformance test-containers test-ray test-kubernetes test-console screenshots check quick quick-steps quick-types quick-tests mutants install package lock lock-clients unlocked docs wheel protos lint types fast-tests test-services clean
 
 up: install
 	$(BIN)/penstock up $(ARGS)
@@ -65,6 +66,11 @@ test-ranks: install
 test-clients: install
 	PYTHON=$(BIN)/python bash scripts/install_clients.sh .clients
 	$(BIN)/python -m pytest -q -m clients tests/clients $(ARGS)
+
+# Five hundred questions to `vllm serve` of the installed version and to a mesh with the same model, and what differs;
+# ARGS="--write docs/clients.md" renews the table. It fails while there is anything that is not so on purpose.
+test-conformance: install
+	$(BIN)/python -m tests.conformance $(ARGS)
 
 # Builds images, takes ports 7100 to 7231 of the loopback, and ends what it has started. Debian's engine is installed where
 # there is none and this is root; where no registry can be reached, the images' bases are made of Debian's packages.

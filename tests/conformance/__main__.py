@@ -49,7 +49,7 @@ def main() -> int:
     wanted = [case for case in CASES if options.case is None or any(each in case.name for each in options.case)]
     if not wanted:
         parser.error(f"no case has {' or '.join(options.case)} in its name")
-    with ExitStack() as started, tempfile.TemporaryDirectory(prefix="penstock-conformance-") as run_dir:
+    with tempfile.TemporaryDirectory(prefix="penstock-conformance-") as run_dir, ExitStack() as started:
         stock_url = options.stock or started.enter_context(stock_server(Path(run_dir)))
         mesh_url = options.mesh or started.enter_context(mesh_of_one(Path(run_dir)))
         outcomes = compared(wanted, stock_url, mesh_url)

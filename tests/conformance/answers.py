@@ -4,6 +4,7 @@ How a stream is cut into chunks depends on time, so its chunks are folded into o
 put one behind the other, and of everything else the last value holds.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -39,7 +40,7 @@ class Answer:
 
 
 def ask(client: httpx.Client, case: Case) -> Answer:
-    """The answer to a case, and before it to the one that it goes on from. A server that does not answer is status 0."""
+    """The answer to a case, after the one that it goes on from. A server that does not answer has status 0."""
     path = case.path
     if case.after is not None:
         before = ask(client, case.after)
@@ -127,31 +128,19 @@ def _fold(name: str, before: Json, value: Json) -> Json:
 
 
 def _presence(chunks: Sequence[Json]) -> dict[str, str]:
-    """For each path, whether `all`, the `first`, the `last` or `some` of the chunks have it. A null in a delta adds nothing,
-    whether it is there or not."""
-    found: dict[str, list[int]] = {}
-    for position, chunk in enumerate(chunks):
-        for path in {path for path in _paths("", chunk) if ".delta" not in path or not path.endswith(" is null")}:
-            found.setdefault(path, []).append(position)
-    return {path: _where(positions, len(chunks)) for path, positions in sorted(found.items())}
-
-
-def _where(positions: Sequence[int], total: int) -> str:
-    if len(positions) == total:
-        return "all"
-    if list(positions) == [0]:
-        return "first"
-    if list(positions) == [total - 1]:
-        return "last"
-    return "some"
+    """For each path, whether `all` or only `some` of the chunks have it, null or not."""
+    found = Counter(path for chunk in chunks for path in set(_paths("", chunk)))
+    return {path: "all" if count == len(chunks) else "some" for path, count in sorted(found.items())}
 
 
 def _paths(path: str, value: Json) -> Iterator[str]:
-    if isinstance(value, dict):
+    if path.endswith(".top_logprobs[]") and isinstance(value, dict) and "token" not in value:
+        yield path  # by token: which ones are in a chunk is a matter of time
+    elif isinstance(value, dict):
         for key, below in value.items():
             yield from _paths(f"{path}.{key}", below)
     elif isinstance(value, list):
         for below in value:
             yield from _paths(f"{path}[]", below)
-    else:
-        yield f"{path} is null" if value is None else path
+    elif value is not None or ".delta" not in path:  # a null in a delta adds nothing
+        yield path

@@ -16,7 +16,7 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", 
 OTHER_TOOL = {"type": "function", "function": {"name": "count", "parameters": {"type": "object", "properties": {}}}}
 NAMED = {"type": "function", "function": {"name": "add"}}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-TEMPLATE = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}{% endfor %}<|assistant|>"
+TEMPLATE = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}<|assistant|>"
 
 
 def chat(name: str, **fields: Any) -> Case:
@@ -157,7 +157,8 @@ CASES = [
     chat(
         "continue_final_message",
         messages=said("Add 1 and 2.", "The"),
-        **{"continue_final_message": True, "add_generation_prompt": False},
+        continue_final_message=True,
+        add_generation_prompt=False,
     ),
     chat(
         "continued and begun",

@@ -13,30 +13,96 @@ class Deliberate:
 
     what: str
     reason: str
-    cases: str
-    """Matches the names of the cases in which it shows."""
-    places: str
-    """Matches the places (`Difference.kind`)."""
+    where: tuple[tuple[str, str], ...]
+    """Pairs: what matches the names of cases, and what the places in them (`Difference.kind`)."""
 
     def explains(self, case: Case, difference: Difference) -> bool:
         """Whether `difference` is of this kind."""
-        return bool(re.fullmatch(self.cases, case.name) and re.fullmatch(self.places, difference.kind))
+        return any(
+            re.fullmatch(cases, case.name) and re.fullmatch(places, difference.kind) for cases, places in self.where
+        )
 
 
 DELIBERATE = (
     Deliberate(
         "`type` and `code` of errors",
-        "are OpenAI's words (`invalid_request_error`, `context_length_exceeded`), which its clients go by; vLLM repeats "
-        "the status",
-        r".*",
-        r"body\.error\.(type|code)",
+        "are OpenAI's words (`invalid_request_error`, `context_length_exceeded`), by which its clients go; vLLM says "
+        "the status again. Errors of unknown paths have that form, too, and those of Messages Anthropic's",
+        (
+            (r".*", r"body\.error\.(type|code)"),
+            (r"messages: .*", r"body\.type"),
+            (r"chat: GET|server: GET /nowhere|tokenizer: GET /tokenizer_info", r"body\.(detail|error)"),
+        ),
     ),
     Deliberate(
         "`param` of errors",
-        "names the parameter that is wrong as the client wrote it (`messages[0].role`); vLLM gives null or a path of its "
-        "own classes",
-        r".*",
-        r"body\.error\.param",
+        "names what is wrong as the client wrote it (`messages[0].role`); vLLM gives null or a path of its own classes",
+        ((r".*", r"body\.error\.param"),),
+    ),
+    Deliberate(
+        "what is taken",
+        "several answers of a greedy request, `max_tokens: 0` (the prompt is computed), beams as a stream, a message "
+        "without a model where there is one, a body of another content type: clients of OpenAI's send them",
+        (
+            (r"(chat|completions): n(, streamed| and prompts| of greedy)?", r"status"),
+            (r"completions: beam search, streamed|messages: model missing|chat: a text's content type", r"status"),
+            (r"completions: max_tokens 0.*", r"status|body\.usage\.(total|completion)_tokens"),
+        ),
+    ),
+    Deliberate(
+        "what is told besides",
+        "tokens of the prefix cache under beams and at a message's start, `store`, `error` and `stop_sequence`, which "
+        "are OpenAI's and Anthropic's own, and facts of a model under `penstock`",
+        (
+            (r"(chat|completions): beam search.*", r".*\.prompt_tokens_details.*"),
+            (r"responses: .*", r"body(\.events\.response\..*\.response)?\.(store|error)"),
+            (r"messages: .*", r"body\.stop_sequence|body\.events\.message_start\..*cache_(creation|read)_input_tokens"),
+            (r"server: GET /v1/models", r"body\.data\[\]\.penstock"),
+        ),
+    ),
+    Deliberate(
+        "paths",
+        "are the same whatever a model does: one that it cannot serve says so (400; vLLM has no such path, 404). "
+        "`/v1/models/MODEL` answers, and `/health` has a body",
+        (
+            (r"server: GET /v1/models/demo-large|server: (embeddings|score) of a model that generates", r"status"),
+            (r"server: (GET|POST) /(health|ping)", r"body|content_type"),
+        ),
+    ),
+    Deliberate(
+        "a call that `tool_choice` makes sure of",
+        "is nothing but JSON that fits the tool's schema; vLLM 0.32 leaves its form to the model's parser, and loses "
+        "calls or writes arguments that fit nothing",
+        (
+            (
+                r"(chat|responses|messages): tools (required|named|any|strict|and response_format).*",
+                r"body\.(choices|output|content|usage|events|order|stop_reason|status|incomplete_details).*",
+            ),
+        ),
+    ),
+    Deliberate(
+        "a response's prompt",
+        "begins once: vLLM 0.32 puts the token that begins a sequence before a chat template that has it already",
+        (
+            (r"responses: .*", r".*\.usage\.(input|total)_tokens|.*\.input_messages\[\].*|.*\.logprobs\[\].*\.logprob"),
+            (r"responses: (input empty|input of calls|text of a schema.*)", r".*(\.text|\.delta|\.output_tokens)"),
+        ),
+    ),
+    Deliberate(
+        "a response that is cut",
+        "ends with OpenAI's `response.incomplete`, and its message is `incomplete`; vLLM says `completed`",
+        (
+            (
+                r"responses: .*",
+                r"body\.order\[\]|body\.events\.response\.(completed|incomplete|output_item\.done).*|"
+                r"body\.output\[\]\.status",
+            ),
+        ),
+    ),
+    Deliberate(
+        "names and versions",
+        "are the mesh's: `owned_by`, `root` (a model's name, not a path on some machine), `/version`",
+        ((r"server: GET /v.*", r"body\.(data\[\]\.(owned_by|root)|version)"),),
     ),
 )
 MOST = 10

@@ -43,10 +43,9 @@ def page(outcomes: Sequence[Outcome]) -> str:
         same[subject] += not outcome.differences
         deliberate[subject] += bool(outcome.differences) and not outcome.open
     lines = ["| asked | cases | the same | on purpose | differ |", "|---|---|---|---|---|"]
-    for subject in (*cases, None):
-        counts = [each.total() if subject is None else each[subject] for each in (cases, same, deliberate)]
-        row = [subject or "all", *map(str, counts), str(counts[0] - counts[1] - counts[2])]
-        lines.append(f"| {' | '.join(row)} |")
+    for subject in cases:
+        lines.append(_counts(subject, cases[subject], same[subject], deliberate[subject]))
+    lines.append(_counts("all", cases.total(), same.total(), deliberate.total()))
     lines += ["", "On purpose:", "", "| what | why | cases |", "|---|---|---|"]
     for each in DELIBERATE:
         shows = sum(any(explanation(one.case, it) is each for it in one.differences) for one in outcomes)
@@ -56,6 +55,10 @@ def page(outcomes: Sequence[Outcome]) -> str:
         lines += ["", "Not yet the same:", "", "| case | where | vLLM | the mesh |", "|---|---|---|---|"]
         lines += [_row(outcome) for outcome in still_open]
     return "\n".join(lines)
+
+
+def _counts(subject: str, cases: int, same: int, deliberate: int) -> str:
+    return f"| {subject} | {cases} | {same} | {deliberate} | {cases - same - deliberate} |"
 
 
 def _row(outcome: Outcome) -> str:

@@ -25,7 +25,17 @@ STOCK_ENVIRONMENT = {
     "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # the mesh keeps responses by itself
 }
 STOCK_ARGUMENTS = (
-    *("--served-model-name", "demo-large", "--dtype", "float32", "--enforce-eager", "--block-size", "32", "--gpu-memory-utilization", "0.1"),
+    *(
+        "--served-model-name",
+        "demo-large",
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--block-size",
+        "32",
+        "--gpu-memory-utilization",
+        "0.1",
+    ),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
     # What `penstock up` sets: the demo models write blanks without end otherwise.
     *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),

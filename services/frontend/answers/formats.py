@@ -457,8 +457,8 @@ class Speller:
 
 
 def completion_logprobs(positions: Sequence[TokenPosition], spell: Speller, offset: int) -> CompletionLogprobs:
-    """`choices[].logprobs` of a completion; `text_offset` begins at `offset` and counts the names of the tokens, which are
-    not always their text: vLLM's reading."""
+    """`choices[].logprobs` of a completion; `text_offset` begins at `offset` and counts the names of the tokens, which
+    are not always their text: vLLM's reading."""
     tokens = [spell(position.logprobs.chosen.token_id)[0] for position in positions]
     return CompletionLogprobs(
         tokens=tokens,

@@ -1,7 +1,7 @@
 """What the endpoint answers, as OpenAI defines it and vLLM extends it: encoded from these types and documented by them.
 
-Fields that are null here belong to parts of vLLM that a mesh does not have, or say that nothing was asked for: its clients
-read them without asking whether they are there.
+Fields that are always null belong to parts of vLLM that a mesh does not have: its clients read them without asking
+whether they are there.
 """
 
 from importlib.metadata import version
@@ -23,7 +23,7 @@ class PromptTokensDetails(msgspec.Struct):
     """Found in the prefix cache of the instance."""
     created_cache_tokens: int | msgspec.UnsetType | None = None
     """Of a chat: computed, and in whole blocks, so that later prompts find them there."""
-    multimodal_tokens: None | msgspec.UnsetType = None
+    multimodal_tokens: msgspec.UnsetType | None = None
 
     def in_stream(self) -> "PromptTokensDetails":
         """As the last chunk of a stream says it, without what is null."""
@@ -39,7 +39,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
     """Left out while a stream goes on."""
-    completion_tokens_details: None | msgspec.UnsetType = msgspec.UNSET
+    completion_tokens_details: msgspec.UnsetType | None = msgspec.UNSET
 
     def whole(self) -> "Usage":
         """As an answer that is not streamed says it: every field is there."""
@@ -237,7 +237,8 @@ class ChatChunkChoice(msgspec.Struct):
     stop_reason: StopReason | msgspec.UnsetType = msgspec.UNSET
     """With the last chunk of the choice."""
     token_ids: list[int] | msgspec.UnsetType | None = None
-    """With `return_token_ids`: those that came since the last chunk of this choice. The first chunk has no such field."""
+    """With `return_token_ids`: those that came since the last chunk of this choice. The first chunk has no such
+    field."""
 
 
 class ChatCompletionChunk(msgspec.Struct):
@@ -284,7 +285,7 @@ class CompletionChoice(msgspec.Struct):
     """With `return_token_ids`: those that came since the last chunk of this choice."""
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType | None = msgspec.UNSET
     """Where they were asked for; chunks have no such field."""
-    routed_experts: None | msgspec.UnsetType = msgspec.UNSET
+    routed_experts: msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):
@@ -295,13 +296,13 @@ class Completion(msgspec.Struct):
     model: str
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
-    service_tier: None | msgspec.UnsetType = msgspec.UNSET
+    service_tier: msgspec.UnsetType | None = msgspec.UNSET
     system_fingerprint: str | msgspec.UnsetType = msgspec.UNSET
     """In the last chunk of a stream."""
     usage: Usage | msgspec.UnsetType = msgspec.UNSET
-    kv_transfer_params: None | msgspec.UnsetType = msgspec.UNSET
-    ec_transfer_params: None | msgspec.UnsetType = msgspec.UNSET
-    metrics: None | msgspec.UnsetType = msgspec.UNSET
+    kv_transfer_params: msgspec.UnsetType | None = msgspec.UNSET
+    ec_transfer_params: msgspec.UnsetType | None = msgspec.UNSET
+    metrics: msgspec.UnsetType | None = msgspec.UNSET
     penstock: CascadeFacts | msgspec.UnsetType = msgspec.UNSET
     """How a cascade came to the answer; left out where a model was asked."""
 

@@ -120,8 +120,8 @@ class _Found:
 
 
 def _step_plan(plan: GenerationPlan, number: int, beams: Sequence[Beam], request_id: str) -> GenerationPlan:
-    """One token behind each beam of a prompt; under an id of its own, because the last step's requests may not have been
-    forgotten everywhere."""
+    """One token behind each beam of a prompt; under an id of its own, because the last step's requests may not have
+    been forgotten everywhere."""
     whole = plan.prompts[number]
     sampling = request_pb2.SamplingParams()
     sampling.CopyFrom(whole.sampling)
@@ -135,7 +135,7 @@ def _piece(request: GenerationRequest, plan: GenerationPlan, index: int, beam: B
     finish = request_pb2.FINISH_REASON_STOP if beam.is_ended else request_pb2.FINISH_REASON_LENGTH
     piece = choice_text(request, plan, index).push(Piece(index, list(beam.token_ids), (), finish, None))
     assert piece is not None, "an answer that has ended is shown"
-    return piece
+    return replace(piece, stop_reason=beam.token_ids[-1]) if beam.is_ended else piece
 
 
 def _usage(prompt_tokens: int, beams: Sequence[Beam], cached_tokens: int) -> Usage:

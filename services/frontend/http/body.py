@@ -11,6 +11,8 @@ from services.frontend.errors import ApiError, bad_request, body_timeout, body_t
 from services.frontend.requests.service import FrontendService
 
 BODY_DEADLINE_S: Final = 60.0
+_OWN: Final = "penstock"
+"""What no other server knows: nobody sends more of it than there is, unless by mistake."""
 MAX_UNKNOWN: Final = 32
 """Unknown parameters that a request may have: each costs a look at the whole of it."""
 
@@ -61,9 +63,9 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 
 
 def decode_leniently(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
-    """The request as vLLM reads it, and the names of its unknown parameters, which are left out: whoever calls this tells
-    them to the client. What is null is left out, too, and a text of digits is a number. Raises ApiError (400) naming the
-    parameter that is missing or wrong.
+    """The request as vLLM reads it, and the names of its unknown parameters, which are left out, for the client to be
+    told. What is null is left out, too, and a text of digits is a number. Raises ApiError (400) naming the parameter
+    that is missing or wrong.
 
     Most bodies need none of this, and cost as much as with `decode_body`.
     """
@@ -88,7 +90,7 @@ def _left_out(fields: dict[str, Any], message: str) -> str | None:
     """The unknown field that an error is about, which is no longer there then; None: it is about something else."""
     at = _PATH.search(message)
     unknown = _UNKNOWN_FIELD.match(message)
-    if unknown is None:
+    if unknown is None or (at and at["path"].startswith(_OWN)):
         return None
     place: Any = fields
     for name, index in _STEP.findall(at["path"] if at else ""):

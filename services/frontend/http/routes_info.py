@@ -52,6 +52,11 @@ def info_routes(service: CascadeService) -> APIRouter:
         """As /health: the name that SageMaker asks for."""
         return await health()
 
+    @router.get("/load")
+    async def load() -> Response:
+        """Requests that this frontend is answering now, as vLLM's servers say it."""
+        return _json(encode({"server_load": frontend.gate.queue.running}))
+
     @router.get("/version")
     async def show_version() -> Response:
         """The version of Penstock; each instance knows that of its engine."""

@@ -122,8 +122,8 @@ async def _translated(
     translator: Callable[[Exchange], Translator],
     ignored: list[str],
 ) -> Response:
-    """`ignored`: parameters that have no effect. Raises ApiError, which names the parameters of the chat completion where
-    those have no other name."""
+    """`ignored`: parameters that have no effect. Raises ApiError, which names the parameters of the chat completion
+    where those have no other name."""
     authorization = _authorization(request)
     exchange = await accept_body(
         service, request, encode(chat), ChatCompletionRequest, id_prefix, authorization, ignored
@@ -199,10 +199,10 @@ def _facts(body: ResponsesRequest, created_at: int, defaults: Mapping[str, Any])
         "text": _text_facts(body),
         "tool_choice": body.tool_choice or "auto" if tools else "none",
         "tools": [_with_nulls(tool, _FUNCTION_FACTS) if tool.get("type") == "function" else tool for tool in tools],
-        "top_p": _or_default(body.top_p, defaults, "top_p", 1.0),
+        "top_p": 1.0 if body.temperature == 0 else _or_default(body.top_p, defaults, "top_p", 1.0),
         "presence_penalty": _or_default(body.presence_penalty, defaults, "presence_penalty", 0.0),
         "frequency_penalty": _or_default(body.frequency_penalty, defaults, "frequency_penalty", 0.0),
-        "top_logprobs": body.top_logprobs if LOGPROBS in (body.include or ()) else None,
+        "top_logprobs": body.top_logprobs or 0 if LOGPROBS in (body.include or ()) else None,
         "truncation": body.truncation or "disabled",
         "user": body.user,
         "kv_transfer_params": None,

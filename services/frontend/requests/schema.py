@@ -238,7 +238,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     return_prompt_text: bool | None = None
     """Also give what the chat template made of the conversation."""
     reasoning_effort: ReasoningEffort | None = None
-    """A variable of the chat template; `enable_thinking` follows from it where `chat_template_kwargs` does not have it."""
+    """A variable of the chat template; `enable_thinking` follows from it where `chat_template_kwargs` does not have
+    it."""
     media_io_kwargs: dict[str, Any] | None = None
     """Refused, as by a vLLM server that was not told to take it."""
     mm_processor_kwargs: dict[str, Any] | None = None

@@ -23,7 +23,8 @@ CALLS = [
     {"id": "c2", "type": "function", "function": {"name": "mul", "arguments": "{}"}},
 ]
 MESSAGE = {"content": "text", "reasoning": "hm", "tool_calls": CALLS, "role": "assistant"}
-WHOLE = {"model": "m", "usage": USAGE, "choices": [{"finish_reason": "tool_calls", "message": MESSAGE}]}
+CHOICE = {"finish_reason": "tool_calls", "stop_reason": None, "message": MESSAGE, "logprobs": None}
+WHOLE = {"model": "m", "usage": USAGE, "choices": [CHOICE]}
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
@@ -109,9 +110,53 @@ def test_streamed_items_add_up_to_the_whole_response() -> None:
     assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "function_call"]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == whole["output"]
-    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
     assert [json.loads(body) for body, _ in kept] == [whole, whole]
     assert kept[0][1] == kept[1][1] == {"role": "assistant", "content": "text", "tool_calls": CALLS}
+
+
+def test_a_stop_string_ends_a_message_by_name() -> None:
+    stopped = {**WHOLE, "choices": [{**CHOICE, "finish_reason": "stop", "stop_reason": "END"}]}
+    whole = json.loads(MessagesTranslator("msg_1").whole(stopped))
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "END")
+    translator = MessagesTranslator("msg_1")
+    translator.event(chunk({"content": "x"}))
+    last = chunk({}, "stop")
+    last["choices"][0]["stop_reason"] = "END"
+    translator.event(last)
+    assert b'"stop_reason":"stop_sequence","stop_sequence":"END"' in translator.end()
+
+
+def test_a_streamed_message_counts_its_prompt_at_once() -> None:
+    first = {**CHUNKS[0], "usage": {"prompt_tokens": 9, "completion_tokens": 0, "total_tokens": 9}}
+    begun = json.loads(MessagesTranslator("msg_1").event(first).decode().split("data: ")[1].splitlines()[0])
+    assert begun["type"] == "message_start"
+    assert begun["message"]["usage"]["input_tokens"] == 9
+
+
+LOGPROB = {"token": "te", "logprob": -0.5, "bytes": [116, 101], "top_logprobs": []}
+
+
+def test_logprobs_of_a_response_stand_with_its_text() -> None:
+    told = {**CHOICE, "message": {"content": "te", "role": "assistant"}, "logprobs": {"content": [LOGPROB]}}
+    whole = json.loads(ResponsesTranslator("resp_1", {}, lambda *_: None).whole({**WHOLE, "choices": [told]}))
+    assert whole["output"][0]["content"][0]["logprobs"] == [LOGPROB]
+    translator = ResponsesTranslator("resp_1", {}, lambda *_: None)
+    piece = chunk({"content": "te"})
+    piece["choices"][0]["logprobs"] = {"content": [LOGPROB]}
+    events = (translator.event(piece) + translator.end()).decode()
+    (delta,) = [json.loads(line[6:]) for line in events.splitlines() if '"response.output_text.delta"' in line[6:]]
+    assert delta["logprobs"] == [{"token": "te", "logprob": -0.5, "top_logprobs": []}]
+    last = json.loads(events.splitlines()[-2][6:])
+    assert last["response"]["output"] == whole["output"][:1] or last["response"]["output"][0]["content"][0]["logprobs"]
+
+
+def test_a_response_tells_its_prompt_and_answer_as_tokens() -> None:
+    told = {**CHOICE, "message": {"content": "te", "role": "assistant"}, "token_ids": [7]}
+    answered = {**WHOLE, "choices": [told], "prompt_text": "<s>q", "prompt_token_ids": [1, 2]}
+    whole = json.loads(ResponsesTranslator("resp_1", {}, lambda *_: None).whole(answered))
+    assert whole["input_messages"] == [{"message": "<s>q", "tokens": [1, 2], "type": "raw_message_tokens"}]
+    assert whole["output_messages"] == [{"message": "te", "tokens": [7], "type": "raw_message_tokens"}]
 
 
 def test_a_failure_is_told_in_each_ones_form() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,11 @@ async def test_an_echoed_prompt_has_logprobs(model_path: Path, stream: bool) -> 
         assert logprobs == [None, *(-1.0 - i for i in range(len(prompt) - 1)), -1.0, -1.0]
         tops = [top for each in told for top in each["top_logprobs"]]
         assert tops[0] is None
-        assert all(len(top) == 2 for top in tops[1:])
+        assert all(len(top) == 3 for top in tops[1:]), "the chosen token and its rivals"
         offsets = [offset for each in told for offset in each["text_offset"]]
         spelled = [token for each in told for token in each["tokens"]]
-        assert offsets[0] == offsets[1] == 0, "the first token is special: it has no text"
-        for offset, token in zip(offsets[1:], spelled[1:], strict=True):
-            assert text[offset:].startswith(token)
+        assert spelled[0] == "<s>", "a special token is no text, and counts by its name"
+        assert offsets == list(accumulate(map(len, spelled), initial=0))[:-1]
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -169,8 +169,8 @@ async def test_every_chunk_can_say_how_many_tokens_there_are(model_path: Path) -
         await mesh.add_worker(lambda request: says("one two three", request, mesh))
         options = {"include_usage": True, "continuous_usage_stats": True}
         chunks = await post(mesh, CHAT, stream=True, stream_options=options)
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["choices"] and chunk["usage"]]
-    assert counts == list(range(1, len(counts) + 1))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["choices"]]
+    assert counts == list(range(len(counts)))
     assert chunks[-1]["usage"]["completion_tokens"] == counts[-1]
     assert "prompt_tokens_details" in chunks[-1]["usage"]
 
@@ -239,27 +239,100 @@ async def test_a_beam_search_answers_with_the_likeliest_texts(model_path: Path, 
     if path == COMPLETIONS:
         assert [choice["token_ids"] for choice in choices] == [[74, 75, EOS], [74, 75, 76]]
         assert [choice["finish_reason"] for choice in choices] == ["stop", "length"]
+        assert [choice["stop_reason"] for choice in choices] == [EOS, None]
     assert answer["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in choices)
     ids = [choice["token_ids"] for chunk in chunks for choice in chunk["choices"] if choice.get("finish_reason")]
     assert ids == [choice["token_ids"] for choice in choices]
-    assert chunks[-1]["usage"] == answer["usage"]
+    assert chunks[-1]["usage"]["completion_tokens"] == answer["usage"]["completion_tokens"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"n": 11}, "n"),
-        ({"stop": "x"}, "stop"),
-        ({"logprobs": 1}, "logprobs"),
-        ({"bad_words": ["x"]}, "bad_words"),
-        ({"seed": 1}, "seed"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
-    ],
-)
-async def test_what_a_beam_search_cannot_keep_is_named(model_path: Path, fields: dict[str, Any], param: str) -> None:
+async def test_a_beam_search_answers_several_prompts(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, follows) as mesh:
+        asked: dict[str, Any] = {"use_beam_search": True, "n": 2, "max_tokens": 2, "return_token_ids": True}
+        both = await post(mesh, COMPLETIONS, **asked, prompt=[[73], [20]])
+        each = [await post(mesh, COMPLETIONS, **asked, prompt=prompt) for prompt in ([73], [20])]
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    alone = [choice["token_ids"] for answer in each for choice in answer["choices"]]
+    assert [choice["token_ids"] for choice in both["choices"]] == alone
+    assert both["usage"]["total_tokens"] == sum(answer["usage"]["total_tokens"] for answer in each)
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"n": 11}, "n"), ({"max_tokens": 0}, "max_tokens")])
+async def test_what_a_beam_search_cannot_do_is_named(model_path: Path, fields: dict[str, Any], param: str) -> None:
     async with mesh_of_fakes(model_path, follows) as mesh, mesh.http() as http:
         body = {"model": "demo", "prompt": "x", "use_beam_search": True, **fields}
         response = await http.post(COMPLETIONS, json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stop": "x"}, "stop"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"bad_words": ["x"], "seed": 1}, "seed, bad_words"),
+        ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
+        ({"echo": True, "temperature": 0, "user": "me"}, "user"),
+    ],
+)
+async def test_what_a_beam_search_does_not_keep_is_told(model_path: Path, fields: dict[str, Any], told: str) -> None:
+    async with mesh_of_fakes(model_path, follows) as mesh, mesh.http() as http:
+        body = {"model": "demo", "prompt": "x", "use_beam_search": True, "max_tokens": 1, **fields}
+        response = await http.post(COMPLETIONS, json=body)
+    assert response.status_code == 200, response.text
+    assert set(response.headers["x-penstock-without-effect"].split(", ")) == set(told.split(", "))
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_what_ended_an_answer_is_named(model_path: Path, path: str) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        ids = [*mesh.ids("one two"), 70]
+        await mesh.add_worker(lambda _: tokens(*([token_id] for token_id in [*ids, EOS])))
+        assert await reasons(mesh, path, stop=["two", "wo"]) == ["two", "two"], "the longer one"
+        assert await reasons(mesh, path) == [None, None], "the end of sequence"
+    async with mesh_of_fakes(model_path, lambda _: tokens([69], [70])) as mesh:
+        assert await reasons(mesh, path, stop_token_ids=[70]) == [70, 70]
+
+
+async def reasons(mesh: MeshOfFakes, path: str, **fields: Any) -> list[Any]:
+    """`stop_reason` of a whole answer and of a stream's last chunk."""
+    whole = (await post(mesh, path, **fields))["choices"][0]
+    (last,) = [
+        choice
+        for chunk in await post(mesh, path, stream=True, **fields)
+        for choice in chunk["choices"]
+        if choice["finish_reason"]
+    ]
+    assert whole["finish_reason"] == last["finish_reason"] == "stop"
+    return [whole["stop_reason"], last["stop_reason"]]
+
+
+async def test_the_end_of_sequence_has_its_place_among_the_logprobs(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path) as mesh:
+        ids = [*mesh.ids("x"), EOS]
+        deltas = tokens(*([token_id] for token_id in ids))
+        for delta in deltas:
+            delta.logprobs.extend(logprobs_of(delta.token_ids, 0))
+        await mesh.add_worker(lambda _: deltas)
+        answer = await post(mesh, CHAT, logprobs=True)
+        completion = await post(mesh, COMPLETIONS, logprobs=0)
+    assert answer["choices"][0]["message"]["content"] == "x"
+    assert [each["token"] for each in answer["choices"][0]["logprobs"]["content"]] == ["x", "</s>"]
+    assert completion["choices"][0]["logprobs"]["top_logprobs"] == [{"x": -1.0}, {"</s>": -1.0}]
+
+
+async def test_the_prompt_s_text_is_told_where_it_is_wanted(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [EOS])) as mesh:
+        answer = await post(mesh, CHAT, return_prompt_text=True)
+        chunks = await post(mesh, CHAT, return_prompt_text=True, stream=True)
+        plain = await post(mesh, CHAT)
+    assert answer["prompt_text"] == chunks[0]["prompt_text"] == "<s><|user|>hi<|assistant|>"
+    assert plain["prompt_text"] is None
+
+
+async def test_a_chat_says_how_much_of_its_prompt_is_cached_for_later_ones(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, lambda _: tokens([70], [EOS])) as mesh:
+        answer = await post(mesh, CHAT, messages=[{"role": "user", "content": "word " * 40}])
+    usage = answer["usage"]
+    created, cached = (usage["prompt_tokens_details"][name] for name in ("created_cache_tokens", "cached_tokens"))
+    assert created + cached == usage["prompt_tokens"] // 16 * 16, "whole blocks"

@@ -12,6 +12,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.frontend.http.body import MAX_UNKNOWN
 from tests.examples import examples
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
@@ -47,12 +48,12 @@ UNSUPPORTED = "unsupported_parameter"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"model": "nobody"}, 404, "model", "model_not_found"),
-    ({"model": None}, 400, "model", "invalid_value"),
+    ({"model": 5}, 400, "model", "invalid_value"),
     ({"model": "x" * 257}, 400, "model", "invalid_value"),
     ({"messages": []}, 400, "messages", "invalid_value"),
     ({"messages": "hi"}, 400, "messages", "invalid_value"),
     ({"messages": [{"content": "hi"}]}, 400, "messages[...].role", "missing_required_parameter"),
-    ({"messages": [{"role": "user"}]}, 400, "messages[0]", "invalid_value"),
+    ({"messages": [{"role": "user", "content": None}]}, 400, "messages[0]", "invalid_value"),
     ({"messages": [{"role": "system", "content": None}, *USER]}, 400, "messages[0]", "invalid_value"),
     ({"messages": [{"role": "forbidden", "content": "x"}]}, 400, "messages", None),
     ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "messages", "context_length_exceeded"),
@@ -75,13 +76,12 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"logit_bias": {"x": 1}}, 400, "logit_bias", None),
     ({"logit_bias": {"999999": 1}}, 400, "logit_bias", None),
     ({"logit_bias": {"²": 1}}, 400, "logit_bias", None),
-    ({"logit_bias": {"5": 101}}, 400, "logit_bias[...]", "invalid_value"),
     ({"min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", None),
     ({"top_logprobs": 2}, 400, "top_logprobs", None),
     ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "invalid_value"),
     ({"stream": "yes"}, 400, "stream", "invalid_value"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options", UNSUPPORTED),
-    ({"unheard_of": 1}, 400, "unheard_of", "unknown_parameter"),
+    ({"tools": []}, 400, "tools", "invalid_value"),
     ({"tools": [{"type": "function"}]}, 400, "tools[0].function", "missing_required_parameter"),
     ({"tools": [{"type": "search", "function": {"name": "f"}}]}, 400, "tools[0].type", "invalid_value"),
     (
@@ -102,13 +102,6 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"tool_choice": "sometimes"}, 400, "tool_choice", "invalid_value"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, 400, "tool_choice", None),
     (
-        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-        400,
-        "tool_choice",
-        None,
-    ),
-    ({"functions": [{"name": "f"}]}, 400, "functions", UNSUPPORTED),
-    (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
         400,
         "messages[0].tool_calls[0].function.arguments",
@@ -126,7 +119,7 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, 400, "structured_outputs", None),
     ({"structured_outputs": {}}, 400, "structured_outputs", None),
     ({"structured_outputs": {"choice": []}}, 400, "structured_outputs.choice", None),
-    ({"structured_outputs": {"guided": 1}}, 400, "structured_outputs.guided", "unknown_parameter"),
+    ({"structured_outputs": {"guided": 1}}, 400, "structured_outputs", None),
     (
         {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
         400,
@@ -139,8 +132,12 @@ CHAT_CASES: list[tuple[dict[str, Any], int, str | None, str | None]] = [
         "structured_outputs",
         None,
     ),
-    ({"modalities": ["audio"]}, 400, "modalities", UNSUPPORTED),
-    ({"reasoning_effort": "high"}, 400, "reasoning_effort", UNSUPPORTED),
+    ({"reasoning_effort": "heroic"}, 400, "reasoning_effort", "invalid_value"),
+    ({"thinking_token_budget": 9}, 400, "thinking_token_budget", UNSUPPORTED),
+    ({"mm_processor_kwargs": {"size": 4}}, 400, "mm_processor_kwargs", UNSUPPORTED),
+    ({"cache_salt": "a/b"}, 400, "cache_salt", "invalid_value"),
+    ({"cache_salt": "x" * 129}, 400, "cache_salt", "invalid_value"),
+    ({"penstock": {"speed": 1}}, 400, "penstock.speed", "unknown_parameter"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         400,
@@ -172,17 +169,13 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": {"a": 1}}, "prompt", "invalid_value"),
     ({"prompt": ["a"] * 65, "n": 2}, "prompt", None),
     ({"prompt": [5] * 4090}, "prompt", "context_length_exceeded"),
-    ({"best_of": 2}, "best_of", UNSUPPORTED),
-    ({"suffix": "x"}, "suffix", UNSUPPORTED),
+    ({"prompt": ""}, "prompt", None),
+    ({"prompt_embeds": "x"}, "prompt_embeds", UNSUPPORTED),
+    ({"suffix": ""}, "suffix", UNSUPPORTED),
     ({"max_tokens": -1}, "max_tokens", "invalid_value"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", None),
     ({"truncation_side": "top"}, "truncation_side", "invalid_value"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", UNSUPPORTED),
-    (
-        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-        "stream_options.continuous_usage_stats",
-        UNSUPPORTED,
-    ),
     ({"logprobs": -1}, "logprobs", "invalid_value"),
 ]
 
@@ -197,7 +190,7 @@ async def test_wrong_completion_parameters_are_named(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
+        {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
         {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"},
         {"stop": None, "temperature": None, "n": None, "logit_bias": None, "stream": None, "max_tokens": None},
         {"temperature": 0, "stop": [], "seed": 2**63 - 1 - 128, "parallel_tool_calls": True},
@@ -207,7 +200,43 @@ async def test_what_does_not_change_the_answer_is_accepted(http: httpx.AsyncClie
     response = await http.post(CHAT, json={"model": "demo", "messages": USER, **fields})
     assert response.status_code == 200, response.text
     told = response.headers.get("x-penstock-without-effect", "")
-    assert told == ("user, metadata, store, service_tier, prompt_cache_key" if "user" in fields else "")
+    if "modalities" in fields:
+        assert told == "modalities"
+    else:
+        assert told == ("user, metadata, store, service_tier, prompt_cache_key" if "user" in fields else "")
+
+
+PART = {"type": "text", "text": "hi", "mood": "good"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"unheard_of": 1}, "unheard_of"),
+        ({"one": 1, "two": {"three": 3}}, "one, two"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True, "mood": 1}}, "stream_options.mood"),
+        ({"response_format": {"type": "text", "mood": 1}}, "response_format.mood"),
+        ({"messages": [{"role": "user", "content": [PART]}]}, "messages[0].content[0].mood"),
+        ({"functions": [{"name": "f"}], "modalities": ["audio"]}, "functions, modalities"),
+        ({"kv_transfer_params": {"a": 1}, "watermarking": True}, "watermarking, kv_transfer_params"),
+        ({"unheard\r\nof": 1, "größe": 2}, ""),
+        ({"model": None, "max_tokens": "7", "logit_bias": {"5": 101}}, ""),
+        ({"messages": [{"role": "user"}]}, ""),
+        ({"reasoning_effort": "high"}, ""),
+    ],
+)
+async def test_what_vllm_takes_is_taken_and_what_changes_nothing_is_told(
+    http: httpx.AsyncClient, fields: dict[str, Any], told: str
+) -> None:
+    response = await http.post(CHAT, json={"model": "demo", "messages": USER, **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers.get("x-penstock-without-effect", "") == told
+
+
+async def test_there_may_be_so_many_unknown_parameters(http: httpx.AsyncClient) -> None:
+    many = {f"unheard_of_{index}": index for index in range(MAX_UNKNOWN + 1)}
+    response = await http.post(CHAT, json={"model": "demo", "messages": USER, **many})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "unknown_parameter")
 
 
 @pytest.mark.parametrize(
@@ -270,10 +299,11 @@ async def test_what_needs_no_key_can_be_closed(model_path: Path) -> None:
 async def test_the_openapi_document_is_complete(http: httpx.AsyncClient) -> None:
     document = (await http.get("/openapi.json")).json()
     resume = "/v1/requests/{request_id}/events"
-    told = {"/v1/models", "/v1/models/{model}", "/health", "/metrics", "/ping", "/version"}
+    told = {"/v1/models", "/v1/models/{model}", "/health", "/metrics", "/ping", "/version", "/load"}
     told |= {"/tokenize", "/detokenize", "/v1/embeddings", "/classify", "/pooling", "/score", "/v1/score"}
     told |= {"/rerank", "/v1/rerank", "/v2/rerank", "/v1/messages", "/v1/messages/count_tokens"}
-    told |= {"/v1/responses", "/v1/responses/{response_id}", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+    told |= {"/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"}
+    told |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     assert set(document["paths"]) == {CHAT, COMPLETIONS, resume} | told
     for path in (CHAT, COMPLETIONS):
         operation = document["paths"][path]["post"]

@@ -215,7 +215,7 @@ def with_logprobs(ids: Sequence[int], top: int) -> list[Delta]:
     return deltas
 
 
-async def test_logprobs_do_not_reveal_what_a_stop_string_hides(model_path: Path) -> None:
+async def test_logprobs_are_those_of_all_tokens_up_to_the_stop_string(model_path: Path) -> None:
     async with mesh_of_fakes(model_path) as mesh:
         ids = [token_id for letter in "abcSTOPdef" for token_id in mesh.ids(letter)]
         await mesh.add_worker(lambda request: with_logprobs(ids, 0))
@@ -225,7 +225,7 @@ async def test_logprobs_do_not_reveal_what_a_stop_string_hides(model_path: Path)
         entries: list[Any] = []
         async for chunk in stream:
             entries += chunk.choices[0].logprobs.content or [] if chunk.choices[0].logprobs else []
-        assert [entry.token for entry in entries] == ["a", "b", "c"]
+        assert [entry.token for entry in entries] == list("abcSTOP"), "as many as the usage counts"
 
 
 async def test_completion_logprobs_have_offsets(model_path: Path) -> None:
@@ -241,7 +241,7 @@ async def test_completion_logprobs_have_offsets(model_path: Path) -> None:
             [0, 1, 2],
         )
         assert logprobs.top_logprobs is not None
-        assert len(logprobs.top_logprobs[0]) == 2
+        assert len(logprobs.top_logprobs[0]) == 3, "the chosen token and its rivals"
 
 
 PROMPTS: list[tuple[Any, list[str]]] = [

@@ -56,7 +56,7 @@ async def test_a_response_goes_on_with_an_earlier_one(mesh: MeshOfFakes) -> None
     await client.responses.delete(second.id)
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(second.id)
-    with pytest.raises(openai.BadRequestError, match="not found"):
+    with pytest.raises(openai.NotFoundError, match="not found"):
         await client.responses.create(model="demo", input="again", previous_response_id=second.id)
 
 
@@ -211,19 +211,64 @@ async def test_a_streamed_message_has_blocks(http: httpx.AsyncClient) -> None:
     [
         ({}, "input"),
         ({"input": []}, "input"),
-        ({"input": "a", "colour": 1}, "colour"),
         ({"input": [{"type": "image"}]}, "input[0]"),
         ({"input": [{"role": "king", "content": "a"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "a", "background": True}, "background"),
         ({"input": "a", "temperature": 3}, "temperature"),
-        ({"input": "a", "previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"input": "a", "seed": "x"}, "seed"),
+        ({"input": "a", "include": ["telepathy"]}, "include[0]"),
+        ({"input": "a", "service_tier": "first class"}, "service_tier"),
     ],
 )
 async def test_wrong_responses_are_named(http: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
     response = await http.post(RESPONSES, json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+async def test_what_a_response_cannot_keep_is_told(http: httpx.AsyncClient) -> None:
+    tools = [{"type": "web_search"}]
+    body = {
+        "input": "a",
+        "tools": tools,
+        "tool_choice": "auto",
+        "include": ["reasoning.encrypted_content"],
+        "colour": 1,
+    }
+    response = await http.post(RESPONSES, json={**body, "seed": 7, "top_k": 3, "stop": "x"})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-penstock-without-effect"] == "colour, tools[0], include[0]"
+
+
+async def test_a_response_says_what_it_was_asked_and_what_holds(http: httpx.AsyncClient) -> None:
+    told = (await http.post(RESPONSES, json={"input": "a", "temperature": 0.5, "text": {"verbosity": "low"}})).json()
+    assert (told["temperature"], told["top_p"], told["presence_penalty"]) == (0.5, 1.0, 0.0)
+    assert (told["tool_choice"], told["text"]) == ("none", {"format": None, "verbosity": "low"})
+    told = (await http.post(RESPONSES, json={"input": "a", "reasoning": {"effort": "low"}})).json()
+    assert (told["reasoning"]["effort"], told["reasoning"]["summary"], told["metadata"]) == ("low", None, None)
+
+
+async def test_only_what_runs_in_the_background_can_be_cancelled(http: httpx.AsyncClient) -> None:
+    kept = (await http.post(RESPONSES, json={"input": "a"})).json()
+    assert (await http.post(f"{RESPONSES}/{kept['id']}/cancel")).status_code == 400
+    assert (await http.post(f"{RESPONSES}/resp_unheard_of/cancel")).status_code == 404
+
+
+async def test_vllms_parameters_of_a_response_and_a_message_reach_the_engine(
+    mesh: MeshOfFakes, http: httpx.AsyncClient
+) -> None:
+    fields = {"input": "a", "seed": 7, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "cache_salt": "pepper"}
+    assert (await http.post(RESPONSES, json=fields)).status_code == 200
+    received = mesh.worker.received[-1]
+    sampling = received.sampling
+    assert (sampling.seed, sampling.top_k, sampling.repetition_penalty) == (7, 3, 1.5)
+    assert received.cache_salt == "pepper"
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    body = {"messages": USER, "max_tokens": 3, "output_config": {"effort": "low", "format": form}, "cache_salt": "salt"}
+    assert (await http.post(MESSAGES, json=body)).status_code == 200
+    received = mesh.worker.received[-1]
+    assert received.cache_salt == "salt"
+    assert received.sampling.structured_outputs == '{"json":{"type":"object"}}'
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ async def test_reasoning_is_told_apart(checkpoint: Path) -> None:
         assert choice.message.content == "\n\nTake an umbrella."
         assert (await streamed(mesh))[:2] == ("It\nmay rain.", "\n\nTake an umbrella.")
         hidden = await whole(mesh, extra_body={"include_reasoning": False})
-        assert "reasoning" not in (hidden.message.model_extra or {})
+        assert hidden.message.model_extra["reasoning"] is None
         assert hidden.message.content == "\n\nTake an umbrella."
         closed: Any = [*USER, {"role": "assistant", "content": "<think></think>"}]
         assert (await streamed(mesh, messages=closed))[0] == "", "the prompt has closed the reasoning"
