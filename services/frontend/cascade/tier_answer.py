@@ -1,7 +1,7 @@
 """One tier's answer, read as it comes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -44,8 +44,9 @@ class TierAnswer:
 
     @property
     def token_logprobs(self) -> list[float]:
-        """Of its tokens; empty where they were not asked for."""
-        return [position.logprobs.chosen.logprob for position in self.positions]
+        """Of its tokens, without the one that ended it; empty where they were not asked for."""
+        said = _said(self.positions, self.finish, self.plan)
+        return [position.logprobs.chosen.logprob for position in said]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +142,18 @@ class TierReader:
     def _read(self) -> list[ChoicePiece]:
         shown = self._reader.read()
         self._last_s = self._clock()
-        for position in (position for piece in shown for position in piece.positions):
-            self._confidence.add(position.logprobs.chosen.logprob)
+        for piece in shown:
+            for position in _said(piece.positions, piece.finish, self.plan):
+                self._confidence.add(position.logprobs.chosen.logprob)
         self._pieces += shown
         return shown
+
+
+def _said(positions: Sequence[TokenPosition], finish: Finish | None, plan: GenerationPlan) -> Sequence[TokenPosition]:
+    """Those that confidence goes by: how sure a model is of its end says little of what it has said, and thresholds
+    were fitted without it."""
+    is_end = finish == "stop" and positions and positions[-1].logprobs.chosen.token_id in plan.ending_token_ids
+    return positions[:-1] if is_end else positions
 
 
 Read: TypeAlias = Callable[[TierReader], Awaitable[None]]

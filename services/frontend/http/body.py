@@ -80,13 +80,13 @@ def decode_leniently(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
         try:
             return msgspec.convert(fields, kind, strict=False), unknown
         except msgspec.ValidationError as error:
-            name = _left_out(fields, str(error)) if len(unknown) < MAX_UNKNOWN else None
+            name = _drop_unknown(fields, str(error)) if len(unknown) < MAX_UNKNOWN else None
             if name is None:
                 raise _invalid(str(error)) from error
             unknown.append(name)
 
 
-def _left_out(fields: dict[str, Any], message: str) -> str | None:
+def _drop_unknown(fields: dict[str, Any], message: str) -> str | None:
     """The unknown field that an error is about, which is no longer there then; None: it is about something else."""
     at = _PATH.search(message)
     unknown = _UNKNOWN_FIELD.match(message)

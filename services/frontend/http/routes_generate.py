@@ -1,7 +1,7 @@
 """POST /v1/chat/completions, /v1/completions, and the route by which a lost stream is resumed."""
 
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -135,5 +135,13 @@ async def _exchange(
         )
     if request.penstock is not None:
         raise bad_request(f"`{request.model}` is a model, not a cascade: it takes no hints.", "penstock")
+    if isinstance(request, ChatCompletionRequest) and request.echo and not request.stream:
+        _want_prompt_logprobs(request)
     kind = BeamExchange if request.use_beam_search else ModelExchange
     return kind(frontend, request, request_id, model, key, arrived_s)
+
+
+def _want_prompt_logprobs(request: Any) -> None:
+    """vLLM tells them of a chat that is echoed, as many as of the answer's tokens."""
+    if request.prompt_logprobs is None:
+        request.prompt_logprobs = request.top_logprobs or 0

@@ -163,8 +163,6 @@ async def plan_chat(
         max_tokens = max(1, min(default, model.max_model_len_tokens - len(token_ids)))
     token_ids = _truncated(token_ids, request, model, max_tokens)
     sampling = _sampling(request, model, len(token_ids), max_tokens, logprobs, structure, "messages")
-    if request.echo and not request.stream and not sampling.HasField("prompt_logprobs"):
-        sampling.prompt_logprobs = request.top_logprobs or 0  # as vLLM does
     prompt = Prompt(
         token_ids,
         sampling,

@@ -83,8 +83,12 @@ async def test_confidence_needs_no_question_to_the_client_for_logprobs(model_pat
         answer = (await both.ask()).parse()
         assert answer.choices[0].logprobs is None
         assert both.router.judged[0].token_logprobs[0] == pytest.approx(math.log(0.5))
+        said = len(both.mesh.ids("Hm."))
+        assert len(both.router.judged[0].token_logprobs) == said, "how sure it was of its end says nothing"
         with_logprobs = (await both.ask(logprobs=True)).parse()
         assert with_logprobs.choices[0].logprobs is not None
+        assert len(with_logprobs.choices[0].logprobs.content or ()) == said + 1
+        assert len(both.router.judged[1].token_logprobs) == said
     async with cascade(model_path, lambda _: 90.0) as both:
         await both.ask()
         assert not both.router.judged[0].token_logprobs
