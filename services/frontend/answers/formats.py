@@ -170,6 +170,7 @@ class WholeAnswer:
     positions: Sequence[TokenPosition]
     finish: Finish
     usage: Usage
+    stop_reason: int | str | None = None
 
 
 class StreamFormat(Protocol):

@@ -90,13 +90,14 @@ class AnswerSender:
     async def stream_at_once(self, answer: WholeAnswer, form: AnswerFormat, include_usage: bool) -> None:
         """The events of an answer that is all there."""
         await self._start_events()
-        piece = ChoicePiece(0, answer.text, answer.positions, answer.finish)
+        piece = ChoicePiece(0, answer.text, answer.positions, answer.finish, stop_reason=answer.stop_reason)
         usage = form.usage_event(answer.usage) if include_usage else b""
         await self._end(form.first_events() + form.event(piece) + usage + DONE_EVENT)
 
     async def whole_at_once(self, answer: WholeAnswer, form: AnswerFormat) -> None:
         """The body of an answer that is all there."""
-        await self._send_whole(form.whole([WholeChoice(0, answer.text, answer.positions, answer.finish)], answer.usage))
+        choice = WholeChoice(0, answer.text, answer.positions, answer.finish, stop_reason=answer.stop_reason)
+        await self._send_whole(form.whole([choice], answer.usage))
 
     async def keep_alive(self, comment: bytes) -> None:
         """Tell a stream's client that its answer is still being worked on."""

@@ -36,6 +36,8 @@ class TierAnswer:
     seconds: float
     confidence: float
     """The model's, so far, 0 to 100; 100 where no logprobs were asked for."""
+    stop_reason: int | str | None = None
+    """The stop token or the stop string that ended it."""
 
     @property
     def given_up(self) -> bool:
@@ -137,6 +139,7 @@ class TierReader:
             policy=self.policy,
             seconds=self._last_s - self._began_s,
             confidence=self._confidence.score,
+            stop_reason=self._pieces[-1].stop_reason,
         )
 
     def _read(self) -> list[ChoicePiece]:

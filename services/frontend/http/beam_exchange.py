@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
+import msgspec
 from starlette.types import Scope
 
 from penstock.v1 import request_pb2
@@ -20,6 +21,7 @@ from services.frontend.requests.ended import Tokens
 from services.frontend.requests.generation import Client, generating
 from services.frontend.requests.plan import GenerationPlan, Prompt, plan_request
 from services.frontend.requests.schema import GenerationRequest
+from services.frontend.requests.unsupported import lost_to_beams
 from services.frontend.workers.token_mailbox import Piece
 
 
@@ -37,7 +39,7 @@ class BeamExchange(ModelExchange):
     async def _generate(self, sender: AnswerSender, scope: Scope) -> None:
         check_beams(self._request)
         service = self._service
-        request = self._request
+        request = msgspec.structs.replace(self._request, **dict.fromkeys(lost_to_beams(self._request)))
         plan = await plan_request(request, self._request_id, self._model, service.settings.max_choices, service.threads)
         client, found, cached_tokens = self._client(scope), list[Beam](), 0
         for number in range(len(plan.prompts)):

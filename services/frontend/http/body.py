@@ -13,10 +13,11 @@ from services.frontend.requests.service import FrontendService
 BODY_DEADLINE_S: Final = 60.0
 _OWN: Final = "penstock"
 """What no other server knows: nobody sends more of it than there is, unless by mistake."""
-MAX_UNKNOWN: Final = 32
-"""Unknown parameters that a request may have: each costs a look at the whole of it."""
+MAX_UNKNOWN_WITHIN: Final = 16
+"""Unknown parameters that a request may have within others: each costs a look at the whole of it."""
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -62,7 +63,7 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise bad_request("The body is nested too deeply.") from error
 
 
-def decode_leniently(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
+def decode_leniently(body: bytes, kind: type[S]) -> tuple[S, list[str]]:
     """The request as vLLM reads it, and the names of its unknown parameters, which are left out, for the client to be
     told. What is null is left out, too, and a text of digits is a number. Raises ApiError (400) naming the parameter
     that is missing or wrong.
@@ -73,17 +74,21 @@ def decode_leniently(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
         return _decoder(kind).decode(body), []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
-    fields: Any = decode_body(body, dict)
-    fields = {name: value for name, value in fields.items() if value is not None}
-    unknown: list[str] = []
-    while True:
+    fields: dict[str, Any] = decode_body(body, dict)
+    known = frozenset(kind.__struct_fields__)
+    unknown = [name for name, value in fields.items() if name not in known and value is not None]
+    fields = {name: value for name, value in fields.items() if name in known and value is not None}
+    for _ in range(MAX_UNKNOWN_WITHIN):
         try:
             return msgspec.convert(fields, kind, strict=False), unknown
         except msgspec.ValidationError as error:
-            name = _drop_unknown(fields, str(error)) if len(unknown) < MAX_UNKNOWN else None
+            name = _drop_unknown(fields, str(error))
             if name is None:
                 raise _invalid(str(error)) from error
             unknown.append(name)
+    raise bad_request(
+        f"More than {MAX_UNKNOWN_WITHIN} parameters within others are unknown.", unknown[-1], "unknown_parameter"
+    )
 
 
 def _drop_unknown(fields: dict[str, Any], message: str) -> str | None:
@@ -98,8 +103,9 @@ def _drop_unknown(fields: dict[str, Any], message: str) -> str | None:
             place = place[name] if name else place[int(index)]
         except (LookupError, TypeError, ValueError):  # the path says `[...]` for a key of any name
             return None
-    if not isinstance(place, dict) or place.pop(unknown["name"], None) is None:
+    if not isinstance(place, dict) or unknown["name"] not in place:
         return None
+    del place[unknown["name"]]
     return _join(at["path"] if at else "", unknown["name"])
 
 

@@ -93,7 +93,7 @@ class CascadeExchange(Exchange):
         assert answer.finish is not None, "an answer that was given up is not accepted"
         self._announce(sender, accepted.facts, answer.instance_id, answer.policy)
         positions = answer.positions if self._wants_logprobs else ()
-        whole = WholeAnswer(answer.text, positions, answer.finish, accepted.usage)
+        whole = WholeAnswer(answer.text, positions, answer.finish, accepted.usage, answer.stop_reason)
         form = self._form(answer.plan, accepted.facts)
         if self._request.stream:
             await sender.stream_at_once(whole, form, self._include_usage)

@@ -22,14 +22,9 @@ _PART_FIELDS = frozenset(TextPart.__struct_fields__)
 
 _WITHOUT_EFFECT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("prediction", "spaces_between_special_tokens", "session_id", "watermarking", "stream_interval"),
-    *(
-        "routed_experts_prompt_start",
-        "functions",
-        "function_call",
-        "modalities",
-    ),
-    *("audio", "web_search_options", "verbosity", "kv_transfer_params", "ec_transfer_params"),
+    *("prediction", "spaces_between_special_tokens", "session_id", "watermarking", "stream_interval", "audio"),
+    *("routed_experts_prompt_start", "functions", "function_call", "modalities", "web_search_options", "verbosity"),
+    *("kv_transfer_params", "ec_transfer_params"),
 )
 _BEAMS_KEEP: Final = frozenset(
     (
@@ -38,6 +33,7 @@ _BEAMS_KEEP: Final = frozenset(
         *("skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
         *("return_token_ids", "return_prompt_text", "priority", "cache_salt", "add_generation_prompt", "request_id"),
         *("continue_final_message", "chat_template_kwargs", "documents", "reasoning_effort"),
+        *("tools", "parallel_tool_calls", "include_reasoning"),
     )
 )
 """Parameters that mean something to a beam search."""
@@ -54,11 +50,23 @@ def without_effect(request: SamplingFields) -> list[str]:
         names.append("best_of")
     if isinstance(request, ChatCompletionRequest):
         names += _fields_of_parts(request)
-    if request.use_beam_search:
-        asks_nothing: tuple[object, ...] = (None, False, [], {}, "", "none", "auto")
-        given = (name for name in request.__struct_fields__ if getattr(request, name) not in asks_nothing)
-        names += [name for name in given if name not in _BEAMS_KEEP and name not in names]
-    return names
+    return [*names, *(name for name in lost_to_beams(request) if name not in names)]
+
+
+def lost_to_beams(request: SamplingFields) -> list[str]:
+    """What a beam search does not keep of a request; nothing if it is none."""
+    if not request.use_beam_search:
+        return []
+    return [
+        name
+        for name in request.__struct_fields__
+        if name not in _BEAMS_KEEP and not _asks_nothing(getattr(request, name))
+    ]
+
+
+def _asks_nothing(value: object) -> bool:
+    """Not 0, which asks for logprobs without rivals, or for a seed."""
+    return value is None or value is False or value in ([], {}, "", "none", "auto")
 
 
 def tellable(names: Sequence[str]) -> list[str]:

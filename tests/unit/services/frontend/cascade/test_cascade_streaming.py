@@ -123,6 +123,8 @@ async def test_the_text_and_usage_are_those_of_the_answer_that_is_not_streamed(
     (choice,) = whole["choices"]
     assert text_of(events) == (choice["text"] if path == COMPLETIONS else choice["message"]["content"])
     assert events[-3]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    stopped_by = options["stop"][0] if isinstance(options.get("stop"), list) else options.get("stop")
+    assert events[-3]["choices"][0]["stop_reason"] == choice["stop_reason"] == stopped_by
     assert events[-2]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
     assert events[-2]["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
     logprobs = [event["choices"][0]["logprobs"] for event in events[:-2]]

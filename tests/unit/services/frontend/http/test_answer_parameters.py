@@ -269,7 +269,8 @@ async def test_what_a_beam_search_cannot_do_is_named(model_path: Path, fields: d
     ("fields", "told"),
     [
         ({"stop": "x"}, "stop"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 0, "seed": 0}, "logprobs, seed"),
+        ({"logprobs": 1, "response_format": {"type": "json_object"}}, "logprobs, response_format"),
         ({"bad_words": ["x"], "seed": 1}, "seed, bad_words"),
         ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
         ({"echo": True, "temperature": 0, "user": "me"}, "user"),
@@ -281,6 +282,7 @@ async def test_what_a_beam_search_does_not_keep_is_told(model_path: Path, fields
         response = await http.post(COMPLETIONS, json=body)
     assert response.status_code == 200, response.text
     assert set(response.headers["x-penstock-without-effect"].split(", ")) == set(told.split(", "))
+    assert response.json()["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -12,7 +12,8 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.frontend.http.body import MAX_UNKNOWN
+from services.frontend.http.body import MAX_UNKNOWN_WITHIN
+from services.frontend.requests.unsupported import MAX_TOLD
 from tests.examples import examples
 from tests.unit.services.frontend.fakes import tokens
 from tests.unit.services.frontend.mesh_of_fakes import MeshOfFakes, mesh_of_fakes
@@ -234,9 +235,16 @@ async def test_what_vllm_takes_is_taken_and_what_changes_nothing_is_told(
 
 
 async def test_there_may_be_so_many_unknown_parameters(http: httpx.AsyncClient) -> None:
-    many = {f"unheard_of_{index}": index for index in range(MAX_UNKNOWN + 1)}
+    many = {f"unheard_of_{index}": index for index in range(100)}
     response = await http.post(CHAT, json={"model": "demo", "messages": USER, **many})
+    assert response.status_code == 200
+    assert len(response.headers["x-penstock-without-effect"].split(", ")) == MAX_TOLD
+    options = {f"unheard_of_{index}": None for index in range(MAX_UNKNOWN_WITHIN)}
+    body = {"model": "demo", "messages": USER, "stream": True, "stream_options": options}
+    response = await http.post(CHAT, json=body)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "unknown_parameter")
+    del options["unheard_of_0"]
+    assert (await http.post(CHAT, json=body)).status_code == 200
 
 
 @pytest.mark.parametrize(
