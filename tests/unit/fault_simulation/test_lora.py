@@ -127,7 +127,7 @@ def test_an_adapter_is_loaded_everywhere_and_is_a_model_of_its_own() -> None:
             known = await models(mesh, frontend)
             assert (known["poet"]["parent"], known["poet"]["root"]) == (MODEL, POET)
             assert known["poet"]["max_model_len"] == known[MODEL]["max_model_len"]
-            assert "parent" not in known[MODEL]
+            assert known[MODEL]["parent"] is None
             for model, path in ((MODEL, ""), ("poet", POET), (MODEL, "")):
                 asked = body_of(model)
                 answer = await complete(mesh, asked, frontend)

@@ -54,4 +54,5 @@ async def test_what_is_cancelled_before_it_begins_leaves_nothing_that_nobody_awa
         await asyncio.sleep(0)  # whoever waited lets go of them
         gc.collect()
     assert not begun
-    assert [str(warning.message) for warning in left] == []
+    # Other warnings may be of what tests before have left, such as an event loop that nobody closed.
+    assert [told for told in (str(warning.message) for warning in left) if "never awaited" in told] == []

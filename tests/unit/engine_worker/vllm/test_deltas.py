@@ -42,7 +42,7 @@ def test_rivals_come_best_first_and_no_more_than_asked_for() -> None:
     candidates = {40: Candidate(-5.0, 9), 12: Candidate(-0.5, 1), 11: Candidate(-2.0, 2)}
     delta = token_delta("r", 0, Output([40], [candidates]), logprobs=2, cached_tokens=None)
     assert delta.logprobs == (
-        PositionLogprobs(TokenLogprob(40, -5.0), (TokenLogprob(12, -0.5), TokenLogprob(11, -2.0))),
+        PositionLogprobs(TokenLogprob(40, -5.0, 9), (TokenLogprob(12, -0.5), TokenLogprob(11, -2.0))),
     )
 
 
@@ -54,14 +54,14 @@ def test_a_likely_chosen_token_is_among_its_rivals() -> None:
 
 def test_the_prompt_s_logprobs_begin_with_its_second_token() -> None:
     candidates = [None, {7: Candidate(-3.0, 8), 9: Candidate(-0.2, 1)}]
-    expected = (PositionLogprobs(TokenLogprob(7, -3.0), (TokenLogprob(9, -0.2),)),)
+    expected = (PositionLogprobs(TokenLogprob(7, -3.0, 8), (TokenLogprob(9, -0.2),)),)
     assert prompt_positions((5, 7), candidates, 1) == expected
     assert prompt_positions((5, 7), (), 1) == ()
 
 
 def test_no_rivals_leave_the_chosen_token_s_logprob() -> None:
     delta = token_delta("r", 0, Output([12], [{12: Candidate(-0.5, 1)}]), logprobs=0, cached_tokens=None)
-    assert delta.logprobs == (PositionLogprobs(TokenLogprob(12, -0.5)),)
+    assert delta.logprobs == (PositionLogprobs(TokenLogprob(12, -0.5, 1)),)
 
 
 def test_logprobs_nobody_asked_for_are_dropped() -> None:
