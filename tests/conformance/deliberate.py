@@ -14,12 +14,15 @@ class Deliberate:
     what: str
     reason: str
     where: tuple[tuple[str, str], ...]
-    """Pairs: what matches the names of cases, and what the places in them (`Difference.kind`)."""
+    """Pairs: what matches the names of cases, and what the places in them, with or without what stands there
+    (`body.done: True | False`)."""
 
     def explains(self, case: Case, difference: Difference) -> bool:
         """Whether `difference` is of this kind."""
+        told = f"{difference.kind}: {difference.stock} | {difference.mesh}"
         return any(
-            re.fullmatch(cases, case.name) and re.fullmatch(places, difference.kind) for cases, places in self.where
+            re.fullmatch(cases, case.name) and re.fullmatch(rf"(?:{places})(?:: .*)?", told, re.DOTALL)
+            for cases, places in self.where
         )
 
 
@@ -44,9 +47,12 @@ DELIBERATE = (
         "several answers of a greedy request, `max_tokens: 0` (the prompt is computed), beams as a stream, a message "
         "without a model where there is one, a body of another content type: clients of OpenAI's send them",
         (
-            (r"(chat|completions): n(, streamed| and prompts| of greedy)?", r"status"),
-            (r"completions: beam search, streamed|messages: model missing|chat: a text's content type", r"status"),
-            (r"completions: max_tokens 0.*", r"status|body\.usage\.(total|completion)_tokens"),
+            (
+                r"(chat|completions): n(, streamed| and prompts| of greedy)?|completions: beam search, streamed|"
+                r"completions: max_tokens 0|messages: model missing|chat: a text's content type",
+                r"status: 400 .* \| 200",
+            ),
+            (r"completions: max_tokens 0, .*", r"body\.usage\.(total|completion)_tokens"),
         ),
     ),
     Deliberate(
@@ -65,7 +71,8 @@ DELIBERATE = (
         "are the same whatever a model does: one that it cannot serve says so (400; vLLM has no such path, 404). "
         "`/v1/models/MODEL` answers, and `/health` has a body",
         (
-            (r"server: GET /v1/models/demo-large|server: (embeddings|score) of a model that generates", r"status"),
+            (r"server: GET /v1/models/demo-large", r"status: 404 \| 200"),
+            (r"server: (embeddings|score) of a model that generates", r"status: 404 \| 400 .*"),
             (r"server: (GET|POST) /(health|ping)", r"body|content_type"),
         ),
     ),
@@ -94,8 +101,9 @@ DELIBERATE = (
         (
             (
                 r"responses: .*",
-                r"body\.order\[\]|body\.events\.response\.(completed|incomplete|output_item\.done).*|"
-                r"body\.output\[\]\.status",
+                r"body\.order\[\]: response\.completed \| response\.incomplete|"
+                r"body\.events\.response\.(completed: .* \| absent|incomplete: absent \| .*)|"
+                r"body\.(output\[\]|events\.response\.output_item\.done\.all\.item)\.status: completed \| incomplete",
             ),
         ),
     ),

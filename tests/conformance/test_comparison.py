@@ -107,6 +107,11 @@ def test_few_differences_are_on_purpose_and_each_says_why() -> None:
     assert explanation(CASE, param) is not None
     assert explanation(CASE, Difference("body.choices[0].message.content", "a", "b")) is None
     assert explanation(CASE, Difference("status", "200", "400")) is None
+    response = Case("responses: plain", "/v1/responses")
+    assert explanation(response, Difference("body.order[8]", "response.completed", "response.incomplete")) is not None
+    assert explanation(response, Difference("body.order[8]", "response.completed", "response.failed")) is None
+    final = "body.events.response.completed.all.response.output[0].content[0].text"
+    assert explanation(response, Difference(final, "a", "b")) is None
 
 
 def test_the_page_counts_and_names_what_is_left() -> None:

@@ -1,8 +1,9 @@
 """What an answer looks like to a client, in the form of the endpoint that was asked: one object for a whole answer, one
 event for each chunk of a stream."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
@@ -77,6 +78,7 @@ class AnswerExtras:
     prompt_text: str | None = None
     """What the chat template made of the conversation, where it is told."""
     is_chat: bool = True
+    """Not a completion."""
     role: str = "assistant"
     """Whose message a chat's answer is."""
     block_tokens: int = 0
@@ -221,9 +223,7 @@ class ChatFormat:
         self._chunk = ChatCompletionChunk(
             header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade
         )
-        plain: Callable[[int], ChatChunkChoice] = lambda index: ChatChunkChoice(  # noqa: E731
-            index, ChatDelta(content=""), None, None
-        )
+        plain = partial(ChatChunkChoice, delta=ChatDelta(content=""), logprobs=None, finish_reason=None)
         self._envelope = ChunkEnvelope(self._chunk, len(extras.echoes), plain)
         self._is_plain = not (header.logprobs or extras.token_ids or extras.counts)
 
@@ -347,7 +347,7 @@ class CompletionFormat:
         self._extras = extras
         self._spell = Speller(header.text, by_id=extras.spells_ids)
         self._chunk = Completion(header.request_id, header.created_unix_s, header.model, [], penstock=header.cascade)
-        plain: Callable[[int], CompletionChoice] = lambda index: CompletionChoice(index, "", None, None)  # noqa: E731
+        plain = partial(CompletionChoice, text="", logprobs=None, finish_reason=None)
         self._envelope = ChunkEnvelope(self._chunk, len(extras.echoes), plain)
         self._is_plain = not (header.logprobs or extras.token_ids or extras.counts)
         self._begun: set[int] = set()

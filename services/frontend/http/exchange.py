@@ -35,6 +35,7 @@ from services.frontend.requests.resume_ticket import encode_ticket
 from services.frontend.requests.schema import GenerationRequest
 from services.frontend.requests.service import FrontendService
 from services.frontend.requests.structure import refused_structure
+from services.frontend.requests.unsupported import tellable
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,12 @@ WITHOUT_EFFECT_HEADER: Final = "x-penstock-without-effect"
 """Names of parameters that were given and change nothing."""
 INSTANCE_HEADER: Final = "x-penstock-instance"
 POLICY_HEADER: Final = "x-penstock-policy"
+
+
+def without_effect_header(names: Sequence[str]) -> dict[str, str]:
+    """The header that names parameters without effect, where there are any that may stand in one."""
+    told = tellable(names)
+    return {WITHOUT_EFFECT_HEADER: ", ".join(told)} if told else {}
 
 
 class Exchange(Response, ABC):
@@ -112,8 +119,7 @@ class Exchange(Response, ABC):
         sender = AnswerSender(send)
         sender.headers[REQUEST_ID_HEADER] = self.told_id
         sender.headers[MESH_ID_HEADER] = self._request_id
-        if self.without_effect:
-            sender.headers[WITHOUT_EFFECT_HEADER] = ", ".join(self.without_effect)
+        sender.headers |= without_effect_header(self.without_effect)
         service = self._service
         with service.tracer.span(self._endpoint(scope), self.traceparent, start_s=self._arrived_s) as span:
             span.set(request_id=self._request_id, model=self._model_name)

@@ -23,7 +23,7 @@ from services.frontend.requests.adoption import Adoption
 from services.frontend.requests.api_keys import ApiKey
 from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest
 from services.frontend.requests.service import allowed_priority, check_model
-from services.frontend.requests.unsupported import refuse_unsupported, tellable, without_effect
+from services.frontend.requests.unsupported import refuse_unsupported, without_effect
 
 EVENT_IDS_HEADER: Final = "x-penstock-event-ids"
 """`true`: events are to have ids. Without it they have none, because some clients read nothing but `data:` lines: that
@@ -98,7 +98,7 @@ async def accept_body(
         request.priority = allowed_priority(key, request.priority)
         exchange = await _exchange(service, request, request_id, key, arrived_s)
         exchange.told_id = given or request_id
-        exchange.without_effect = tellable([*ignored, *unknown, *without_effect(request)])
+        exchange.without_effect = [*ignored, *unknown, *without_effect(request)]
         exchange.traceparent = _traceparent(http)
         exchange.may_return = http.headers.get(RESUMABLE_HEADER, "").lower() == "true"
         exchange.wants_ids = exchange.may_return or http.headers.get(EVENT_IDS_HEADER, "").lower() == "true"

@@ -13,7 +13,7 @@ from services.frontend.answers.sse import encode
 from services.frontend.cascade.service import CascadeService
 from services.frontend.errors import ApiError, bad_request
 from services.frontend.http.body import decode_body, decode_leniently, timely_body
-from services.frontend.http.exchange import Exchange
+from services.frontend.http.exchange import Exchange, without_effect_header
 from services.frontend.http.openapi import body_docs, object_docs, translated_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.routes_generate import accept_body
@@ -102,12 +102,13 @@ def other_api_routes(service: CascadeService) -> APIRouter:
         """Tokens of the prompt that such a message would be."""
 
         async def answer() -> Response:
-            body, _ = decode_leniently(await timely_body(frontend, request), CountTokensRequest)
+            body, unknown = decode_leniently(await timely_body(frontend, request), CountTokensRequest)
             chat = decode_body(encode(messages_schema.chat_body(body)), ChatCompletionRequest)
             model = await frontend.model(chat.model, await frontend.authenticate(_authorization(request)))
             with frontend.media.held(frontend.clock() + frontend.settings.request_deadline_s) as media:
                 plan = await plan_chat(chat, "count", model, frontend.threads, media)
-            return Response(encode(TokenCount.of(plan.prompt_tokens)), media_type="application/json")
+            count = encode(TokenCount.of(plan.prompt_tokens))
+            return Response(count, headers=without_effect_header(unknown), media_type="application/json")
 
         return await _as_anthropic(frontend, request, answer)
 

@@ -52,7 +52,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: OutputFormat | None = None
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True):
+class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens"""
 
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=4096)]

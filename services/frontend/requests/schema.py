@@ -1,10 +1,11 @@
 """The bodies that clients send. Decoded, checked and documented (OpenAPI) from these types alone.
 
 msgspec rather than pydantic: it decodes and checks a 32k-character request in some 20 microseconds, and a
-prompt of token ids without one error object per id. Unknown fields are refused: a parameter that is silently
-ignored gives another answer than the one asked for. OpenAI's own parameters that cannot change an answer are
-named here and accepted; those that would are refused with their name (`unsupported`). Sampling parameters that go to
-the engine as they are come from the one table of them (`sampling`).
+prompt of token ids without one error object per id. A field that is unknown here is an error to msgspec, by which
+`http.body` notices it, leaves it out as vLLM does, and has the client told: a parameter that is ignored in silence
+gives another answer than the one asked for. Those that vLLM or OpenAI knows are named here, whether they have an
+effect, have none, or are refused (`unsupported`). Sampling parameters that go to the engine as they are come from the
+one table of them (`sampling`).
 """
 
 from collections.abc import Iterator

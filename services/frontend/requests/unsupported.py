@@ -1,4 +1,5 @@
-"""Parameters that would change the answer and that this server does not implement: refused by name."""
+"""Parameters that this server does not keep: those that would change the answer are refused by name, and the client is
+told of the others that they are without effect."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ _BEAMS_KEEP: Final = frozenset(
 """Parameters that mean something to a beam search."""
 _TELLABLE = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 MAX_TOLD = 32
+"""Of the names that a client has given, which are of any number and length."""
 
 
 def without_effect(request: SamplingFields) -> list[str]:

@@ -54,6 +54,22 @@ async def test_a_conversation_is_tokenised_as_a_chat_completion_would_be(
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/tokenize", {"messages": USER}),
+        ("/detokenize", {"tokens": [70]}),
+        ("/v1/messages/count_tokens", {"messages": USER}),
+    ],
+)
+async def test_an_unknown_parameter_is_told(http: httpx.AsyncClient, path: str, body: dict[str, object]) -> None:
+    plain, told = await http.post(path, json=body), await http.post(path, json={**body, "colour": 1, "größe": 2})
+    assert plain.json() == told.json()
+    assert "x-penstock-without-effect" not in plain.headers
+    assert told.headers["x-penstock-without-effect"] == "colour"
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
         ("/tokenize", {}, 400, "prompt"),
