@@ -27,7 +27,7 @@ from engine_worker.engines.interface import Engine, EngineLimits
 from engine_worker.engines.lora import LoraEngine, serves_adapters
 from engine_worker.engines.media import takes_media
 from engine_worker.engines.movable import is_movable
-from engine_worker.engines.pooling import is_pooling
+from engine_worker.engines.pooling import is_pooling, pair_form
 from engine_worker.engines.prefix import has_prefixes
 from engine_worker.instance import Instance
 from engine_worker.kv.addresses import reachable_address
@@ -212,6 +212,7 @@ class WorkerRole:
             "text_hash": text_hash(text),
             "sampling_defaults": json.dumps(defaults, sort_keys=True) if defaults else "",
             "tasks": ",".join(tasks),
+            "pair_form": pair_form(self._engine),
             "media": announced(self._engine.media) if takes_media(self._engine) else "",
             "lora_modules": msgspec.json.encode(modules).decode() if modules else "",
             "http_url": limits.http_url,

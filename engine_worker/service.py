@@ -165,7 +165,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             parameters = wire.pooling_parameters(request)
             prompts = [prompt.token_ids for prompt in request.prompts]
             results = await self._pooling.pool(
-                request.request_id, prompts, parameters, engine_priority(request.priority)
+                request.request_id,
+                prompts,
+                parameters,
+                engine_priority(request.priority),
+                request.first_segment_tokens,
             )
         except QueueFull as error:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))

@@ -293,7 +293,7 @@ def _set_logprob(message: request_pb2.TokenLogprob, value: TokenLogprob) -> None
 
 
 def pooling_parameters(message: worker_pb2.PoolRequest) -> PoolingParameters:
-    """Raises RequestRefused for a task that there is not."""
+    """Those of all its prompts. Raises RequestRefused for a task that there is not."""
     tasks = known_tasks([message.task])
     if not tasks:
         raise RequestRefused(f"{message.task!r} is no pooling task")
@@ -301,6 +301,7 @@ def pooling_parameters(message: worker_pb2.PoolRequest) -> PoolingParameters:
         tasks[0],
         message.dimensions if message.HasField("dimensions") else None,
         message.use_activation if message.HasField("use_activation") else None,
+        message.cache_salt,
     )
 
 

@@ -18,6 +18,7 @@ TEXT_FILES: Final = (
     "chat_template.json",
     "generation_config.json",
     "config.json",
+    "config_sentence_transformers.json",
 )
 MAX_TEXT_BYTES: Final = 128 * 1024 * 1024
 """Of all of them together; the largest tokenizers in use (262k tokens) have 33 MiB."""

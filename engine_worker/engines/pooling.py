@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeGuard, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.model.pooling import PoolingTask
+from controlplane.model.pooling import JOINED, SEPARATED, PoolingTask
 from engine_worker.engines.interface import Engine
 
 
@@ -20,6 +20,11 @@ class PoolingParameters:
     """Cut vectors to so many dimensions, where the model was trained for it; None: all."""
     use_activation: bool | None = None
     """Normalise vectors, or squash scores; None: as the model has it."""
+    cache_salt: str = ""
+    """Only prompts of the same salt find each other's KV in the prefix cache."""
+    first_segment_tokens: int | None = None
+    """So many tokens are of the first text of a pair, for models that are told by segment ids (BERT's); None: there is
+    one text, or the model needs none."""
 
 
 class PoolingEngine(Engine, Protocol):
@@ -27,7 +32,12 @@ class PoolingEngine(Engine, Protocol):
 
     @property
     def pooling_tasks(self) -> tuple[PoolingTask, ...]:
-        """What its model can do, once started; empty for a model that generates."""
+        """What its model can do, once started, first what it is for; empty for a model that generates."""
+
+    @property
+    def has_separator(self) -> bool:
+        """Whether a cross-encoder takes two texts in its tokenizer's form for pairs (vLLM's `use_sep_token`); rerankers
+        that a language model was made into take one behind the other."""
 
     async def pool(
         self, request_id: str, token_ids: Sequence[int], parameters: PoolingParameters, priority: int
@@ -41,6 +51,12 @@ def is_pooling(engine: Engine) -> TypeGuard[PoolingEngine]:
     return bool(getattr(engine, "pooling_tasks", ()))
 
 
-def known_tasks(names: Sequence[Any]) -> tuple[PoolingTask, ...]:
-    """Those of `names` that the mesh has a use for, in its own order."""
-    return tuple(task for task in get_args(PoolingTask) if task in names)
+def pair_form(engine: Engine) -> str:
+    """How a worker announces that its model takes two texts."""
+    return "" if not is_pooling(engine) else SEPARATED if engine.has_separator else JOINED
+
+
+def known_tasks(names: Sequence[Any], first: Any = None) -> tuple[PoolingTask, ...]:
+    """Those of `names` that the mesh has a use for, in its own order behind `first`."""
+    known = [task for task in get_args(PoolingTask) if task in names]
+    return tuple(sorted(known, key=lambda task: task != first))

@@ -51,6 +51,10 @@ class PoolingSimulatedEngine(SimulatedEngine):
     def pooling_tasks(self) -> tuple[PoolingTask, ...]:
         return ("embed", "classify", "token_embed")
 
+    @property
+    def has_separator(self) -> bool:
+        return True
+
     def submit(self, request: EngineRequest) -> None:
         """Raises RequestRefused."""
         raise RequestRefused("this engine serves a pooling model, which answers nothing; ask for embeddings")
@@ -65,7 +69,8 @@ class PoolingSimulatedEngine(SimulatedEngine):
         if self._failure is not None:
             raise self._failure
         sampling = SamplingParams(max_tokens=1, ignore_eos=True)
-        self.instance.submit(EngineRequest(request_id, tuple(token_ids), sampling, priority=priority))
+        salt = parameters.cache_salt
+        self.instance.submit(EngineRequest(request_id, tuple(token_ids), sampling, priority=priority, cache_salt=salt))
         computed = self._computed[request_id] = asyncio.get_running_loop().create_future()
         self.wake()
         try:

@@ -3,7 +3,7 @@
     python -m tests.conformance --write docs/clients.md
     python -m tests.conformance --stock http://127.0.0.1:8100 --mesh http://127.0.0.1:8000 --case "chat: stop"
 
-Without addresses it starts both, with the demo model.
+Without addresses it starts both, once for each model that the cases are about.
 """
 
 import argparse
@@ -49,10 +49,12 @@ def main() -> int:
     wanted = [case for case in CASES if options.case is None or any(each in case.name for each in options.case)]
     if not wanted:
         parser.error(f"no case has {' or '.join(options.case)} in its name")
-    with tempfile.TemporaryDirectory(prefix="penstock-conformance-") as run_dir, ExitStack() as started:
-        stock_url = options.stock or started.enter_context(stock_server(Path(run_dir)))
-        mesh_url = options.mesh or started.enter_context(mesh_of_one(Path(run_dir)))
-        outcomes = compared(wanted, stock_url, mesh_url)
+    outcomes = []
+    for name in dict.fromkeys(case.served for case in wanted):
+        with tempfile.TemporaryDirectory(prefix="penstock-conformance-") as run_dir, ExitStack() as started:
+            stock_url = options.stock or started.enter_context(stock_server(name, Path(run_dir)))
+            mesh_url = options.mesh or started.enter_context(mesh_of_one(name, Path(run_dir)))
+            outcomes += compared([case for case in wanted if case.served == name], stock_url, mesh_url)
     print(json.dumps([each.as_json() for each in outcomes]) if options.json else page(outcomes))
     if options.write is not None:
         options.write.write_text(written_into(options.write.read_text(), page(outcomes), BEGIN, END))

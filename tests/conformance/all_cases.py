@@ -4,6 +4,7 @@ from tests.conformance.case import Case
 from tests.conformance.chat_cases import CASES as CHAT_CASES
 from tests.conformance.completion_cases import CASES as COMPLETION_CASES
 from tests.conformance.other_cases import MESSAGES_CASES, RESPONSES_CASES, SERVER_CASES, TOKENIZER_CASES
+from tests.conformance.pooling_cases import CASES as POOLING_CASES
 
 CASES: list[Case] = [
     *CHAT_CASES,
@@ -12,4 +13,5 @@ CASES: list[Case] = [
     *MESSAGES_CASES,
     *TOKENIZER_CASES,
     *SERVER_CASES,
+    *POOLING_CASES,
 ]

@@ -4,6 +4,7 @@ How a stream is cut into chunks depends on time, so its chunks are folded into o
 put one behind the other, and of everything else the last value holds.
 """
 
+import base64
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 import httpx
+import ml_dtypes
 import msgspec
+import numpy as np
 
 from tests.conformance.case import Case
 
@@ -19,6 +22,14 @@ Json: TypeAlias = Any
 
 TIMEOUT_S = 60.0
 DONE = "[DONE]"
+FLOATS = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
+"""vLLM's names of the forms in which it sends vectors."""
 JOINED = frozenset(
     ("content", "text", "reasoning", "arguments", "delta", "partial_json", "thinking", "input_json_delta")
 )
@@ -58,10 +69,38 @@ def ask(client: httpx.Client, case: Case) -> Answer:
     content_type = answered.headers.get("content-type", "").partition(";")[0]
     if content_type == "text/event-stream":
         return Answer(answered.status_code, content_type, folded(events_of(answered.text)))
+    if content_type == "application/octet-stream":
+        metadata = answered.headers.get("metadata")
+        said = None if metadata is None else msgspec.json.decode(metadata)
+        body = {"metadata": said, "vectors": _numbers(answered.content, case)}
+        return Answer(answered.status_code, content_type, body)
     try:
-        return Answer(answered.status_code, content_type, msgspec.json.decode(answered.content))
+        return Answer(answered.status_code, content_type, _with_vectors(msgspec.json.decode(answered.content), case))
     except msgspec.DecodeError:
         return Answer(answered.status_code, content_type, answered.text)
+
+
+def _with_vectors(body: Json, case: Case) -> Json:
+    """Vectors in base64 as numbers, which need not be the same to the last bit."""
+    if not isinstance(body, dict):
+        return body
+    for each in body.get("data") or () if isinstance(body.get("data"), list) else ():
+        for name in ("embedding", "data"):
+            if isinstance(each, dict) and isinstance(each.get(name), str):
+                each[name] = {"base64": _numbers(base64.b64decode(each[name]), case)}
+    by_type = body.get("embeddings")
+    if isinstance(by_type, dict) and "base64" in by_type:  # Cohere's
+        by_type["base64"] = [_numbers(base64.b64decode(each), case) for each in by_type["base64"]]
+    return body
+
+
+def _numbers(data: bytes, case: Case) -> list[float]:
+    """Floats in the form that the case asks for."""
+    asked = case.body or {}
+    kind = np.dtype(FLOATS[asked.get("embed_dtype", "float32")])
+    if asked.get("endianness") == "big":
+        data = np.frombuffer(data, f"V{kind.itemsize}").view(np.uint8).reshape(-1, kind.itemsize)[:, ::-1].tobytes()
+    return [float(each) for each in np.frombuffer(data, kind)]
 
 
 def events_of(text: str) -> Iterator[tuple[str, str]]:

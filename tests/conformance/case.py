@@ -21,6 +21,8 @@ class Case:
     headers: Mapping[str, str] = field(default_factory=dict)
     raw: bytes | None = None
     """Sent in place of `body`, for what is no JSON."""
+    served: str = "demo-large"
+    """The model that both servers have."""
 
     @property
     def subject(self) -> str:

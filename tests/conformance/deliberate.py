@@ -45,11 +45,17 @@ DELIBERATE = (
     Deliberate(
         "what is taken",
         "several answers of a greedy request, `max_tokens: 0` (the prompt is computed), beams as a stream, a message "
-        "without a model where there is one, a body of another content type: clients of OpenAI's send them",
+        "without a model where there is one, a body of another content type: clients of OpenAI's send them. Of pooling "
+        "models texts beside tokens, several chats, documents in other servers' forms, and all that a model can do",
         (
             (
                 r"(chat|completions): n(, streamed| and prompts| of greedy)?|completions: beam search, streamed|"
                 r"completions: max_tokens 0|messages: model missing|chat: a text's content type",
+                r"status: 400 .* \| 200",
+            ),
+            (
+                r"(embeddings|pooling): (texts and tokens|encoding_format null)|(pooling|classes): several chats|"
+                r"pooling: of .*, task .*|pooling: task .*|scores: .*, (parts|documents of (texts|parts))",
                 r"status: 400 .* \| 200",
             ),
             (r"completions: max_tokens 0, .*", r"body\.usage\.(total|completion)_tokens"),
@@ -57,22 +63,29 @@ DELIBERATE = (
     ),
     Deliberate(
         "what is told besides",
-        "tokens of the prefix cache under beams and at a message's start, `store`, `error` and `stop_sequence`, which "
-        "are OpenAI's and Anthropic's own, and facts of a model under `penstock`",
+        "tokens of the prefix cache under beams, of batches and at a message's start, `store`, `error` and "
+        "`stop_sequence`, which are OpenAI's and Anthropic's own, and facts of a model under `penstock`",
         (
-            (r"(chat|completions): beam search.*", r".*\.prompt_tokens_details.*"),
+            (r"(chat|completions): beam search.*|server: batch of chats.*", r".*\.prompt_tokens_details.*"),
             (r"responses: .*", r"body(\.events\.response\..*\.response)?\.(store|error)"),
             (r"messages: .*", r"body\.stop_sequence|body\.events\.message_start\..*cache_(creation|read)_input_tokens"),
-            (r"server: GET /v1/models", r"body\.data\[\]\.penstock"),
+            (r"server: GET /v1/models(, .*)?", r"body\.data\[\]\.penstock"),
         ),
     ),
     Deliberate(
         "paths",
         "are the same whatever a model does: one that it cannot serve says so (400; vLLM has no such path, 404). "
-        "`/v1/models/MODEL` answers, and `/health` has a body",
+        "`/v1/models/MODEL` answers, and `/health` has a body. Those of vLLM's own scale-out, which a stock server "
+        "refuses, too (403), are unknown: the mesh scales out",
         (
             (r"server: GET /v1/models/demo-large", r"status: 404 \| 200"),
+            (r"server: render .*", r"status: 403 .* \| 404 .*"),
             (r"server: (embeddings|score) of a model that generates", r"status: 404 \| 400 .*"),
+            (
+                r"pooling: (a chat's answer|a completion)|classes: (of a model without|vectors of none)|"
+                r"scores: of a model with several classes",
+                r"status: 404 \| 400 .*",
+            ),
             (r"server: (GET|POST) /(health|ping)", r"body|content_type"),
         ),
     ),
@@ -92,6 +105,7 @@ DELIBERATE = (
         "begins once: vLLM 0.32 puts the token that begins a sequence before a chat template that has it already",
         (
             (r"responses: .*", r".*\.usage\.(input|total)_tokens|.*\.input_messages\[\].*|.*\.logprobs\[\].*\.logprob"),
+            (r"responses: no limit", r"body\.max_output_tokens: \d+ \| \d+"),
             (r"responses: (input empty|input of calls|text of a schema.*)", r".*(\.text|\.delta|\.output_tokens)"),
         ),
     ),

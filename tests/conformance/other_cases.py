@@ -112,7 +112,16 @@ RESPONSES_CASES = [
     response("tools named", tools=[FLAT_TOOL], tool_choice={"type": "function", "name": "add"}, max_output_tokens=60),
     response("tools none", tools=[FLAT_TOOL], tool_choice="none"),
     response("tools empty", tools=[]),
-    response("a tool of the server's", tools=[{"type": "web_search"}]),
+    *(
+        response(f"a tool of the server's, {tool['type']}", tools=[tool])
+        for tool in (
+            {"type": "web_search"},
+            {"type": "web_search_preview"},
+            {"type": "file_search", "vector_store_ids": ["x"]},
+            {"type": "code_interpreter", "container": {"type": "auto"}},
+            {"type": "mcp", "server_label": "x", "server_url": "http://127.0.0.1:1/mcp"},
+        )
+    ),
     response("enable_response_messages", enable_response_messages=True),
     response("store false", store=False),
     response("background", background=True),
@@ -227,6 +236,24 @@ TOKENIZER_CASES = [
     get("tokenizer", "/tokenizer_info"),
 ]
 
+BATCHES: dict[str, dict[str, Any]] = {
+    "": {},
+    ", one": {"messages": [ADD]},
+    ", one that is no list": {"messages": ADD},
+    ", none": {"messages": []},
+    ", an empty one": {"messages": [ADD, []]},
+    ", logprobs": {"logprobs": True, "top_logprobs": 2},
+    ", token ids": {"return_token_ids": True},
+    ", n 2": {"n": 2},
+    ", beam search": {"use_beam_search": True},
+    ", tools": {"tools": [TOOL]},
+    ", tool_choice": {"tools": [TOOL], "tool_choice": "required"},
+    ", echo": {"echo": True, "messages": [[*ADD, {"role": "assistant", "content": "It is "}], ADD]},
+    ", response_format": {"response_format": {"type": "json_object"}},
+    ", unknown parameter": {"mood": "good"},
+    ", unknown model": {"model": "nobody"},
+}
+
 SERVER_CASES = [
     get("server", "/v1/models"),
     get("server", "/v1/models/demo-large"),
@@ -241,15 +268,24 @@ SERVER_CASES = [
         "/invocations",
         {"model": "demo-large", "messages": ADD, "max_tokens": 4, "temperature": 0},
     ),
+    Case("server: invocations, neither", "/invocations", {"model": "demo-large", "max_tokens": 4}),
+    Case(
+        "server: invocations, streamed",
+        "/invocations",
+        {"model": "demo-large", "messages": ADD, "max_tokens": 4, "temperature": 0, "stream": True},
+    ),
     Case(
         "server: invocations, completion",
         "/invocations",
         {"model": "demo-large", "prompt": PROMPT, "max_tokens": 4, "temperature": 0},
     ),
-    Case(
-        "server: batch of chats",
-        "/v1/chat/completions/batch",
-        {"model": "demo-large", "messages": [ADD, ADD], "max_tokens": 4, "temperature": 0},
+    *(
+        Case(
+            f"server: batch of chats{name}",
+            "/v1/chat/completions/batch",
+            {"model": "demo-large", "messages": [ADD, PRIOR], "max_tokens": 4, "temperature": 0, **fields},
+        )
+        for name, fields in BATCHES.items()
     ),
     of_model("server", "render a chat", "/v1/chat/completions/render", messages=ADD),
     of_model("server", "render a completion", "/v1/completions/render", prompt=PROMPT),

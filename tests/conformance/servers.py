@@ -1,18 +1,23 @@
 """The two servers that are compared: vLLM as it is installed, and a mesh of one instance, with the same settings."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import httpx
 
 from tests.in_time import eventually
 from tests.mesh.running_mesh import RunningMesh, free_port
+from tests.vllm.tiny_bert import make_tiny_bert
 
-MODEL = Path(__file__).resolve().parents[2] / "demo" / "models" / "demo-large"
+MODELS = Path(__file__).resolve().parents[2] / "demo" / "models"
 START_S = 600.0
 STOP_S = 60.0
 STOCK_ENVIRONMENT = {
@@ -24,35 +29,74 @@ STOCK_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # the mesh keeps responses by itself
 }
-STOCK_ARGUMENTS = (
-    *(
-        "--served-model-name",
-        "demo-large",
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-        "--block-size",
-        "32",
-        "--gpu-memory-utilization",
-        "0.1",
-    ),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
-    # What `penstock up` sets: the demo models write blanks without end otherwise.
-    *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+STOCK_ARGUMENTS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--gpu-memory-utilization", "0.1")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model, and how both servers are started with it."""
+
+    model: str | Callable[[Path], None]
+    """A demo model, or what writes one into a folder."""
+    stock: tuple[str, ...]
+    mesh: tuple[str, ...]
+
+    def path(self, run_dir: Path) -> Path:
+        """Where it is, made now if it is not there."""
+        if isinstance(self.model, str):
+            return MODELS / self.model
+        path = run_dir / "model"
+        if not path.exists():
+            self.model(path)
+        return path
+
+
+def _pooling(convert: str, task: str = "", **overrides: Any) -> Served:
+    """demo-small converted to a pooling model."""
+    stock, mesh = ["--runner", "pooling", "--convert", convert], ["runner=pooling", f"convert={convert}"]
+    if overrides:
+        stock += ["--hf-overrides", json.dumps(overrides)]
+        mesh += [f"hf_overrides={json.dumps(overrides)}"]
+    if task:
+        stock += ["--pooler-config", json.dumps({"task": task})]
+        mesh += [f"pooler_config.task={task}"]
+    return Served("demo-small", tuple(stock), tuple(word for each in mesh for word in ("--engine-arg", each)))
+
+
+SERVED: Mapping[str, Served] = MappingProxyType(
+    {
+        "demo-large": Served(
+            "demo-large",
+            (
+                *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details"),
+                # What `penstock up` sets: the demo models write blanks without end otherwise.
+                *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+            ),
+            ("--tool-call-parser", "hermes"),
+        ),
+        "vectors": _pooling("embed"),
+        "tokens": _pooling("embed", "token_embed"),
+        # As the rerankers that a language model was made into: the scores come from the logits of these tokens.
+        "ranks": _pooling("classify", classifier_from_token=["0", "1"], method="from_2_way_softmax"),
+        "pairs": Served(make_tiny_bert, ("--runner", "pooling"), ("--engine-arg", "runner=pooling")),
+        "classes": _pooling("classify", classifier_from_token=["0", "1", "2"], method="no_post_processing"),
+    }
 )
-MESH_ARGUMENTS = ("--model", "demo-large:1", "--engine-arg", "dtype=float32", "--tool-call-parser", "hermes")
+"""By the name that clients ask for."""
 
 
 @contextmanager
-def stock_server(run_dir: Path) -> Iterator[str]:
-    """The address of `vllm serve` of the installed vLLM."""
+def stock_server(name: str, run_dir: Path) -> Iterator[str]:
+    """The address of `vllm serve` of the installed vLLM, with one of the models."""
+    served = SERVED[name]
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     log_path = run_dir / "stock.log"
-    command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--host", "127.0.0.1")
+    command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(served.path(run_dir)))
+    settings = ("--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *STOCK_ARGUMENTS)
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            (*command, "--port", str(port), *STOCK_ARGUMENTS),
+            (*command, *settings, *served.stock),
             env={**os.environ, **STOCK_ENVIRONMENT},
             cwd=run_dir,
             stdout=log,
@@ -78,9 +122,12 @@ def stock_server(run_dir: Path) -> Iterator[str]:
 
 
 @contextmanager
-def mesh_of_one(run_dir: Path) -> Iterator[str]:
-    """The address of `penstock up` with one instance of vLLM."""
-    mesh = RunningMesh(run_dir, *MESH_ARGUMENTS, "--ready-timeout-s", str(START_S))
+def mesh_of_one(name: str, run_dir: Path) -> Iterator[str]:
+    """The address of `penstock up` with one instance of vLLM, with one of the models."""
+    served = SERVED[name]
+    model = f"{name}={served.path(run_dir)}:1"
+    settings = ("--engine-arg", "dtype=float32", "--ready-timeout-s", str(START_S))
+    mesh = RunningMesh(run_dir, "--model", model, *settings, *served.mesh)
     try:
         mesh.wait_until_serving(START_S)
         yield mesh.url

@@ -10,6 +10,7 @@ from tests.conformance.case import Case
 from tests.conformance.compare import ABSENT, Difference, differences
 from tests.conformance.deliberate import DELIBERATE, MOST, explanation
 from tests.conformance.report import Outcome, page
+from tests.conformance.servers import SERVED
 
 CASE = Case("chat: plain", "/v1/chat/completions", {})
 
@@ -29,7 +30,9 @@ def streamed(*chunks: str, done: bool = True) -> Answer:
 
 def test_cases_have_names_of_their_own() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
-    assert {case.subject for case in CASES} == {"chat", "completions", "responses", "messages", "tokenizer", "server"}
+    generation = {"chat", "completions", "responses", "messages", "tokenizer", "server"}
+    assert {case.subject for case in CASES} == generation | {"embeddings", "pooling", "classes", "scores"}
+    assert {case.served for case in CASES} == set(SERVED)
 
 
 def test_events_are_read_with_their_types() -> None:

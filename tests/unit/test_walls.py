@@ -205,6 +205,7 @@ FRONTEND_ROOMS = (
     "http",
     "console",
     "cascade",
+    "pooling",
     "answers",
     "requests",
     "media",

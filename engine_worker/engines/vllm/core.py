@@ -23,7 +23,7 @@ from controlplane.model.pooling import PoolingTask
 from controlplane.model.request import EngineRequest
 from engine_worker.adapters import NumberedAdapter
 from engine_worker.engines.interface import EngineLimits
-from engine_worker.engines.pooling import PoolingParameters
+from engine_worker.engines.pooling import PoolingParameters, known_tasks
 from engine_worker.engines.vllm.arguments import SPARE_LORAS, KvEndpoints, engine_arguments
 from engine_worker.engines.vllm.carriers import WITHOUT_ANSWER, kv_parameters
 from engine_worker.engines.vllm.connector.grammar import ends_by_content, replay_obstacle, tokens_behind_reasoning
@@ -33,7 +33,7 @@ from engine_worker.engines.vllm.load import StepStats
 from engine_worker.engines.vllm.media import MediaProcessor, media_facts
 from engine_worker.engines.vllm.settings import VllmSettings
 from engine_worker.engines.vllm.step_stats import step_logger_class
-from mesh.errors import AdapterUnavailable, EngineFailed, RequestRefused
+from mesh.errors import AdapterUnavailable, ConfigurationError, EngineFailed, RequestRefused
 
 _REAP_S = 1.0
 _CALL_TIMEOUT_S = 10.0
@@ -110,9 +110,15 @@ class Core:
         """Of an adapter that no request uses."""
         await self._llm.remove_lora(number)
 
-    async def tasks(self) -> tuple[str, ...]:
-        """What the model can do, by vLLM's names."""
-        return tuple(str(task) for task in await self._llm.get_supported_tasks())
+    async def pooling(self) -> tuple[tuple[PoolingTask, ...], bool]:
+        """What a pooling model can do, first what it is for; and whether it takes pairs with a separator. Raises
+        ConfigurationError where it is to be for something that it cannot do."""
+        config, supported = self._llm.vllm_config.model_config, await self._llm.get_supported_tasks()
+        try:
+            task = config.get_pooling_task(supported)
+        except RuntimeError as error:
+            raise ConfigurationError(f"pooler_config.task: {error}") from error
+        return known_tasks(supported, task), bool(config.use_sep_token)
 
     async def pool(
         self, request_id: str, token_ids: Sequence[int], parameters: PoolingParameters, priority: int
@@ -123,7 +129,10 @@ class Core:
                 task=parameters.task, dimensions=parameters.dimensions, use_activation=parameters.use_activation
             )
             data: NDArray[np.float32] | None = None
-            outputs = self._llm.encode(tokens_input(list(token_ids)), asked, request_id, priority=priority)
+            if parameters.first_segment_tokens is not None:
+                asked.extra_kwargs = {"compressed_token_type_ids": parameters.first_segment_tokens}
+            prompt = tokens_input(list(token_ids), cache_salt=parameters.cache_salt or None)
+            outputs = self._llm.encode(prompt, asked, request_id, priority=priority)
             async for output in outputs:
                 data = output.outputs.data.float().cpu().numpy()
         except VLLMServerError as error:

@@ -51,6 +51,11 @@ class DataParallelVllm(DataParallelEngine):
         """See `PoolingEngine`."""
         return self._first.pooling_tasks
 
+    @property
+    def has_separator(self) -> bool:
+        """See `PoolingEngine`."""
+        return self._first.has_separator
+
     async def pool(
         self, request_id: str, token_ids: Sequence[int], parameters: PoolingParameters, priority: int
     ) -> NDArray[np.float32]:

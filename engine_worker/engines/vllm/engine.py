@@ -20,7 +20,7 @@ from controlplane.model.step_sample import StepSample
 from engine_worker.engines.hidden_state_source import HiddenStates
 from engine_worker.engines.interface import EngineLimits
 from engine_worker.engines.media import check_expanded
-from engine_worker.engines.pooling import PoolingParameters, known_tasks
+from engine_worker.engines.pooling import PoolingParameters
 from engine_worker.engines.step_buffer import StepBuffer
 from engine_worker.engines.vllm.block_map import BlockMap
 from engine_worker.engines.vllm.carriers import kv_parameters
@@ -72,7 +72,8 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
         self._clock = clock
         self._vocabulary = read_vocabulary(Path(settings.model_path))
         self.pooling_tasks: tuple[PoolingTask, ...] = ()
-        """See `PoolingEngine`."""
+        self.has_separator = True
+        """See `PoolingEngine` of both."""
         self.media: Mapping[str, MediaFacts] = {}
         """See `MediaEngine`."""
         self._tasks = TaskSet("vllm")
@@ -105,7 +106,7 @@ class VllmEngine(MovableByConnector[Migrations, EngineRequestState]):
         self._core = await self._processes.core(self._data_parallel_rank, self._on_step, self._host)
         self.media = self._core.media()
         if self._settings.runner == "pooling":
-            self.pooling_tasks = known_tasks(await self._core.tasks())
+            self.pooling_tasks, self.has_separator = await self._core.pooling()
         await self._core.warm_up(self.pooling_tasks)
         self._limits = self._core.limits()
         self.adapters = self._loras.cache

@@ -83,6 +83,8 @@ class AnswerExtras:
     """Whose message a chat's answer is."""
     block_tokens: int = 0
     """Of the prefix cache; 0: not known."""
+    is_batch: bool = False
+    """A chat's choices are of several conversations, so there is no one prompt to tell of."""
 
     @classmethod
     def of(cls, request: GenerationRequest, plan: GenerationPlan) -> "AnswerExtras":
@@ -99,6 +101,7 @@ class AnswerExtras:
             isinstance(request, ChatCompletionRequest),
             _role(request),
             plan.model.block_tokens,
+            isinstance(request, ChatCompletionRequest) and len(plan.prompts) > 1,
         )
 
     def usage_of(self, index: int, tokens: int) -> Usage | msgspec.UnsetType:
@@ -300,8 +303,8 @@ class ChatFormat:
                 header.model,
                 listed,
                 extras.with_created(usage).whole(),
-                prompt_logprobs=prompt_logprobs(choices[0].prompt_logprobs, header.text),
-                prompt_token_ids=extras.ids_of(_first(extras.prompts)),
+                prompt_logprobs=None if extras.is_batch else prompt_logprobs(choices[0].prompt_logprobs, header.text),
+                prompt_token_ids=None if extras.is_batch else extras.ids_of(_first(extras.prompts)),
                 prompt_text=extras.prompt_text,
                 penstock=header.cascade,
             )

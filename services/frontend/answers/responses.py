@@ -16,8 +16,12 @@ Keep = Callable[[bytes, dict[str, Any]], None]
 class ResponsesTranslator:
     """A `Translator` of one answer."""
 
-    def __init__(self, response_id: str, facts: dict[str, Any], keep: Keep) -> None:
-        """`facts`: what the response says of its request, such as `instructions`."""
+    def __init__(
+        self, response_id: str, facts: dict[str, Any], keep: Keep, max_tokens: Callable[[], int | None]
+    ) -> None:
+        """`facts`: what the response says of its request, such as `instructions`. `max_tokens`: of the longest answer,
+        asked once the answer has begun."""
+        self._max_tokens = max_tokens
         self._id = response_id
         self._facts = facts
         self._keep = keep
@@ -193,6 +197,7 @@ class ResponsesTranslator:
             "id": self._id,
             "object": "response",
             **self._facts,
+            "max_output_tokens": self._max_tokens(),
             "model": self._model,
             "status": status,
             "error": None,

@@ -20,6 +20,7 @@ from services.frontend.http.exchange import (
 )
 from services.frontend.http.openapi import document
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER
+from services.frontend.http.routes_batch import batch_routes
 from services.frontend.http.routes_console import Console, console_routes
 from services.frontend.http.routes_generate import generation_routes
 from services.frontend.http.routes_info import info_routes, metrics_routes
@@ -60,6 +61,7 @@ def create_app(
     app.include_router(other_api_routes(service))
     app.include_router(pooling_routes(service.frontend))
     app.include_router(text_routes(service.frontend))
+    app.include_router(batch_routes(service))
     app.include_router(lora_routes(service.frontend, loader))
     app.include_router(info_routes(service))
     if settings.http_metrics:

@@ -20,7 +20,7 @@ from services.frontend.requests.beam_search import MAX_BEAMS, Beam, BeamSearch
 from services.frontend.requests.ended import Tokens
 from services.frontend.requests.generation import Client, generating
 from services.frontend.requests.plan import GenerationPlan, Prompt, plan_request
-from services.frontend.requests.schema import GenerationRequest
+from services.frontend.requests.schema import ChatCompletionRequest, GenerationRequest
 from services.frontend.requests.unsupported import lost_to_beams
 from services.frontend.workers.token_mailbox import Piece
 
@@ -46,7 +46,8 @@ class BeamExchange(ModelExchange):
             beams, cached = await self._search(sender, plan, number, client)
             found += beams
             cached_tokens += cached
-        usage = _usage(plan.prompt_tokens, found, cached_tokens)
+        shows_end = bool(request.include_stop_str_in_output)
+        usage = _usage(plan.prompt_tokens, [_shown(beam, shows_end=shows_end) for beam in found], cached_tokens)
         self._progress.tokens = Tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         metrics = service.metrics.of(self._model.engine_model)
         metrics.generated_tokens.inc(usage.completion_tokens)
@@ -135,11 +136,39 @@ def _step_plan(plan: GenerationPlan, number: int, beams: Sequence[Beam], request
 
 def _piece(request: GenerationRequest, plan: GenerationPlan, index: int, beam: Beam) -> ChoicePiece:
     finish = request_pb2.FINISH_REASON_STOP if beam.is_ended else request_pb2.FINISH_REASON_LENGTH
-    piece = choice_text(request, plan, index).push(Piece(index, list(beam.token_ids), (), finish, None))
+    shown = _shown(beam, shows_end=bool(request.include_stop_str_in_output))
+    logprobs = [
+        _position(token_id, rivals, most_rivals)
+        for token_id, rivals in zip(shown, beam.rivals, strict=False)
+        if (most_rivals := _rivals_wanted(request)) is not None
+    ]
+    piece = choice_text(request, plan, index).push(Piece(index, list(beam.token_ids), logprobs, finish, None))
     assert piece is not None, "an answer that has ended is shown"
     return replace(piece, stop_reason=beam.token_ids[-1]) if beam.is_ended else piece
 
 
-def _usage(prompt_tokens: int, beams: Sequence[Beam], cached_tokens: int) -> Usage:
-    generated = sum(len(beam.token_ids) for beam in beams)
+def _shown(beam: Beam, *, shows_end: bool) -> Sequence[int]:
+    """The tokens of an answer, which alone are told and counted, as in vLLM."""
+    return beam.token_ids[:-1] if beam.is_ended and not shows_end else beam.token_ids
+
+
+def _rivals_wanted(request: GenerationRequest) -> int | None:
+    """The logprobs of so many of the likeliest tokens are told besides those of the answer's; None: none at all. Of a
+    completion one more than it asks for, as in vLLM, which counts the answer's own among them."""
+    if isinstance(request, ChatCompletionRequest):
+        return request.top_logprobs or 0 if request.logprobs else None
+    return None if request.logprobs is None else request.logprobs + 1
+
+
+def _position(token_id: int, rivals: Sequence[tuple[int, float]], most_rivals: int) -> request_pb2.PositionLogprobs:
+    ranked = [
+        request_pb2.TokenLogprob(token_id=each, logprob=logprob, rank=rank)
+        for rank, (each, logprob) in enumerate(rivals, 1)
+    ]
+    chosen = next(each for each in ranked if each.token_id == token_id)
+    return request_pb2.PositionLogprobs(chosen=chosen, top=ranked[:most_rivals])
+
+
+def _usage(prompt_tokens: int, answers: Sequence[Sequence[int]], cached_tokens: int) -> Usage:
+    generated = sum(map(len, answers))
     return Usage(prompt_tokens, generated, prompt_tokens + generated, PromptTokensDetails(cached_tokens))

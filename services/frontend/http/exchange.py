@@ -89,6 +89,8 @@ class Exchange(Response, ABC):
         """The client has said that it comes back for the rest if its connection ends."""
         self.sampling_defaults: Mapping[str, Any] = {}
         """Of the model, for requests that leave them out."""
+        self.max_tokens: int | None = None
+        """Of the longest answer that there may be, once it is known."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and count the request under the status that its answer ended with."""
@@ -213,6 +215,8 @@ class ModelExchange(Exchange):
     ) -> None:
         super().__init__(service, request, request_id, model.engine_model, key, arrived_s)
         self._model = model
+        self.others: Sequence[GenerationRequest] = ()
+        """Further conversations, each of which gets a choice behind that of the first."""
         self.sampling_defaults = model.sampling_defaults
         self._created_unix_s = int(service.unix_time())
 
@@ -223,9 +227,11 @@ class ModelExchange(Exchange):
 
     async def _generate_with(self, media: MediaLoader, sender: AnswerSender, scope: Scope) -> None:
         service = self._service
-        plan = await plan_request(
-            self._request, self._request_id, self._model, service.settings.max_choices, service.threads, media
-        )
+        plan = await self._planned(self._request, media)
+        if self.others:
+            others = [await self._planned(each, media) for each in self.others]
+            plan = replace(plan, prompts=tuple(prompt for each in (plan, *others) for prompt in each.prompts))
+        self.max_tokens = plan.prompts[0].sampling.max_tokens
         plan = replace(plan, ticket=encode_ticket(self._request, plan, self._key, self._created_unix_s))
         try:
             async with generating(service, plan, self._arrived_s, self._client(scope)) as run:
@@ -234,6 +240,12 @@ class ModelExchange(Exchange):
             if plan.structure_param:
                 raise refused_structure(error, plan.structure_param) from error
             raise
+
+    async def _planned(self, request: GenerationRequest, media: MediaLoader) -> GenerationPlan:
+        service = self._service
+        return await plan_request(
+            request, self._request_id, self._model, service.settings.max_choices, service.threads, media
+        )
 
     async def _answer(
         self,

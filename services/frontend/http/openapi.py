@@ -14,11 +14,11 @@ from services.frontend.answers.schema import (
     Model,
     ModelList,
 )
-from services.frontend.requests.adapter_schema import LoadAdapterBody, UnloadAdapterBody
-from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
-from services.frontend.requests.pooling_schema import (
+from services.frontend.pooling.schema import (
     ClassifiedList,
     ClassifyRequest,
+    CohereEmbeddings,
+    CohereEmbedRequest,
     EmbeddingList,
     EmbeddingRequest,
     PoolingList,
@@ -28,13 +28,16 @@ from services.frontend.requests.pooling_schema import (
     ScoreList,
     ScoreRequest,
 )
+from services.frontend.requests.adapter_schema import LoadAdapterBody, UnloadAdapterBody
+from services.frontend.requests.messages_schema import CountTokensRequest, MessagesRequest, TokenCount
 from services.frontend.requests.responses_schema import ResponsesRequest
-from services.frontend.requests.schema import ChatCompletionRequest, CompletionRequest, Message
+from services.frontend.requests.schema import BatchChatRequest, ChatCompletionRequest, CompletionRequest, Message
 from services.frontend.requests.text_schema import Detokenized, DetokenizeRequest, Tokenized, TokenizeTextRequest
 
 _REF: Final = "#/components/schemas/{name}"
 _DOCUMENTED: Final = (
     ChatCompletionRequest,
+    BatchChatRequest,
     CompletionRequest,
     Message,
     ChatCompletion,
@@ -49,6 +52,8 @@ _DOCUMENTED: Final = (
     Detokenized,
     EmbeddingRequest,
     EmbeddingList,
+    CohereEmbedRequest,
+    CohereEmbeddings,
     ClassifyRequest,
     ClassifiedList,
     PoolingRequestBody,

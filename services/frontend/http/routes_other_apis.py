@@ -52,7 +52,7 @@ def other_api_routes(service: CascadeService) -> APIRouter:
 
         def translator(exchange: Exchange) -> Translator:
             facts = _facts(body, int(frontend.unix_time()), exchange.sampling_defaults)
-            return ResponsesTranslator(response_id, facts, keep)
+            return ResponsesTranslator(response_id, facts, keep, lambda: body.max_output_tokens or exchange.max_tokens)
 
         chat = responses_schema.chat_body(body, list(messages))
         ignored = [*unknown, *responses_schema.without_effect(body)]
@@ -175,7 +175,21 @@ def _response_not_found(response_id: str) -> ApiError:
     return ApiError(404, f"Response `{response_id}` not found.", param="response_id", code="response_not_found")
 
 
-_FUNCTION_FACTS: Final = ("description", "strict", "allowed_callers", "async", "defer_loading", "output_schema")
+_WEB_SEARCH_FACTS: Final = ("external_web_access", "filters", "search_context_size", "user_location")
+_TOOL_FACTS: Final[Mapping[str, Sequence[str]]] = {
+    "function": ("description", "strict", "allowed_callers", "async", "defer_loading", "output_schema"),
+    "custom": ("allowed_callers", "async", "defer_loading", "description", "format"),
+    "web_search": _WEB_SEARCH_FACTS,
+    "web_search_2025_08_26": _WEB_SEARCH_FACTS,
+    "web_search_preview": ("search_content_types", "search_context_size", "user_location"),
+    "file_search": ("filters", "max_num_results", "ranking_options"),
+    "code_interpreter": ("allowed_callers",),
+    "mcp": (
+        *("allowed_callers", "allowed_tools", "authorization", "connector_id", "defer_loading", "headers"),
+        *("require_approval", "server_description", "server_url", "tunnel_id"),
+    ),
+}
+"""What a tool of each type may hold, which a response says as null where it does not."""
 _FORMAT_FACTS: Final = ("description", "strict")
 _REASONING_FACTS: Final = ("context", "effort", "generate_summary", "mode", "summary")
 
@@ -187,7 +201,6 @@ def _facts(body: ResponsesRequest, created_at: int, defaults: Mapping[str, Any])
         "created_at": created_at,
         "background": False,
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
@@ -199,7 +212,7 @@ def _facts(body: ResponsesRequest, created_at: int, defaults: Mapping[str, Any])
         "temperature": _or_default(body.temperature, defaults, "temperature", 1.0),
         "text": _text_facts(body),
         "tool_choice": body.tool_choice or "auto" if tools else "none",
-        "tools": [_with_nulls(tool, _FUNCTION_FACTS) if tool.get("type") == "function" else tool for tool in tools],
+        "tools": [_with_nulls(tool, _TOOL_FACTS.get(tool.get("type", ""), ())) for tool in tools],
         "top_p": 1.0 if body.temperature == 0 else _or_default(body.top_p, defaults, "top_p", 1.0),
         "presence_penalty": _or_default(body.presence_penalty, defaults, "presence_penalty", 0.0),
         "frequency_penalty": _or_default(body.frequency_penalty, defaults, "frequency_penalty", 0.0),

@@ -1,8 +1,8 @@
-"""POST /v1/embeddings, /classify, /pooling, /score and /rerank: what pooling models serve."""
+"""POST /v1/embeddings, /v2/embed, /classify, /pooling, /score and /rerank: what pooling models serve."""
 
 import asyncio
-import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -10,42 +10,64 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from controlplane.model.pooling import PoolingTask
 from services.frontend.answers.sse import encode
 from services.frontend.errors import ApiError
-from services.frontend.http.body import decode_body, timely_body
-from services.frontend.http.exchange import CLIENT_CLOSED_REQUEST
+from services.frontend.http.body import decode_leniently, timely_body
+from services.frontend.http.exchange import CLIENT_CLOSED_REQUEST, without_effect_header
 from services.frontend.http.openapi import body_docs
 from services.frontend.http.raw_route import RawRoute
 from services.frontend.http.request_ids import MESH_ID_HEADER, REQUEST_ID_HEADER, new_request_id
 from services.frontend.placement.pooler import Vectors
-from services.frontend.requests.api_keys import tenant_of
-from services.frontend.requests.ended import NO_TOKENS, Asked, Progress, Tokens
-from services.frontend.requests.pooling import PoolingCall, input_prompts, text_pairs
-from services.frontend.requests.pooling_schema import (
+from services.frontend.pooling import cohere
+from services.frontend.pooling.call import PoolingCall
+from services.frontend.pooling.inputs import input_prompts
+from services.frontend.pooling.numbers import in_base64, in_bytes
+from services.frontend.pooling.schema import (
     ClassifiedInput,
     ClassifiedList,
     ClassifyRequest,
-    DocumentText,
+    CohereEmbedRequest,
     EmbeddingData,
     EmbeddingList,
     EmbeddingRequest,
+    Parts,
     PoolingData,
     PoolingFields,
     PoolingList,
     PoolingRequestBody,
     PoolingUsage,
+    PromptFields,
     RankedDocument,
     RankedList,
+    RankedText,
+    RankingUsage,
     RerankRequest,
     ScoreData,
     ScoreList,
     ScoreRequest,
+    ScoringFields,
+    Text,
+    VectorFields,
 )
+from services.frontend.pooling.scores import scores, sides
+from services.frontend.requests.api_keys import tenant_of
+from services.frontend.requests.ended import NO_TOKENS, Asked, Progress, Tokens
 from services.frontend.requests.service import FrontendService, allowed_priority
 
 Body = TypeVar("Body", bound=PoolingFields)
 Result = TypeVar("Result")
-PoolingAnswer = EmbeddingList | ClassifiedList | PoolingList | ScoreList | RankedList
+_JSON, _BYTES = "application/json", "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What goes back to the client, and what it has cost."""
+
+    content: bytes
+    prompt_tokens: int
+    media_type: str = _JSON
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 def pooling_routes(frontend: FrontendService) -> APIRouter:
@@ -55,100 +77,171 @@ def pooling_routes(frontend: FrontendService) -> APIRouter:
     @router.post("/v1/embeddings", **body_docs(("EmbeddingRequest",), "EmbeddingList", "The vectors"))
     async def create_embeddings(request: Request) -> Response:
         """A vector of each input."""
-        return await _answer(frontend, request, EmbeddingRequest, "embd", _embeddings)
+        return await answer_embeddings(frontend, request)
+
+    @router.post("/v2/embed", **body_docs(("CohereEmbedRequest",), "CohereEmbeddings", "The vectors"))
+    async def create_cohere_embeddings(request: Request) -> Response:
+        """The same in Cohere's words."""
+        return await _answer(frontend, request, None, CohereEmbedRequest, "embd", _cohere_embeddings)
 
     @router.post("/classify", **body_docs(("ClassifyRequest",), "ClassifiedList", "The classes"))
     async def classify(request: Request) -> Response:
         """The likeliest class of each input, and the probability of every class."""
-        return await _answer(frontend, request, ClassifyRequest, "classify", _classes)
+        return await answer_classes(frontend, request)
 
     @router.post("/pooling", **body_docs(("PoolingRequestBody",), "PoolingList", "Vectors or scores"))
     async def pool(request: Request) -> Response:
         """Whatever the model makes of each input."""
-        return await _answer(frontend, request, PoolingRequestBody, "pool", _pooling)
+        return await answer_pooling(frontend, request)
 
     @router.post("/score", **body_docs(("ScoreRequest",), "ScoreList", "The scores"))
     @router.post("/v1/score", **body_docs(("ScoreRequest",), "ScoreList", "The scores"))
     async def score(request: Request) -> Response:
         """How well two texts fit."""
-        return await _answer(frontend, request, ScoreRequest, "score", _score)
+        return await answer_scores(frontend, request)
 
     @router.post("/rerank", **body_docs(("RerankRequest",), "RankedList", "The documents, best first"))
     @router.post("/v1/rerank", **body_docs(("RerankRequest",), "RankedList", "The documents, best first"))
     @router.post("/v2/rerank", **body_docs(("RerankRequest",), "RankedList", "The documents, best first"))
     async def rerank(request: Request) -> Response:
         """Documents in the order in which they fit a query."""
-        return await _answer(frontend, request, RerankRequest, "rerank", _rerank)
+        return await answer_ranking(frontend, request)
 
     return router
 
 
-async def _embeddings(call: PoolingCall, body: EmbeddingRequest) -> PoolingAnswer:
-    prompts = await input_prompts(call, body)
-    pooled = await call.pool(prompts, call.task("embed"), "input", body.dimensions)
-    data = [
-        EmbeddingData(index, _base64(rows) if body.encoding_format == "base64" else rows[0].tolist())
-        for index, rows in enumerate(pooled.rows)
-    ]
-    return EmbeddingList(call.model.name, data, _usage(pooled.prompt_tokens))
+async def answer_embeddings(frontend: FrontendService, request: Request, body: bytes | None = None) -> Response:
+    """`body`, here and below: None if it has not been read yet. Raises ApiError."""
+    return await _answer(frontend, request, body, EmbeddingRequest, "embd", _embeddings)
 
 
-async def _classes(call: PoolingCall, body: ClassifyRequest) -> PoolingAnswer:
+async def answer_classes(frontend: FrontendService, request: Request, body: bytes | None = None) -> Response:
+    """Raises ApiError."""
+    return await _answer(frontend, request, body, ClassifyRequest, "classify", _classes)
+
+
+async def answer_pooling(frontend: FrontendService, request: Request, body: bytes | None = None) -> Response:
+    """Raises ApiError."""
+    return await _answer(frontend, request, body, PoolingRequestBody, "pooling", _pooling)
+
+
+async def answer_scores(frontend: FrontendService, request: Request, body: bytes | None = None) -> Response:
+    """Raises ApiError."""
+    return await _answer(frontend, request, body, ScoreRequest, "score", _score)
+
+
+async def answer_ranking(frontend: FrontendService, request: Request, body: bytes | None = None) -> Response:
+    """Raises ApiError."""
+    return await _answer(frontend, request, body, RerankRequest, "rerank", _rerank)
+
+
+async def _embeddings(call: PoolingCall, body: EmbeddingRequest) -> Pooled:
+    prompts, rows = await _vectors(call, body, "embed")
+    if packed := _in_bytes(call, body, prompts, rows, is_flat=True):
+        return packed
+
+    def shown(each: Vectors) -> list[float] | str:
+        is_base64 = body.encoding_format == "base64"
+        return in_base64(each, body.embed_dtype, body.endianness) if is_base64 else each[0].tolist()
+
+    data = [EmbeddingData(index, shown(each)) for index, each in enumerate(rows)]
+    usage = _usage(prompts)
+    return _json(EmbeddingList(call.request_id, _now(call), call.model.name, data, usage), usage)
+
+
+async def _cohere_embeddings(call: PoolingCall, body: CohereEmbedRequest) -> Pooled:
+    asked = cohere.as_embedding_request(body, call.model)
+    prompts, task = await input_prompts(call, asked), call.task("embed", "model")
+    cohere.check_lengths(body, prompts)
+    rows = await call.pool(prompts, task, dimensions=asked.dimensions)
+    usage = _usage(prompts)
+    return _json(cohere.embeddings(body, call.request_id, rows, usage.prompt_tokens), usage)
+
+
+async def _classes(call: PoolingCall, body: ClassifyRequest) -> Pooled:
     prompts, task = await input_prompts(call, body), call.task("classify", "model")
-    pooled = await call.pool(prompts, task, "input")
-    labels = call.model.text.labels
+    rows = await call.pool(prompts, task, use_activation=body.use_activation, cache_salt=body.cache_salt)
     data = [
-        ClassifiedInput(index, labels.get(int(rows[0].argmax())), rows[0].tolist(), rows[0].size)
-        for index, rows in enumerate(pooled.rows)
+        ClassifiedInput(index, call.model.text.label(int(each[0].argmax())), each[0].tolist(), each[0].size)
+        for index, each in enumerate(rows)
     ]
-    created = int(call.service.unix_time())
-    return ClassifiedList(call.request_id, created, call.model.name, data, _usage(pooled.prompt_tokens))
+    usage = _usage(prompts)
+    return _json(ClassifiedList(call.request_id, _now(call), call.model.name, data, usage), usage)
 
 
-async def _pooling(call: PoolingCall, body: PoolingRequestBody) -> PoolingAnswer:
-    prompts, task = await input_prompts(call, body), call.task(body.task)
-    pooled = await call.pool(prompts, task, "input", body.dimensions)
+async def _pooling(call: PoolingCall, body: PoolingRequestBody) -> Pooled:
+    task = call.task(body.task)
+    prompts, rows = await _vectors(call, body, task)
+    is_flat = not task.startswith("token_")
+    if packed := _in_bytes(call, body, prompts, rows, is_flat=is_flat):
+        return packed
 
-    def shown(rows: Vectors) -> list[float | list[float]] | str:
+    def shown(each: Vectors) -> list[float | list[float]] | str:
         if body.encoding_format == "base64":
-            return _base64(rows)
-        plain: list[float | list[float]] = (rows if task.startswith("token_") else rows[0]).tolist()
+            return in_base64(each, body.embed_dtype, body.endianness)
+        plain: list[float | list[float]] = (each[0] if is_flat else each).tolist()
         return plain
 
-    data = [PoolingData(index, shown(rows)) for index, rows in enumerate(pooled.rows)]
-    created = int(call.service.unix_time())
-    return PoolingList(call.request_id, created, call.model.name, data, _usage(pooled.prompt_tokens))
+    data = [PoolingData(index, shown(each)) for index, each in enumerate(rows)]
+    usage = _usage(prompts)
+    return _json(PoolingList(call.request_id, _now(call), call.model.name, data, usage), usage)
 
 
-async def _score(call: PoolingCall, body: ScoreRequest) -> PoolingAnswer:
-    first = body.text_1 if body.text_1 is not None else body.queries
-    second = body.text_2 if body.text_2 is not None else body.documents
-    scores, tokens = await call.scores(text_pairs(first, second))
-    data = [ScoreData(index, score) for index, score in enumerate(scores)]
-    return ScoreList(call.request_id, int(call.service.unix_time()), call.model.name, data, _usage(tokens))
+async def _score(call: PoolingCall, body: ScoreRequest) -> Pooled:
+    names = sides(body)
+    found = await scores(call, body, getattr(body, names[0]), getattr(body, names[1]), names)
+    data = [ScoreData(index, score) for index, score in enumerate(found.scores)]
+    usage = PoolingUsage(found.prompt_tokens, found.prompt_tokens)
+    return _json(ScoreList(call.request_id, _now(call), call.model.name, data, usage), usage)
 
 
-async def _rerank(call: PoolingCall, body: RerankRequest) -> PoolingAnswer:
-    documents = [each if isinstance(each, str) else each.text for each in body.documents]
-    scores, tokens = await call.scores([(body.query, document) for document in documents])
-    order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))
+async def _rerank(call: PoolingCall, body: RerankRequest) -> Pooled:
+    documents = body.documents if isinstance(body.documents, list) else [body.documents]
+    found = await scores(call, body, body.query, documents, ("query", "documents"))
+    order = sorted(range(len(documents)), key=lambda index: (-found.scores[index], index))
     results = [
         RankedDocument(
             index,
-            scores[index],
-            msgspec.UNSET if body.return_documents is False else DocumentText(text=documents[index]),
+            found.scores[index],
+            msgspec.UNSET if body.return_documents is False else _ranked_text(documents[index]),
         )
         for index in order[: body.top_n or None]
     ]
-    return RankedList(call.request_id, call.model.name, results, _usage(tokens))
+    usage = RankingUsage(found.prompt_tokens, found.prompt_tokens)
+    return _json(RankedList(call.request_id, call.model.name, results, usage), usage)
+
+
+async def _vectors(call: PoolingCall, body: VectorFields, wanted: PoolingTask) -> tuple[list[list[int]], list[Vectors]]:
+    """The prompts of all inputs, and what the model makes of them."""
+    prompts, task = await input_prompts(call, body), call.task(wanted)
+    rows = await call.pool(
+        prompts, task, dimensions=body.dimensions, use_activation=body.use_activation, cache_salt=body.cache_salt
+    )
+    return prompts, rows
+
+
+def _in_bytes(
+    call: PoolingCall, body: VectorFields, prompts: Sequence[Sequence[int]], rows: Sequence[Vectors], *, is_flat: bool
+) -> Pooled | None:
+    """The answer as bytes, if it is asked for; the rest of it is in a header then."""
+    if body.encoding_format not in ("bytes", "bytes_only"):
+        return None
+    content, places = in_bytes(rows, body.embed_dtype, body.endianness, is_flat=is_flat)
+    tokens = sum(map(len, prompts))
+    if body.encoding_format == "bytes_only":
+        return Pooled(content, tokens, _BYTES)
+    facts = {"id": call.request_id, "created": _now(call), "model": call.model.name, "data": places}
+    usage = RankingUsage(tokens, tokens)
+    return Pooled(content, tokens, _BYTES, {"metadata": encode({**facts, "usage": usage}).decode()})
 
 
 async def _answer(
     frontend: FrontendService,
     http: Request,
+    content: bytes | None,
     kind: type[Body],
     id_prefix: str,
-    work: Callable[[PoolingCall, Body], Awaitable[PoolingAnswer]],
+    work: Callable[[PoolingCall, Body], Awaitable[Pooled]],
 ) -> Response:
     """One answer, whole; a client that leaves cancels the work for it. Raises ApiError."""
     arrived_s = frontend.clock()
@@ -158,16 +251,19 @@ async def _answer(
     try:
         request_id = new_request_id(id_prefix, given, frontend.entropy)
         key = await frontend.authenticate(http.headers.get("authorization"))
-        body = decode_body(await timely_body(frontend, http), kind)
+        body, unknown = decode_leniently(await timely_body(frontend, http) if content is None else content, kind)
+        if given is None and isinstance(body, PromptFields) and body.request_id is not None:
+            request_id = new_request_id(id_prefix, body.request_id, frontend.entropy, "request_id")
+            given = body.request_id
         model = await frontend.model(body.model, key)
-        body.priority = allowed_priority(key, body.priority)
-        call = PoolingCall(frontend, model, body, request_id, ends_s)
+        priority = allowed_priority(key, body.priority) or 0
+        call = PoolingCall(frontend, model, request_id, ends_s, priority, tenant_of(key))
         with frontend.counted(key):
             left_s = ends_s - frontend.clock()
-            async with frontend.gate.admitted(call.request_id, body.priority or 0, left_s, tenant_of(key)):
+            async with frontend.gate.admitted(call.request_id, priority, left_s, tenant_of(key)):
                 answer = await _unless_gone(http, work(call, body))
         if answer is not None:
-            frontend.spent(key, answer.usage.prompt_tokens)
+            frontend.spent(key, answer.prompt_tokens)
     except ApiError as error:
         request_id = request_id or new_request_id(id_prefix, None, frontend.entropy)
         told_id = request_id if error.param == REQUEST_ID_HEADER else given or request_id
@@ -175,7 +271,7 @@ async def _answer(
         raise
     status = CLIENT_CLOSED_REQUEST if answer is None else 200
     asked = Asked(request_id, model.name, http.url.path, "" if key is None else key.name, arrived_s)
-    tokens = NO_TOKENS if answer is None else Tokens(answer.usage.prompt_tokens)
+    tokens = NO_TOKENS if answer is None else Tokens(answer.prompt_tokens)
     frontend.used(asked, Progress(tokens=tokens), status)
     frontend.requests_total += 1
     frontend.metrics.requests.labels(model.name, http.url.path, str(status)).inc()
@@ -183,8 +279,10 @@ async def _answer(
     if answer is None:
         frontend.metrics.disconnects.inc()
         return Response(status_code=status)
-    headers = {REQUEST_ID_HEADER: given or request_id, MESH_ID_HEADER: request_id}
-    return Response(encode(answer), media_type="application/json", headers=headers)
+    ignored = [*unknown, *_without_effect(body)]
+    ids = {REQUEST_ID_HEADER: given or request_id, MESH_ID_HEADER: request_id}
+    headers = {**answer.headers, **ids, **without_effect_header(ignored)}
+    return Response(answer.content, media_type=answer.media_type, headers=headers)
 
 
 async def _unless_gone(http: Request, work: Awaitable[Result]) -> Result | None:
@@ -205,9 +303,28 @@ async def _gone(http: Request) -> None:
         pass
 
 
-def _base64(rows: Vectors) -> str:
-    return base64.b64encode(rows.astype("<f4").tobytes()).decode()
+def _without_effect(body: PoolingFields) -> list[str]:
+    """Parameters that the client has given and that change nothing here."""
+    names = ["user"] if isinstance(body, PromptFields) else []
+    if isinstance(body, ScoringFields):
+        names += ["instruction", "chat_template_kwargs"]
+    return [name for name in names if getattr(body, name) is not None]
 
 
-def _usage(prompt_tokens: int) -> PoolingUsage:
-    return PoolingUsage(prompt_tokens, prompt_tokens)
+def _ranked_text(document: Text) -> RankedText:
+    if not isinstance(document, Parts):
+        return RankedText(text=document)
+    return RankedText(text=document.text, multi_modal=document.content)
+
+
+def _json(answer: msgspec.Struct, usage: RankingUsage) -> Pooled:
+    return Pooled(encode(answer), usage.prompt_tokens)
+
+
+def _usage(prompts: Sequence[Sequence[int]]) -> PoolingUsage:
+    tokens = sum(map(len, prompts))
+    return PoolingUsage(tokens, tokens)
+
+
+def _now(call: PoolingCall) -> int:
+    return int(call.service.unix_time())

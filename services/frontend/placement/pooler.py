@@ -56,6 +56,9 @@ class PoolingRequest:
     dimensions: int | None = None
     use_activation: bool | None = None
     priority: int = 0
+    cache_salt: str = ""
+    first_segments: Sequence[int] = ()
+    """Of each prompt, so many tokens are of the first text of a pair; empty: the model is not told."""
 
 
 @dataclass(slots=True)
@@ -141,6 +144,8 @@ class Pooler:
             dimensions=request.dimensions,
             use_activation=request.use_activation,
             priority=request.priority,
+            cache_salt=request.cache_salt,
+            first_segment_tokens=[request.first_segments[index] for index in indices] if request.first_segments else (),
         )
         losses = 0
         while True:

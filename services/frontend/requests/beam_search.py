@@ -21,6 +21,8 @@ class Beam:
     """Of all its tokens together."""
     is_ended: bool = False
     """By the end-of-sequence token, which is its last."""
+    rivals: tuple[Sequence[tuple[int, float]], ...] = ()
+    """By token of the answer: the likeliest tokens there with their logprobs, itself among them."""
 
 
 class BeamSearch:
@@ -50,14 +52,15 @@ class BeamSearch:
         """Whether no beam goes on, or none may."""
         return self._left == 0 or not self.beams
 
-    def take(self, followers: Sequence[Iterable[tuple[int, float]]]) -> None:
+    def take(self, followers: Sequence[Sequence[tuple[int, float]]]) -> None:
         """The likeliest tokens behind each beam, with their logprobs."""
         assert len(followers) == len(self.beams), "one step of every beam"
         longer: list[Beam] = []
         for beam, tokens in zip(self.beams, followers, strict=True):
             for token_id, logprob in tokens:
                 is_ended = token_id in self._ending_token_ids
-                grown = Beam((*beam.token_ids, token_id), beam.logprob + logprob, is_ended)
+                rivals = (*beam.rivals, tokens)
+                grown = Beam((*beam.token_ids, token_id), beam.logprob + logprob, is_ended, rivals)
                 (self._ended if is_ended else longer).append(grown)
         self._ended = self._best(self._ended)  # others can come to nothing any more
         self.beams = tuple(sorted(longer, key=lambda beam: -beam.logprob)[: self._width])

@@ -1,7 +1,6 @@
 """A client's request in the mesh: placed, fanned out over its choices, recovered, taken back as a whole."""
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -130,20 +129,12 @@ class Generation:
             mailbox=self.mailbox,
             on_lost=self._placer.recover,
             resume=request_pb2.Resume(client_request_id=plan.request_id, ticket=plan.ticket) if plan.ticket else None,
-            cache_salt=self._cache_salt(),
+            cache_salt=self._service.cache_salt(self.tenant, plan.cache_salt),
             traceparent=self._traceparent,
             media=plan.prompts[choice // plan.n].media,
             adapter=adapter_message(plan.model.adapter),
             tenant=tenant_message(self.tenant),
         )
-
-    def _cache_salt(self) -> str:
-        """The client's; with --separate-tenant-caches a digest of it and the tenant, which nobody can give as a salt of
-        his own."""
-        if not self._service.settings.separate_tenant_caches:
-            return self.plan.cache_salt
-        named = f"{self.tenant.name}\0{self.plan.cache_salt}".encode()
-        return hashlib.blake2b(named, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

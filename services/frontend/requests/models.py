@@ -37,6 +37,7 @@ FACTS = (
     "model_path",
     "text_hash",
     "tasks",
+    "pair_form",
     "media",
     "block_tokens",
     "max_model_len_tokens",
@@ -64,7 +65,7 @@ class ServedModel:
     reasoning_parser: str = ""
     """vLLM's name of how it marks its reasoning; empty: it does not."""
     tasks: tuple[str, ...] = (GENERATE,)
-    """What it can do: generate, or tasks of a pooling model."""
+    """What it can do: generate, or tasks of a pooling model, first what it is for."""
     outside: OutsideParsers | None = None
     """Where one of the two parsers is not our own."""
     media: Mapping[str, MediaFacts] = field(default_factory=dict)
@@ -73,6 +74,8 @@ class ServedModel:
     """The LoRA adapter that makes it another model than the one it is based on; None: it is no adapter."""
     base_model: str = ""
     """Of an adapter."""
+    pair_form: str = ""
+    """How a cross-encoder takes two texts, as its workers announce it."""
 
     @property
     def engine_model(self) -> str:
@@ -259,6 +262,7 @@ class ModelCatalogue:
             _tasks(member),
             outside,
             media,
+            pair_form=member.attributes.get("pair_form", ""),
         )
         self._refused.pop(name, None)
         self._learnt[name] = _facts(member)

@@ -34,6 +34,7 @@ TokenCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
+CacheSalt = Annotated[str, Meta(pattern=r"^[^@/\\\x00]{1,128}$")]
 ExtraValue = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float
 ExtraArgument = ExtraValue | Annotated[list[ExtraValue], Meta(max_length=1024)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -156,7 +157,7 @@ class SamplingFields(ParameterFields, kw_only=True, forbid_unknown_fields=True, 
     """For custom logits processors and other plugins of vLLM."""
     logprob_token_ids: list[TokenId] | None = None
     """Refused: vLLM 0.32 would give the other requests of the batch these tokens' logprobs instead of theirs."""
-    cache_salt: Annotated[str, Meta(pattern=r"^[^@/\\\x00]{1,128}$")] | None = None
+    cache_salt: CacheSalt | None = None
     """Only requests of the same salt find this one's KV in the prefix cache, so that none can tell by its speed what
     others asked."""
     request_id: str | None = None
@@ -272,6 +273,19 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=
     def turns(self) -> list[Message]:
         """The messages as far as this server knows their fields."""
         return msgspec.convert(self.messages, list[Message])
+
+
+class BatchChatRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/chat/completions/batch: the body of a chat completion, with several conversations."""
+
+    messages: Annotated[list[Annotated[list[MessageFields], Meta(min_length=1)]], Meta(min_length=1)]
+    """Each gets a choice of its own, in their order."""
+    n: int | None = None
+    """Refused above 1."""
+    use_beam_search: bool | None = None
+    """Refused."""
+    tool_choice: Any = None
+    """Refused but for `none`. Tools and streaming are without effect."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,6 +1,7 @@
 """Everything that serving a request needs, in one place."""
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -208,6 +209,13 @@ class FrontendService:
             )
         if not self.budgets.budgets.has_room(key.name):
             raise unavailable("Too many keys have budgets for this one to be counted; tell the operator.")
+
+    def cache_salt(self, tenant: Tenant, given: str) -> str:
+        """The client's; with --separate-tenant-caches a digest of it and the tenant, which nobody can give as a salt of
+        his own."""
+        if not self.settings.separate_tenant_caches:
+            return given
+        return hashlib.blake2b(f"{tenant.name}\0{given}".encode(), digest_size=16).hexdigest()
 
     def spent(self, key: ApiKey | None, tokens: int) -> None:
         """A request with this key has taken so many tokens, of its prompt and its answers."""

@@ -34,6 +34,7 @@ _BEAMS_KEEP: Final = frozenset(
         *("skip_special_tokens", "add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
         *("return_token_ids", "return_prompt_text", "priority", "cache_salt", "add_generation_prompt", "request_id"),
         *("continue_final_message", "chat_template_kwargs", "documents", "reasoning_effort"),
+        *("logprobs", "top_logprobs", "return_tokens_as_token_ids"),
         *("tools", "parallel_tool_calls", "include_reasoning"),
     )
 )

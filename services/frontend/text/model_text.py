@@ -44,10 +44,13 @@ class ModelText:
         self.template = template
         """None: the model takes prompts only."""
         self.eos_token_ids = eos_token_ids
-        self.labels: Mapping[int, str] = {}
-        """Names of a classifier's classes, by their numbers."""
+        self.labels: Mapping[int, str] | None = None
+        """Names of a classifier's classes, by their numbers; None: it has not named them."""
+        self.instructions: Mapping[str, str] = {}
+        """What an embedding model wants to be told of each use of its vectors (`search_query`)."""
+        self.pad_token_id: int | None = None
         self.has_segments = False
-        """The model is told by segment ids which text of a pair a token belongs to (BERT's kind)."""
+        """Segment ids say to the model which text of a pair a token belongs to (BERT's kind)."""
         self.vocabulary_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
@@ -92,6 +95,8 @@ class ModelText:
         segments = model_config.get("type_vocab_size", 0)
         text.has_segments = isinstance(segments, int) and segments > 1
         text.labels = _labels(model_config)
+        text.instructions = _instructions(model_config, _json(files, "config_sentence_transformers.json", origin))
+        text.pad_token_id = tokenizer.token_to_id(special["pad_token"]) if "pad_token" in special else None
         return text
 
     @property
@@ -112,6 +117,10 @@ class ModelText:
         """That it can have, told by its length: so a text that cannot fit need not be tokenised. 0: nobody knows."""
         return -(-len(text) // self._longest_characters) if self._longest_characters else 0
 
+    def label(self, number: int) -> str | None:
+        """The name of a classifier's class, as transformers has it; None for one that was left out."""
+        return f"LABEL_{number}" if self.labels is None else self.labels.get(number)
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a short text by itself; `chunked` is for prompts."""
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -121,10 +130,28 @@ class ModelText:
         """The token as the vocabulary has it (`Ġand`); empty for an id without a token."""
         return self._tokenizer.id_to_token(token_id) or ""
 
-    def pair(self, first: str, second: str) -> list[int]:
-        """Token ids of two texts as a cross-encoder reads them; segment ids, if it `has_segments`, not among them."""
-        token_ids: list[int] = self._tokenizer.encode(first, second).ids
-        return token_ids
+    def pair(self, first: str, second: str, kept_tokens: int | None = None) -> tuple[list[int], list[int]]:
+        """Token ids of two texts as a cross-encoder reads them, and the segment of each, 0 or 1. Of more than
+        `kept_tokens` in all, the end of the longer text is left away. An empty second text is none, as for
+        transformers."""
+        one, other = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+        if kept_tokens is not None:
+            kept_tokens = max(0, kept_tokens - self._tokenizer.num_special_tokens_to_add(is_pair=bool(second)))
+            of_one, of_other = _longest_first(len(one), len(other), kept_tokens)
+            one.truncate(of_one)
+            other.truncate(of_other)
+        both = self._tokenizer.post_process(one, other if second else None)
+        return both.ids, both.type_ids
+
+    def beginning(self, text: str, tokens: int) -> str:
+        """So much of a text as makes at most `tokens` of them by itself."""
+        while True:
+            offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+            if len(offsets) <= tokens:
+                return text
+            # Tokens of one character, such as bytes of an emoji, share its place.
+            end = min(offsets[tokens - 1][1], offsets[tokens][0])
+            text = text[: min(end, len(text) - 1)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
@@ -272,10 +299,29 @@ def _eos_token_ids(tokenizer: Tokenizer, special: dict[str, str], files: TextFil
     return frozenset(ids)
 
 
-def _labels(config: Mapping[str, Any]) -> dict[int, str]:
-    """As transformers names classes: by `id2label`, else by their numbers, of which there are two by default."""
+def _labels(config: Mapping[str, Any]) -> dict[int, str] | None:
     named = config.get("id2label")
-    if isinstance(named, dict):
-        return {int(number): str(name) for number, name in named.items() if str(number).isdecimal()}
-    classes = config.get("num_labels", 2)
-    return {number: f"LABEL_{number}" for number in range(classes if isinstance(classes, int) else 0)}
+    if not isinstance(named, dict):
+        return None
+    return {int(number): str(name) for number, name in named.items() if str(number).isdecimal()}
+
+
+def _instructions(config: Mapping[str, Any], of_sentence_transformers: Mapping[str, Any]) -> dict[str, str]:
+    """As vLLM finds them."""
+    named = config.get("task_instructions") or of_sentence_transformers.get("prompts")
+    if not isinstance(named, dict):
+        return {}
+    return {use: text for use, text in named.items() if isinstance(text, str)}
+
+
+def _longest_first(first: int, second: int, most: int) -> tuple[int, int]:
+    """How many tokens two texts keep of `most`: the longer one gives first, until both are as long. The strategy of the
+    same name in the tokenizers library."""
+    if first + second <= most:
+        return first, second
+    shorter = min(first, second)
+    longer = max(shorter, most - shorter)
+    if shorter + longer > most:
+        shorter = most // 2
+        longer = most - shorter
+    return (longer, shorter) if first > second else (shorter, longer)

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from controlplane.model.pooling import SEPARATED
 from controlplane.model.request import EngineRequest, SamplingParams
 from engine_worker.engine_choice import make_engine
-from engine_worker.engines.pooling import PoolingEngine, PoolingParameters, is_pooling
+from engine_worker.engines.pooling import PoolingEngine, PoolingParameters, is_pooling, known_tasks, pair_form
 from engine_worker.pooling import PoolingQueue
 from engine_worker.settings import WorkerSettings
 from mesh.errors import EngineFailed, QueueFull, RequestRefused
@@ -92,3 +93,31 @@ async def test_one_that_cannot_be_served_refuses_the_whole_call(engine: PoolingE
         await queue.pool("a", [[5], [5] * 200], EMBED, 0)
     async with asyncio.timeout(5):
         await queue.drained()
+
+
+def test_the_first_task_is_what_a_model_is_for() -> None:
+    assert known_tasks(("generate", "token_embed", "embed")) == ("embed", "token_embed")
+    assert known_tasks(("token_embed", "embed"), "token_embed") == ("token_embed", "embed")
+    assert known_tasks(("generate",), None) == ()
+
+
+async def test_a_prompt_of_a_pair_says_where_its_first_text_ends(engine: PoolingEngine) -> None:
+    queue = PoolingQueue(engine, max_requests=9, is_draining=lambda: False)
+    seen: list[int | None] = []
+
+    async def pool(_: str, token_ids: list[int], parameters: PoolingParameters, __: int) -> np.ndarray:  # type: ignore[type-arg]
+        seen.append(parameters.first_segment_tokens)
+        return np.array(token_ids, dtype=np.float32)
+
+    engine.pool = pool  # type: ignore[assignment, method-assign]
+    await queue.pool("a", [[5, 6], [7]], EMBED, 0, (1, 2))
+    await queue.pool("b", [[5, 6]], EMBED, 0)
+    assert seen == [1, 2, None]
+    with pytest.raises(RequestRefused, match="1 lengths of segments for 2 prompts"):
+        await queue.pool("c", [[5], [6]], EMBED, 0, (1,))
+
+
+def test_workers_announce_how_their_model_takes_a_pair(engine: PoolingEngine) -> None:
+    assert pair_form(engine) == SEPARATED
+    generates = make_engine(WorkerSettings("m", "/nowhere", engine="simulated"), 0, SystemClock())
+    assert pair_form(generates) == ""

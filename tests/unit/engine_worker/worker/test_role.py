@@ -87,6 +87,7 @@ async def test_a_worker_announces_what_frontends_need_to_know(context: RoleConte
         "tool_call_parser": "",
         "reasoning_parser": "",
         "tasks": "generate",
+        "pair_form": "",
         "media": "",
         "lora_modules": "",
         "max_loras": "0",

@@ -102,8 +102,8 @@ def test_streamed_blocks_add_up_to_the_whole_message() -> None:
 
 def test_streamed_items_add_up_to_the_whole_response() -> None:
     kept: list[tuple[bytes, dict[str, Any]]] = []
-    whole = json.loads(ResponsesTranslator("resp_1", {}, lambda *each: kept.append(each)).whole(WHOLE))
-    events = streamed(ResponsesTranslator("resp_1", {}, lambda *each: kept.append(each)))
+    whole = json.loads(ResponsesTranslator("resp_1", {}, lambda *each: kept.append(each), lambda: 7).whole(WHOLE))
+    events = streamed(ResponsesTranslator("resp_1", {}, lambda *each: kept.append(each), lambda: 7))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "response.completed"
     assert events[-1]["response"] == whole
@@ -139,9 +139,11 @@ LOGPROB = {"token": "te", "logprob": -0.5, "bytes": [116, 101], "top_logprobs": 
 
 def test_logprobs_of_a_response_stand_with_its_text() -> None:
     told = {**CHOICE, "message": {"content": "te", "role": "assistant"}, "logprobs": {"content": [LOGPROB]}}
-    whole = json.loads(ResponsesTranslator("resp_1", {}, lambda *_: None).whole({**WHOLE, "choices": [told]}))
+    whole = json.loads(
+        ResponsesTranslator("resp_1", {}, lambda *_: None, lambda: 7).whole({**WHOLE, "choices": [told]})
+    )
     assert whole["output"][0]["content"][0]["logprobs"] == [LOGPROB]
-    translator = ResponsesTranslator("resp_1", {}, lambda *_: None)
+    translator = ResponsesTranslator("resp_1", {}, lambda *_: None, lambda: 7)
     piece = chunk({"content": "te"})
     piece["choices"][0]["logprobs"] = {"content": [LOGPROB]}
     events = (translator.event(piece) + translator.end()).decode()
@@ -154,14 +156,14 @@ def test_logprobs_of_a_response_stand_with_its_text() -> None:
 def test_a_response_tells_its_prompt_and_answer_as_tokens() -> None:
     told = {**CHOICE, "message": {"content": "te", "role": "assistant"}, "token_ids": [7]}
     answered = {**WHOLE, "choices": [told], "prompt_text": "<s>q", "prompt_token_ids": [1, 2]}
-    whole = json.loads(ResponsesTranslator("resp_1", {}, lambda *_: None).whole(answered))
+    whole = json.loads(ResponsesTranslator("resp_1", {}, lambda *_: None, lambda: 7).whole(answered))
     assert whole["input_messages"] == [{"message": "<s>q", "tokens": [1, 2], "type": "raw_message_tokens"}]
     assert whole["output_messages"] == [{"message": "te", "tokens": [7], "type": "raw_message_tokens"}]
 
 
 def test_a_failure_is_told_in_each_ones_form() -> None:
     error = {"message": "gone", "type": "server_error", "code": "worker_lost"}
-    responses = ResponsesTranslator("resp_1", {}, lambda *_: None)
+    responses = ResponsesTranslator("resp_1", {}, lambda *_: None, lambda: 7)
     responses.event(CHUNKS[0])
     failed = responses.failed(error, streamed=True)
     assert b"event: response.failed" in failed

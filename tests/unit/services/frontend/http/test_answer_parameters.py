@@ -240,10 +240,23 @@ async def test_a_beam_search_answers_with_the_likeliest_texts(model_path: Path, 
         assert [choice["token_ids"] for choice in choices] == [[74, 75, EOS], [74, 75, 76]]
         assert [choice["finish_reason"] for choice in choices] == ["stop", "length"]
         assert [choice["stop_reason"] for choice in choices] == [EOS, None]
-    assert answer["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in choices)
+        assert answer["usage"]["completion_tokens"] == 5, "the end of sequence is not counted"
     ids = [choice["token_ids"] for chunk in chunks for choice in chunk["choices"] if choice.get("finish_reason")]
     assert ids == [choice["token_ids"] for choice in choices]
     assert chunks[-1]["usage"]["completion_tokens"] == answer["usage"]["completion_tokens"]
+
+
+async def test_a_beam_search_tells_logprobs(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, follows) as mesh:
+        asked: dict[str, Any] = {"use_beam_search": True, "n": 2, "max_tokens": 3, "prompt": [73]}
+        ids = {"return_tokens_as_token_ids": True}
+        best, second = (await post(mesh, COMPLETIONS, **asked, **ids, logprobs=1))["choices"]
+        chat = await post(mesh, CHAT, **{**asked, "prompt": None}, logprobs=True, top_logprobs=1)
+    assert best["logprobs"]["tokens"] == ["token_id:74", "token_id:75"], "not of the token that ended it"
+    assert best["logprobs"]["token_logprobs"] == [-0.5, -0.5]
+    assert best["logprobs"]["top_logprobs"][0] == {"token_id:74": -0.5, "token_id:1": -1.0}
+    assert second["logprobs"]["token_logprobs"] == [-0.5, -0.5, -0.5]
+    assert len(chat["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 1
 
 
 async def test_a_beam_search_answers_several_prompts(model_path: Path) -> None:
@@ -269,8 +282,8 @@ async def test_what_a_beam_search_cannot_do_is_named(model_path: Path, fields: d
     ("fields", "told"),
     [
         ({"stop": "x"}, "stop"),
-        ({"logprobs": 0, "seed": 0}, "logprobs, seed"),
-        ({"logprobs": 1, "response_format": {"type": "json_object"}}, "logprobs, response_format"),
+        ({"prompt_logprobs": 0, "seed": 0}, "prompt_logprobs, seed"),
+        ({"min_tokens": 1, "response_format": {"type": "json_object"}}, "min_tokens, response_format"),
         ({"bad_words": ["x"], "seed": 1}, "seed, bad_words"),
         ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
         ({"echo": True, "temperature": 0, "user": "me"}, "user"),

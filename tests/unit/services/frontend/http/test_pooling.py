@@ -103,7 +103,7 @@ async def test_what_is_like_the_query_comes_first(http: httpx.AsyncClient) -> No
     ranked = (await http.post("/v2/rerank", json=body)).json()["results"]
     assert [each["index"] for each in ranked] == [2, 1, 0]
     assert np.isclose(ranked[0]["relevance_score"], 1.0)
-    assert ranked[0]["document"] == {"text": "the quick fox"}
+    assert ranked[0]["document"] == {"text": "the quick fox", "multi_modal": None}
     best = (await http.post("/rerank", json=body | {"top_n": 1, "return_documents": False})).json()["results"]
     assert [set(each) for each in best] == [{"index", "relevance_score"}]
 
@@ -265,7 +265,7 @@ async def test_inputs_are_classified(mesh: MeshOfFakes, http: httpx.AsyncClient)
     for body, status, param in (
         ({"model": "vectors", "input": "a"}, 400, "model"),
         ({"model": "scores"}, 400, "input"),
-        ({"model": "scores", "input": "a", "dimensions": 3}, 400, "dimensions"),
+        ({"model": "scores", "input": "a", "normalize": True}, 400, "normalize"),
     ):
         refused = await http.post("/classify", json=body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), body

@@ -78,4 +78,4 @@ def test_a_search_ends_early_where_all_beams_have_ended() -> None:
     beams = BeamSearch(1, 2, 100, frozenset({END}))
     beams.take([[(END, -0.1)]])
     assert beams.is_done
-    assert beams.best() == [Beam((END,), -0.1, True)]
+    assert beams.best() == [Beam((END,), -0.1, True, ([(END, -0.1)],))]

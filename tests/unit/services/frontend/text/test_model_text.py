@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 
 from mesh.errors import ConfigurationError
 from mesh.runtime import SystemClock
@@ -86,15 +87,69 @@ def test_every_token_has_a_text(kind: str) -> None:
 @pytest.mark.parametrize(
     ("config", "labels"),
     [
-        ({}, {0: "LABEL_0", 1: "LABEL_1"}),
-        ({"num_labels": 3}, {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}),
-        ({"id2label": {"0": "bad", "1": "good"}}, {0: "bad", 1: "good"}),
-        ({"id2label": {"first": "bad"}, "num_labels": "two"}, {}),
-        ({"num_labels": "two"}, {}),
+        ({}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({"num_labels": 2}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({"id2label": {"0": "bad", "1": "good"}}, ["bad", "good", None]),
+        ({"id2label": {"first": "bad"}}, [None, None, None]),
     ],
 )
 def test_classes_have_the_names_of_the_configuration(
-    model_path: Path, config: dict[str, object], labels: dict[int, str]
+    model_path: Path, config: dict[str, object], labels: list[str | None]
 ) -> None:
     files = {**read_text_files(model_path), "config.json": json.dumps(config).encode()}
-    assert ModelText.from_files(files, "here", lambda: 0.0).labels == labels
+    text = ModelText.from_files(files, "here", lambda: 0.0)
+    assert [text.label(number) for number in range(3)] == labels
+
+
+@functools.cache
+def _pairing() -> Tokenizer:
+    """A tokenizer with a form for pairs, as BERT's rerankers have it."""
+    tokenizer = KINDS["unigram"]()
+    begin, end = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> $B:1 </s>:1",
+        special_tokens=[("<s>", begin), ("</s>", end)],
+    )
+    return tokenizer
+
+
+@given(first=texts, second=texts, kept_tokens=st.integers(4, 40))
+def test_a_pair_is_cut_as_the_tokenizer_cuts_it(first: str, second: str, kept_tokens: int) -> None:
+    tokenizer = _pairing()
+    model = ModelText(tokenizer, None, frozenset())
+    both = (first, second) if second else (first,)
+    assert model.pair(first, second)[0] == tokenizer.encode(*both).ids
+    tokenizer.enable_truncation(kept_tokens, strategy="longest_first")
+    try:
+        expected = tokenizer.encode(*both)
+    finally:
+        tokenizer.no_truncation()
+    assert model.pair(first, second, kept_tokens) == (expected.ids, expected.type_ids)
+    assert len(expected) <= kept_tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=texts, tokens=st.integers(1, 20))
+def test_the_beginning_of_a_text_has_no_more_tokens_than_asked_for(kind: str, text: str, tokens: int) -> None:
+    model = _model_of(kind)
+    beginning = model.beginning(text, tokens)
+    assert text.startswith(beginning)
+    assert len(model.encode(beginning)) <= tokens
+    if len(model.encode(text)) <= tokens:
+        assert beginning == text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "instructions"),
+    [
+        ("config_sentence_transformers.json", {"prompts": {"query": "Find: ", "other": 7}}, {"query": "Find: "}),
+        ("config.json", {"task_instructions": {"query": "Find: "}}, {"query": "Find: "}),
+        ("config.json", {"task_instructions": "Find: "}, {}),
+    ],
+)
+def test_an_embedding_model_says_what_it_wants_to_be_told(
+    model_path: Path, file: str, content: dict[str, object], instructions: dict[str, str]
+) -> None:
+    files = {**read_text_files(model_path), file: json.dumps(content).encode()}
+    assert ModelText.from_files(files, "here", lambda: 0.0).instructions == instructions
