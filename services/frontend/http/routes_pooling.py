@@ -1,6 +1,7 @@
 """POST /v1/embeddings, /v2/embed, /classify, /pooling, /score and /rerank: what pooling models serve."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -231,8 +232,9 @@ def _in_bytes(
     if body.encoding_format == "bytes_only":
         return Pooled(content, tokens, _BYTES)
     facts = {"id": call.request_id, "created": _now(call), "model": call.model.name, "data": places}
-    usage = RankingUsage(tokens, tokens)
-    return Pooled(content, tokens, _BYTES, {"metadata": encode({**facts, "usage": usage}).decode()})
+    usage = msgspec.to_builtins(RankingUsage(tokens, tokens))
+    # msgspec writes characters as they are, and a header has room for those of Latin-1 alone.
+    return Pooled(content, tokens, _BYTES, {"metadata": json.dumps({**facts, "usage": usage})})
 
 
 async def _answer(

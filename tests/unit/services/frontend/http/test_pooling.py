@@ -215,7 +215,10 @@ async def test_a_client_that_leaves_takes_its_prompts_back(model_path: Path) -> 
     ("path", "schema"),
     [
         ("/v1/embeddings", "EmbeddingRequest"),
+        ("/v2/embed", "CohereEmbedRequest"),
+        ("/classify", "ClassifyRequest"),
         ("/pooling", "PoolingRequestBody"),
+        ("/v1/chat/completions/batch", "BatchChatRequest"),
         ("/score", "ScoreRequest"),
         ("/rerank", "RerankRequest"),
         ("/tokenize", "TokenizeTextRequest"),

@@ -94,6 +94,15 @@ async def test_vectors_come_as_bytes(http: httpx.AsyncClient) -> None:
     assert len(flat.content) == 3 * DIMENSIONS * 2
 
 
+async def test_a_model_of_any_name_may_stand_in_the_header(model_path: Path) -> None:
+    async with mesh_of_fakes(model_path, placement_deadline_s=0.05) as mesh, mesh.http() as http:
+        await mesh.scheduler.stop()
+        await add_pooling_worker(mesh, model="向量")
+        body = {"model": "向量", "input": "a", "encoding_format": "bytes"}
+        response = await http.post("/v1/embeddings", json=body)
+    assert json.loads(response.headers["metadata"])["model"] == "向量"
+
+
 async def test_cohere_s_clients_are_answered(mesh: MeshOfFakes, http: httpx.AsyncClient) -> None:
     texts = ["the quick fox", "hidden state"]
     body = {"model": "vectors", "texts": texts, "embedding_types": ["float", "base64", "binary", "ubinary"]}
